@@ -12,9 +12,12 @@ Cost: about a start of two ranks per fault, so 15 to 20 minutes on two quiet cor
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -23,9 +26,10 @@ from rich.console import Console
 from tests.integration.tiny_run import write_config, write_rows
 
 from drillyard.config import load_run_config
-from drillyard.faults.campaign import Campaign, run_campaign
-from drillyard.faults.campaign_report import as_markdown, print_campaign
-from drillyard.faults.plan import FAULT_KINDS
+from drillyard.faults.campaign import Campaign, CampaignResult, run_campaign
+from drillyard.faults.campaign_report import print_campaign, summary_lines
+from drillyard.faults.fault_verdicts import FaultVerdict
+from drillyard.faults.plan import FAULT_KINDS, INJECTION_POINTS, FaultKind, InjectionPoint
 
 STEPS = 60
 SAVE_EVERY = 4
@@ -63,6 +67,39 @@ def main() -> None:
 def print_progress(text: str) -> None:
     """Progress, with the time of day."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def as_markdown(result: CampaignResult) -> str:
+    """One row per kind and injection point, the totals, then the problems."""
+    rows: dict[tuple[FaultKind, InjectionPoint], list[FaultVerdict]] = {}
+    for verdict in result.verdicts:
+        rows.setdefault((verdict.fault.kind, verdict.fault.place), []).append(verdict)
+    lines = [
+        "| fault | place | struck | times | hit | passed | steps redone | seconds lost, median |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    order = [(kind, place) for kind in FAULT_KINDS for place in INJECTION_POINTS]
+    for kind, place in sorted(rows, key=order.index):
+        found = rows[kind, place]
+        lost = [verdict.seconds_lost for verdict in found if verdict.seconds_lost is not None and verdict.hit]
+        lines.append(
+            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} | {sum(v.hit for v in found)} "
+            f"| {sum(v.passed for v in found)} | {sum(v.steps_redone for v in found)} "
+            f"| {f'{statistics.median(lost):.1f}' if lost else '-'} |"
+        )
+    failed = [
+        f"- fault {v.fault.number} ({v.fault.name}, {v.moment}): {problem}"
+        for v in result.verdicts
+        for problem in v.problems
+    ]
+    return "\n".join([*lines, "", *summary_lines(result), *([""] if failed else []), *failed]) + "\n"
+
+
+def _targets(found: Sequence[FaultVerdict]) -> str:
+    """`rank 0: 5, rank 1: 4, supervisor: 5`; a full disk has no target."""
+    counts = Counter(verdict.fault.target for verdict in found if verdict.fault.kind != "disk-full")
+    targets = sorted(counts, key=lambda target: (target is None, target or 0))
+    return ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in targets) or "-"
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def _disturbed(
 ) -> list[FaultVerdict]:
     """One run under the faults of `planned`, judged. Its directory is removed if all passed, unless `keep`."""
     directory = campaign.directory / planned.name
-    cache = campaign.directory / f"{planned.name}-cache" if planned.has_place("cache") else None
+    cache = campaign.directory / f"{planned.name}-cache" if planned.has("cache") else None
     marks = MarkFiles(campaign.directory / f"{planned.name}-marks")
     checkpoints = directory / "checkpoints"
     ballast = None if disk_bytes is None else checkpoints / "ballast"
@@ -252,7 +252,7 @@ def _problems_at_end(
     history: RunHistory, directory: Path, reference: UndisturbedRun, cache: Path | None
 ) -> Iterator[str]:
     """Processes left running, and differences in the files that the run left."""
-    yield from (f"left running: {command}" for start in history.starts for command in start.left_running)
+    yield from (f"left running: {command}" for command in history.left_running)
     if history.stopped:
         return
     if different := _different_files(reference.directory / "final", directory / "final"):

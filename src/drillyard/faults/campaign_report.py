@@ -1,16 +1,13 @@
-"""The verdicts of a campaign as a table of at most 100 columns, as JSON, and as Markdown for a document."""
+"""The verdicts of a campaign as a table of at most 100 columns, and as JSON."""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from drillyard.faults.campaign import CampaignResult
-from drillyard.faults.fault_verdicts import FaultVerdict
-from drillyard.faults.plan import FAULT_KINDS, INJECTION_POINTS, FaultKind, InjectionPoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,36 +93,3 @@ def as_json(result: CampaignResult) -> dict[str, Any]:
             for verdict in result.verdicts
         ],
     }
-
-
-def as_markdown(result: CampaignResult) -> str:
-    """One row per kind and injection point, the totals, then the problems."""
-    rows: dict[tuple[FaultKind, InjectionPoint], list[FaultVerdict]] = {}
-    for verdict in result.verdicts:
-        rows.setdefault((verdict.fault.kind, verdict.fault.place), []).append(verdict)
-    lines = [
-        "| fault | place | struck | times | hit | passed | steps redone | seconds lost, median |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    order = [(kind, place) for kind in FAULT_KINDS for place in INJECTION_POINTS]
-    for kind, place in sorted(rows, key=order.index):
-        found = rows[kind, place]
-        lost = [verdict.seconds_lost for verdict in found if verdict.seconds_lost is not None and verdict.hit]
-        lines.append(
-            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} | {sum(v.hit for v in found)} "
-            f"| {sum(v.passed for v in found)} | {sum(v.steps_redone for v in found)} "
-            f"| {f'{statistics.median(lost):.1f}' if lost else '-'} |"
-        )
-    failed = [
-        f"- fault {v.fault.number} ({v.fault.name}, {v.moment}): {problem}"
-        for v in result.verdicts
-        for problem in v.problems
-    ]
-    return "\n".join([*lines, "", *summary_lines(result), *([""] if failed else []), *failed]) + "\n"
-
-
-def _targets(found: Sequence[FaultVerdict]) -> str:
-    """`rank 0: 5, rank 1: 4, supervisor: 5`; a full disk has no target."""
-    counts = Counter(verdict.fault.target for verdict in found if verdict.fault.kind != "disk-full")
-    targets = sorted(counts, key=lambda target: (target is None, target or 0))
-    return ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in targets) or "-"

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic import TypeAdapter
+
 from drillyard.errors import UserError
 from drillyard.faults.plan import Fault, PlannedRun
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
@@ -60,7 +62,7 @@ class MarkFiles:
         NUMBER.PHASE.json     a fault has reached this phase; written before it strikes
         rank-N.pid            the process that is rank N now
 
-    Each file is written once, by one process, and renamed into place: a SIGKILL right after does not damage it.
+    Each file is renamed into place, so a SIGKILL right after does not damage it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -73,11 +75,7 @@ class MarkFiles:
 
     def settings(self) -> FaultSettings:
         """The settings that `write_settings` wrote."""
-        value = json.loads((self.directory / "case.json").read_text())
-        faults = tuple(Fault(**fault) for fault in value["planned"]["faults"])
-        value["planned"] = PlannedRun(value["planned"]["name"], faults)
-        value |= {name: value[name] and Path(value[name]) for name in ("checkpoints", "ballast")}
-        return FaultSettings(**value)
+        return TypeAdapter(FaultSettings).validate_json((self.directory / "case.json").read_bytes())
 
     def put(self, fault: Fault, phase: str, **fields: Any) -> None:
         """Record that `fault` has reached `phase`, with the time."""
@@ -135,33 +133,28 @@ class ProcessRun:
 
 @dataclass
 class RunHistory:
-    """All starts of a run. `stopped`: why it was given up; empty if it ended well."""
+    """What the starts of a run left running, and why the run was given up: empty if it ended well."""
 
-    starts: list[ProcessRun] = field(default_factory=list)
+    left_running: list[str] = field(default_factory=list)
     stopped: str = ""
 
 
 def run_until_done(
     command: Sequence[str], planned: PlannedRun, marks: MarkFiles, output: Path, timeout_seconds: float
 ) -> RunHistory:
-    """Run `command` under the faults of `planned`; start it again when a fault explains its end.
-
-    A start that takes longer than `timeout_seconds` is killed and reported as hanging.
-    """
+    """Run `command` under the faults of `planned`; start it again when a fault explains its end."""
     history = RunHistory()
     handled: set[tuple[int, str]] = set()
     with output.open("ab") as log:
         while True:
             start = run_once(command, new_mark(), log, timeout_seconds)
-            history.starts.append(start)
-            if start.exit_code == 0:
-                return history
+            history.left_running += start.left_running
+            explained = set(_phases_that_explain(start.exit_code, planned, marks))
             if start.hung:
                 history.stopped = f"no end within {timeout_seconds:.0f} s"
-                return history
-            explained = set(_phases_that_explain(start.exit_code, planned, marks))
-            if explained <= handled:
+            elif start.exit_code != 0 and explained <= handled:
                 history.stopped = f"the command ended with exit code {start.exit_code}"
+            if start.exit_code == 0 or history.stopped:
                 return history
             handled |= explained
 
@@ -181,23 +174,10 @@ def new_mark() -> str:
 
 
 def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None) -> ProcessRun:
-    """Run `command` to its end, then wait for the processes it started and kill those that are left."""
-    with _started(command, mark, log) as process:
-        try:
-            process.wait(timeout_seconds)
-            hung = False
-        except subprocess.TimeoutExpired:
-            process.kill()
-            hung = True
-        code = process.wait()
-    left = [] if hung else _still_running(mark)
-    kill_marked(mark)
-    return ProcessRun(code, left, hung)
+    """Run `command` to its end, then wait for the processes it started and kill those that are left.
 
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], mark: str, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """The process of `command`, killed at the end of the body: an interrupted campaign leaves no run behind."""
+    An exception (Ctrl-C, SIGTERM) kills all of them too.
+    """
     process = subprocess.Popen(
         list(command),
         env={**os.environ, MARK_VARIABLE: mark},
@@ -206,13 +186,17 @@ def _started(command: Sequence[str], mark: str, log: IO[bytes]) -> Iterator[subp
         stderr=log,
         start_new_session=True,
     )
+    left, hung = [], False
     try:
-        yield process
+        process.wait(timeout_seconds)
+        left = _still_running(mark)
+    except subprocess.TimeoutExpired:
+        hung = True
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-            kill_marked(mark)
+        process.kill()
+        code = process.wait()
+        kill_marked(mark)
+    return ProcessRun(code, left, hung)
 
 
 def _still_running(mark: str) -> list[str]:
@@ -273,20 +257,16 @@ def can_mount(size_bytes: int) -> bool:
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > min(_LARGEST_TMPFS_BYTES, memory // 4) or _libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    return _mount(b"none", b"/", None, _MS_REC_PRIVATE, None) == 0
+    return _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None) == 0
 
 
 @contextlib.contextmanager
 def mounted_tmpfs(directory: Path, size_bytes: int) -> Iterator[None]:
     """Create `directory` and mount a tmpfs of `size_bytes` there; call `can_mount` first. Raises UserError."""
     directory.mkdir(parents=True)
-    if _mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, f"size={size_bytes}".encode()) != 0:
+    if _libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(0), b"size=%d" % size_bytes) != 0:
         raise UserError(f"{directory}: cannot mount a small file system: {os.strerror(ctypes.get_errno())}")
     try:
         yield
     finally:
         _libc.umount2(os.fsencode(directory), _MNT_DETACH)  # even if a process still uses it
-
-
-def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> int:
-    return int(_libc.mount(source, target, kind, ctypes.c_ulong(flags), data))

@@ -119,13 +119,9 @@ class PlannedRun:
         """Starts of the ranks beyond the first that its faults require."""
         return sum(fault.restarts for fault in self.faults)
 
-    def has(self, kind: FaultKind) -> bool:
-        """Whether it has a fault of `kind`."""
-        return any(fault.kind == kind for fault in self.faults)
-
-    def has_place(self, place: InjectionPoint) -> bool:
-        """Whether it has a fault at `place`."""
-        return any(fault.place == place for fault in self.faults)
+    def has(self, kind_or_place: FaultKind | InjectionPoint) -> bool:
+        """Whether it has a fault of this kind or at this injection point."""
+        return any(kind_or_place in (fault.kind, fault.place) for fault in self.faults)
 
 
 @dataclass(frozen=True)
@@ -212,14 +208,13 @@ def _without_step(
 
 def _groups(faults: Sequence[Fault], shape: RunShape) -> Iterator[list[Fault]]:
     """Faults that share a run: few enough for its save intervals and for the supervisor's restart policy."""
-    left = list(faults)
-    while left:
+    while faults:
         group: list[Fault] = []
-        for fault in list(left):
+        for fault in faults:
             if len(group) < MAX_FAULTS_PER_RUN and _fits(fault, group, shape):
                 group.append(fault)
-                left.remove(fault)
         yield group
+        faults = [fault for fault in faults if fault not in group]
 
 
 def _fits(fault: Fault, group: Sequence[Fault], shape: RunShape) -> bool:
@@ -227,31 +222,24 @@ def _fits(fault: Fault, group: Sequence[Fault], shape: RunShape) -> bool:
         return sum(other.place == fault.place for other in group) < _MAX_WITHOUT_A_STEP
     firsts = [other.first_interval for other in (*group, fault) if other.place not in ("cache", "export")]
     # From its first interval on, each needs an interval of its own.
-    return all(
-        sum(other >= first for other in firsts) <= shape.intervals - first for first in range(shape.intervals)
-    ) and all(first < shape.intervals for first in firsts)
+    return all(sum(other >= first for other in firsts) <= max(shape.intervals - first, 0) for first in firsts)
 
 
 def _with_steps(group: Sequence[Fault], shape: RunShape, generator: random.Random) -> list[Fault]:
     """Cache first, export last; between them save intervals drawn from the seed, ascending from fault to fault."""
     between = [fault for fault in group if fault.place not in ("cache", "export")]
-
-    def fit(intervals: list[int]) -> bool:
-        return all(fault.first_interval <= interval for fault, interval in zip(between, intervals, strict=True))
-
-    while True:
+    intervals = [-1] * len(between)
+    while any(interval < fault.first_interval for fault, interval in zip(between, intervals, strict=True)):
         intervals = sorted(generator.sample(range(shape.intervals), len(between)))
         generator.shuffle(between)
-        if not fit(intervals):
-            # The faults that wait for checkpoints last: this order may fit where the shuffled one does not.
+        if generator.random() < 0.5:
+            # Faults that need checkpoints last: this order may fit where the shuffled one never does.
             between.sort(key=lambda fault: fault.first_interval)
-        if fit(intervals):
-            break
-    every, last_save = shape.save_every, shape.steps // shape.save_every * shape.save_every
+    every = shape.save_every
     placed = []
     for fault, interval in zip(between, intervals, strict=True):
         in_steps = fault.place in ("step", "resume")
         step = interval * every + 1 + generator.randrange(every) if in_steps else (interval + 1) * every
         placed.append(replace(fault, step=step))
-    exports = [replace(fault, step=last_save) for fault in group if fault.place == "export"]
+    exports = [replace(fault, step=shape.steps // every * every) for fault in group if fault.place == "export"]
     return [*(fault for fault in group if fault.place == "cache"), *placed, *exports]

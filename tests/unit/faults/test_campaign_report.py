@@ -1,19 +1,23 @@
-"""The result of a campaign as a table within 100 columns, as JSON and as Markdown."""
+"""The result of a campaign as a table within 100 columns, as JSON and as soak's Markdown."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from tests.facts import says
 
 from drillyard.faults.campaign import CampaignResult
-from drillyard.faults.campaign_report import as_json, as_markdown, print_campaign
+from drillyard.faults.campaign_report import as_json, print_campaign
 from drillyard.faults.fault_verdicts import FaultVerdict
 from drillyard.faults.plan import Fault
 from drillyard.telemetry.jsonlines import encode
+
+SOAK = Path(__file__).resolve().parents[3] / "benchmarks" / "soak.py"
 
 
 @pytest.fixture
@@ -74,7 +78,11 @@ def test_json_has_every_fault(result: CampaignResult) -> None:
 
 
 def test_markdown_sums_up_by_fault_and_place(result: CampaignResult) -> None:
-    text = as_markdown(result)
+    spec = importlib.util.spec_from_file_location("soak", SOAK)
+    assert spec is not None and spec.loader is not None
+    soak = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(soak)
+    text = soak.as_markdown(result)
     assert says(text, "| kill ... | supervisor: 1 | 1 | 1 | 1 | 4 | 8.2 |")
     assert says(text, "| disk-full ... | - | 1 | 0 | 0 | 0 | - |")
     assert says(text, "fault 2 (flip, kill rank 1, 50% ... step 21): step 17: loss")
