@@ -1,8 +1,8 @@
 """An error in an evaluation is an error on every rank: training goes on, and no rank waits for another.
 
-Evaluations are optional, so a failed one must not end a run. Often only one of several ranks fails (out of memory with
-the longest prompts, a full local disk) while the others are in a collective that it would never join. So everything
-that can fail in an evaluation runs in one of two ways, after which all ranks go on or all raise EvaluationFailed:
+Often only one of several ranks fails (out of memory with the longest prompts, a full local disk) while the others are
+in a collective that it would never join. So everything that can fail in an evaluation runs in one of two ways, after
+which all ranks continue or all raise EvaluationFailed:
 
 - `alone`: work without a collective;
 - `forward`: work that calls the model once. A sharded model gathers its weights block by block, so the rank that failed
@@ -95,18 +95,14 @@ class FailureAgreement:
             return None, _Error(self._ranks.rank, f"{type(error).__name__}: {text}", stack)
 
     def _agreed(self, result: T | None, error: _Error | None) -> T:
-        if self._any_failed(error):
-            errors = [each for each in gather(error) if each is not None]
-            raise EvaluationFailed(
-                _in_words(errors, self._ranks.world_size), next((each.stack for each in errors if each.stack), None)
-            )
-        return result  # type: ignore[return-value]
-
-    def _any_failed(self, own: _Error | None) -> bool:
-        failed = torch.tensor([own is not None], dtype=torch.int32)
+        failed = torch.tensor([error is not None], dtype=torch.int32)
         if self._ranks.world_size > 1:
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-        return bool(failed.item())
+        if failed.item():
+            errors = [each for each in gather(error) if each is not None]
+            stack = next((each.stack for each in errors if each.stack), None)
+            raise EvaluationFailed(_in_words(errors, self._ranks.world_size), stack)
+        return result  # type: ignore[return-value]
 
 
 def _in_words(errors: list[_Error], world_size: int) -> str:

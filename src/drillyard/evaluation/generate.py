@@ -1,8 +1,8 @@
 """Greedy generation with a KV cache, batched, with the prompts shared out among the data ranks.
 
-Every rank generates for its own prompts, but all make the same number of forward calls, because a sharded model gathers
-its weights in each. Prompts are sorted by length before they are dealt into batches and padded on the left. A batch
-ends when the rows of every rank have ended.
+All ranks make the same number of forward calls, because a sharded model gathers its weights in each. Prompts are
+sorted by length before they are dealt into batches and padded on the left. A batch ends when the rows of every rank
+have ended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def generate(
                 outputs = _generate_batch(root, rows, ranks, agreement, eos_token_id, room, ended=not dealt)
             mine.update(zip(dealt, outputs, strict=False))
     finally:
-        # Also where the ranks have agreed to stop, or one has failed: training goes on.
         config.use_cache, config._attn_implementation = cached, kernel
         reshard(root)
         root.train(was_training)
@@ -87,9 +86,13 @@ def _generate_batch(
     batch = agreement.alone(lambda: _Batch(root, rows, ranks.device, eos, ended=ended))
     for _ in range(max_new_tokens):
         agreement.forward(batch.extend)
-        if _all_ended(batch.ended_B, ranks):
+        unfinished = (~batch.ended_B).any().to(torch.int32)
+        if ranks.world_size > 1:
+            dist.all_reduce(unfinished, op=dist.ReduceOp.MAX)
+        if not unfinished.item():
             break
-    return [_until(row, eos) for row in torch.stack(batch.columns, dim=1).tolist()]
+    rows = torch.stack(batch.columns, dim=1).tolist()
+    return [row[: row.index(eos)] if eos is not None and eos in row else row for row in rows]
 
 
 class _Batch:
@@ -124,14 +127,3 @@ class _Batch:
         self.input_ids_BT = next_B[:, None]
         self.position_ids_BT = self.position_ids_BT[:, -1:] + 1
         self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(next_B), 1)], dim=1)
-
-
-def _all_ended(ended_B: torch.Tensor, ranks: Ranks) -> bool:
-    unfinished = (~ended_B).any().to(torch.int32)
-    if ranks.world_size > 1:
-        dist.all_reduce(unfinished, op=dist.ReduceOp.MAX)
-    return not unfinished.item()
-
-
-def _until(tokens: list[int], eos: int | None) -> list[int]:
-    return tokens[: tokens.index(eos)] if eos is not None and eos in tokens else tokens

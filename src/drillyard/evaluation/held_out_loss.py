@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from drillyard.data import Batch, Sequences
+from drillyard.data import Sequences
 from drillyard.evaluation.failures import FailureAgreement
 from drillyard.models.loss import IGNORED, LanguageModelLoss, loss_inputs
 from drillyard.parallel.parallelize import reshard
@@ -82,7 +82,8 @@ def evaluate_loss(
     def add_round(start: int) -> None:
         first = start + ranks.data_rank * batch_size
         indices = np.arange(first, first + batch_size, dtype=np.int64)
-        batch = with_labels_only_in(sequences.read(np.minimum(indices, count - 1)), indices < count)
+        batch = sequences.read(np.minimum(indices, count - 1))
+        batch = replace(batch, labels=np.where((indices < count)[:, None], batch.labels, IGNORED))
         inputs = loss_inputs(batch, root.causal_lm, attention, ranks.device, chunk_tokens)
         sums[0] += root(**vars(inputs)).double()
         sums[1] += int((batch.labels != IGNORED).sum())
@@ -92,7 +93,6 @@ def evaluate_loss(
             agreement.forward(functools.partial(add_round, start))
         ranks.sum_over_data_ranks(sums)
     finally:
-        # Also where the ranks have agreed to stop, or one has failed: training goes on.
         reshard(root)
         root.train(was_training)
     nats, tokens = sums.tolist()
@@ -102,9 +102,3 @@ def evaluate_loss(
         sequences=count,
         text_bytes=sequences.document_bytes if covers_all else None,
     )
-
-
-def with_labels_only_in(batch: Batch, measured: np.ndarray[Any, Any]) -> Batch:
-    """The same batch, with labels only in the rows where `measured` [B] is True; the others add nothing to a loss."""
-    labels = np.where(measured[:, None], batch.labels, IGNORED)
-    return Batch(batch.input_ids, labels, batch.position_ids, batch.document_ids)

@@ -1,17 +1,14 @@
-"""The in-memory databases on which a row's queries are compared, closed to writing once they are built.
+"""The in-memory databases on which a row's queries are compared, read-only once they are built.
 
 A row of `builtin:text-to-sql` names its fills; a row with INSERT statements (gretelai/synthetic_text_to_sql) has one
-database of its own; for a row with CREATE TABLE statements alone (Spider as JSONL), rows are generated. A row's
-statements come from someone else's data set, so building is sandboxed as querying is.
+database of its own; for a row with CREATE TABLE statements alone (Spider as JSONL), rows are generated.
 
 Generated rows are drawn to make the reference query return something: its literals (and numbers just below and above
 them) occur in the columns that it compares them with, and columns that it compares with each other draw from one small
 set, so that joins match. Accuracy is therefore execution on generated rows, not on the databases of the benchmark.
 Seeds are tried in a fixed order, and the first three with a result (a row that is not all NULL or 0) are kept. Cost:
 about 1 ms per seed. Limits: columns are identified by name only; a query that selects by arithmetic, or by conditions
-that are rarely true, may still return nothing: such a row is `unjudged`.
-
-The SQL lexer at the end recognises strings, quoted names and comments, and counts parentheses; it does not parse.
+that are rarely true, may still return nothing: such a row is `unjudged`. The SQL lexer at the end does not parse.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from typing import Any, Literal
 from drillyard.data.builtin import text_to_sql
 from drillyard.data.builtin.text_to_sql import Draw
 from drillyard.errors import UserError
-from drillyard.evaluation.sql_sandbox import build_database, make_read_only, run_query
+from drillyard.evaluation.sql_sandbox import NO_MEMORY, SQL_ERRORS, build_database, make_read_only, run_query
 
 FILLS = 3
 ATTEMPTS = 24
@@ -41,7 +38,7 @@ MAX_COLUMNS = 2_000
 _MANY_ROWS = 500
 _SHARED_KEYS = 6
 _FRACTIONAL = ("REAL", "DEC", "FLOA", "DOUB")
-
+_NUMERIC = ("INT", "NUM", "BOOL", *_FRACTIONAL)
 _WORDS = ("Amber", "Birch", "Cedar", "Delta", "Ember", "Falcon", "Grove", "Harbor", "Indigo", "Juniper")
 
 
@@ -60,12 +57,12 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
         if row.get("fills"):
             return _built_in_databases(row, str(schema))
         own = build_database(str(schema))
-        if has_rows(own):
+        if any(own.execute(f"SELECT 1 FROM {_quoted(table)} LIMIT 1").fetchone() for table in tables(own)):
             return [(make_read_only(own), "")]
         own.close()
         fills, problem = generated_databases(str(schema), str(row["sql"]))
-    except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-        return [(None, f"the schema cannot be built in sqlite: {str(error) or 'more memory than is allowed'}")]
+    except SQL_ERRORS as error:
+        return [(None, f"the schema cannot be built in sqlite: {str(error) or NO_MEMORY}")]
     return [(connection, "") for connection in fills] or [(None, problem)]
 
 
@@ -111,21 +108,14 @@ Schema = dict[str, list[tuple[str, str]]]
 
 def tables(connection: sqlite3.Connection) -> Schema:
     """(name in lower case, declared type in upper case) of each column of each table."""
-    names = [
-        name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid")
-    ]
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
     return {
         table: [
             (str(name).lower(), str(declared).upper())
             for _, name, declared, *_ in connection.execute(f"PRAGMA table_info({_quoted(table)})")
         ]
-        for table in names
+        for (table,) in names
     }
-
-
-def has_rows(connection: sqlite3.Connection) -> bool:
-    """Whether any table has a row."""
-    return any(connection.execute(f"SELECT 1 FROM {_quoted(table)} LIMIT 1").fetchone() for table in tables(connection))
 
 
 def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection], str]:
@@ -140,20 +130,15 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
         if sum(map(len, columns_of.values())) > MAX_COLUMNS:
             raise ValueError(f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for")
         needs = _needs(sql, {name for columns in columns_of.values() for name, _ in columns})
-        _insert(
-            connection,
-            columns_of,
-            needs,
-            Draw("generated", sql, seed),
-            _MANY_ROWS if seed >= ATTEMPTS * 3 // 4 else 12 + 2 * seed,
-        )
+        num_rows = _MANY_ROWS if seed >= ATTEMPTS * 3 // 4 else 12 + 2 * seed
+        _insert(connection, columns_of, needs, Draw("generated", sql, seed), num_rows)
         try:
             rows = run_query(make_read_only(connection), sql)
         except TimeoutError:
             rows = []
-        except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
+        except SQL_ERRORS as error:
             connection.close()
-            return kept, f"the reference query fails: {str(error) or 'more memory than is allowed'}"
+            return kept, f"the reference query fails: {str(error) or NO_MEMORY}"
         if any(any(row) for row in rows):
             kept.append(connection)
         else:
@@ -169,7 +154,7 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
     A literal belongs to the last column named before it.
     """
     needs, last, selected = _Needs(), None, None
-    stream = list(_without_qualifiers(tokens(sql)))
+    stream = _without_qualifiers(tokens(sql))
     for i, token in enumerate(stream):
         name = token.text.lower() if token.kind == "name" and token.text.lower() in columns else None
         if name:
@@ -184,7 +169,9 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
                 needs.numeric.add(name)
             last = name
         elif last and (token.kind == "string" or token.quote == '"'):
-            needs.literals[last].append(_matching_text(token.text))
+            # A LIKE pattern becomes a text that it matches.
+            text = token.text
+            needs.literals[last].append(text.replace("%", "").replace("_", "a") if "%" in text else text)
         elif last and token.kind == "number":
             if stream[i - 1].kind == "mark" and stream[i - 2].text.lower() == last:
                 needs.numeric.add(last)
@@ -198,20 +185,15 @@ def _number(text: str) -> int | float:
     return value if set(text) & set(".eE") or abs(value) >= 2**62 else int(text)
 
 
-def _without_qualifiers(stream: Iterable[Token]) -> Iterator[Token]:
+def _without_qualifiers(stream: Iterable[Token]) -> list[Token]:
     """`T1.name` as `name`: a name followed by a point is left out, and the point with it."""
-    waiting: Token | None = None
+    kept: list[Token] = []
     for token in stream:
-        if waiting and not (token.kind == "mark" and token.text == "."):
-            yield waiting
-        elif waiting:
-            waiting = None
-            continue
-        waiting = token if token.kind == "name" else None
-        if not waiting:
-            yield token
-    if waiting:
-        yield waiting
+        if kept and kept[-1].kind == "name" and token.kind == "mark" and token.text == ".":
+            kept.pop()
+        else:
+            kept.append(token)
+    return kept
 
 
 def _compared_column(stream: list[Token], i: int, columns: set[str]) -> str | None:
@@ -227,11 +209,6 @@ def _compared_column(stream: list[Token], i: int, columns: set[str]) -> str | No
     rest = [token for token in rest if not token.is_word("DISTINCT")]
     found = rest[0].text.lower() if rest and rest[0].kind == "name" else None
     return found if found in columns else None
-
-
-def _matching_text(pattern: str) -> str:
-    """A text that a LIKE pattern matches; a text without wildcards is itself."""
-    return pattern.replace("%", "").replace("_", "a") if "%" in pattern else pattern
 
 
 def _insert(connection: sqlite3.Connection, schema: Schema, needs: _Needs, draw: Draw, rows: int) -> None:
@@ -261,7 +238,7 @@ def _classes(schema: Schema, needs: _Needs) -> dict[str, _Class]:
         for position, (name, declared) in enumerate(columns):
             its = classes[needs.find(name)]
             its.members += 1
-            its.numeric |= _is_numeric(declared) or _is_key(name) or name in needs.numeric
+            its.numeric |= any(part in declared for part in _NUMERIC) or _is_key(name) or name in needs.numeric
             if position == 0 and _is_key(name) and its.counter is None:
                 its.counter = (table, name)
     return classes
@@ -269,7 +246,12 @@ def _classes(schema: Schema, needs: _Needs) -> dict[str, _Class]:
 
 def _column(table: str, name: str, declared: str, needs: _Needs, its: _Class, draw: Draw, rows: int) -> list[Any]:
     """One column's values: half of them literals of the query, the others of the column's type and role."""
-    literals = [near for value in needs.values(name) for near in _near(value)]
+    # A number has its neighbours, so that rows fall on both sides of a comparison.
+    literals = [
+        near
+        for value in needs.values(name)
+        for near in ([value] if isinstance(value, str) else [value - 1, value, value + 1])
+    ]
     if its.counter == (table, name) and not literals:
         return list(range(1, rows + 1))
 
@@ -285,17 +267,8 @@ def _column(table: str, name: str, declared: str, needs: _Needs, its: _Class, dr
     return [draw.one(literals) if literals and draw.uniform() < 0.5 else generic() for _ in range(rows)]
 
 
-def _is_numeric(declared: str) -> bool:
-    return any(part in declared for part in ("INT", "NUM", "BOOL", *_FRACTIONAL))
-
-
 def _is_key(name: str) -> bool:
     return name.endswith("id")
-
-
-def _near(value: Any) -> list[Any]:
-    """The literal, and for a number its neighbours, so that rows fall on both sides of a comparison."""
-    return [value] if isinstance(value, str) else [value - 1, value, value + 1]
 
 
 def _quoted(name: str) -> str:

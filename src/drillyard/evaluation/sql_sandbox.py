@@ -95,6 +95,10 @@ _BUILDING_LIMITS = _LIMITS | {
 
 Row = tuple[Any, ...]
 
+SQL_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError)
+"""What building a database or running a query raises, besides TimeoutError."""
+NO_MEMORY = "more memory than is allowed"
+
 
 class _Limit:
     """Counts virtual-machine steps and seconds from now on; sqlite's progress handler, which stops what exceeds one."""

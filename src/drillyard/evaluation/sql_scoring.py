@@ -1,9 +1,5 @@
 """SQL execution accuracy: does a predicted query return what the reference query returns?
 
-Both run in fresh in-memory sqlite databases built from the row (`sql_databases`), which are then read-only. A schema is
-text from a data set and a prediction text from a model: `sql_sandbox` limits what either costs, and no text may raise,
-hang or change anything.
-
 A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
 shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840), for a row that brings
 its own rows that one database, for a schema without rows several generated fills. Results are equal when they have as
@@ -26,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drillyard.evaluation.sql_databases import databases, has_top_level_order_by
-from drillyard.evaluation.sql_sandbox import Row, run_query
+from drillyard.evaluation.sql_sandbox import NO_MEMORY, SQL_ERRORS, Row, run_query
 
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-9
@@ -64,7 +60,7 @@ class QueryJudge:
                 problems.append(result)
             elif connection:
                 self._cases.append((connection, result))
-        self.unjudged = "" if self._cases else (problems[0] if problems else "no database")
+        self.unjudged = "" if self._cases else problems[0]
 
     def judge(self, predicted: str) -> SqlVerdict:
         """Judge one prediction. Never raises, whatever the text."""
@@ -75,10 +71,9 @@ class QueryJudge:
                 found = run_query(connection, predicted)
             except TimeoutError as error:
                 return SqlVerdict("timeout", str(error))
-            except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError) as error:
-                return SqlVerdict("invalid", str(error) or "more memory than is allowed")
-            difference = result_difference(expected, found, ordered=self._ordered)
-            if difference:
+            except SQL_ERRORS as error:
+                return SqlVerdict("invalid", str(error) or NO_MEMORY)
+            if difference := result_difference(expected, found, ordered=self._ordered):
                 return SqlVerdict("wrong", f"{difference} on database {number + 1} of {len(self._cases)}")
         return SqlVerdict("correct")
 
@@ -92,16 +87,15 @@ def _reference_result(connection: sqlite3.Connection, sql: str) -> list[Row] | s
     """The reference's rows, or why they cannot judge anything: it fails, or returns nothing but NULL."""
     try:
         rows = run_query(connection, sql)
-    except (sqlite3.Error, sqlite3.Warning, ValueError, TimeoutError, MemoryError) as error:
-        return f"the reference query fails: {str(error) or 'more memory than is allowed'}"
+    except (*SQL_ERRORS, TimeoutError) as error:
+        return f"the reference query fails: {str(error) or NO_MEMORY}"
     return rows if any(value is not None for row in rows for value in row) else "the reference query returns nothing"
 
 
 def judge(row: dict[str, Any], predicted: str) -> SqlVerdict:
-    """Judge one prediction for a row; `QueryJudge` judges several without rebuilding the row's databases.
-
-    The row has `sql` (the reference) and `schema` or `sql_context` (CREATE TABLE and possibly INSERT statements); a row
-    of `builtin:text-to-sql` also has `domain` and `fills`. Raises UserError for a row that has neither.
+    """Judge one prediction for a row with `sql` (the reference) and `schema` or `sql_context` (CREATE TABLE and
+    possibly INSERT statements); a row of `builtin:text-to-sql` also has `domain` and `fills`. Raises UserError for a
+    row without a schema.
     """
     with contextlib.closing(QueryJudge(row)) as query_judge:
         return query_judge.judge(predicted)
