@@ -17,7 +17,7 @@ size, N documents.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from drillyard.config.auto_values import (
     kernel_can_train,
     kernel_limitation,
 )
+from drillyard.data import Batch
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
 
@@ -47,12 +48,6 @@ KERNEL_GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).para
 
 # Fewer entries than this are padded up to it, so that most micro-batches have offsets of one shape.
 SMALLEST_OFFSETS = 64
-
-
-class PackedBatch(Protocol):
-    """What a loader's batch must hold here: the number of each position's document, -1 for padding, int32 [B, T]."""
-
-    document_ids: np.ndarray[Any, Any]
 
 
 def resolve_attention(
@@ -91,19 +86,12 @@ def resolve_attention(
 
 
 def _demands(config: PreTrainedConfig | None) -> AttentionNeeds:
-    """What the model's config asks of a kernel."""
+    """What the model's config asks of a kernel; the size of a head as transformers' models derive it."""
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0.0
-    return AttentionNeeds(
-        softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout, head_dim=_head_dim(config)
-    )
-
-
-def _head_dim(config: PreTrainedConfig | None) -> int | None:
-    """The size of an attention head, as transformers' models derive it: `head_dim`, else hidden size / heads."""
-    if config is None:
-        return None
-    size: int | None = getattr(config, "head_dim", None)
-    return size or config.hidden_size // config.num_attention_heads
+    head_dim: int | None = getattr(config, "head_dim", None)
+    if head_dim is None and config is not None:
+        head_dim = config.hidden_size // config.num_attention_heads
+    return AttentionNeeds(softcap=getattr(config, "attn_logit_softcapping", None), dropout=dropout, head_dim=head_dim)
 
 
 def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
@@ -114,12 +102,9 @@ def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
 
 
 def packed_attention_inputs(
-    batch: PackedBatch, model: PreTrainedModel, attention: str, device: torch.device
+    batch: Batch, model: PreTrainedModel, attention: str, device: torch.device
 ) -> dict[str, Any]:
-    """What the base model's forward takes besides tokens and positions so that documents stay apart.
-
-    `batch.document_ids` [B, T] is on the host; the values of the result are on `device`.
-    """
+    """What the base model's forward takes besides tokens and positions so that documents stay apart, on `device`."""
     if attention == "varlen":
         return varlen_inputs(batch.document_ids, device)
     document_ids_BT = to_device(batch.document_ids, device)

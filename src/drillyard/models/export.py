@@ -2,11 +2,8 @@
 
 Tensors are dealt out to files and files to ranks before anything moves. Then, in rounds, every rank sends its share of
 one part per writer, and each writer puts the part together and appends it to its file. Parts are at most 8 MiB: besides
-its own shard a rank holds that much, whatever the size of the model, of a tensor or of a file.
-
-Files are written under temporary names and put in place when all of them, the index and the configs are complete and
-on the disk, config.json last: without it nothing takes the directory for a model. What may be replaced is decided by
-the record that exports keep of their files (export_directory.py).
+its own shard a rank holds that much, whatever the size of the model. How files get their names, and which ones may be
+replaced: export_directory.py.
 
 Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, byte range),
 the data (https://github.com/huggingface/safetensors#format).
@@ -21,7 +18,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -93,19 +90,17 @@ def export(
     max_file_bytes: int | None = None,
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
-    the bit; returns the directory.
+    the bit; returns the directory. All ranks call it.
 
-    All ranks call it. Floating-point weights are converted to `dtype`: one for all,
-    or one for each parameter by name (default: as they are). Files hold at most `max_file_bytes` (default: what spreads
-    them over the ranks, between 256 MiB and 4 GiB).
-    The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced;
-    where it does not, the model goes to `otherwise` under the same conditions, if that is given. Raises UserError on
-    every rank, with everything as it was, where neither may be written and when the disk is full or read-only. Beside
-    an earlier export there must be room for the new one.
+    Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name (default: as they
+    are). Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
+    The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced
+    at the end; else the model goes to `otherwise` under the same conditions, if that is given. Raises UserError on
+    every rank, with everything as it was, where neither may be written and when the disk is full or read-only.
     """
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
-    target = _real(chosen)
+    target = Path(os.path.realpath(chosen))
     items = _items(model, dtype)
     total = sum(item.num_bytes for item in items)
     limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
@@ -136,15 +131,9 @@ def _on_first_rank(work: Callable[[], None], target: Path) -> None:
     """Run `work` on rank 0 while the others wait. Raises UserError on every rank when it fails."""
     try:
         from_first_rank(work)
-    except OSError as error:
-        raise UserError(f"cannot export to {target}: {_problem(error, target)}") from None
-    except UserError as error:
-        raise UserError(f"cannot export to {target}: {error}") from None
-
-
-def _real(directory: str | Path) -> Path:
-    """Where a link leads: that directory is written, and the link stays."""
-    return Path(os.path.realpath(directory))
+    except (OSError, UserError) as error:
+        problem = _problem(error, target) if isinstance(error, OSError) else error
+        raise UserError(f"cannot export to {target}: {problem}") from None
 
 
 def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
@@ -152,7 +141,7 @@ def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
     rank, world_size = rank_and_size()
     problems: list[str] = []
     for directory in directories:
-        target = _real(directory)
+        target = Path(os.path.realpath(directory))
         problem = None
         try:
             if rank == 0:
@@ -220,7 +209,7 @@ def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
 def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]) -> dict[str, FileChecksum]:
     """Write all files, file n by rank n modulo ranks; returns the content of each, on all ranks.
 
-    After an error of its disk a rank goes on taking part in the exchange, so that no other one waits for it. Raises
+    After an error of its disk a rank still takes part in the exchange, so that no other one waits for it. Raises
     UserError on all ranks.
     """
     rank, world_size = rank_and_size()
@@ -228,39 +217,39 @@ def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]
         [part for file in files[writer::world_size] for item in file for part in item.parts()]
         for writer in range(world_size)
     ]
-    mine = iter(list(zip(names, files, strict=True))[rank::world_size])
-    left = 0
-    name = ""
-    output: _Output | None = None
-    problem: str | None = None
     written: dict[str, FileChecksum] = {}
+    writer = _write_parts(target, list(zip(names, files, strict=True))[rank::world_size], written)
+    problem = next(writer, None)
     for of_round in zip_longest(*queues):
         data = exchange_boxes(of_round, rank)
-        if data is None:
-            continue
-        try:
-            if left == 0:
-                name, file = next(mine)
-                left = sum(1 for item in file for _ in item.parts())
-                if problem is None:
-                    output = _Output(export_directory.incomplete(target, name))
-                    output.write(_header(file))
-            if output is not None:
-                output.write(data.reshape(-1).view(torch.uint8).numpy().data)
-        except OSError as error:
-            problem = problem or _problem(error, target / name)
-        left -= 1
-        if left == 0 and output is not None:
-            try:
-                written[name] = output.close()
-            except OSError as error:
-                problem = problem or _problem(error, target / name)
-            output = None
+        if data is not None and problem is None:
+            problem = writer.send(data)
     outcomes = gather((problem, written))
     for found, _ in outcomes:
         if found is not None:
             raise UserError(f"cannot export to {target}: {found}")
     return {name: content for _, part in outcomes for name, content in part.items()}
+
+
+def _write_parts(
+    target: Path, files: list[tuple[str, list[ExportTensor]]], written: dict[str, FileChecksum]
+) -> Generator[str | None, torch.Tensor, None]:
+    """Write files from their parts, which are sent in order; add the content of each to `written`.
+
+    Yields None, or why writing failed.
+    """
+    name = ""
+    try:
+        for name, file in files:
+            output = _Output(export_directory.incomplete(target, name))
+            output.write(_header(file))
+            for _ in (part for item in file for part in item.parts()):
+                data = yield None
+                output.write(data.reshape(-1).view(torch.uint8).numpy().data)
+            written[name] = output.close()
+        yield None
+    except OSError as error:
+        yield _problem(error, target / name)
 
 
 class _Output:
@@ -321,7 +310,12 @@ def _small_files(
             small = _read_files(directory)
     except OSError as error:
         raise UserError(_problem(error, Path(tempfile.gettempdir()))) from error
-    return small | ({INDEX: _index(files, names).encode()} if len(files) > 1 else {})
+    if len(files) > 1:
+        weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
+        total = sum(item.num_bytes for file in files for item in file)
+        index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+        small[INDEX] = f"{index}\n".encode()
+    return small
 
 
 def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileChecksum]) -> None:
@@ -337,22 +331,13 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
     export_directory.complete(target, contents)
 
 
-def _index(files: list[list[ExportTensor]], names: list[str]) -> str:
-    """model.safetensors.index.json: which file holds which tensor."""
-    weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
-    total = sum(item.num_bytes for file in files for item in file)
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
-
-
 def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write a tokenizer's files into a directory. Raises OSError, also where the tokenizers library hides one."""
     try:
         tokenizer.save_pretrained(directory)
-    except OSError:
-        raise
     except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+        if number is None or isinstance(error, OSError):
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(directory)) from error
 

@@ -19,7 +19,7 @@ chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,11 @@ class LanguageModelLoss(nn.Module):
                 self.causal_lm, targets_R, chunk_rows, scale, hidden_RH, *weights
             )
             return total
-        return sum_of_chunks(
+        losses = (
             chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C) * scale
             for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows)
         )
+        return functools.reduce(torch.add, losses)
 
     def next_logits(self, **inputs: Any) -> torch.Tensor:
         """Logits [B, V] that follow the last position; for generation with a KV cache in `inputs`."""
@@ -112,7 +113,7 @@ class _LossWithGradients(torch.autograd.Function):
             del logits_CV, logits_gradient_CV, gradients
         # Neither inputs nor outputs; held plainly so that backward can hand them over without a copy.
         ctx.gradients = [hidden_gradient_RH, *weight_gradients]
-        return sum_of_chunks(losses)
+        return functools.reduce(torch.add, losses)
 
     @staticmethod
     @once_differentiable
@@ -150,11 +151,6 @@ def chunks(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rows and targets, `chunk_rows` at a time; the last chunk may be smaller."""
     return zip(torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True)
-
-
-def sum_of_chunks(losses: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The sum of the chunks' losses, in their order."""
-    return functools.reduce(torch.add, losses)
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -36,6 +36,14 @@ from drillyard.modelspec import ModelSpec, spec_from_shapes
 LEGACY_KEYS = {"rope_parameters": ("rope_theta", "rope_scaling"), "layer_types": ("sliding_window_pattern",)}
 
 
+class SpecialTokens(TypedDict, total=False):
+    """The tokenizer's special tokens, where it has them."""
+
+    bos_token_id: int | None
+    eos_token_id: int | None
+    pad_token_id: int | None
+
+
 def build_model(
     model_config: ModelConfig,
     *,
@@ -43,9 +51,7 @@ def build_model(
     dtype: torch.dtype,
     attention: str,
     sequence_length: int,
-    bos_token_id: int | None = None,
-    eos_token_id: int | None = None,
-    pad_token_id: int | None = None,
+    **special_tokens: Unpack[SpecialTokens],
 ) -> PreTrainedModel:
     """The model of a run config on the meta device, parameters in `dtype` (the master precision), ready to be sharded.
 
@@ -54,14 +60,18 @@ def build_model(
     is not proven, a vocabulary smaller than the tokenizer's or positions fewer than the sequence length.
     """
     config = load_config(model_config)
-    _fit_vocabulary(config, model_config, vocab_size)
+    if model_config.config is not None and "vocab_size" not in model_config.config:
+        config.vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    elif vocab_size is not None:
+        require_vocabulary(model_config, config.vocab_size, vocab_size)
     _fit_positions(config, model_config, sequence_length)
     refuse_unproven_settings(config, sequence_length)
     refuse_unfit_kernel(config, attention)
     if getattr(config, "output_router_logits", False):
         # The router's logits would be kept for an auxiliary loss that is not computed.
         config.output_router_logits = False
-    _set_special_tokens(config, model_config, bos_token_id, eos_token_id, pad_token_id)
+    if model_config.init != "pretrained":
+        _set_special_tokens(config, model_config.config or {}, special_tokens)
 
     options: dict[str, Any] = {"attn_implementation": TRANSFORMERS_NAMES[attention]}
     if architecture(config.model_type).mixture and dtype == torch.float64:
@@ -75,13 +85,18 @@ def build_model(
     except Exception as error:  # a foreign class fails in its own way at each value that it cannot take
         raise UserError(
             f"{'model.config' if model_config.config else model_config.id}: no {config.model_type} model can be built "
-            f"from these values: {type(error).__name__}: {_last_line(error)}"
+            f"from these values: {type(error).__name__}: {_lines(error)[-1]}"
         ) from error
     # Recorded now: sharding replaces the class by one of another name.
     model.config.architectures = [type(model).__name__]
     model.config.use_cache = False
     _train_shared_padding_row(model)
-    _set_generation_config(model, model_config, bos_token_id, eos_token_id, pad_token_id)
+    # A model without generation_config.json keeps what its config implies.
+    if (found := load_generation_config(model_config)) is not None:
+        model.generation_config = found
+    for name, value in special_tokens.items():
+        if value is not None and getattr(model.generation_config, name) is None:
+            setattr(model.generation_config, name, value)
     return model
 
 
@@ -111,7 +126,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
                 f"give a model of an architecture that transformers has; supported: {', '.join(ARCHITECTURES)}"
             ) from error
         raise UserError(
-            f"model.id: {model_config.id} cannot be read: {_first_line(error)}\n"
+            f"model.id: {model_config.id} cannot be read: {_lines(error)[0]}\n"
             "check the id or path, the network, and access to the model (hf auth login)"
         ) from error
     finally:
@@ -125,15 +140,14 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
+    source = str(directory) if directory.is_dir() else model_config.id
     try:
-        found: GenerationConfig = GenerationConfig.from_pretrained(
-            str(directory) if directory.is_dir() else model_config.id
-        )
+        found: GenerationConfig = GenerationConfig.from_pretrained(source)
     except OSError:
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
-            f"model.id: {model_config.id}: its generation_config.json cannot be read: {_first_line(error)}\n"
+            f"model.id: {model_config.id}: its generation_config.json cannot be read: {_lines(error)[0]}\n"
             "fetch the model again, or delete that file: it holds defaults of text generation alone"
         ) from error
     return found
@@ -152,26 +166,14 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
     for key in fields:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {near[0]}?" if near else "its keys: " + ", ".join(sorted(_plain(allowed)))
+            generic = set(PreTrainedConfig().to_dict()) - {"tie_word_embeddings"}
+            plain = sorted(name for name in allowed - generic if not name.startswith("_"))
+            hint = f"did you mean {near[0]}?" if near else "its keys: " + ", ".join(plain)
             raise UserError(f"model.config.{key}: {model_type} has no such setting\n{hint}")
     try:
         return config_class(**fields)
     except Exception as error:  # as in build_model
-        raise UserError(f"model.config: not a valid {model_type} config: {_last_line(error)}") from error
-
-
-def _plain(keys: set[str]) -> set[str]:
-    generic = set(PreTrainedConfig().to_dict()) - {"tie_word_embeddings"}
-    return {key for key in keys if not key.startswith("_") and key not in generic}
-
-
-def _fit_vocabulary(config: PreTrainedConfig, model_config: ModelConfig, vocab_size: int | None) -> None:
-    if vocab_size is None:
-        return
-    if model_config.config is not None and "vocab_size" not in model_config.config:
-        config.vocab_size = vocab_size
-    else:
-        require_vocabulary(model_config, config.vocab_size, vocab_size)
+        raise UserError(f"model.config: not a valid {model_type} config: {_lines(error)[-1]}") from error
 
 
 def _fit_positions(config: PreTrainedConfig, model_config: ModelConfig, sequence_length: int) -> None:
@@ -186,26 +188,15 @@ def _fit_positions(config: PreTrainedConfig, model_config: ModelConfig, sequence
     config.max_position_embeddings = sequence_length
 
 
-def _set_special_tokens(
-    config: PreTrainedConfig,
-    model_config: ModelConfig,
-    bos_token_id: int | None,
-    eos_token_id: int | None,
-    pad_token_id: int | None,
-) -> None:
-    """Take the tokenizer's special tokens where the weights do not come with their own.
+def _set_special_tokens(config: PreTrainedConfig, explicit: dict[str, Any], tokens: SpecialTokens) -> None:
+    """Take the tokenizer's special tokens where the config does not name them.
 
-    An inline config's defaults (such as llama's bos 1, eos 2) name arbitrary tokens of a trained vocabulary.
+    Its defaults (such as llama's bos 1, eos 2) name arbitrary tokens of a trained vocabulary.
     """
-    if model_config.init == "pretrained":
-        return
-    explicit = model_config.config if model_config.config is not None else {}
-    shared = pad_token_id in (bos_token_id, eos_token_id)
-    own_pad_token_id = None if shared else pad_token_id
-    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": own_pad_token_id}
-    for name, value in tokens.items():
+    bos, eos, pad = (tokens.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
+    for name, value in {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad}.items():
         if name not in explicit:
-            setattr(config, name, value)
+            setattr(config, name, None if name == "pad_token_id" and pad in (bos, eos) else value)
 
 
 def _train_shared_padding_row(model: PreTrainedModel) -> None:
@@ -220,52 +211,17 @@ def _train_shared_padding_row(model: PreTrainedModel) -> None:
         embedding.padding_idx = None
 
 
-def _set_generation_config(
-    model: PreTrainedModel,
-    model_config: ModelConfig,
-    bos_token_id: int | None,
-    eos_token_id: int | None,
-    pad_token_id: int | None,
-) -> None:
-    """Keep the generation settings that come with a model; fill in special tokens that nothing names yet."""
-    # A model without generation_config.json keeps what its config implies.
-    if (found := load_generation_config(model_config)) is not None:
-        model.generation_config = found
-    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
-    for name, value in tokens.items():
-        if value is not None and getattr(model.generation_config, name) is None:
-            setattr(model.generation_config, name, value)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+def _lines(error: BaseException) -> list[str]:
+    """The lines of an error's text, or its type where it has none."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
 
 
 # What `spec_from_shapes` asks for, under the names that transformers gives it in every family.
 _FIELDS: Final = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "qk_head_dim",
-    "v_head_dim",
-    "hidden_act",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-)
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "qk_head_dim", "v_head_dim", "hidden_act", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_num_experts", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
 
 
 def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> ModelSpec:

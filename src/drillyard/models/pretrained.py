@@ -8,8 +8,8 @@ random trains, and wrongly.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,10 +37,10 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     with StoredTensors(directory) as stored, torch.no_grad():
         pieces, by_tensor = _matched(model, stored)
         for tensor, names in by_tensor:
-            versions = [piece_list for name in names if (piece_list := pieces.get(name)) is not None]
-            _read(tensor, versions[0][:], stored)
-            for other in [piece for piece_list in versions for piece in piece_list][len(versions[0]) :]:
-                _require_equal(tensor, versions[0][0], other, stored)
+            first, *others = [pieces[name] for name in names if name in pieces]
+            _read(tensor, first, stored)
+            for other in chain(*others):
+                _require_equal(tensor, first[0], other, stored)
     init_buffers(model)
 
 
@@ -50,19 +50,14 @@ def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch
     `model` may be on the meta device. Only the files' headers are read. Raises UserError as `load_pretrained` does.
     """
     with StoredTensors(model_directory(str(source))) as stored:
-        pieces, _ = pieces_of_files(model, stored.shapes)
-        found = {name: _FLOATING.get(stored.dtypes[parts[0].stored_name]) for name, parts in pieces.items()}
-    names_of: dict[int, list[str]] = {}
-    for name, tensor in named_tensors(model).items():
-        names_of.setdefault(id(tensor), []).append(name)
-    # Tied parameters are in the files under one of their names, not always the one that transformers writes.
-    return {
-        name: dtype
-        for names in names_of.values()
-        for dtype in [next((found[each] for each in names if found.get(each) is not None), None)]
-        if dtype is not None
-        for name in names
-    }
+        pieces, by_tensor = _matched(model, stored)
+    dtypes: dict[str, torch.dtype] = {}
+    for _, names in by_tensor:
+        # Tied parameters are in the files under one of their names, not always the one that transformers writes.
+        found = [_FLOATING.get(stored.dtypes[pieces[name][0].stored_name]) for name in names if name in pieces]
+        if dtype := next(filter(None, found), None):
+            dtypes |= dict.fromkeys(names, dtype)
+    return dtypes
 
 
 def require_matching_weights(model: PreTrainedModel, source: str) -> None:
@@ -109,35 +104,27 @@ def model_directory(source: str) -> Path:
         ) from error
 
 
-class StoredTensors:
-    """The tensors of a model directory's safetensors files, memory-mapped; read by slices."""
+class StoredTensors(ExitStack):
+    """The tensors of a model directory's safetensors files, memory-mapped; read by slices until it is closed."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         self._files: dict[str, Any] = {}
-        self._open = ExitStack()
-
-    def __enter__(self) -> StoredTensors:
-        for path in weight_files(self.directory):
+        self.callback(self._files.clear)
+        for path in weight_files(directory):
             try:
-                file = self._open.enter_context(safe_open(str(path), framework="pt"))
+                file = self.enter_context(safe_open(str(path), framework="pt"))
             except (SafetensorError, OSError) as error:
-                self._open.close()
+                self.close()
                 raise UserError(f"{path} cannot be read: {error}\nfetch or export the model again") from error
             for name in file.keys():  # noqa: SIM118 (not a dictionary)
                 self._files[name] = file
                 stored = file.get_slice(name)
                 self.shapes[name] = tuple(stored.get_shape())
                 self.dtypes[name] = stored.get_dtype()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._files.clear()
-        self._open.close()
 
     def read(self, name: str, region: tuple[slice, ...]) -> torch.Tensor:
         """A part of a stored tensor, in its stored precision."""

@@ -38,7 +38,7 @@ def init_random(model: PreTrainedModel, seed: int) -> None:
     restore_ties(model)
     device = next(model.parameters()).device
     filled: set[int] = set()
-    with torch.no_grad(), _random_state_kept(device):
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         for unit in _units(model):
             with _whole(unit, filled, device):
                 for name, module, initialiser in unit:
@@ -50,11 +50,11 @@ def init_buffers(model: PreTrainedModel) -> None:
     """Compute the buffers that no checkpoint holds (rotary tables, embedding scales); parameters stay as they are."""
     kept = {id(tensor) for tensor in named_tensors(model).values()}
     device = next(model.parameters()).device
-    with torch.no_grad(), _random_state_kept(device):
-        for name, module, initialiser in _modules(model):
+    with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        for unit in _modules(model):
+            _, module, initialiser = unit
             if module._buffers:
-                unit = [(name, module, initialiser)]
-                with _whole(unit, kept, device):
+                with _whole([unit], kept, device):
                     initialiser._init_weights(module)  # type: ignore[no-untyped-call]
 
 
@@ -114,12 +114,11 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for table in tables:
             for name, own in list(table.items()):
-                if own is None:
-                    continue
-                if id(own) not in whole:
-                    whole[id(own)] = _stand_in(own, done=id(own) in filled, device=device)
-                replaced.append((f"{module_name}.{name}".lstrip("."), table, name, own))
-                table[name] = whole[id(own)]
+                if own is not None:
+                    if id(own) not in whole:
+                        whole[id(own)] = _stand_in(own, done=id(own) in filled, device=device)
+                    replaced.append((f"{module_name}.{name}".lstrip("."), table, name, own))
+                    table[name] = whole[id(own)]
     versions = {key: tensor._version for key, tensor in whole.items()}
     try:
         yield
@@ -135,17 +134,9 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
 
 
 def _stand_in(own: torch.Tensor, *, done: bool, device: torch.device) -> torch.Tensor:
-    shape, dtype = own.shape, own.dtype
-    tensor = torch.empty(shape, dtype=dtype, device="meta" if done else device)
-    tensor = (
-        nn.Parameter(tensor, requires_grad=own.requires_grad) if isinstance(own, (nn.Parameter, DTensor)) else tensor
-    )
+    tensor = torch.empty(own.shape, dtype=own.dtype, device="meta" if done else device)
+    if isinstance(own, (nn.Parameter, DTensor)):
+        tensor = nn.Parameter(tensor, requires_grad=own.requires_grad)
     if done:
         tensor._is_hf_initialized = True  # type: ignore[attr-defined]
     return tensor
-
-
-@contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

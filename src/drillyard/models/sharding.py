@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
+
+from drillyard.parallel.collectives import rank_and_size
 
 Region = tuple[slice, ...]
 
@@ -47,8 +50,7 @@ def relative(inner: Region, outer: Region) -> Region:
 
 
 def region_at(shape: torch.Size, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Any) -> Region:
-    """The part of a tensor of `shape` at one coordinate of the mesh; empty slices where there is nothing left for
-    it."""
+    """The part of a tensor of `shape` at one coordinate of the mesh; its slices may be empty."""
     bounds = [(0, size) for size in shape]
     for num_parts, part, placement in zip(mesh_shape, coordinate, placements, strict=True):
         if type(placement) is Replicate:
@@ -75,18 +77,22 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def holders(tensor: DTensor) -> Iterator[tuple[int, Region]]:
-    """(global rank, region) of each rank that holds a part, one rank per part: of copies, the first."""
+def holders(tensor: torch.Tensor) -> Iterator[tuple[int, Region]]:
+    """(global rank, region) of each rank that holds a part, one rank per part: of copies, the first.
+
+    A plain tensor is whole on every rank: then this one.
+    """
+    if not isinstance(tensor, DTensor):
+        yield rank_and_size()[0], whole_region(tensor.shape)
+        return
     mesh = tensor.device_mesh
     copied = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
-    for coordinate in (
-        torch.cartesian_prod(*(torch.arange(size) for size in mesh.shape)).reshape(-1, mesh.ndim).tolist()
-    ):
+    for coordinate in product(*map(range, mesh.shape)):
         if any(coordinate[axis] for axis in copied):
             continue
-        region = region_at(tensor.shape, tuple(mesh.shape), tuple(coordinate), tensor.placements)
+        region = region_at(tensor.shape, tuple(mesh.shape), coordinate, tensor.placements)
         if all(part.stop > part.start for part in region):
-            yield int(mesh.mesh[tuple(coordinate)]), region
+            yield int(mesh.mesh[coordinate]), region
 
 
 def restore_ties(model: PreTrainedModel) -> None:
@@ -133,7 +139,7 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
             continue
         local = local_tensor(part.tensor)
         whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
-        for holder, region in _holders(part.tensor, rank):
+        for holder, region in holders(part.tensor):
             common = overlap(region, box)
             if common is None:
                 continue
@@ -141,10 +147,9 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
             if holder == rank:
                 place.copy_(local[relative(common, region)])
                 continue
-            arriving = (
-                place if place.is_contiguous() else torch.empty_like(place, memory_format=torch.contiguous_format)
-            )
-            if arriving is not place:
+            arriving = place
+            if not place.is_contiguous():
+                arriving = torch.empty_like(place, memory_format=torch.contiguous_format)
                 to_copy.append((place, arriving))
             operations.append(dist.P2POp(dist.irecv, arriving, holder))
     for request in dist.batch_isend_irecv(operations) if operations else []:
@@ -156,15 +161,8 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
 
 def _own_share(part: ParameterBox, rank: int) -> torch.Tensor | None:
     """What this rank sends of a part that another one writes; None when it holds nothing of it."""
-    if not isinstance(part.tensor, DTensor):
+    if not isinstance(part.tensor, DTensor) or (region := dict(holders(part.tensor)).get(rank)) is None:
         return None
-    for holder, region in _holders(part.tensor, rank):
-        common = overlap(region, part.box)
-        if holder == rank and common is not None:
-            return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()
-    return None
-
-
-def _holders(tensor: torch.Tensor, rank: int) -> list[tuple[int, Region]]:
-    """(rank, region) of those that together hold the tensor; a plain tensor is whole on every rank."""
-    return list(holders(tensor)) if isinstance(tensor, DTensor) else [(rank, local_region(tensor))]
+    if (common := overlap(region, part.box)) is None:
+        return None
+    return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()

@@ -2,9 +2,8 @@
 
 Most parameters are stored whole, under their own name or an older one. transformers fuses some that checkpoints keep
 apart, such as the experts of a mixture: `experts.gate_up_proj` [E, 2I, H] is stored as `experts.<e>.w1.weight` and
-`.w3.weight`, each [I, H]. Either way a stored tensor is a box of the parameter, a `StoredPiece`. Loading cuts boxes
-with the
-part that a rank holds, export cuts boxes out of parameters: one description serves both, and no one needs the whole.
+`.w3.weight`, each [I, H]. Either way a stored tensor is a box of the parameter, a `StoredPiece`, for loading and for
+export.
 
 The names come from transformers' own conversion tables; a conversion that is not a box is refused.
 """
@@ -15,10 +14,8 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -39,8 +36,7 @@ STACKED_AND_JOINED = (("MergeModulelist", 0), ("Concatenate", 1))
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A stored tensor and the box of the parameter that it fills; `stacked` ones lack the parameter's first
-    dimension."""
+    """A stored tensor and the box of the parameter that it fills; `stacked`: without the parameter's first dim."""
 
     stored_name: str
     region: Region
@@ -64,14 +60,10 @@ def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by plain name, tied ones under each of their names."""
     tensors: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
-        for name, tensor in _own_tensors(module):
-            tensors[plain_name(f"{module_name}.{name}".lstrip("."))] = tensor
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                tensors[plain_name(f"{module_name}.{name}".lstrip("."))] = tensor
     return tensors
-
-
-def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    persistent = ((n, b) for n, b in module._buffers.items() if n not in module._non_persistent_buffers_set)
-    return [(name, tensor) for name, tensor in (*module._parameters.items(), *persistent) if tensor is not None]
 
 
 def pieces_of_files(
@@ -102,7 +94,8 @@ def pieces_of_files(
     for name, by_pattern in parts.items():
         converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
         groups = [by_pattern.get(pattern, []) for pattern in converter.source_patterns]
-        whole[name] = _stacked_pieces(name, shapes[name], groups, _operations(converter))
+        operations = tuple((type(each).__name__, getattr(each, "dim", -1)) for each in converter.operations)
+        whole[name] = _stacked_pieces(name, shapes[name], groups, operations)
     for name, pieces in whole.items():
         _check_shapes(name, shapes[name], pieces, stored_shapes)
     ignored = [*(twin._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
@@ -131,15 +124,10 @@ def pieces_to_export(model: PreTrainedModel) -> dict[str, list[StoredPiece]]:
     return pieces
 
 
-def _operations(converter: Any) -> tuple[tuple[str, int], ...]:
-    return tuple((type(operation).__name__, getattr(operation, "dim", -1)) for operation in converter.operations)
-
-
 def _stacked_pieces(
     name: str, shape: torch.Size, groups: list[list[str]], operations: tuple[tuple[str, int], ...]
 ) -> list[StoredPiece]:
-    """Boxes of a parameter [E, J*I, ...] whose entries along E are stored apart, in J groups that are joined along
-    I."""
+    """Boxes of a parameter [E, J*I, ...] whose entries along E are stored apart, in J groups joined along I."""
     if operations not in (STACKED, STACKED_AND_JOINED) or (operations == STACKED and len(groups) != 1):
         raise UserError(f"{name} is stored in a layout that is not known here ({operations})")
     joined = shape[1] // len(groups)

@@ -3,8 +3,7 @@
 1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
 2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.
 3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision,
-and
-   gradients are summed in the precision of the parameters.
+   and gradients are summed in the precision of the parameters.
 
 Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
 whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced
@@ -41,7 +40,7 @@ def parallelize_model(
     """
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)
-    if compiles_blocks(training, ranks.device):
+    if resolve_compile(training, ranks.device.type):
         for block in blocks:
             compile_block(block)
     policy = MixedPrecisionPolicy(
@@ -77,7 +76,7 @@ def reshard(root: nn.Module) -> None:
 def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
     """The modules of `root` that FSDP2 shards and whose forward ended in the meantime, as they come."""
     finished: set[nn.Module] = set()
-    sharded = [module for module in root.modules() if isinstance(module, FSDPModule)]
+    sharded = cast(list[nn.Module], fsdp_modules(root))
     hooks = [module.register_forward_hook(lambda module, *_: finished.add(module)) for module in sharded]
     try:
         yield finished
@@ -93,20 +92,14 @@ def join_remaining_gathers(root: nn.Module, finished: Collection[nn.Module]) -> 
     its state is afterwards that of the other ranks, and that of a module whose forward raised is put right.
     """
     if isinstance(root, FSDPModule) and root not in finished:
-        vars(root)["gather_each"](
-            [m for m in root.modules() if isinstance(m, FSDPModule) and m not in {root, *finished}]
-        )
+        passed: set[Any] = {root, *finished}
+        vars(root)["gather_each"]([module for module in fsdp_modules(root) if module not in passed])
 
 
 def _gather_each(modules: Collection[Any] = ()) -> None:
     """A forward that computes nothing: FSDP2 gathers its module's weights, and here those of `modules` in turn."""
     for module in modules:
         module.gather_each()
-
-
-def compiles_blocks(training: TrainingConfig, device: torch.device) -> bool:
-    """Whether blocks are compiled: as asked for, or on GPUs when it is left open."""
-    return resolve_compile(training, device.type)
 
 
 def compile_block(block: nn.Module) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from drillyard.config.auto_values import resolve_compile
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.config.run_identity import recorded_settings
 from drillyard.data import PreparedData
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
-from drillyard.parallel.parallelize import compiles_blocks
 from drillyard.parallel.ranks import Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, describe_model
@@ -129,7 +129,7 @@ def build_callbacks(
     spikes = None
     if ranks.rank == 0:
         spikes = SpikeReporter(log, directory, data.train, parts.trainer.shape, config.training.schedule.warmup_steps)
-    compiled = compiles_blocks(config.training, ranks.device)
+    compiled = resolve_compile(config.training, ranks.device.type)
     return StepCallbacks(
         config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, compiled, spikes
     )
