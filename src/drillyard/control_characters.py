@@ -2,14 +2,9 @@
 
 Run names, failure reasons, log lines, host names and model names come from other users, hosts and programs. Their raw
 bytes could set a terminal's title, clear its screen, write to the clipboard (OSC 52) or reorder its lines. While a
-command runs, `sys.stdout` and `sys.stderr` are `CleanStream`s, so every `print`, `typer.echo` and `warnings.warn` is
-cleaned. Our own colours and cursor movements come from `drillyard.console.SafeConsole`, which cleans its texts first
-and marks its output as `CleanedText`.
-
-Output to files and pipes is cleaned too: `less -R` or `tee` bring it to a terminal later. The streams have no `buffer`:
-use `write_lines` for log lines in bytes.
-
-Cost: 0.5 ms per MiB of ASCII without control characters, about 5 ms per MiB of other text.
+command runs, `sys.stdout` and `sys.stderr` are `CleanStream`s, for files and pipes too: `less -R` or `tee` bring those
+to a terminal later. Our own colours and cursor movements come from `drillyard.console.SafeConsole`, which cleans its
+texts first and marks its output as `CleanedText`. The streams have no `buffer`: use `write_lines` for bytes.
 """
 
 from __future__ import annotations

@@ -6,10 +6,7 @@ directory. So it never deletes or replaces a file that an export did not write, 
 
 New files are written beside the old ones as NAME.incomplete; the record lists them first. When all are complete,
 config.json is deleted, the other files are moved into place, and the new config.json comes last: without one, no
-program takes the directory for a model. The next export finishes one that was killed at any point. No directory is
-renamed or deleted, so links, mount points and buckets work like ordinary directories.
-
-Cost: checksums are taken while files are written; replacing an export reads the old files once. Needs no torch.
+program takes the directory for a model. The next export finishes one that was killed at any point. Needs no torch.
 """
 
 from __future__ import annotations
@@ -209,8 +206,7 @@ def _remove_empty_parents(directory: Path, name: str) -> None:
 
 
 def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
-    """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 if not a regular
-    file."""
+    """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 for no regular file."""
     with os.scandir(directory) as found:
         for entry in found:
             name = f"{prefix}{entry.name}"

@@ -23,10 +23,8 @@ def significant(value: float, digits: int = 4) -> str:
 
 def count(value: float) -> str:
     """A count in the field's short form: 70.55B, 1.24B, 493.0M, 1.23T, 512."""
-    for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.2f}{suffix}"
-    return f"{value:.0f}"
+    scale, suffix = largest_unit(value, COUNTS)
+    return f"{value / scale:.2f}{suffix}" if suffix else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:

@@ -1,16 +1,14 @@
 """Redaction: the value of each secret `${env:NAME}` in a text is replaced by `${env:NAME}`.
 
-A config has references, but text derived from a value (a URL in an error, a header in a traceback, the output of a
-workload) does not. So all that we write goes through `redact`: the output of commands, events, summaries, reports, and
-on the nodes a run's logs, state.json and exits/. The secrets of a process are the values that its configs refer to, and
-those of the variables that a launcher lists in `DRILLYARD_SECRETS`.
+All that we write goes through `redact`: the output of commands, events, summaries, reports, and on the nodes a run's
+logs, state.json and exits/. The secrets of a process are the values that its configs refer to, and those of the
+variables that a launcher lists in `DRILLYARD_SECRETS`.
 
 Found: a value as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an Authorization header).
 Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also occur in
 unrelated texts. Never secret: `NOT_SECRET` and paths that exist on this machine (`${env:SCRATCH}`).
 
-Cost: a search in C per form, 0.15 ms per MiB; nothing without secrets. Standard library only, and nothing newer than
-Python 3.9: agents take this file along.
+Cost: 0.15 ms per MiB and form. Standard library only, and nothing newer than Python 3.9: agents take this file along.
 """
 
 from __future__ import annotations

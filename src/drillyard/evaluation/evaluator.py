@@ -1,8 +1,4 @@
-"""All metrics on held-out data, in one call that training and `drillyard eval` share.
-
-Each held-out part gives its loss. With the metric sql-execution the model also answers the part's questions; each
-answer is run, and each prediction is written to a file.
-"""
+"""All metrics on held-out data, in one call that training and `drillyard eval` share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
 
-All ranks call the model the same number of times (FSDP2 gathers weights in every call) and with batches of one shape
-(compiled blocks have a graph per shape), so sequences are dealt out in rounds, and a rank's share of the last round is
-filled up with sequences whose labels are all ignored. Sums are fp64 and are added over ranks once.
+All ranks call the model equally often (FSDP2 gathers weights in every call) and with batches of one shape (compiled
+blocks have a graph per shape): a rank's share of the last round is filled up with sequences whose labels are all
+ignored. Sums are fp64 and are added over ranks once.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def tables(connection: sqlite3.Connection) -> Schema:
 
 
 def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection], str]:
-    """Up to three filled, read-only databases on which the query says something; when there is none, why."""
+    """Up to three filled, read-only databases on which the query returns something; when there is none, why."""
     kept: list[sqlite3.Connection] = []
     deadline = monotonic() + MAX_SECONDS
     for seed in range(ATTEMPTS):

@@ -1,13 +1,11 @@
 """sqlite in a sandbox: build a database from a data set's statements, and run one query of any content.
 
-Limits hold from the first statement on: on the lengths of texts and values, on the pages of the database, on memory
-(of all of sqlite in this process: temporary tables and sorting stay in memory, so they cannot fill a disk either), on
-functions (those listed in `_FUNCTIONS`; anything else, whatever this build of sqlite offers, is refused), on a count
-of virtual-machine steps (deterministic) and, as a backstop, on seconds. A built database is then read-only twice over:
-`PRAGMA query_only` and an authorizer that permits only reading. A query's result is limited by rows and bytes.
+Limits hold from the first statement on: on the lengths of texts and values, pages of the database, memory of all of
+sqlite in this process (nothing goes to a disk), functions (those in `_FUNCTIONS`), virtual-machine steps
+(deterministic) and, as a backstop, seconds. A built database is then read-only twice over: `PRAGMA query_only` and an
+authorizer that permits only reading. A query's result is limited by rows and bytes.
 
-sqlite counts steps only between instructions, so one call of a function may overrun the seconds: at the lengths allowed
-here the slowest takes some 0.1 s.
+sqlite counts steps only between instructions, so one call of a function may overrun the seconds, by about 0.1 s.
 """
 
 from __future__ import annotations

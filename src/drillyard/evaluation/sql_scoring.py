@@ -1,14 +1,11 @@
 """SQL execution accuracy: does a predicted query return what the reference query returns?
 
 A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
-shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840), for a row that brings
-its own rows that one database, for a schema without rows several generated fills. Results are equal when they have as
-many columns in the same order and the same multiset of rows; the order of rows counts only under a top-level ORDER BY
-of the reference. Numbers are equal within a relative 1e-6 whatever their type; text never equals a number; NULL equals
-NULL.
-
-Limits: column names are ignored; rows that tie under ORDER BY must come in the reference's order; an answer that is
-right on these databases may be wrong on another.
+shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840). Results are equal when
+they have as many columns in the same order and the same multiset of rows; the order of rows counts only under a
+top-level ORDER BY of the reference. Numbers are equal within a relative 1e-6 whatever their type; text never equals a
+number; NULL equals NULL. Limits: column names are ignored; rows that tie under ORDER BY must come in the reference's
+order; an answer that is right on these databases may be wrong on another.
 """
 
 from __future__ import annotations
@@ -43,10 +40,9 @@ class SqlVerdict:
 
 
 class QueryJudge:
-    """Judges predictions for one row; builds its databases and runs its reference once.
+    """Judges predictions for one row; builds its databases and runs its reference once. `close` frees the databases.
 
-    `unjudged`: why predictions for this row cannot be judged; empty when they can. Opening costs about a millisecond, a
-    judgement about 20 microseconds per database. `close` frees the databases.
+    `unjudged`: why predictions for this row cannot be judged; empty when they can.
     """
 
     def __init__(self, row: dict[str, Any]) -> None:
@@ -139,8 +135,8 @@ def _values_equal(left: Any, right: Any) -> bool:
 def _same_multiset(expected: list[Row], found: list[Row]) -> bool:
     """Whether the rows can be paired off so that each pair is equal.
 
-    Rows are grouped by all that is no number, which must agree exactly; equal rows are paired first, and within a group
-    the rest is paired by its numbers. Closeness is not transitive, so that rest is a bipartite matching.
+    Equal rows are paired first; the rest is grouped by all that is no number, and paired by its numbers within a group.
+    Closeness is not transitive, so that is a bipartite matching.
     """
     remaining = Counter(expected)
     remaining.subtract(found)

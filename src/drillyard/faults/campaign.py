@@ -1,12 +1,8 @@
 """A campaign: the undisturbed run, then one run after another under faults, each compared with the first to the bit.
 
-It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs) and never touches
-the run directory of the config. It changes settings only where the comparison needs it: every step is logged, two
-checkpoints are kept, trackers are off, and on GPUs `training.deterministic` is on, because an atomic addition in
-another order would look like a fault. Data is tokenised once, in the config's cache; runs with a fault in the cache
-build get an empty cache each.
-
-Cost: one start of the ranks per fault, about 5 to 10 s of imports on a small host, besides the steps themselves.
+It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs) and changes
+settings only where the comparison needs it (`run_settings`). Data is tokenised once, in the config's cache; runs with
+a fault in the cache build get an empty cache each. Cost: a start of the ranks per fault, besides the steps themselves.
 """
 
 from __future__ import annotations
@@ -115,7 +111,7 @@ class UndisturbedRun:
 
 
 def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) -> CampaignResult:
-    """Run `campaign`; `run` is its config, loaded with the overrides. Reports its progress to `on_progress`.
+    """Run `campaign`; `run` is its config, loaded with the overrides.
 
     Its directory must be empty or missing, and is removed at the end unless `campaign.keep` or a fault failed.
     Raises UserError if the run takes too few checkpoints, or fails undisturbed.
@@ -162,7 +158,10 @@ def _require_checkpoints(run: RunConfig) -> None:
 
 
 def run_settings(campaign: Campaign, name: str) -> list[str]:
-    """The settings of this campaign's run `name`: the user's overrides and those of the campaign."""
+    """The user's overrides and the settings of the campaign for its run `name`.
+
+    `deterministic`: on GPUs an atomic addition in another order would look like a fault.
+    """
     settings = [
         *campaign.overrides,
         f"name={name}",

@@ -1,10 +1,8 @@
 """One disturbed run, from its first start to its end, restarted as a user would restart it.
 
-The run is `drillyard train` with its usual options. If a fault kills the supervisor, or SIGTERM makes the run save and
-exit with code 85, the same command is started again; any other end is final and reported. After each start no process
-may be left: they are found by a mark in their environment.
-
-A full disk is simulated by a tmpfs in a mount namespace of this process and its children: it disappears when they end.
+If a fault kills the supervisor, or SIGTERM makes the run save and exit with code 85, the same command is started
+again; any other end is final and reported. After each start no process may be left: they are found by a mark in their
+environment. A full disk is simulated by a tmpfs in a mount namespace of this process and its children.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ The time of a fault reaches from its mark to that of the next fault. A fault pas
   from the one before, with an event that names the damaged one);
 - every loss and gradient norm logged in its time, redone steps included, equals the undisturbed run's to the bit.
 
-Problems that only the end shows (missing steps, other weights, damaged checkpoints, a process left running) fail the
-last fault of the run.
+Problems that only the end shows fail the last fault of the run.
 """
 
 from __future__ import annotations
@@ -120,8 +119,6 @@ class _StruckFault:
         seconds_lost = self.seconds_lost() if restarts else None
         return FaultVerdict(self.fault, self.moment(), reaction, True, self.steps_redone(), seconds_lost, self.problems)
 
-    # -- what each kind requires ---------------------------------------------------------------------------------------
-
     def after_kill(self) -> str:
         failures = self.named("failure")
         expected = 0 if self.fault.target is None else self.fault.restarts
@@ -182,8 +179,6 @@ class _StruckFault:
         if self.resume_step != older:
             self.problems.append(f"resumed at step {self.resume_step} instead of the older checkpoint {older}")
         return f"byte {flipped['offset']} of {file} ({step}) flipped: reported, {self.resumed}"
-
-    # -- parts ---------------------------------------------------------------------------------------------------------
 
     def in_training(self) -> bool:
         """Whether the attempt that was struck had completed its first step."""

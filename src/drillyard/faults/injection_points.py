@@ -2,12 +2,9 @@
 
     python -m drillyard.faults.injection_points MARKS -- train run.yaml
 
-starts every process of a disturbed run; the part after `--` is the user's command. The supervisor, which needs no
-torch, starts its ranks in the same way; a rank installs the faults of this attempt and then runs as usual.
-
-Each injection point wraps one function and strikes before it, or in the middle of what it writes. `patch_function`
-raises if the function has been renamed, so an injection point cannot disappear unnoticed. A mark is written before
-every strike; a fault without its mark counts as not hit.
+The supervisor starts its ranks in the same way; a rank installs the faults of this attempt and then runs as usual.
+Each injection point wraps one function, and `patch_function` raises if that has been renamed. A mark is written before
+every strike; a fault without its mark counts as not hit. A rank that strikes another process stops there.
 
     point            replaced                              when it strikes
     step, resume     Trainer.train_step, run.run_rank      after a drawn part of the median step, or of a second
@@ -17,16 +14,16 @@ every strike; a fault without its mark counts as not hit.
     deletion         checkpointer.remove_checkpoint        with the manifest and a drawn part of the files deleted
     cache            _PartWriter, _write_manifest          with part of the cache built, or all but its manifest
     export           export._finish, put_in_place          with the weights written, or before the export is published
-
-A rank that strikes another process stops there, so that the run dies at this point and not later.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
 import os
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -76,11 +73,9 @@ def _starting_ranks_here(marks_directory: str) -> Callable[..., int]:
 
 def find_attribute(module: str, name: str) -> tuple[Any, str, Any]:
     """Owner, last part of the name, and value of `name` (or `Class.name`) of a module; AttributeError if missing."""
-    owner: Any = importlib.import_module(module)
     *parents, last = name.split(".")
     try:
-        for parent in parents:
-            owner = getattr(owner, parent)
+        owner = functools.reduce(getattr, parents, importlib.import_module(module))
         return owner, last, getattr(owner, last)
     except AttributeError:
         raise AttributeError(f"fault injection replaces {module}.{name}, which does not exist any more") from None
@@ -139,8 +134,6 @@ class RankFaults:
         self._disk_is_full = False
         self._soft_limit = 0
 
-    # -- striking ------------------------------------------------------------------------------------------------------
-
     def is_due(self, fault: Fault) -> bool:
         """Whether `fault` is next: its step reached, earlier faults complete, its checkpoints saved."""
         if self.step < fault.step and fault.place not in ("cache", "export"):
@@ -184,8 +177,6 @@ class RankFaults:
     def complete(self) -> list[CheckpointInfo]:
         """The complete checkpoints now."""
         return [info for info in list_checkpoints_in(self.settings.checkpoints) if info.complete]
-
-    # -- injection points ----------------------------------------------------------------------------------------------
 
     def install(self, fault: Fault) -> None:
         """Patch what `fault` needs."""
@@ -278,8 +269,6 @@ class RankFaults:
 
         patch_function(_CHECKPOINTER, "remove_checkpoint", remove_checkpoint)
 
-    # -- a full disk ---------------------------------------------------------------------------------------------------
-
     def _in_save_on_full_disk(self, fault: Fault) -> None:
         """Fill the disk before the shards or the manifest are written, and free it when the save has failed.
 
@@ -314,7 +303,7 @@ class RankFaults:
             return
         with ballast.open("wb") as file:
             size = 0
-            while (room := _free_bytes(ballast.parent)) > left:
+            while (room := shutil.disk_usage(ballast.parent).free) > left:
                 try:
                     os.posix_fallocate(file.fileno(), size, room - left)
                     size += room - left
@@ -330,8 +319,6 @@ class RankFaults:
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._soft_limit, hard))
         else:
             self.settings.ballast.unlink()
-
-    # -- between attempts ----------------------------------------------------------------------------------------------
 
     def flip_bits(self) -> None:
         """Flip one bit of the newest complete checkpoint if a flip fault killed the previous attempt."""
@@ -349,12 +336,6 @@ class RankFaults:
                 file.seek(offset)
                 file.write(bytes([byte[0] ^ 1]))
             self.marks.put(fault, "flipped", checkpoint=newest.step, file=path.name, offset=offset)
-
-
-def _free_bytes(directory: Path) -> int:
-    """Free room of a file system, in whole blocks."""
-    room = os.statvfs(directory)
-    return room.f_bavail * room.f_frsize
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 """Which faults, where and when: drawn from a seed before the campaign starts. Pure.
 
 A fault is a kind (kill, stop, term, disk-full, flip), an injection point and a target: one rank, or the supervisor.
-Injection points are taken in a fixed order, so that each has its share; steps, ranks and moments are drawn. Several
-faults share a run, one save interval each, so that every attempt makes progress past the fault before it: a start of
-the ranks costs seconds, and one run that is hit ten times tests more than ten runs that are hit once.
-
-    campaign -> planned runs -> faults, in the order in which they strike
+Injection points are taken in a fixed order; steps, ranks and moments are drawn. Several faults share a run, one save
+interval each, because a start of the ranks costs seconds.
 
 The saves of a run with S steps, one each E, are at E, 2E, ..., S. Interval k has the steps from kE on and the save at
 (k + 1)E. The last two intervals have no fault, so that a late strike still finds a save.
@@ -140,9 +137,8 @@ class RunShape:
 
 
 def draw_faults(kinds: Sequence[FaultKind], count: int, seed: int, shape: RunShape) -> list[PlannedRun]:
-    """`count` faults of `kinds` over as many runs as they need; the same for the same arguments.
-
-    Raises UserError if `count` is less than the number of kinds, or the run saves too rarely.
+    """`count` faults of `kinds` over as many runs as they need. Raises UserError if `count` is less than the number of
+    kinds, or the run saves too rarely.
     """
     require_count(kinds, count)
     require_saves(shape.steps, shape.save_every)

@@ -1,12 +1,10 @@
 """A stream of bytes as blocks of whole lines: what every reader of logs loops over.
 
-Blocks of a megabyte are searched in C (find, one pattern over many lines), never line by line in Python. A block ends
-at a newline; an unfinished last line is held back, and counted as unfinished when the stream ends, so no step is read
-from a line that was cut.
+Blocks of a megabyte are searched in C, never line by line in Python. A block ends at a newline; an unfinished last
+line is held back, and counted as unfinished when the stream ends.
 
 Terminal colours are removed. A carriage return (progress bars redraw their line with it) becomes a line's end for
-searching, while lines are counted by newlines alone, as editors do. A line longer than `LONGEST_LINE` (binary files) is
-skipped.
+searching, while lines are counted by newlines alone, as editors do. A line longer than `LONGEST_LINE` is skipped.
 """
 
 from __future__ import annotations

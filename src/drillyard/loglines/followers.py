@@ -3,12 +3,12 @@
     FileFollower    a file. One that became shorter, or has other bytes where reading ended, was rewritten and is read
                     again from its beginning; where the path names another file now (log rotation), the old one is
                     finished first. A file that is missing is waited for
-    StreamFollower  standard input: what has come so far, without waiting for more; it ends when its writer does
-    CloudFollower   a Cloud Storage object. Objects never grow in place: a writer replaces one by a longer one that
-                    begins the same. It is looked up every few seconds, and only what is new is fetched; a service that
-                    does not answer is tried again for ten minutes
+    StreamFollower  standard input: what has come so far; it ends when its writer does
+    CloudFollower   a Cloud Storage object, which a writer replaces by a longer one that begins the same. It is looked
+                    up every few seconds, and only what is new is fetched; a service that does not answer is tried
+                    again for ten minutes
 
-Nothing is decompressed: compressed logs do not grow by lines.
+Compressed logs are refused: they do not grow by lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import select
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -184,17 +184,11 @@ class StreamFollower(GrowingInput):
         return head
 
 
-def _say_on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 class CloudFollower(GrowingInput):
     """Reads what was added to a Cloud Storage object."""
 
-    def __init__(self, name: str, seconds: float = _CLOUD_SECONDS, say: Callable[[str], None] = _say_on_stderr) -> None:
-        """`say` is called once when the service does not answer, with the limit for trying again."""
+    def __init__(self, name: str, seconds: float = _CLOUD_SECONDS) -> None:
         self.name = name
-        self._say = say
         self._seconds = seconds
         self._silent_since: float | None = None
         self._looked: float | None = None
@@ -247,7 +241,8 @@ class CloudFollower(GrowingInput):
             if self._silent_since is None:
                 self._silent_since = now
                 minutes = round(_CLOUD_PATIENCE_SECONDS / 60)
-                self._say(f"{self.name}: {_first_line(error)}; asks again, for {minutes} minutes at most")
+                text = f"{self.name}: {_first_line(error)}; asks again, for {minutes} minutes at most"
+                print(text, file=sys.stderr, flush=True)
             elif now - self._silent_since > _CLOUD_PATIENCE_SECONDS:
                 seconds = round(now - self._silent_since)
                 raise UserError(
@@ -255,7 +250,6 @@ class CloudFollower(GrowingInput):
                 ) from error
 
     def _goes_on(self, blob: Any, generation: int, size: int) -> bool:
-        """Whether the object has, where reading ended, what was read there."""
         begin, end = self._offset - len(self._last), self._offset
         return size >= end and _fetch(blob, generation, begin, end) == self._last
 

@@ -12,9 +12,8 @@ line by a known shape is one match in C.
     SkyPilot                  `(head, rank=0, pid=4112) `, `(worker1, rank=1, pid=3432, ip=10.0.0.2) `, `(name, pid=1) `
     torchx, NeMo-Run          `name/0 `
 
-A line's *origin* is the sequence of those names and numbers. A global rank makes it one rank wherever it is printed;
-otherwise two lines are of one rank when their origins are equal. The time is the first stamp of the line, the
-outermost: every line has it, and it is the likeliest to carry a zone.
+A line's *origin* is the sequence of those names and numbers; a global rank makes it one rank wherever it is printed.
+The time is the first stamp of the line, the outermost: the likeliest to carry a zone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Time stamps of many styles -> UTC microseconds since 1970.
-
-A style is a pattern on bytes. Converting a stamp costs 1 to 2 microseconds. Digits beyond the microsecond are cut off.
+"""Time stamps of many styles -> UTC microseconds since 1970. Converting one costs 1 to 2 microseconds.
 
     iso        2025-01-01T12:00:00.123456789Z, 2025-01-01 12:00:00,123, with or without a zone; 2025/01/01 also
     glog       I0101 12:00:00.123456 (glog, absl, torch): no year and no zone
@@ -9,7 +7,7 @@ A style is a pattern on bytes. Converting a stamp costs 1 to 2 microseconds. Dig
 
 Stamps without a zone are read in the zone given (`--timezone`), else as UTC; in the hour that daylight saving time
 repeats, the first is taken. A glog stamp gets the year that puts it last before `not_after` (the file's time of last
-change), and is carried over New Year.
+change), and is carried over New Year. Digits beyond the microsecond are cut off.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A packed batch trains correctly only if every attention layer takes the masks it is given, and a sharded model is
 written and read correctly only if the names of its weights on disk are understood. Both are tested for each row of
-`ARCHITECTURES` (isolation of documents, logits, random initialisation, pretrained load, export). A model that is not
-in the table is refused: most would work, and some would leak across documents without a sign.
+`ARCHITECTURES`. A model that is not in the table is refused: some would leak across documents without a sign.
 """
 
 from __future__ import annotations

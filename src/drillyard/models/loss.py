@@ -3,14 +3,12 @@
 The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the final hidden
 states, takes only the rows that carry loss, and turns them into logits a chunk at a time. A chunk's gradient is made
 as soon as its loss is, while its logits are there: at most chunk x V logits exist at once, nothing is computed twice,
-and what waits for backward is the gradient of the hidden rows and of the head's weights. The head's weights belong to
-the root's FSDP group, which is gathered while the root's forward and backward run; called from outside, the head would
-be a shard.
+and what waits for backward is the gradient of the hidden rows and of the head's weights. Those belong to the root's
+FSDP group, which is gathered while the root's forward and backward run.
 
-Cost: rows that carry loss times three products with the head (one forward, two backward), which is the least there is;
-rows without a label cost nothing. The head's gradient, V x H in compute precision (from torch 2.15 on in that of the
-reduction, which FSDP2 asks for), is alive from the loss on, as it would be from the start of backward. A forward with
-gradients enabled is taken to be followed by a backward.
+Cost: rows that carry loss times three products with the head (one forward, two backward). The head's gradient, V x H
+in compute precision (from torch 2.15 on in that of the reduction, which FSDP2 asks for), is alive from the loss on. A
+forward with gradients enabled is taken to be followed by a backward.
 
 Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), C rows of a
 chunk, H hidden, V vocabulary.

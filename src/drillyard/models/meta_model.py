@@ -1,8 +1,7 @@
 """A causal language model on the meta device from a run config: architecture and shapes, no weights, no memory.
 
-The model comes from an id or a directory, or from an inline config. A model that does not fit the tokenizer or the
-sequence length is refused here, before anything is allocated. `random_init` or `pretrained` fill the weights after the
-trainer has sharded the model. Code from a model repository is never run.
+A model that does not fit the tokenizer or the sequence length is refused here, before anything is allocated. Code from
+a model repository is never run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Weights from safetensors files into a sharded model: each rank reads its own slices, none holds the whole.
 
-The files are memory-mapped and read by slice, one parameter at a time: private memory beyond the rank's own shard is
-one slice of one tensor. What a checkpoint lacks or has too much of is an error that names it; a model that is partly
-random trains, and wrongly.
+The files are memory-mapped and read by slice, one parameter at a time. What a checkpoint lacks or has too much of is
+an error that names it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,10 @@ Sharded tensors cannot be drawn shard by shard: ranks with the same seed would d
 parts, and schemes that depend on a whole module (GPT-2 scales its output projections in their parent) would not see
 it. So a unit, one transformer block or one module outside of the blocks, is made whole in memory, initialised by the
 model's own `_init_weights` module by module, children first, and each rank keeps its slice. Before each module the
-generator is seeded from (seed, module name): what a module draws depends neither on the modules before it nor on ranks
-or wrappers.
+generator is seeded from (seed, module name).
 
-Cost: every rank draws every number (about 0.1 billion per second and CPU core, far more on a GPU), and the memory of
-the largest unit. The draws are made on the parameters' device and in their precision; another kind of device gives
-other bits.
+Cost: every rank draws every number, on the parameters' device and in their precision, with the memory of the largest
+unit. Another kind of device gives other bits.
 """
 
 from __future__ import annotations

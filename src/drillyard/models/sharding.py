@@ -1,8 +1,7 @@
 """Which part of a whole tensor each rank holds, and parts that travel to the rank that writes them.
 
 FSDP2 keeps a parameter as a DTensor: split along dimensions over the axes of a device mesh, or copied along them. A
-`Region` is the part that one rank holds, as slices of the whole. Initialisation keeps a region of a whole draw, loading
-reads a region of a file, export sends a region to the rank that writes it. Splits follow `torch.chunk`: parts of
+`Region` is the part that one rank holds, as slices of the whole. Splits follow `torch.chunk`: parts of
 ceil(size / ranks), the last ones shorter or empty.
 """
 

@@ -1,7 +1,6 @@
 """From a run config to a model that can train: built on meta, sharded, materialised, filled.
 
-No rank ever holds the whole model: parameters exist as this rank's shards only, drawn module by module or read slice by
-slice.
+No rank ever holds the whole model.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class ShardedModel:
 
 
 def require_trainable(config: RunConfig, device: torch.device, *, needs_weights: bool = False) -> None:
-    """Raise UserError when no model can be built from the config, or it cannot be trained as asked for on this device.
+    """Raise UserError when no model can be built from the config, or it cannot train on this device as the config asks.
 
-    The model is tried on the meta device: no memory, no data, no tokenizer. Ranks ask before they prepare data.
-    `needs_weights`: nothing was trained yet, so that its pretrained weights, if any, must be there too.
+    The model is built on the meta device: no memory, no data, no tokenizer. `needs_weights`: nothing was trained yet,
+    so that its pretrained weights, if any, must be there too.
     """
     model = build_model(
         config.model,
@@ -85,11 +84,10 @@ def build_sharded_model(
     for_training: bool = True,
     memory_gib: float | None = None,
 ) -> ShardedModel:
-    """Build, shard and materialise the model of `config`; its parameters are for `fill_weights` or a checkpoint to
-    fill.
+    """Build, shard and materialise the model of `config`; `fill_weights` or a checkpoint fills its parameters.
 
     What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. Raises
-    UserError when the model does not fit, or cannot train as asked for on this device.
+    UserError when the model does not fit, or cannot train on this device as the config asks.
     """
     training = config.training
     attention = attention_kernel(config, ranks.device)

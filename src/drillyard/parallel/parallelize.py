@@ -6,8 +6,7 @@
    and gradients are summed in the precision of the parameters.
 
 Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
-whole global batch, so a rank that holds more of them weighs more. gloo has no pre-multiplied sum, hence the forced
-plain SUM.
+whole global batch. gloo has no pre-multiplied sum, hence the forced plain SUM.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ def _gather_each(modules: Collection[Any] = ()) -> None:
 def compile_block(block: nn.Module) -> None:
     """Compile a block's forward, as one graph: a break would leave part of it uncompiled without a word.
 
-    Blocks of one class share their code, and torch counts graphs by code: two kinds of layer, with gradients and
-    without, and each further size of batch need one each, so 8, its default limit, ends runs. What one function may
-    have in all is limited by `accumulated_recompile_limit` (256) anyway.
+    torch counts graphs by code, which blocks of one class share: two kinds of layer, with gradients and without, and
+    each further size of batch need one each, so its default limit of 8 ends runs.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)

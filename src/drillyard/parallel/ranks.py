@@ -1,7 +1,7 @@
 """The ranks of a run: process groups, device, mesh and threads, in one value that is passed around.
 
 A process learns its place from the environment that torchrun and Drillyard's supervisor both set (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank. There is no global state but torch's own.
+LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank.
 """
 
 from __future__ import annotations
@@ -91,41 +91,33 @@ class Ranks:
     def in_turn(self, action: Callable[[bool], T]) -> T:
         """Run `action(first)` on rank 0, then on the first rank of every other node, then on all the rest.
 
-        `first` is True on the first rank of each node, which makes what is missing: what rank 0 made in a shared
-        directory the others find there, and where the directory is not shared each node makes its own. All
-        return together. Waiting is on the store, not in a collective, so it may take hours without a timeout.
+        `first` is True on the first rank of each node, which makes what is missing: in a shared directory the others
+        find what rank 0 made. All return together. Waiting is on the store, not in a collective, so it may take hours.
         Raises JoinError when another rank has been restarted meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
-        result = self._act_in_turn(store, prefix, action)
+        node = self.rank - self.local_rank
+        is_first = self.local_rank == 0
+        if self.rank != 0:
+            self._await(store, f"{prefix}/node-0")
+        if not is_first:
+            self._await(store, f"{prefix}/node-{node}")
+        result = action(is_first)
+        if is_first:
+            store.set(f"{prefix}/node-{node}", "done")
         # No rank goes on to collectives, which have a timeout, before the slowest node is done.
         if store.add(f"{prefix}/done", 1) == self.world_size:
             store.set(f"{prefix}/all", "done")
         self._await(store, f"{prefix}/all")
         return result
 
-    def _act_in_turn(self, store: Any, prefix: str, action: Callable[[bool], T]) -> T:
-        if self.rank == 0:
-            result = action(True)
-            store.set(f"{prefix}/first", "done")
-            return result
-        self._await(store, f"{prefix}/first")
-        node = self.rank - self.local_rank
-        if self.local_rank == 0:
-            result = action(True)
-            store.set(f"{prefix}/node-{node}", "done")
-            return result
-        if node != 0:
-            self._await(store, f"{prefix}/node-{node}")
-        return action(False)
-
     def _await(self, store: Any, key: str) -> None:
-        """Wait for `key`, looking ever more rarely, without end while this round goes on."""
+        """Wait for `key`, polling at growing intervals, as long as this attempt lasts."""
         begun = time.monotonic()
         while not store.check([key]):
             if self.joined is not None and self.joined.is_over():
-                raise JoinError(f"rank {self.rank}: another rank of this round was restarted")
+                raise JoinError(f"rank {self.rank}: another rank of this attempt was restarted")
             time.sleep(min(5.0, 0.01 + (time.monotonic() - begun) / 50))
 
 

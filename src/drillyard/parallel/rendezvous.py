@@ -1,23 +1,19 @@
-"""How the ranks of a round find each other, in a store that may still hold what dead rounds have left there.
+"""How the ranks of an attempt find each other, in a store that may still hold what dead attempts have left there.
 
 torchrun's agent keeps one store over all restarts of its ranks, and with several hosts no number distinguishes its
-rounds: each agent counts its own ranks' failures, and a new membership counts for none. A rank that reads the addresses
-of a dead round talks to nobody. So the ranks agree on a number of their own before anything else is exchanged:
+rounds. So the ranks agree on a number of their own before anything else is exchanged:
 
 1. Every rank takes the next ticket and writes a hello under its number, with a nonce that no other process has.
 2. Rank 0 waits for the hellos of all, opens a new round over them, and leaves its number in the mailbox of each nonce.
    A hello of a dead process has a mailbox that is never read.
-3. Every rank that finds the number acknowledges it. With the last acknowledgement the round is agreed; only the
-   processes that rank 0 has seen can give them.
+3. Every rank that finds the number acknowledges it. With the last acknowledgement the round is agreed.
 4. Where a hello comes meanwhile, a rank had died: rank 0 opens a further round and gives up the one before. Both ends
    of a round are one compare-and-set, so no two ranks see different ones.
 
-Everything later lives under the round's own prefix. A process joins once and takes its hello back when it is in. A
-ticket newer than all of a round's is a restarted process: the round of the one that it replaces is over.
-
-Cost: ten requests per rank, and a poll by rank 0 of one counter. Limits: a rank that dies between the agreement and
-the first collective is missed there, within the collective timeout. Ranks of one round must be kept apart from those
-of its successors by their launcher, which ends the old process of a rank before it starts the new one.
+Everything later is stored under the round's own prefix. A ticket newer than all of a round's is a restarted process:
+the round of the one that it replaces is over. Cost: ten requests per rank. Limits: a rank that dies between the
+agreement and the first collective is missed there; a launcher must end the old process of a rank before it starts the
+new one.
 """
 
 from __future__ import annotations

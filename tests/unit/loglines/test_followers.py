@@ -136,13 +136,12 @@ def now_and_then(objects: dict[str, bytes], content: bytes | None) -> Callable[[
 
 @pytest.mark.parametrize("gone", [False, True], ids=["412", "404"])
 def test_an_object_that_is_replaced_while_it_is_read_is_looked_at_again(
-    gone: bool, monkeypatch: pytest.MonkeyPatch
+    gone: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said: list[str] = []
     monkeypatch.setattr(followers, "_CLOUD_PIECE", 4)
     with local_bucket(monkeypatch) as objects:
         objects["run.log"] = b"one\ntwo\n"
-        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        follower = CloudFollower("gs://bucket/run.log", seconds=0)
         longer = b"one\ntwo\nmore\n"
         # Looked at, first piece; then it is another one.
         Bucket.before[:] = [lambda: None, lambda: None, now_and_then(objects, None if gone else longer)]
@@ -156,34 +155,37 @@ def test_an_object_that_is_replaced_while_it_is_read_is_looked_at_again(
         assert polled(follower) == []
         objects["run.log"] = longest
         assert b"".join(polled(follower)) == b"last\n"
-        assert said == []
+        assert capsys.readouterr().err == ""
 
 
-def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with local_bucket(monkeypatch) as objects:
         objects["run.log"] = b"one\n"
-        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        follower = CloudFollower("gs://bucket/run.log", seconds=0)
         Bucket.before[:] = [lambda: 503, lambda: None, lambda: 500, lambda: 429]
         assert polled(follower) == polled(follower) == polled(follower) == []
-        assert len(said) == 1 and "gs://bucket/run.log: 503 " in said[0]
-        assert says(said[0], "10 minutes")
+        (said,) = capsys.readouterr().err.splitlines()
+        assert says(said, "gs://bucket/run.log: 503 ... 10 minutes")
         assert polled(follower) == [b"one\n"] and Bucket.before == []
         # Another time is said again, and has its own patience; that is over at some time.
         monkeypatch.setattr(followers, "_CLOUD_PATIENCE_SECONDS", -1.0)
         Bucket.before[:] = [lambda: 503, lambda: 503]
-        assert polled(follower) == [] and len(said) == 2
+        assert polled(follower) == [] and len(capsys.readouterr().err.splitlines()) == 1
         with pytest.raises(UserError, match=r"gs://bucket/run\.log: .*503 "):
             polled(follower)
 
 
-def test_a_service_that_cannot_be_reached_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+def test_a_service_that_cannot_be_reached_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with local_bucket(monkeypatch) as objects:
         objects["run.log"] = b"one\n"
-        follower = CloudFollower("gs://bucket/run.log", seconds=0, say=said.append)
+        follower = CloudFollower("gs://bucket/run.log", seconds=0)
         assert polled(follower) == [b"one\n"]
-    assert polled(follower) == polled(follower) == [] and len(said) == 1
+    assert polled(follower) == polled(follower) == []
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_what_is_forbidden_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
