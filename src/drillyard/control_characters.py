@@ -47,10 +47,7 @@ def clean(text: str, *, colours: bool = False) -> str:
 
 
 def clean_lines(data: bytes, *, colours: bool = False) -> bytes:
-    r"""The same for bytes of whole log lines; bytes that are not UTF-8 become escapes such as `\x9b`.
-
-    A line may end in a carriage return and a newline.
-    """
+    r"""The same for bytes of whole log lines; bytes that are not UTF-8 become escapes such as `\x9b`."""
     if data.isascii() and len(data.translate(None, _CONTROL_BYTES)) == len(data):
         return data
     text = clean(data.replace(b"\r\n", b"\n").decode("utf-8", "backslashreplace"), colours=colours)
@@ -79,10 +76,7 @@ class CleanStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text`, cleaned; returns the characters of `text`.
-
-        A carriage return may begin it or end its lines, as in progress bars of libraries.
-        """
+        """Write `text`, cleaned; a carriage return may begin it (progress bars). Returns the characters of `text`."""
         safe = redact(text)
         if isinstance(text, CleanedText):
             self._stream.write(safe)
@@ -121,10 +115,7 @@ def standard_output() -> CleanStream:
 
 
 def clean_standard_streams() -> None:
-    """Clean the output of this process from now on, and escape characters that the encoding lacks.
-
-    Streams that are cleaned already are left alone.
-    """
+    """Clean the output of this process from now on, and escape characters that the encoding lacks."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, CleanStream):

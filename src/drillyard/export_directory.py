@@ -71,10 +71,7 @@ def incomplete(directory: Path, name: str) -> Path:
 
 
 def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
-    """Why an export to `directory` is refused, or None if it is allowed.
-
-    Depends on names and sizes; `first_changed` reads the content. Raises OSError.
-    """
+    """Why an export to `directory` is refused by names and sizes, or None if it is allowed. Raises OSError."""
     if not os.path.lexists(directory):
         return None
     if not directory.is_dir():
@@ -103,10 +100,7 @@ def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str |
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock an existing directory against other exports. UserError if one is running.
-
-    The kernel releases the lock with its process; file systems without locks have no protection.
-    """
+    """Lock a directory against other exports, where its file system has locks. UserError if one is running."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -146,10 +140,7 @@ def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
 
 
 def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
-    """Replace the files of an earlier export, if any, by the complete ones.
-
-    Raises OSError; the next export repeats it.
-    """
+    """Replace the files of an earlier export by the complete ones. Raises OSError; the next export repeats it."""
     # Delete the config first: without it the old export is not a model, even if this is interrupted.
     for name in sorted(read_record(directory).files, key=lambda name: name != CONFIG):
         if name == CONFIG or name not in contents:

@@ -40,7 +40,8 @@ def load_plugins(
             classes[entry.name] = found
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}" if not isinstance(error, _Unusable) else str(error)
-            line = " ".join(f"{group} '{entry.name}' of {_distribution(entry)} is left out: {why}".split())
+            of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+            line = " ".join(f"{group} '{entry.name}' of {of} is left out: {why}".split())
             print(f"drillyard: {line}", file=sys.stderr)
     return classes
 
@@ -61,7 +62,3 @@ def _load(entry: EntryPoint, base: str, taken: Collection[str]) -> Any:
     if missing := [*sorted(getattr(found, "__abstractmethods__", ())), *unset]:
         raise _Unusable(f"{entry.value} lacks {', '.join(missing)}")
     return found
-
-
-def _distribution(entry: EntryPoint) -> str:
-    return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"

@@ -49,8 +49,7 @@ def describe_os_error(error: OSError) -> str:
 def publish_directory(made: Path, target: Path, last: str) -> None:
     """Move the complete directory `made` to `target`, which must not exist, by one rename if the file system can.
 
-    Otherwise move its files one by one, the one named `last` at the end: without it, readers take the directory for
-    incomplete. Raises OSError, with EEXIST or ENOTEMPTY if `target` exists.
+    Otherwise file by file, `last` at the end: without it, readers take the directory for incomplete. Raises OSError.
     """
     try:
         made.rename(target)
@@ -71,9 +70,8 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
 def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are followed.
 
-    Its last line is a comment with the digest of the lines above. An existing file is replaced if this function wrote
-    it and it is unedited, if it is empty, or with `overwrite`: else UserError. Devices and pipes are written to
-    directly. Raises OSError.
+    Its last line is a comment with the digest of the lines above. An existing file is replaced if it is empty or an
+    unedited output, or with `overwrite`: else UserError. Devices and pipes are written to directly. Raises OSError.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -115,10 +113,7 @@ _MAX_DEPTH = 100
 
 
 def require_plain_name(path: str, source: str) -> None:
-    """Raise UserError for a file name from another host that would be written outside of its directory.
-
-    `source`: where the name comes from, for the error.
-    """
+    """Raise UserError for a file name from `source`, another host, that would be written outside of its directory."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         what = "is not a path below a directory (absolute, or with '..', '.' or an empty part)"
@@ -138,8 +133,7 @@ def require_plain_name(path: str, source: str) -> None:
 def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
     """Write the file `path`, a plain name, below the directory `top`; it gets its name once it is complete.
 
-    Missing directories are created. Links below `top` are not followed: one instead of a directory is an error, one
-    instead of the file is replaced. Raises OSError.
+    Links below `top` are not followed: one for a directory is an error, one for the file is replaced. Raises OSError.
     """
     Path(top).mkdir(parents=True, exist_ok=True)
     *parents, name = path.split("/")

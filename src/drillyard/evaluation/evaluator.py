@@ -46,8 +46,7 @@ class EvaluationResults:
 class HeldOutEvaluator:
     """Measures a model on the held-out parts of a run; called on every rank alike.
 
-    Predictions are written to `directory`; `warn(text)` is called when that fails. `before_forward`: see
-    FailureAgreement.
+    `warn(text)` is called when predictions cannot be written. `before_forward`: see FailureAgreement.
     """
 
     config: RunConfig
@@ -103,10 +102,7 @@ class HeldOutEvaluator:
         ).as_dict()
 
     def sql_execution(self, part: str, label: str) -> dict[str, Any]:
-        """Answer a held-out part's questions and run the answers; predictions go to `directory`/LABEL/PART.jsonl.
-
-        Raises EvaluationFailed.
-        """
+        """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises EvaluationFailed."""
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
 
         def questions() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:

@@ -7,6 +7,7 @@ have ended.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -63,8 +64,13 @@ def generate(
                 continue
             # Every token is another shape, for which compiled blocks would be compiled again.
             with torch.compiler.set_stance("force_eager"):
-                outputs = _generate_batch(root, rows, ranks, agreement, eos_token_id, room, ended=not dealt)
-            mine.update(zip(dealt, outputs, strict=False))
+                make = functools.partial(_Batch, root, rows, ranks, eos_token_id, ended=not dealt)
+                batch = agreement.alone(make)
+                for _ in range(room):
+                    agreement.forward(batch.extend)
+                    if batch.all_ended():
+                        break
+            mine.update(zip(dealt, batch.answers(), strict=False))
     finally:
         config.use_cache, config._attn_implementation = cached, kernel
         reshard(root)
@@ -73,36 +79,15 @@ def generate(
     return [answers[i] for i in range(len(prompts))]
 
 
-def _generate_batch(
-    root: LanguageModelLoss,
-    rows: list[list[int]],
-    ranks: Ranks,
-    agreement: FailureAgreement,
-    eos: int | None,
-    max_new_tokens: int,
-    *,
-    ended: bool,
-) -> list[list[int]]:
-    batch = agreement.alone(lambda: _Batch(root, rows, ranks.device, eos, ended=ended))
-    for _ in range(max_new_tokens):
-        agreement.forward(batch.extend)
-        unfinished = (~batch.ended_B).any().to(torch.int32)
-        if ranks.world_size > 1:
-            dist.all_reduce(unfinished, op=dist.ReduceOp.MAX)
-        if not unfinished.item():
-            break
-    rows = torch.stack(batch.columns, dim=1).tolist()
-    return [row[: row.index(eos)] if eos is not None and eos in row else row for row in rows]
-
-
 class _Batch:
     """Prompts of one batch on their device, and the tokens that follow them so far."""
 
     def __init__(
-        self, root: LanguageModelLoss, rows: list[list[int]], device: torch.device, eos: int | None, *, ended: bool
+        self, root: LanguageModelLoss, rows: list[list[int]], ranks: Ranks, eos: int | None, *, ended: bool
     ) -> None:
         width = max(len(row) for row in rows)
-        self.root, self.eos = root, eos
+        device = ranks.device
+        self.root, self.ranks, self.eos = root, ranks, eos
         self.input_ids_BT = torch.tensor([[FILLER] * (width - len(row)) + row for row in rows], device=device)
         self.mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         self.position_ids_BT = (self.mask_BT.cumsum(1) - 1).clamp(min=0)
@@ -127,3 +112,15 @@ class _Batch:
         self.input_ids_BT = next_B[:, None]
         self.position_ids_BT = self.position_ids_BT[:, -1:] + 1
         self.mask_BT = torch.cat([self.mask_BT, self.mask_BT.new_ones(len(next_B), 1)], dim=1)
+
+    def all_ended(self) -> bool:
+        """Whether the rows of every rank have ended."""
+        unfinished = (~self.ended_B).any().to(torch.int32)
+        if self.ranks.world_size > 1:
+            dist.all_reduce(unfinished, op=dist.ReduceOp.MAX)
+        return not unfinished.item()
+
+    def answers(self) -> list[list[int]]:
+        """The new tokens of each row, without the end-of-text token."""
+        rows = torch.stack(self.columns, dim=1).tolist()
+        return [row[: row.index(self.eos)] if self.eos is not None and self.eos in row else row for row in rows]

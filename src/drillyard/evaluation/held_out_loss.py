@@ -67,7 +67,7 @@ def evaluate_loss(
     chunk_tokens: int | None,
     before_forward: Callable[[], None] = lambda: None,
 ) -> HeldOutLoss:
-    """Mean loss per valid token of the first `limit` sequences (all of them when None), the same on every rank.
+    """Mean loss per valid token of the first `limit` sequences (None: all), the same on every rank.
 
     `before_forward`: see FailureAgreement. Raises EvaluationFailed.
     """

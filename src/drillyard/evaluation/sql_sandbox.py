@@ -54,13 +54,9 @@ json_tree json_type json_valid
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 # What ALTER TABLE calls inside of sqlite.
 _BUILDING_FUNCTIONS = _FUNCTIONS | {
-    "printf",
-    "sqlite_drop_column",
-    "sqlite_rename_column",
-    "sqlite_rename_quotefix",
-    "sqlite_rename_table",
+    "printf", "sqlite_drop_column", "sqlite_rename_column", "sqlite_rename_quotefix", "sqlite_rename_table",
     "sqlite_rename_test",
-}
+}  # fmt: skip
 
 _MAX_BUILD_STEPS = 5_000_000
 _MAX_HEAP_BYTES = 256 * 2**20
@@ -114,10 +110,7 @@ class _Limit:
 
 
 def build_database(schema: str) -> sqlite3.Connection:
-    """A new database from CREATE TABLE, INSERT and the like, still open to them under the limits of building.
-
-    Raises sqlite3.Error, ValueError or MemoryError.
-    """
+    """A new database, still open to building under its limits. Raises sqlite3.Error, ValueError or MemoryError."""
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     try:
         for pragma in (f"hard_heap_limit = {_MAX_HEAP_BYTES}", f"max_page_count = {_MAX_PAGES}", "temp_store = MEMORY"):
@@ -178,10 +171,7 @@ _TRIMS = {"trim": _trim(str.strip), "ltrim": _trim(str.lstrip), "rtrim": _trim(s
 
 
 def run_query(connection: sqlite3.Connection, sql: str) -> list[Row]:
-    """All rows of one query.
-
-    Raises sqlite3.Error (sqlite's words), ValueError (no query), MemoryError or TimeoutError (a limit).
-    """
+    """All rows of one query. Raises SQL_ERRORS (ValueError: no query), or TimeoutError for a limit."""
     limit = _Limit(connection, MAX_STEPS)
     cursor = connection.cursor()
     try:

@@ -64,8 +64,7 @@ class Campaign:
     """The config with its overrides, the faults, and where to work.
 
     `watchdog_seconds`: timeouts.watchdog_seconds of the runs with `stop` faults; None: four times what an undisturbed
-    start took, and at least 30 s, so that a start is never mistaken for a hang. `on_gpus`: the ranks compute on GPUs,
-    where only deterministic kernels give the same bits twice.
+    start took, and at least 30 s, so that a start is never mistaken for a hang.
     """
 
     config: Path

@@ -172,10 +172,7 @@ def new_mark() -> str:
 
 
 def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None) -> ProcessRun:
-    """Run `command` to its end, then wait for the processes it started and kill those that are left.
-
-    An exception (Ctrl-C, SIGTERM) kills all of them too.
-    """
+    """Run `command` to its end or an exception; wait for the processes that it started and kill those that are left."""
     process = subprocess.Popen(
         list(command),
         env={**os.environ, MARK_VARIABLE: mark},

@@ -272,8 +272,8 @@ class RankFaults:
     def _in_save_on_full_disk(self, fault: Fault) -> None:
         """Fill the disk before the shards or the manifest are written, and free it when the save has failed.
 
-        A file takes all room of the small disk but a few KiB. Without a small disk (no right to mount), the kernel
-        refuses this process files longer than half of its shard: another error (EFBIG), handled by the same code.
+        Without a small disk (no right to mount), the kernel refuses this process files longer than half of its shard:
+        another error (EFBIG), handled by the same code.
         """
         is_manifest = fault.place == "manifest"
 

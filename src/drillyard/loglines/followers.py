@@ -29,6 +29,7 @@ from drillyard.loglines.sources import (
     STDIN,
     LogFile,
     cloud_errors,
+    first_line,
     is_packed,
     standard_input,
     storage_client,
@@ -241,12 +242,12 @@ class CloudFollower(GrowingInput):
             if self._silent_since is None:
                 self._silent_since = now
                 minutes = round(_CLOUD_PATIENCE_SECONDS / 60)
-                text = f"{self.name}: {_first_line(error)}; asks again, for {minutes} minutes at most"
+                text = f"{self.name}: {first_line(error)}; asks again, for {minutes} minutes at most"
                 print(text, file=sys.stderr, flush=True)
             elif now - self._silent_since > _CLOUD_PATIENCE_SECONDS:
                 seconds = round(now - self._silent_since)
                 raise UserError(
-                    f"{self.name}: no answer for {seconds} s: {_first_line(error)}. Follow it again when there is one."
+                    f"{self.name}: no answer for {seconds} s: {first_line(error)}. Follow it again when there is one."
                 ) from error
 
     def _goes_on(self, blob: Any, generation: int, size: int) -> bool:
@@ -266,7 +267,3 @@ def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
     not wait for this one: the next poll is the next try."""
     piece = blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None)
     return bytes(piece)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -85,10 +85,7 @@ _NO_PREFIX: Final = PrefixShape(b"", None, ())
 
 
 def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
-    """The shape of a prefix: everything on a line before the message.
-
-    With `loose`, free text may be any other text: for logs in which it differs from line to line.
-    """
+    """The shape of everything on a line before the message. `loose`: its free text may be any other text."""
     position, style = 0, None
     pieces: list[bytes] = []
     parts: list[str] = []
@@ -114,7 +111,6 @@ def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
 
 def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple[bytes, str | None, bool]:
     """A pattern for what is left before the message: its first stamp and rank are captured, numbers may vary."""
-    plain = _anything if loose else _literal
     marks: list[tuple[int, int, bytes]] = []
     found = find_stamp(text)
     if style is None and found is not None:
@@ -129,23 +125,18 @@ def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple
         rank = None
     pieces, position = [], 0
     for begin, end, pattern in sorted(marks):
-        pieces += [plain(text[position:begin]), pattern]
+        pieces += [_plain_text(text[position:begin], loose=loose), pattern]
         position = end
-    return b"".join([*pieces, plain(text[position:])]), style, rank is not None
+    return b"".join([*pieces, _plain_text(text[position:], loose=loose)]), style, rank is not None
 
 
-def _anything(text: bytes) -> bytes:
-    return rb"[^\n]{0,500}?" if text else b""
-
-
-def _literal(text: bytes) -> bytes:
-    """A pattern for text of which only numbers and the amount of white space vary."""
-    return re.sub(rb"\d+|[ \t]+", lambda run: rb"\d++" if run[0][:1].isdigit() else rb"[ \t]++", _escape(text))
-
-
-def _escape(text: bytes) -> bytes:
-    # re.escape also escapes blanks, which `_literal` looks for.
-    return re.escape(text).replace(rb"\ ", b" ").replace(b"\\\t", b"\t")
+def _plain_text(text: bytes, *, loose: bool) -> bytes:
+    """A pattern for text of which only numbers and the amount of white space vary; for any text where `loose`."""
+    if loose:
+        return rb"[^\n]{0,500}?" if text else b""
+    # re.escape also escapes blanks.
+    escaped = re.escape(text).replace(rb"\ ", b" ").replace(b"\\\t", b"\t")
+    return re.sub(rb"\d+|[ \t]+", lambda run: rb"\d++" if run[0][:1].isdigit() else rb"[ \t]++", escaped)
 
 
 def parse_origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
@@ -180,10 +171,7 @@ def _origin_of(shape: PrefixShape, match: re.Match[bytes]) -> Origin:
 
 
 def split_prefix(line: bytes) -> tuple[PrefixShape, bytes | None, Origin, int]:
-    """The launcher's part of any line: its shape, the first stamp, the origin, and where the rest begins.
-
-    For lines whose message is not known: free text is left in the rest, but a rank that it names is found.
-    """
+    """The prefix of a line whose message is not known: its shape, first stamp, origin, and where the rest begins."""
     line = line[:_LONGEST]
     end = 0
     for _ in range(_MOST_PARTS):

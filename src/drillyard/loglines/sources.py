@@ -51,10 +51,7 @@ class LogFile:
 
 
 def find_files(names: Sequence[str]) -> list[LogFile]:
-    """The files that paths name, directories and gs:// prefixes in full, each once, in a stable order.
-
-    Raises UserError for what is not there or cannot be listed, and for a directory without files.
-    """
+    """The files that paths, directories and gs:// prefixes name, each once, in a fixed order. Raises UserError."""
     files: dict[str, LogFile] = {}
     for name in names:
         if name == STDIN:
@@ -140,8 +137,13 @@ def cloud_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{name}: {first}. Check the name, and `gcloud auth application-default login`.") from error
+        check = "Check the name, and `gcloud auth application-default login`."
+        raise UserError(f"{name}: {first_line(error)}. {check}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _cloud_files(name: str) -> list[LogFile]:

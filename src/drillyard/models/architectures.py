@@ -68,10 +68,7 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def settings_without_effect(config: Any) -> list[str]:
-    """Settings of a model's own transformers config that training does not follow, and why, as notes for the user.
-
-    Not errors: many configs carry them as their authors left them. The same in an inline config is refused before.
-    """
+    """Settings of a model's own config that training does not follow, as notes: many configs carry them."""
     return [
         f"the model's config has {key}: true, which has no effect here: {reason.partition(';')[0]}"
         for key, reason in SETTINGS_WITHOUT_EFFECT.items()
@@ -81,10 +78,7 @@ def settings_without_effect(config: Any) -> list[str]:
 
 
 def refuse_unproven_settings(config: Any, sequence_length: int) -> None:
-    """Raise UserError for settings of a transformers config under which a table row does not hold.
-
-    Each would train without an error and with wrong numbers, or fail in the first step.
-    """
+    """Raise UserError for settings under which a table row does not hold: training would be wrong, or fail."""
     problems = []
     rope = getattr(config, "rope_parameters", None) or {}
     tables = [table for table in rope.values() if isinstance(table, dict)] or [rope]

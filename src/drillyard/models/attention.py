@@ -3,15 +3,12 @@
 A position attends to positions of its own document up to itself. Padding counts as a document of its own, so a row of
 padding attends to itself and no softmax is ever empty (an empty one is NaN, in backward even where no loss reads it).
 
-- `sdpa`, `eager`: explicit masks [B, 1, T, T], made once per micro-batch and shared by all layers. Memory grows with
-  T*T.
-- `varlen`: flash attention over the documents laid end to end (`torch.nn.attention.varlen`), on CUDA in half
-  precision. Cost grows with the documents' own lengths.
+- `sdpa`, `eager`: explicit masks [B, 1, T, T], made once per micro-batch and shared by all layers.
+- `varlen`: flash attention over the documents laid end to end (`torch.nn.attention.varlen`), on CUDA in half precision.
 - `flex`: FlexAttention with a block mask, on CUDA.
 
-Everything that depends on the documents is found on the host, where the loader's arrays are, and copied once: the
-model's forward waits for nothing. Letters: B sequences, T tokens per sequence, H heads, K key/value heads, D head
-size, N documents.
+What depends on the documents is found on the host and copied once: the model's forward waits for nothing. Letters:
+B sequences, T tokens per sequence, H heads, K key/value heads, D head size, N documents.
 """
 
 from __future__ import annotations
@@ -36,12 +33,7 @@ from drillyard.data import Batch
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
 
-TRANSFORMERS_NAMES: dict[str, str] = {
-    "sdpa": "sdpa",
-    "eager": "eager",
-    "varlen": "drillyard_varlen",
-    "flex": "flex_attention",
-}
+TRANSFORMERS_NAMES = {"sdpa": "sdpa", "eager": "eager", "varlen": "drillyard_varlen", "flex": "flex_attention"}
 
 # torch 2.11 has no such argument; key and value heads are then repeated, which every kernel computes alike.
 KERNEL_GROUPS_HEADS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
@@ -158,11 +150,10 @@ def _block_mask(document_ids_BT: torch.Tensor, window: int | None) -> Any:
 
 
 def varlen_inputs(document_ids_BT: np.ndarray[Any, Any], device: torch.device) -> dict[str, Any]:
-    """Offsets of the documents of a micro-batch laid end to end, for varlen kernels.
+    """Offsets of the documents of a micro-batch laid end to end, under transformers' names for packed attention.
 
-    Names follow transformers' keyword arguments for packed attention. The offsets are padded to a power of two with
-    empty documents at the end, and their number is marked as one that changes, so that one compiled graph takes
-    micro-batches of any number of documents; the greatest length is T, whatever the documents, for the same reason.
+    So that one compiled graph takes any number of documents, offsets are padded to a power of two with empty documents,
+    their number is marked as dynamic, and the greatest length is T.
     """
     starts = np.ones(document_ids_BT.shape, dtype=bool)
     starts[:, 1:] = document_ids_BT[:, 1:] != document_ids_BT[:, :-1]

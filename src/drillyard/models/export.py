@@ -34,20 +34,10 @@ from drillyard.config.model_files import INDEX, WEIGHTS
 from drillyard.errors import UserError
 from drillyard.export_directory import FileChecksum
 from drillyard.models.sharding import ParameterBox, exchange_boxes
-from drillyard.models.weight_layout import StoredPiece, named_tensors, pieces_to_export
+from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
 from drillyard.safe_files import describe_os_error, flush
 
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
 LARGEST_PART_BYTES = 8 * 1024**2
@@ -158,10 +148,7 @@ def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
 
 
 def _begin(target: Path, names: list[str], overwrite: bool, held: ExitStack) -> None:
-    """Lock the directory and record that the files `names` will be written. Raises OSError and UserError.
-
-    When `held` closes, a directory that was made here and is still empty is removed.
-    """
+    """Lock the directory and record the files `names`; if it is new, `held` removes it when it stays empty."""
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     held.enter_context(export_directory.locked(target))
@@ -207,10 +194,9 @@ def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
 
 
 def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]) -> dict[str, FileChecksum]:
-    """Write all files, file n by rank n modulo ranks; returns the content of each, on all ranks.
+    """Write all files, file n by rank n modulo ranks; returns the content of each. Raises UserError on all ranks.
 
-    After an error of its disk a rank still takes part in the exchange, so that no other one waits for it. Raises
-    UserError on all ranks.
+    After an error of its disk a rank still takes part in the exchange, so that no other one waits for it.
     """
     rank, world_size = rank_and_size()
     queues = [
@@ -234,10 +220,7 @@ def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]
 def _write_parts(
     target: Path, files: list[tuple[str, list[ExportTensor]]], written: dict[str, FileChecksum]
 ) -> Generator[str | None, torch.Tensor, None]:
-    """Write files from their parts, which are sent in order; add the content of each to `written`.
-
-    Yields None, or why writing failed.
-    """
+    """Write files from the parts that are sent in order, recorded in `written`; yields None, or why writing failed."""
     name = ""
     try:
         for name, file in files:
@@ -278,7 +261,7 @@ def _header(file: Iterable[ExportTensor]) -> bytes:
     offset = 0
     for item in file:
         header[item.piece.stored_name] = {
-            "dtype": DTYPE_NAMES[item.dtype],
+            "dtype": next(name for name, dtype in DTYPES.items() if dtype == item.dtype),
             "shape": list(item.piece.stored_shape),
             "data_offsets": [offset, offset + item.num_bytes],
         }
@@ -343,10 +326,7 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write a tokenizer's files into `directory`, each as a whole; one with the same content is not written again.
-
-    Other files there are left alone. Raises UserError when the disk does not take it.
-    """
+    """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises UserError."""
     draft = directory / "tokenizer.incomplete"
     try:
         with tempfile.TemporaryDirectory() as made:

@@ -126,9 +126,7 @@ def loss_and_gradient(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits' precision: `scale`
-    times (softmax less the target).
-
-    Rows of target -100 add nothing to either. The arithmetic is that of `loss_dtype`.
+    times (softmax less the target). Rows of target -100 add nothing. The arithmetic is that of `loss_dtype`.
     """
     log_probabilities_CV = F.log_softmax(logits_CV, dim=-1, dtype=loss_dtype(logits_CV.dtype))
     loss = F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum") * scale
@@ -171,10 +169,9 @@ class LossInputs:
 def loss_inputs(
     batch: Batch, model: PreTrainedModel, attention: str, device: torch.device, chunk_tokens: int | None
 ) -> LossInputs:
-    """Move a micro-batch to the device, with the rows that carry loss found on the host.
+    """Move a micro-batch to the device, without blocking, with the rows that carry loss found on the host.
 
-    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused; on a GPU the
-    copies do not block.
+    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused.
     """
     chunk_rows = resolve_loss_chunk(batch.labels.size, chunk_tokens)
     flat_labels = batch.labels.reshape(-1)
@@ -207,8 +204,7 @@ def final_hidden(
 def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor:
     """Logits [R, V] of final hidden states, equal to those of the model's own forward.
 
-    The head's weights are read when it is called: under FSDP2 call it inside the root's forward, where they are
-    gathered.
+    Under FSDP2 call it inside the root's forward, where the head's weights are gathered.
     """
     stand_in: Any = object.__new__(type(model))
     stand_in.__dict__.update(vars(model))

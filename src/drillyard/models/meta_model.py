@@ -224,10 +224,7 @@ _FIELDS: Final = (
 
 
 def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> ModelSpec:
-    """The spec of the model that transformers builds from a config.json, for families that `modelspec` does not know.
-
-    Raises UserError for a family that the installed transformers does not know, and for a config that it refuses.
-    """
+    """The spec of a model that transformers builds and `modelspec` does not know. Raises UserError."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(

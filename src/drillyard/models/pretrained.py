@@ -19,10 +19,7 @@ from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
 from drillyard.models.random_init import init_buffers
 from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties
-from drillyard.models.weight_layout import StoredPiece, named_tensors, pieces_of_files
-
-# By the names of the format: https://github.com/huggingface/safetensors#format
-_FLOATING = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_of_files
 
 
 def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
@@ -44,26 +41,20 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
 
 
 def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch.dtype]:
-    """The floating-point dtype in which the files of `source` hold each parameter, by the parameter's name.
-
-    `model` may be on the meta device. Only the files' headers are read. Raises UserError as `load_pretrained` does.
-    """
+    """The floating-point dtype of each parameter in the files of `source`, from their headers. Raises UserError."""
     with StoredTensors(model_directory(str(source))) as stored:
         pieces, by_tensor = _matched(model, stored)
     dtypes: dict[str, torch.dtype] = {}
     for _, names in by_tensor:
         # Tied parameters are in the files under one of their names, not always the one that transformers writes.
-        found = [_FLOATING.get(stored.dtypes[pieces[name][0].stored_name]) for name in names if name in pieces]
-        if dtype := next(filter(None, found), None):
+        found = [DTYPES.get(stored.dtypes[pieces[name][0].stored_name]) for name in names if name in pieces]
+        if dtype := next((dtype for dtype in found if dtype is not None and dtype.is_floating_point), None):
             dtypes |= dict.fromkeys(names, dtype)
     return dtypes
 
 
 def require_matching_weights(model: PreTrainedModel, source: str) -> None:
-    """Raise UserError where `load_pretrained` would find files missing or of another model.
-
-    `model` may be on the meta device. Reads headers only, of files that a hub id is downloaded to.
-    """
+    """Raise UserError where `load_pretrained` would find files missing or of another model. Reads headers only."""
     with StoredTensors(model_directory(source)) as stored:
         _matched(model, stored)
 
@@ -71,7 +62,7 @@ def require_matching_weights(model: PreTrainedModel, source: str) -> None:
 def _matched(
     model: PreTrainedModel, stored: StoredTensors
 ) -> tuple[dict[str, list[StoredPiece]], list[tuple[torch.Tensor, list[str]]]]:
-    """Where each parameter is stored, and every tensor with its names, of which tied ones have several.
+    """Where each parameter is stored, and every tensor with its names: tied ones have several.
 
     Raises UserError unless the files hold all of them and nothing else.
     """

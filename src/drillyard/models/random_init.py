@@ -30,8 +30,7 @@ from drillyard.models.weight_layout import named_tensors
 def init_random(model: PreTrainedModel, seed: int) -> None:
     """Initialise all parameters and buffers of a model whose storage is allocated but not filled, sharded or not.
 
-    Equal bits for 1, 2, 4 ... ranks and for HSDP. Tied weights are drawn once, where the embedding is. Asserts that
-    the model's scheme covers everything.
+    Equal bits for any number of ranks, and for HSDP. Tied weights are drawn once, where the embedding is.
     """
     restore_ties(model)
     device = next(model.parameters()).device
@@ -103,8 +102,7 @@ def _units(model: PreTrainedModel) -> Iterator[list[NamedModule]]:
 def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> Iterator[None]:
     """Put whole, unfilled tensors in the place of a unit's own, and take this rank's part of each afterwards.
 
-    A tensor of `filled` is replaced by one on the meta device that transformers' initialisers pass over: tied weights
-    are not drawn twice.
+    A tensor of `filled` is replaced by one on the meta device that transformers' initialisers pass over.
     """
     replaced: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
     whole: dict[int, torch.Tensor] = {}

@@ -77,10 +77,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holders(tensor: torch.Tensor) -> Iterator[tuple[int, Region]]:
-    """(global rank, region) of each rank that holds a part, one rank per part: of copies, the first.
-
-    A plain tensor is whole on every rank: then this one.
-    """
+    """(global rank, region) of each rank that holds a part; of copies, the first. This rank holds a plain tensor."""
     if not isinstance(tensor, DTensor):
         yield rank_and_size()[0], whole_region(tensor.shape)
         return
@@ -95,10 +92,7 @@ def holders(tensor: torch.Tensor) -> Iterator[tuple[int, Region]]:
 
 
 def restore_ties(model: PreTrainedModel) -> None:
-    """Tie a model's tied weights again where `to_empty` has parted them, as it does with plain tensors.
-
-    Sharded ones (DTensors) keep their identity, and FSDP2 already holds on to them.
-    """
+    """Tie weights again where `to_empty` has parted plain tensors; DTensors keep their identity."""
     for target, source in model.all_tied_weights_keys.items():
         module_name, _, attribute = target.rpartition(".")
         module = model.get_submodule(module_name)
@@ -118,10 +112,7 @@ class ParameterBox:
 
 
 def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.Tensor | None:
-    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write.
-
-    Between two ranks there is at most one message per round: a rank holds one region, and a writer gets one part.
-    """
+    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write."""
     operations: list[dist.P2POp] = []
     kept_alive: list[torch.Tensor] = []
     to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []

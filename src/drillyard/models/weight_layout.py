@@ -29,6 +29,12 @@ from transformers.core_model_loading import (
 from drillyard.errors import UserError
 from drillyard.models.sharding import Region, plain_name, whole_region
 
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""By their names in safetensors files: https://github.com/huggingface/safetensors#format."""
+
 # The conversions that are boxes: operations of a converter, with the dimension each works on.
 STACKED = (("MergeModulelist", 0),)
 STACKED_AND_JOINED = (("MergeModulelist", 0), ("Concatenate", 1))

@@ -115,7 +115,10 @@ def build_sharded_model(
     parallelize_model(root, blocks(model), ranks, training.model_copy(update=recomputation), keep_unsharded=small)
     root.to_empty(device=ranks.device)
     init_buffers(model)
-    materialise(root)
+    # FSDP2 takes hold of the shards now, so that the tensors it uses from here on are the final ones.
+    for module in fsdp_modules(root):
+        module.unshard()
+        module.reshard()
     root.train()
     notes = settings_without_effect(load_config(config.model))
     return ShardedModel(root, attention, num_parameters, small, notes, resolved)
@@ -124,7 +127,7 @@ def build_sharded_model(
 def resolve_settings(
     config: RunConfig, model: PreTrainedModel, attention: AttentionKernel, ranks: Ranks, memory_gib: float
 ) -> ResolvedSetup:
-    """The step that `config` asks for with the `model` that transformers has built, every setting resolved.
+    """Every setting of the step resolved, for the `model` that transformers has built.
 
     A model that cannot be predicted trains all the same: then only its number of parameters is known.
     """
@@ -159,13 +162,6 @@ def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
         return
     assert config.model.id is not None, "checked before start"
     load_pretrained(model, config.model.id)
-
-
-def materialise(root: torch.nn.Module) -> None:
-    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final ones."""
-    for module in fsdp_modules(root):
-        module.unshard()
-        module.reshard()
 
 
 def set_determinism(config: RunConfig) -> None:
@@ -206,10 +202,7 @@ def host_memory_bytes() -> int:
 def require_state_fits(
     num_parameters: int, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
 ) -> None:
-    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`.
-
-    With what all ranks agreed on as available, all of them raise or none does.
-    """
+    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
     if state_bytes > available_bytes:

@@ -87,8 +87,7 @@ def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
 def join_remaining_gathers(root: nn.Module, finished: Collection[nn.Module]) -> None:
     """Take part in what is left of a forward of `root` that failed on this rank alone, and compute nothing.
 
-    Other ranks wait in the gathers of its modules, all but the `finished` ones. Each passes through FSDP2's hooks, so
-    its state is afterwards that of the other ranks, and that of a module whose forward raised is put right.
+    Each module that is not `finished` passes through FSDP2's hooks, so its state is afterwards that of other ranks.
     """
     if isinstance(root, FSDPModule) and root not in finished:
         passed: set[Any] = {root, *finished}

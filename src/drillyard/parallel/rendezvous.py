@@ -28,11 +28,12 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistStoreError
 
+from drillyard.formatting import number_list
+
 _AGREED = "agreed"
 _GIVEN_UP = "given up"
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 5.0
-_RANKS_NAMED = 8
 
 
 class JoinError(RuntimeError):
@@ -41,10 +42,9 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class JoinedAttempt:
-    """A round that all its ranks have agreed on.
+    """A round that all its ranks have agreed on: its number from 1 and its own store.
 
-    number: from 1, in this store. store: of this round alone. restarts: how often these ranks have been started before,
-    as far as the store or any rank's launcher knows.
+    restarts: how often these ranks have been started before, as far as the store or any rank's launcher knows.
     """
 
     number: int
@@ -114,7 +114,8 @@ class _Rank:
                 return newest
             if time.monotonic() > self.deadline:
                 missing = [rank for rank, key in enumerate(everyone) if not self.hall.check([key])]
-                raise self._timed_out(_listed(missing) if missing else "none, but not all have answered")
+                listed = f"{'rank' if len(missing) == 1 else 'ranks'} {number_list(missing)}"
+                raise self._timed_out(listed if missing else "none, but not all have answered")
             time.sleep(pause)
 
     def _open(self, hellos: list[bytes]) -> int:
@@ -166,8 +167,3 @@ class _Rank:
             f"timed out waiting {self.timeout.total_seconds():.0f} s for all {self.world_size} ranks to join; missing: "
             f"{missing}. Read their logs, and see whether their hosts reach this one"
         )
-
-
-def _listed(ranks: list[int]) -> str:
-    more = f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks[:_RANKS_NAMED]))}{more}"
