@@ -31,7 +31,10 @@ from tests.distributed.ranks import run_ranks
 
 from drillyard.config import RunConfig
 from drillyard.data import prepare
-from drillyard.models import blocks, build_model, init_random, packed_attention_inputs
+from drillyard.models.architectures import blocks
+from drillyard.models.attention import packed_attention_inputs
+from drillyard.models.meta_model import build_model
+from drillyard.models.random_init import init_random
 from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog

@@ -15,7 +15,7 @@ import torch
 from drillyard.config import RunConfig
 from drillyard.data import Batch
 from drillyard.data.sampler import Mixture
-from drillyard.models import init_random
+from drillyard.models.random_init import init_random
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.optimizer import ShardedAdamW

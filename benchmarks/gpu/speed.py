@@ -22,8 +22,9 @@ from training import ranks_of
 
 from drillyard.estimation.memory import memory_estimate
 from drillyard.hardware import find_accelerator
-from drillyard.models import blocks, build_model, init_random
-from drillyard.models.random_init import init_buffers
+from drillyard.models.architectures import blocks
+from drillyard.models.meta_model import build_model
+from drillyard.models.random_init import init_buffers, init_random
 from drillyard.training.trainer import StepWindow
 
 GIB = 2**30

@@ -16,7 +16,7 @@ from tests.distributed.ranks import run_ranks
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from drillyard.config.run import OptimizerConfig, ParallelismConfig, TrainingConfig
-from drillyard.models import blocks
+from drillyard.models.architectures import blocks
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.random_init import init_buffers
 from drillyard.parallel.model_setup import materialise

@@ -16,7 +16,7 @@ from drillyard.config.run import RunConfig
 from drillyard.data import prepare
 from drillyard.evaluation import evaluator as held_out_module
 from drillyard.evaluation.evaluator import HeldOutEvaluator
-from drillyard.models import blocks
+from drillyard.models.architectures import blocks
 from drillyard.parallel import model_setup
 
 if TYPE_CHECKING:

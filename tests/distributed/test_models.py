@@ -17,8 +17,11 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from drillyard.errors import UserError
-from drillyard.models import blocks, export, init_random, load_pretrained
+from drillyard.models.architectures import blocks
+from drillyard.models.export import export
 from drillyard.models.loss import head_logits
+from drillyard.models.pretrained import load_pretrained
+from drillyard.models.random_init import init_random
 from drillyard.models.sharding import holders, local_region
 
 # One architecture per kind of weights: untied, tied with transposed matrices, a mixture, norms centred on zero.

@@ -15,7 +15,11 @@ from tests.distributed.ranks import run_ranks
 from torch.distributed.fsdp import fully_shard
 
 from drillyard.config.run import ModelConfig
-from drillyard.models import blocks, build_model, export, init_random, load_pretrained
+from drillyard.models.architectures import blocks
+from drillyard.models.export import export
+from drillyard.models.meta_model import build_model
+from drillyard.models.pretrained import load_pretrained
+from drillyard.models.random_init import init_random
 
 GIGABYTE = 1e9
 ALLOWANCE_BYTES = 0.3 * GIGABYTE

@@ -19,11 +19,12 @@ from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.setup import Setup
-from drillyard.models import blocks, build_model, init_random, load_config, load_pretrained, resolve_attention
-from drillyard.models.architectures import settings_without_effect
+from drillyard.models.architectures import blocks, settings_without_effect
+from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
-from drillyard.models.pretrained import require_matching_weights
-from drillyard.models.random_init import init_buffers
+from drillyard.models.meta_model import build_model, load_config
+from drillyard.models.pretrained import load_pretrained, require_matching_weights
+from drillyard.models.random_init import init_buffers, init_random
 from drillyard.modelspec import model_spec, spec_from_counts
 from drillyard.parallel.collectives import gather
 from drillyard.parallel.parallelize import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelize_model

@@ -17,7 +17,7 @@ from drillyard.data import PreparedData, prepare
 from drillyard.data.data_record import DATA_RECORD, read_record, write_record
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
-from drillyard.models import export, save_tokenizer
+from drillyard.models.export import export, save_tokenizer
 from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks

@@ -158,7 +158,7 @@ def save_base_record(model_config: ModelConfig, model: PreTrainedModel, director
 
     `begins`: training starts from the base's weights now; else an earlier record holds. Raises OSError.
     """
-    from drillyard.models import load_config, load_generation_config
+    from drillyard.models.meta_model import load_config, load_generation_config
 
     if not begins and (record := read_base_record(directory, model_config.id)) is not None:
         return dtypes_of_record(record)
@@ -193,7 +193,8 @@ def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
 
 def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
     """The dtype of each parameter in the base's files, else the one that its config declares, else none."""
-    from drillyard.models import load_config, stored_dtypes
+    from drillyard.models.meta_model import load_config
+    from drillyard.models.pretrained import stored_dtypes
     from drillyard.models.weight_layout import named_tensors
 
     if model_config.init == "pretrained":
@@ -252,7 +253,7 @@ def export_checkpoint(
     checkpoint or it must not be exported to `destination`.
     """
     from drillyard.data.tokenizer import open_tokenizer
-    from drillyard.models import export
+    from drillyard.models.export import export
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
     saved = find_checkpoint_to_export(path, destination, overwrite=overwrite)

@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
-from drillyard.models import export, init_random, load_pretrained, stored_dtypes
-from drillyard.models.pretrained import require_matching_weights
+from drillyard.models.export import export
+from drillyard.models.pretrained import load_pretrained, require_matching_weights, stored_dtypes
+from drillyard.models.random_init import init_random
 from drillyard.models.weight_layout import named_tensors
 
 

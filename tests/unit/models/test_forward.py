@@ -7,7 +7,7 @@ import torch
 from tests.unit.models.tiny import CONFIGS, LENGTH, VOCAB, filled_model
 from torch import nn
 
-from drillyard.models import ARCHITECTURES, blocks
+from drillyard.models.architectures import ARCHITECTURES, blocks
 from drillyard.models.loss import final_hidden, head_logits
 
 

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 
 from drillyard.config.run import RunConfig
 from drillyard.estimation.resolved_setup import FIELDS_OF_FAMILIES, resolve_setup
-from drillyard.models import resolve_attention
+from drillyard.models.attention import resolve_attention
 from drillyard.modelspec import all_families, model_spec, spec_from_counts
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

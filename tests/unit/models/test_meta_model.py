@@ -13,8 +13,11 @@ from transformers import CONFIG_MAPPING, configuration_utils
 
 from drillyard.config.run import ModelConfig, RunConfig
 from drillyard.errors import UserError
-from drillyard.models import build_model, export, init_random, load_config, resolve_attention
 from drillyard.models.architectures import settings_without_effect
+from drillyard.models.attention import resolve_attention
+from drillyard.models.export import export
+from drillyard.models.meta_model import build_model, load_config
+from drillyard.models.random_init import init_random
 from drillyard.parallel.model_setup import attention_kernel
 
 

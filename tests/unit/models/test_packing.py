@@ -8,8 +8,8 @@ import torch
 from tests.unit.models.tiny import CONFIGS, LENGTH, Packed, filled_model, packed_batch
 from torch.nn import functional as F
 
-from drillyard.models import attention, packed_attention_inputs
-from drillyard.models.attention import document_mask, varlen_attention, varlen_inputs
+from drillyard.models import attention
+from drillyard.models.attention import document_mask, packed_attention_inputs, varlen_attention, varlen_inputs
 from drillyard.models.loss import final_hidden, head_logits
 
 CPU = torch.device("cpu")

@@ -9,8 +9,7 @@ import torch
 from tests.unit.models.tiny import CONFIGS, meta_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drillyard.models import init_random
-from drillyard.models.random_init import module_seed
+from drillyard.models.random_init import init_random, module_seed
 
 
 def materialised(architecture: str, **changes: object) -> PreTrainedModel:

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from drillyard.config.run import ModelConfig
-from drillyard.models import build_model, init_random
+from drillyard.models.meta_model import build_model
+from drillyard.models.random_init import init_random
 
 VOCAB = 48
 LENGTH = 24

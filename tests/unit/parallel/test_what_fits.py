@@ -9,7 +9,7 @@ from tests.unit.models.tiny import CONFIGS, meta_model
 
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.setup import Setup
-from drillyard.models import ARCHITECTURES
+from drillyard.models.architectures import ARCHITECTURES
 from drillyard.modelspec import all_families, model_spec, spec_from_counts
 from drillyard.parallel.model_setup import describe_nearest_fit
 
