@@ -20,8 +20,8 @@ _COLOUR = r"\x1b\[[0-9;:]*m"
 _PLAIN = "\x1b[0m"
 _COLOURED_TO_THE_END = re.compile(r"\x1b\[(?!0?m)[^\x1b]*\Z")
 """The last sequence of a line is a colour, not a reset."""
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-"""A complete control sequence of ECMA-48 5.4: colours, cursor movements, erasing. Matches in linear time."""
+_SEQUENCE = re.compile(rf"({_COLOUR})|\x1b\[[0-?]*[ -/]*[@-~]")
+"""A complete control sequence of ECMA-48 5.4: colours (group 1), cursor movements, erasing. Linear time."""
 _UNSAFE_CHARACTERS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 """C0 except newline and tab, DEL, C1, Unicode's embeddings, overrides and isolates (UAX #9), and surrogates, which no
 encoding accepts."""
@@ -42,7 +42,7 @@ def clean(text: str, *, colours: bool = False) -> str:
     if text.isprintable() or _UNSAFE.search(text) is None:
         return text
     if "\x1b" in text:
-        text = _SEQUENCE.sub(_colour_alone if colours else "", text)
+        text = _SEQUENCE.sub(r"\1" if colours else "", text)
     return _COLOUR_OR_UNSAFE.sub(_shown, text) if colours else _UNSAFE.sub(_escaped, text)
 
 
@@ -55,10 +55,6 @@ def clean_lines(data: bytes, *, colours: bool = False) -> bytes:
         # Reset colours at the end of each line: black on black or concealed text (SGR 8) would hide other lines.
         text = "\n".join(line + _PLAIN if _COLOURED_TO_THE_END.search(line) else line for line in text.split("\n"))
     return text.encode()
-
-
-def _colour_alone(found: re.Match[str]) -> str:
-    return found[0] if re.fullmatch(_COLOUR, found[0]) else ""
 
 
 def _shown(found: re.Match[str]) -> str:

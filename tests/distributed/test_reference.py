@@ -156,13 +156,13 @@ def evaluation_against_plain(directory: str) -> dict[str, Any]:
     with torch.no_grad():
         loss = float(plain_loss(plain, documents))
     return {
-        "whole": (whole.loss, whole.tokens, whole.bits_per_byte),
+        "whole": (whole.loss, whole.tokens, whole.as_dict()["bits_per_byte"]),
         "expected": (
             loss,
             sum(int((labels != -100).sum()) for _, labels in documents),
             sum(len(tokenizer.decode(tokens[1:-1]).encode()) for tokens, _ in documents),
         ),
-        "bits per byte of a part": part.bits_per_byte,
+        "bits per byte of a part": part.as_dict()["bits_per_byte"],
     }
 
 

@@ -32,24 +32,17 @@ class HeldOutLoss:
     sequences: int
     text_bytes: int | None
 
-    @property
-    def perplexity(self) -> float:
-        """exp(loss); infinity where that is over the largest float."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Summed nats / ln 2 / UTF-8 bytes of the text; None unless every byte carries loss exactly once."""
-        if not self.text_bytes:
-            return None
-        return self.loss * self.tokens / math.log(2) / self.text_bytes
-
     def as_dict(self) -> dict[str, Any]:
-        """The figures as they go into metrics and summaries."""
+        """The figures as they go into metrics and summaries.
+
+        Perplexity is exp(loss), or infinity; bits per byte are summed nats / ln 2 / UTF-8 bytes of the text, None
+        unless every byte carries loss exactly once.
+        """
+        bits = self.loss * self.tokens / math.log(2)
         return {
             "loss": self.loss,
-            "perplexity": self.perplexity,
-            "bits_per_byte": self.bits_per_byte,
+            "perplexity": math.exp(self.loss) if self.loss < 700 else math.inf,
+            "bits_per_byte": bits / self.text_bytes if self.text_bytes else None,
             "tokens": self.tokens,
             "sequences": self.sequences,
         }
@@ -72,7 +65,6 @@ def evaluate_loss(
     `before_forward`: see FailureAgreement. Raises EvaluationFailed.
     """
     count = len(sequences) if limit is None else min(limit, len(sequences))
-    covers_all = count == len(sequences)
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
     was_training = root.training
     root.eval()
@@ -100,5 +92,5 @@ def evaluate_loss(
         loss=nats / tokens if tokens else math.nan,
         tokens=int(tokens),
         sequences=count,
-        text_bytes=sequences.document_bytes if covers_all else None,
+        text_bytes=sequences.document_bytes if count == len(sequences) else None,
     )

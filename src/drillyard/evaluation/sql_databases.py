@@ -29,19 +29,15 @@ from drillyard.evaluation.sql_sandbox import NO_MEMORY, SQL_ERRORS, build_databa
 FILLS = 3
 ATTEMPTS = 24
 """Seeds tried; the last quarter with `_MANY_ROWS`, for a HAVING that asks for many."""
-
 MAX_SECONDS = 20.0
 """Of all attempts, each of which may take the time of a build and of a query."""
 MAX_COLUMNS = 2_000
 """Of a schema: a row of generated values costs about 2 microseconds per column."""
-
 _MANY_ROWS = 500
 _SHARED_KEYS = 6
 _FRACTIONAL = ("REAL", "DEC", "FLOA", "DOUB")
 _NUMERIC = ("INT", "NUM", "BOOL", *_FRACTIONAL)
 _WORDS = ("Amber", "Birch", "Cedar", "Delta", "Ember", "Falcon", "Grove", "Harbor", "Indigo", "Juniper")
-
-
 SCHEMA_COLUMNS = ("schema", "sql_context")
 
 

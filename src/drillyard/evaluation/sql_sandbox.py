@@ -25,18 +25,11 @@ _STEPS_PER_CHECK = 500
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _BUILDING = _READING | {
-    sqlite3.SQLITE_CREATE_TABLE,
-    sqlite3.SQLITE_CREATE_INDEX,
-    sqlite3.SQLITE_CREATE_VIEW,
-    sqlite3.SQLITE_ALTER_TABLE,
-    sqlite3.SQLITE_DROP_TABLE,
-    sqlite3.SQLITE_DROP_VIEW,
-    sqlite3.SQLITE_INSERT,
-    sqlite3.SQLITE_UPDATE,
-    sqlite3.SQLITE_DELETE,
-    sqlite3.SQLITE_TRANSACTION,
-    sqlite3.SQLITE_REINDEX,
-}
+    sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_VIEW,
+    sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE,
+    sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_REINDEX,
+}  # fmt: skip
 # Deterministic functions (and the clock), each bounded in time and size by the limits below. Not among them: what
 # reaches outside (load_extension, fts3_tokenizer), what differs from call to call (random), makers of large values.
 _FUNCTION_NAMES = """

@@ -49,7 +49,6 @@ class LineBlock:
 
     @property
     def redrawn(self) -> bool:
-        """Whether lines were redrawn, so that `text` has more of them than the file."""
         return self.text is not self.counted
 
     def line_at(self, offset: int) -> tuple[int, int]:

@@ -97,8 +97,8 @@ class Ranks:
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
-        node = self.rank - self.local_rank
-        is_first = self.local_rank == 0
+        node = max(self.rank - self.local_rank, 0)
+        is_first = 0 in (self.rank, self.local_rank)
         if self.rank != 0:
             self._await(store, f"{prefix}/node-0")
         if not is_first:
