@@ -89,11 +89,9 @@ class Fault:
     @property
     def first_interval(self) -> int:
         """The first save interval in which they can exist, not counting a save in flight."""
-        if self.kind == "flip":
-            return 3
         if self.place == "deletion":
             return KEPT_CHECKPOINTS
-        return 2 if self.checkpoints_needed else 0
+        return self.checkpoints_needed + 1 if self.checkpoints_needed else 0
 
     @property
     def name(self) -> str:
