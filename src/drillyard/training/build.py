@@ -53,34 +53,40 @@ def build_run(
     shape = BatchShape.of(config, ranks.num_data_ranks)
     total_steps = num_steps(config, data.train.num_sequences, shape.global_batch_size)
     model = build_sharded_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
+    optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
+    trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total_steps)
+    identity = order_identity(
+        config, data.train.fingerprint, data.train.num_sequences, shape.global_batch_size, total_steps
+    )
+    parts = RunParts(model, trainer, identity, numerics(config, ranks, model))
+    log_parts(config, ranks, parts, log)
+    return parts
+
+
+def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> None:
+    """Log the model's notes and parameters, and the event `order`, by which batch_lookup.py finds samples again."""
+    model, shape = parts.model, parts.trainer.shape
     for note in model.notes:
         log.message(note)
-    optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     log.parameters(
         **describe_model(
             model.causal_lm.config.to_dict(),
             count=model.num_parameters,
-            trainable=sum(shard.parameter.numel() for shard in optimizer.shards),
+            trainable=sum(shard.parameter.numel() for shard in parts.trainer.optimizer.shards),
             device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
-            precision=training.precision,
+            precision=config.training.precision,
         )
     )
-    identity = order_identity(
-        config, data.train.fingerprint, data.train.num_sequences, shape.global_batch_size, total_steps
-    )
-    rounding = numerics(config, ranks, model)
     log.event(
         "order",
-        **identity,
+        **parts.identity,
         settings=recorded_settings(config),
         micro_batch_size=shape.micro_batch_size,
         gradient_accumulation=shape.accumulation,
         world_size=ranks.world_size,
-        hardware=rounding["conditions"]["hardware"],
-        numerics=rounding,
+        hardware=parts.numerics["conditions"]["hardware"],
+        numerics=parts.numerics,
     )
-    trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total_steps)
-    return RunParts(model, trainer, identity, rounding)
 
 
 def build_callbacks(
