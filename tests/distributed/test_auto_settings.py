@@ -10,6 +10,7 @@ from tests.distributed.training_case import make_config, write_documents
 
 from drillyard.data import prepare
 from drillyard.estimation.resolved_setup import ResolvedSetup
+from drillyard.parallel import model_setup
 from drillyard.parallel.model_setup import build_sharded_model
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.training import auto_settings
@@ -32,7 +33,7 @@ def two_starts(directory: str) -> list[tuple[float, str, bool]]:
     run = place / "run" if ranks.rank == 0 else place / "not mounted here"
     found = []
     for _ in range(2):
-        with mock.patch.object(auto_settings, "memory_bytes_per_rank", memory_of):
+        with mock.patch.object(model_setup, "memory_bytes_per_rank", memory_of):
             kept = load_auto_settings(config, ranks, run)
         model = build_sharded_model(kept.config, data.tokenizer, ranks, memory_gib=kept.memory_gib)
         found.append((kept.memory_gib, model.resolved.setup.activation_checkpointing, model.small))

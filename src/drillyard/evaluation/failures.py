@@ -57,18 +57,16 @@ class _Error:
     stack: str | None
 
 
+@dataclass(frozen=True)
 class FailureAgreement:
     """Runs the parts of an evaluation of `root`; all ranks call it alike.
 
     `before_forward` is called before each forward. It may raise EvaluationStopped, on all ranks at once.
     """
 
-    def __init__(
-        self, root: LanguageModelLoss, ranks: Ranks, before_forward: Callable[[], None] = lambda: None
-    ) -> None:
-        self._root = root
-        self._ranks = ranks
-        self._before_forward = before_forward
+    root: LanguageModelLoss
+    ranks: Ranks
+    before_forward: Callable[[], None] = lambda: None
 
     def alone(self, work: Callable[[], T]) -> T:
         """The result of `work`, which contains no collective. Raises EvaluationFailed."""
@@ -76,11 +74,11 @@ class FailureAgreement:
 
     def forward(self, work: Callable[[], T]) -> T:
         """The result of `work`, which calls the model once. Raises EvaluationFailed, or EvaluationStopped."""
-        self._before_forward()
-        with finished_modules(self._root) as finished:
+        self.before_forward()
+        with finished_modules(self.root) as finished:
             result, error = self._attempt(work)
         if error is not None:
-            join_remaining_gathers(self._root, finished)
+            join_remaining_gathers(self.root, finished)
         return self._agreed(result, error)
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, _Error | None]:
@@ -90,18 +88,18 @@ class FailureAgreement:
         except Exception as error:
             text = " ".join(str(error).split())
             if isinstance(error, UserError):
-                return None, _Error(self._ranks.rank, text, None)
+                return None, _Error(self.ranks.rank, text, None)
             stack = "".join(traceback.format_exception(error))
-            return None, _Error(self._ranks.rank, f"{type(error).__name__}: {text}", stack)
+            return None, _Error(self.ranks.rank, f"{type(error).__name__}: {text}", stack)
 
     def _agreed(self, result: T | None, error: _Error | None) -> T:
         failed = torch.tensor([error is not None], dtype=torch.int32)
-        if self._ranks.world_size > 1:
+        if self.ranks.world_size > 1:
             dist.all_reduce(failed, op=dist.ReduceOp.MAX)
         if failed.item():
             errors = [each for each in gather(error) if each is not None]
             stack = next((each.stack for each in errors if each.stack), None)
-            raise EvaluationFailed(_in_words(errors, self._ranks.world_size), stack)
+            raise EvaluationFailed(_in_words(errors, self.ranks.world_size), stack)
         return result  # type: ignore[return-value]
 
 

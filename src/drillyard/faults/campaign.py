@@ -53,8 +53,6 @@ from drillyard.training.checkpoint import list_checkpoints, verify
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
 
-OnProgress = Callable[[str], None]
-
 _REFERENCE = "reference"
 _ROUNDING_BYTES = 1 << 20
 
@@ -109,7 +107,7 @@ class UndisturbedRun:
     shard_bytes: int
 
 
-def run_campaign(campaign: Campaign, run: RunConfig, on_progress: OnProgress) -> CampaignResult:
+def run_campaign(campaign: Campaign, run: RunConfig, on_progress: Callable[[str], None]) -> CampaignResult:
     """Run `campaign`; `run` is its config, loaded with the overrides.
 
     Its directory must be empty or missing, and is removed at the end unless `campaign.keep` or a fault failed.

@@ -17,7 +17,6 @@ chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +66,7 @@ class LanguageModelLoss(nn.Module):
             return total
         losses = (
             chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C) * scale
-            for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows)
+            for hidden_CH, targets_C in zip(hidden_RH.split(chunk_rows), targets_R.split(chunk_rows), strict=True)
         )
         return functools.reduce(torch.add, losses)
 
@@ -94,7 +93,7 @@ class _LossWithGradients(torch.autograd.Function):
         weight_gradients: list[torch.Tensor] = []
         losses = []
         done = 0
-        for hidden_CH, targets_C in chunks(hidden_RH, targets_R, chunk_rows):
+        for hidden_CH, targets_C in zip(hidden_RH.split(chunk_rows), targets_R.split(chunk_rows), strict=True):
             with torch.enable_grad():
                 hidden_CH = hidden_CH.detach().requires_grad_()
                 logits_CV = head_logits(causal_lm, hidden_CH)
@@ -140,13 +139,6 @@ def chunk_loss(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor
     """Summed cross entropy of a chunk in `loss_dtype`."""
     logits_CV = logits_CV.to(loss_dtype(logits_CV.dtype))
     return F.cross_entropy(logits_CV, targets_C, ignore_index=IGNORED, reduction="sum")
-
-
-def chunks(
-    hidden_RH: torch.Tensor, targets_R: torch.Tensor, chunk_rows: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows and targets, `chunk_rows` at a time; the last chunk may be smaller."""
-    return zip(torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True)
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -26,8 +26,8 @@ from drillyard.config.run import RunConfig
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate
 from drillyard.hardware import find_accelerator
-from drillyard.parallel.collectives import from_first_rank, gather
-from drillyard.parallel.model_setup import GIB, describe_nearest_fit, memory_bytes_per_rank
+from drillyard.parallel.collectives import from_first_rank
+from drillyard.parallel.model_setup import GIB, describe_nearest_fit, least_memory_bytes
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.run_directory import holds_training
@@ -61,7 +61,7 @@ class AutoSettings:
 def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> AutoSettings:
     """Put the values that this run has recorded for this layout into `config`. Collective."""
     hardware = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-    memory_gib = min(gather(memory_bytes_per_rank(ranks))) / GIB
+    memory_gib = least_memory_bytes(ranks) / GIB
     # Hosts may differ in hardware, and not all of them may see the directory: rank 0 decides.
     layout, entries = from_first_rank(lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory)))
     here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
