@@ -252,7 +252,7 @@ def can_mount(size_bytes: int) -> bool:
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > min(_LARGEST_TMPFS_BYTES, memory // 4) or _libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    return _libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None) == 0
+    return bool(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None) == 0)
 
 
 @contextlib.contextmanager
