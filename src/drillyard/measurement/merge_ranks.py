@@ -32,7 +32,6 @@ _SKEW_US: Final = 2_000_000
 _SKEW_SECONDS: Final = 1.0
 _SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
 """How the values of several ranks are joined: fmax ignores NaN; NO_TIME is the smallest of all times."""
-_NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ def merge_ranks(
     `windowed` formats log means since the line before. `starts` has for each lane the rows with which a later start
     begins; `clock_restarts`: `elapsed_seconds` restarts only then. `taking` empties the lanes, which saves memory.
     """
-    begun = starts or [_NO_ROWS] * len(lanes)
+    begun = starts or [np.zeros(0, np.int64)] * len(lanes)
     tracks = [
         track
         for (lane, name), rows in zip(lanes, begun, strict=True)

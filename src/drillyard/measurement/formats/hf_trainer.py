@@ -83,8 +83,8 @@ class HfTrainer(TextFormat):
         super().__init__()
         self._last: dict[Origin, _Bar] = {}
         self._origins = LineOrigins()
-        self._looked_at: LineBlock | None = None
-        self._drawn: list[tuple[int, Origin, _Bar]] = []
+        self._drawn: tuple[LineBlock | None, list[tuple[int, Origin, _Bar]]] = (None, [])
+        """The bars of the last block."""
         self._numbered = 0
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
@@ -151,14 +151,13 @@ class HfTrainer(TextFormat):
 
     def _bars(self, block: LineBlock) -> list[tuple[int, Origin, _Bar]]:
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
-        if self._looked_at is not block:
+        if self._drawn[0] is not block:
             drawn = b"it/s" in block.text or b"s/it" in block.text
             bars = list(_DRAWN.finditer(block.text)) if drawn else []
             begins = [block.text.rfind(b"\n", 0, match.start()) + 1 for match in bars]
             origins = self._origins.at(block, begins)
-            self._drawn = list(zip(begins, origins, (match.groups() for match in bars), strict=True))
-            self._looked_at = block
-        return self._drawn
+            self._drawn = block, list(zip(begins, origins, (match.groups() for match in bars), strict=True))
+        return self._drawn[1]
 
     def end_block(self, block: LineBlock) -> None:
         """Remember the last bar of each rank in a block for lines of the next one."""
