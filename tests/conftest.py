@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Far above what any test takes alone: a busy machine is several times slower, and only what hangs gets here.
 TIMEOUT_SECONDS = {"unit": 180, "security": 180, "distributed": 900, "integration": 1800}
@@ -25,6 +26,9 @@ os.environ.update(
     # Ranks of a test share two cores; more threads than cores make gloo ranks wait for each other.
     OMP_NUM_THREADS="1",
 )
+# Properties are judged by their truth, never by their time.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 # What the commands print is compared: as wide as without a terminal, and without colours.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
     os.environ.pop(name, None)

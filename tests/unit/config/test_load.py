@@ -77,7 +77,7 @@ def mistyped(draw: st.DrawFn) -> tuple[int, str, str, str]:
 
 
 @given(case=mistyped())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_any_mistyped_key_is_named_with_its_line_and_the_key_that_was_meant(
     case: tuple[int, str, str, str], refuse: Refuse
 ) -> None:
@@ -313,7 +313,7 @@ VALUES = st.recursive(
 
 
 @given(config=st.dictionaries(TEXT | TRICKY, VALUES, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_whatever_a_config_holds_survives_saving_and_saving_again_changes_nothing(
     config: dict[str, Any], tmp_path: Path, load: Load
 ) -> None:

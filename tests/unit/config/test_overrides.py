@@ -20,7 +20,7 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 def test_setting_any_values_that_a_config_has_gives_the_same_config(data: st.DataObject, load: Load) -> None:
     config = load()
     every = leaves(config.model_dump(mode="json"))
@@ -33,7 +33,7 @@ def test_setting_any_values_that_a_config_has_gives_the_same_config(data: st.Dat
     rate=st.floats(1e-300, 1e300),
     name=st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z]", fullmatch=True),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 def test_what_is_set_is_what_is_read(steps: int, rate: float, name: str, load: Load) -> None:
     config = load(RUN, f"training.steps={steps}", f"training.optimizer.learning_rate={rate!r}", f"name='{name}'")
     assert (config.training.steps, config.training.optimizer.learning_rate, config.name) == (steps, rate, name)

@@ -64,7 +64,7 @@ def check_layout(batch: Batch) -> None:
     assert np.array_equal(batch.labels[:, :-1][predicted], batch.input_ids[:, 1:][predicted])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), min_size=1, max_size=25),
     packing=st.booleans(),

@@ -30,7 +30,7 @@ def mixture(*sizes: int, weights: list[float] | None = None, seed: int = 0) -> M
     return Mixture(sources, weights or [1.0] * len(sizes), seed)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(size=st.integers(1, 300), batch=st.integers(1, 40), seed=st.integers(0, 99))
 def test_every_epoch_takes_every_sequence_once(size: int, batch: int, seed: int) -> None:
     data = mixture(size, seed=seed)
@@ -40,7 +40,7 @@ def test_every_epoch_takes_every_sequence_once(size: int, batch: int, seed: int)
         assert sorted(row for _, row in drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(batch=st.integers(1, 24), other=st.integers(1, 24), seed=st.integers(0, 9))
 def test_the_stream_does_not_depend_on_the_batch_size(batch: int, other: int, seed: int) -> None:
     """So ranks and micro-batches, which only share out a step, cannot change it either."""
@@ -68,7 +68,7 @@ def test_resuming_far_out_costs_no_walk_through_the_past() -> None:
     assert len(data.indices(10**9, 64)) == 64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0.01, 10), min_size=2, max_size=8))
 def test_shares_are_exact_to_a_thousandth_over_every_block(weights: list[float]) -> None:
     counts = slot_counts(weights)
@@ -113,7 +113,7 @@ def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
     assert mixture(30, 70).fingerprint == mixture(30, 70).fingerprint
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(size=st.integers(1, 200), batch=st.integers(1, 40), epochs=st.integers(1, 4))
 def test_steps_of_epochs_take_each_sequence_once_an_epoch(size: int, batch: int, epochs: int) -> None:
     data = mixture(size)
@@ -154,7 +154,7 @@ def test_what_is_drawn_is_counted_by_source() -> None:
     assert data.coverage(10, 43) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(1, 5000), key=st.integers(0, 2**64 - 1))
 def test_every_item_has_exactly_one_position(n: int, key: int) -> None:
     order = permute(np.arange(n, dtype=np.uint64), n, key)
@@ -162,7 +162,7 @@ def test_every_item_has_exactly_one_position(n: int, key: int) -> None:
 
 
 @given(n=st.integers(2, 2**40), key=st.integers(0, 2**32), position=st.integers(0, 2**40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_position_is_computed_alone_as_in_company(n: int, key: int, position: int) -> None:
     position %= n
     company = np.array([0, position, n - 1], np.uint64)

@@ -32,7 +32,7 @@ def unpack(packed: PackedSequences) -> list[list[tuple[int, ...]]]:
     return sequences
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 32), max_size=80))
 def test_best_fit_places_every_piece_once_within_capacity(lengths: list[int]) -> None:
     sequences = best_fit(np.array(lengths, np.int32), 32)
@@ -40,7 +40,7 @@ def test_best_fit_places_every_piece_once_within_capacity(lengths: list[int]) ->
     assert all(sum(lengths[index] for index in sequence) <= 32 for sequence in sequences)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=80))
 def test_at_most_one_sequence_is_left_half_empty(lengths: list[int]) -> None:
     fills = [sum(lengths[index] for index in sequence) for sequence in best_fit(np.array(lengths, np.int32), 32)]
@@ -51,7 +51,7 @@ def test_best_fit_prefers_the_tightest_room() -> None:
     assert sorted(map(sorted, best_fit(np.array([7, 5, 3, 5], np.int32), 10))) == [[0, 2], [1, 3]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(1, 24), min_size=1, max_size=12), max_size=12),
     st.booleans(),

@@ -164,7 +164,7 @@ def test_a_line_that_is_no_object_is_reported(line: str, tmp_path: Path) -> None
     assert says(failure(tmp_path / "a.jsonl"), "line 2: ... JSON object")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(before=st.lists(st.sampled_from(["x", "ä", "longer line"]), max_size=6), block=st.integers(5, 60))
 def test_text_that_is_not_utf8_is_reported_with_line_and_byte(
     before: list[str], block: int, tmp_path_factory: pytest.TempPathFactory

@@ -31,7 +31,7 @@ def trained() -> PreTrainedTokenizerFast:
     return _as_pretrained(_train(300, iter(TEXTS)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_decoding_gives_back_every_text(text: str) -> None:
     assert trained().decode(trained().encode(text, add_special_tokens=False)) == text

@@ -1,18 +1,14 @@
-"""Properties are judged by their truth, never by their time; and a job of eight-GPU nodes for tests to fail."""
+"""A job of eight-GPU nodes for tests to fail."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from drillyard.estimation.failure_estimate import FailureInputs, checkpoint_cost, restart_time
 from drillyard.estimation.quantity import given
 from drillyard.hardware import catalog
-
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from drillyard.estimation.failure_rates import custom_failure_rate, failure_rate
 from drillyard.hardware import catalog
 
 LLAMA3 = failure_rate("llama3")
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 
 
 def test_llama3_is_interrupted_7_8_times_a_day_and_its_time_between_failures_is_3_1_hours(make_job):

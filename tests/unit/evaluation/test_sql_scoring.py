@@ -135,7 +135,7 @@ UNION ALL JOIN ON USING WITH RECURSIVE AS VALUES COUNT(*) AVG( CAST LIKE % IN BE
 SQL_SOUP = st.lists(st.sampled_from(SQL_WORDS.split()), max_size=25).map(" ".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("latin-1")), SQL_SOUP))
 def test_no_text_raises(predicted: str) -> None:
     referee = QueryJudge(row("SELECT name, price FROM shops"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
@@ -28,7 +28,6 @@ def drawn_of(planned_runs: list[PlannedRun]) -> Counter[tuple[str, str]]:
     return Counter((fault.kind, fault.place) for planned in planned_runs for fault in planned.faults)
 
 
-@settings(deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(FAULT_KINDS), min_size=1, unique=True),
     extra=st.integers(0, 60),
@@ -59,7 +58,6 @@ def test_every_fault_can_strike_where_it_is_put(
         assert places == sorted(places, key=lambda place: (place != "cache", place == "export"))
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_the_same_seed_draws_the_same_plan(seed: int) -> None:
     assert draw_faults(FAULT_KINDS, 40, seed, SHAPE) == draw_faults(FAULT_KINDS, 40, seed, SHAPE)

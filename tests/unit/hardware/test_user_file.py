@@ -269,7 +269,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.dictionaries(FIELDS, VALUES, max_size=6))
 def test_any_row_is_either_read_or_refused_at_its_keys(tmp_path, raw):
     path = tmp_path / "own.yaml"

@@ -154,7 +154,7 @@ STATUSES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STATUSES, st.integers(70, 200))
 def test_a_table_fits_the_terminal_with_a_line_for_each_run(statuses: list[RunStatus], width: int) -> None:
     lines = rendered(statuses, width)

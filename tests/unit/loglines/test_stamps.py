@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UserError
@@ -51,7 +51,6 @@ def test_what_is_no_date_has_no_time() -> None:
     assert Stamps().convert("iso", [b"2026-13-02 03:04:05", b"2026-02-30T00:00:00Z"]) == [None, None]
 
 
-@settings(deadline=None)
 @given(
     st.lists(MOMENTS, min_size=1, max_size=80), st.sampled_from([0, 1, 3, 6, 9]), st.sampled_from(["", "Z", "+02:00"])
 )

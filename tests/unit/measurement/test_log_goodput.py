@@ -82,7 +82,7 @@ STEP_TIMES = st.sampled_from([900_000, SECOND, 1_100_000, 9 * SECOND])
 
 
 @given(data=st.data(), timed=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
     run, saved, total = Timeline(), data.draw(st.sampled_from([-1, 0])), data.draw(st.integers(1, 15))
     run.highest = saved
@@ -154,7 +154,7 @@ rows_of_steps = st.lists(
 
 
 @given(rows_of_steps, st.sampled_from([0, 1000, SECOND]), st.integers(-5, 5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_microsecond_has_one_category_whatever_the_steps_are(drawn, tick, position):
     steps, at, number = [], 0, position
     for after, advance, seconds, slack in drawn:

@@ -70,7 +70,7 @@ NOISE = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from(sorted(SLOW)), st.sampled_from(["", "2026-08-01T12:00:00.000Z ", "0: ", " 3: "]))
 def test_reading_equals_slow_reading(data: st.DataObject, format: str, prefix: str) -> None:
     lines = []
@@ -118,7 +118,7 @@ def test_a_long_log_of_only_steps_equals_slow_reading(tmp_path: Path) -> None:
 # -- cut anywhere --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(WHOLE)), st.sampled_from(sorted(PREFIXES)), st.floats(0, 1))
 def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(sample: str, launcher: str, where: float) -> None:
     content = b"".join(PREFIXES[launcher] + line + b"\n" for line in WHOLE[sample].split(b"\n")[:-1])
@@ -153,7 +153,7 @@ def test_prefixes_that_differ_on_every_line_are_read_too(tmp_path: Path) -> None
 # -- ranks ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from(["{}: ", "[rank{}]: ", "[pod/job-0-{}/main] ", "(worker{0}, rank={0}, pid=7) "]))
 def test_any_interleaving_of_ranks_gives_the_same_steps(data: st.DataObject, prefix: str) -> None:
     ranks = data.draw(st.integers(2, 4))
@@ -267,7 +267,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         read_logs([tmp_path], framework="caffe")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=300), st.lists(st.sampled_from(sorted(WHOLE)), max_size=3), st.integers(0, 2**32))
 def test_damaged_logs_are_read_or_refused_but_never_break(junk: bytes, names: list[str], seed: int) -> None:
     content = bytearray(b"".join(WHOLE[name] for name in names) + junk)

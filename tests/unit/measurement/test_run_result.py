@@ -327,7 +327,7 @@ wild = st.sampled_from([0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), 14
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
     length = data.draw(st.integers(1, 12))
     floats = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from drillyard.config.run import RunConfig
 from drillyard.telemetry import StepRecord
@@ -49,8 +48,3 @@ def record() -> StepRecord:
         data_seconds=0.01,
         memory_gib=141.5,
     )
-
-
-# A slow machine must not fail a property: no timing decides a test.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")

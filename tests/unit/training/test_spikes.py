@@ -102,7 +102,7 @@ def test_nothing_is_judged_before_enough_was_seen() -> None:
     assert anomalies(figures, warmup=1) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=400))
 def test_the_window_is_that_of_the_definition(values: list[float]) -> None:
     window = RobustWindow()

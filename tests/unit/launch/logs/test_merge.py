@@ -56,7 +56,7 @@ LINES = st.tuples(st.one_of(st.none(), st.integers(0, 5)), TEXTS).map(
 LOGS = st.lists(st.lists(LINES, max_size=12), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOGS, st.integers(1, 40), st.booleans())
 def test_a_merged_log_is_a_permutation_of_its_lines_that_keeps_the_order_of_each_log(
     logs: list[list[bytes]], size: int, ended: bool
@@ -74,7 +74,7 @@ def test_a_merged_log_is_a_permutation_of_its_lines_that_keeps_the_order_of_each
     assert len(lines) == sum(map(len, expected))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(1, 200))
 def test_stamps_that_rise_in_every_log_rise_in_the_merged_one_and_equal_ones_are_in_order_of_logs(
     times: list[list[int]], size: int
@@ -87,7 +87,7 @@ def test_stamps_that_rise_in_every_log_rise_in_the_merged_one_and_equal_ones_are
     assert message == sorted(message)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(LINES, max_size=8), min_size=1, max_size=3), st.integers(1, 50), st.integers(51, 500))
 def test_the_order_does_not_depend_on_the_pieces_in_which_logs_come(
     logs: list[list[bytes]], small: int, large: int
@@ -196,7 +196,7 @@ FRACTIONS = {"": 0, ",%03d": 1000, ".%06d": 1, ".%09d": 0}
 ZONES = {"": 0, "Z": 0, "+01:00": 3600, "-0530": -19_800}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(
