@@ -116,10 +116,7 @@ def build_sharded_model(
     parallelize_model(root, blocks(model), ranks, training.model_copy(update=recomputation), keep_unsharded=small)
     root.to_empty(device=ranks.device)
     init_buffers(model)
-    # FSDP2 takes hold of the shards now, so that the tensors it uses from here on are the final ones.
-    for module in fsdp_modules(root):
-        module.unshard()
-        module.reshard()
+    materialise(root)
     root.train()
     notes = settings_without_effect(load_config(config.model))
     return ShardedModel(root, attention, num_parameters, small, notes, resolved)
@@ -163,6 +160,13 @@ def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
         return
     assert config.model.id is not None, "checked before start"
     load_pretrained(model, config.model.id)
+
+
+def materialise(root: torch.nn.Module) -> None:
+    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final ones."""
+    for module in fsdp_modules(root):
+        module.unshard()
+        module.reshard()
 
 
 def set_determinism(config: RunConfig) -> None:
