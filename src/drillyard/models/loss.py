@@ -66,7 +66,9 @@ class LanguageModelLoss(nn.Module):
             return total
         losses = (
             chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C) * scale
-            for hidden_CH, targets_C in zip(hidden_RH.split(chunk_rows), targets_R.split(chunk_rows), strict=True)
+            for hidden_CH, targets_C in zip(
+                torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
+            )
         )
         return functools.reduce(torch.add, losses)
 
@@ -93,7 +95,9 @@ class _LossWithGradients(torch.autograd.Function):
         weight_gradients: list[torch.Tensor] = []
         losses = []
         done = 0
-        for hidden_CH, targets_C in zip(hidden_RH.split(chunk_rows), targets_R.split(chunk_rows), strict=True):
+        for hidden_CH, targets_C in zip(
+            torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
+        ):
             with torch.enable_grad():
                 hidden_CH = hidden_CH.detach().requires_grad_()
                 logits_CV = head_logits(causal_lm, hidden_CH)

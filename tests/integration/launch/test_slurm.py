@@ -25,7 +25,7 @@ from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_confi
 from drillyard.config import load_cluster_config
 from drillyard.launch.agent.index import list_runs
 from drillyard.launch.programs import Programs, Result
-from drillyard.launch.run_status import State
+from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.launcher import SlurmLauncher
 
 TITAN = """
@@ -127,9 +127,17 @@ def is_running(status: dict[str, Any]) -> bool:
     return bool(status["state"] == "running")
 
 
-def waits(status: dict[str, Any]) -> bool:
-    """For `Desk.wait_for`: in the queue, for the first time or again."""
-    return bool(status["native"].get("state") == "PENDING")
+def waiting(desk: Desk, handle: str) -> RunStatus:
+    """The status as soon as the run is in the queue again, which may last for a second only."""
+    seen: list[RunStatus] = []
+    with looking(desk) as look:
+
+        def is_pending() -> bool:
+            seen.append(look.status(handle.rpartition("/")[2]))
+            return seen[-1].native.get("state") == "PENDING"
+
+        until(is_pending, "the queue")
+    return seen[-1]
 
 
 def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
@@ -158,27 +166,27 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster.kill_agent(lost)
 
     # The reason is there as soon as the job waits.
-    status = desk.wait_for(handle, waits)
-    assert f"lost node 1 ({lost}): Killed" in status["reason"], status
-    assert status["state"] == "restarting", status
-    assert "without" not in status["reason"]
+    status = waiting(desk, handle)
+    assert says(status.reason or "", f"lost node 1 ({lost}): Killed"), status
+    assert status.state is State.restarting, status
+    assert "without" not in (status.reason or "")
     until(lambda: holds.reached(moments[1], 0, 1), "the second start")
     # Its end is nearer than `signal_seconds` now. Slurm looks every 30 s.
     minutes = 3 + cluster.elapsed_seconds(job) // 60
     cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
-    waiting = desk.wait_for(handle, waits)
-    assert (waiting["state"], waiting["failures"]) == ("restarting", 0), waiting
-    assert says(waiting["reason"], "time limit ... saved"), waiting
+    status = waiting(desk, handle)
+    assert (status.state, status.failures) == (State.restarting, 0), status
+    assert says(status.reason or "", "time limit ... saved"), status
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=50")
     log = run.directory / "launch" / f"slurm-{job}.log"
     until(lambda: holds.reached(moments[2], 0, 1), "the third start")
     cluster.kill_agent(lost)
-    status = desk.wait_for(handle, waits)
-    assert says(status["reason"], f"node 1 ({lost}): Killed; ... without {lost}"), status
+    status = waiting(desk, handle)
+    assert says(status.reason or "", f"node 1 ({lost}): Killed; ... without {lost}"), status
     assert desk.say("runs", "wait", handle).returncode == 0, log.read_text()
-    status = desk.status(handle)
-    assert (status["state"], status["failures"], status["round"]) == ("succeeded", 0, 3)
-    assert lost not in status["hosts"] and "time limit" in log.read_text()
+    ended = desk.status(handle)
+    assert (ended["state"], ended["failures"], ended["round"]) == ("succeeded", 0, 3)
+    assert lost not in ended["hosts"] and "time limit" in log.read_text()
     assert [start["round"] for start in run.events("run_start")] == [0, 1, 2, 3]
     assert [each["step"] for each in run.events("resume")] == [21, 21]
     # Steps after the newest checkpoint were trained again, with the same bits.
@@ -211,8 +219,7 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
-    message = desk.wait_for(handle, waits)
-    assert says(message["reason"], "node 0 (n2) ... killed"), message
+    assert says(waiting(desk, handle).reason or "", "node 0 (n2) ... killed")
     desk.wait_for(handle, lambda message: is_running(message) and message["round"] == 1)
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
@@ -282,11 +289,11 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
-    waiting = desk.wait_for(handle, waits)
-    assert waiting["state"] == "restarting" and says(waiting["reason"], "queued again")
+    status = waiting(desk, handle)
+    assert status.state is State.restarting and says(status.reason or "", "queued again")
     cluster.run("scancel", other)
-    status = desk.wait_for(handle, lambda status: is_running(status) and status["round"] == 1)
-    assert status["failures"] == 0
+    message = desk.wait_for(handle, lambda message: is_running(message) and message["round"] == 1)
+    assert message["failures"] == 0
     assert desk.say("runs", "cancel", handle).returncode == 0
 
 
