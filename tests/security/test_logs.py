@@ -101,7 +101,7 @@ def test_step_lines_that_all_differ_are_not_learned_for_ever(monkeypatch: pytest
     monkeypatch.setattr("drillyard.measurement.formats.log_format._MOST_LEARNED", 100)
     keys = [str(number).translate(str.maketrans("0123456789", "abcdefghij")) for number in range(300)]
     reading = read("".join(f"iteration {i}/9 | {key}: 3 | loss: 1.0 |\n" for i, key in enumerate(keys)).encode())
-    (megatron,) = [one.reader for one in reading._candidates if one.reader.format.name == "megatron"]
+    (megatron,) = [reader for reader, _ in reading._candidates if reader.format.name == "megatron"]
     assert megatron.step_lines == megatron._compiled == 100
     assert megatron.damaged == 200
 
