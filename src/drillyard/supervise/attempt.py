@@ -130,6 +130,7 @@ class Attempt:
         self._asked_to_end = False
         self._asked_for_stacks = False
         self._first_end: float | None = None
+        self._resume_reading: float | None = None
         self._last_progress = time.monotonic()
         self._progress = ProgressFiles(plan.run_directory)
         self._wants_standby = plan.standby is not None
@@ -215,6 +216,8 @@ class Attempt:
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [self._pending[0]] if self._pending else []
+        if self._resume_reading is not None:
+            moments.append(self._resume_reading)
         if self._grace.watchdog is not None and not self._asked_to_end:
             moments.append(self._last_heartbeat() + self._grace.watchdog)
         if self._output.refresh_seconds is not None:
@@ -227,6 +230,9 @@ class Attempt:
         now = time.monotonic()
         if self._output.refresh_seconds is not None:
             self._output.refresh(self._board.read()[0])
+        if self._resume_reading is not None and now >= self._resume_reading:
+            self._resume_reading = None
+            self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
         if self._pending is not None and now >= self._pending[0]:
             action, self._pending = self._pending[1], None
             action()
@@ -356,8 +362,9 @@ class Attempt:
             return
         self._forwarder.feed(chunk)
         if len(chunk) < _PIPE_BYTES // 2:
-            # Let lines gather instead of waking up for each.
-            time.sleep(_READ_PAUSE_SECONDS)
+            # Let lines gather instead of waking up for each. A sleep would lose the order in which ranks exit.
+            self._selector.unregister(self._pipe)
+            self._resume_reading = time.monotonic() + _READ_PAUSE_SECONDS
 
     def _drain(self) -> None:
         """Read what rank 0 wrote before its end, without waiting for others that may still hold its pipe."""

@@ -68,15 +68,6 @@ def test_an_agent_without_guardian_ends_a_command_whose_lease_runs_out(make: Mak
     wait_until(lambda: says(agents.log(0).splitlines(), "not be written ... lease_seconds"))
 
 
-@pytest.mark.parametrize("is_empty", [True, False])
-def test_agents_of_several_nodes_need_the_secret(make: Make, is_empty: bool) -> None:
-    agents = make("true", 2)
-    (agents.launch / "secret").unlink()
-    if is_empty:
-        (agents.launch / "secret").touch()
-    assert codes(agents.run_all()) == [2, 2]
-
-
 def test_a_state_that_cannot_be_read_is_said_and_begun_again(make: Make) -> None:
     agents = make("true")
     (agents.launch / "state.json").write_text("")

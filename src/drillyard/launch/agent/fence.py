@@ -48,17 +48,24 @@ class Epochs:
     def open(self, leader: dict[str, Any]) -> int:
         """Take the next epoch, with this description of its leader. Raises OSError."""
         self.directory.mkdir(exist_ok=True)
-        number = self.newest() + 1
-        while True:
-            try:
-                with open(self._path(number), "x", encoding="utf-8") as file:
-                    file.write(json.dumps(leader) + "\n")
-                return number
-            except OSError as error:
-                # ESTALE: a mounted bucket lets two hosts create it at once, and fails the second one's close.
-                if error.errno not in (errno.EEXIST, errno.ESTALE):
-                    raise
+        number = self.newest()
+        # Complete when it appears under its name: an epoch that a full disk left empty would end a healthy leader.
+        draft = self.directory / f"draft-{leader['leader']['pid']}-{time.time_ns()}"
+        try:
+            draft.write_text(json.dumps(leader) + "\n", encoding="utf-8")
+            while True:
                 number += 1
+                try:
+                    os.link(draft, self._path(number))
+                    return number
+                except FileExistsError:
+                    continue
+                except OSError:
+                    # A file system without links (object storage).
+                    if _made_first(self._path(number), draft.read_text(encoding="utf-8")):
+                        return number
+        finally:
+            draft.unlink(missing_ok=True)
 
     def newest(self) -> int:
         """The number of the newest epoch; 0 without any."""
@@ -105,6 +112,21 @@ class Epochs:
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:04d}"
+
+
+def _made_first(path: Path, text: str) -> bool:
+    """Create a file; False where it exists. Raises OSError.
+
+    A mounted bucket lets two hosts create it at once, and the second one fails when it closes it (ESTALE).
+    """
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ESTALE):
+            raise
+        return False
+    return True
 
 
 class Predecessors:

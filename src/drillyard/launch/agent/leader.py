@@ -163,7 +163,7 @@ class Leader(NodeAgent):
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
             reason = f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}"
-            self._state.enter("starting", reason)
+            self._show("starting", reason)
             self._turn()
         if not waiting:
             self._epochs.tidy(self._epoch)
@@ -192,7 +192,7 @@ class Leader(NodeAgent):
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
             waits = f"waits for {restart_policy.names(self._members.named(missing))}"
-            self._state.enter(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
+            self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
@@ -376,3 +376,8 @@ class Leader(NodeAgent):
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
         self._end_at_once()
         raise AgentExit(EXIT_NODE_LOST)
+
+    def _show(self, state: str, reason: str) -> None:
+        """Enter a state, on every turn of a wait: written only where it changes."""
+        if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
+            self._state.enter(state, reason)

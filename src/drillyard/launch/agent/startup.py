@@ -22,6 +22,9 @@ from .node_command import REFERENCE, NodeCommand
 from .scheduler_env import Allocation
 from .state_file import OVER, is_cancelled, last_state, read_json_object, read_secrets, replace_file
 
+_SECONDS_FOR_SECRET = 60.0
+"""NFS clients may remember for as long that a file was not there (nfs(5), acdirmax)."""
+
 
 class UsageError(Exception):
     """A mistake of the caller: shown as `error: ...`, exit code 2."""
@@ -140,11 +143,16 @@ def agents_here(directory: Path) -> list[dict[str, Any]]:
 def _read_secret(directory: Path) -> bytes:
     """The run's secret, which submission put there. Raises UsageError."""
     path = directory / "secret"
-    try:
-        secret = path.read_bytes().strip()
-    except OSError as error:
-        advice = "the agents of a run need one user and one launch directory"
-        raise UsageError(f"{path}: {error.strerror}: {advice}") from None
-    if not secret:
-        raise UsageError(f"{path} is empty: launch the run again")
-    return secret
+    deadline = time.monotonic() + _SECONDS_FOR_SECRET
+    while True:
+        try:
+            secret = path.read_bytes().strip()
+        except FileNotFoundError:
+            secret = b""
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}: the agents of a run must be one user's") from None
+        if secret:
+            return secret
+        if time.monotonic() > deadline:
+            raise UsageError(f"{path} is missing or empty: is {directory} the same directory on all nodes?")
+        time.sleep(0.5)

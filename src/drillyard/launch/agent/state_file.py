@@ -129,8 +129,6 @@ class StateFile:
 
     def enter(self, state: str, reason: str | None = None, **fields: Any) -> None:
         """Change to a state, or to another reason for it."""
-        if not fields and (state, reason) == (self.fields.get("state"), self.fields.get("reason")):
-            return
         if state != self.fields.get("state"):
             self.fields["since"] = time.time()
         self.fields.update(fields, state=state, reason=reason)

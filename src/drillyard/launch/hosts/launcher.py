@@ -269,7 +269,7 @@ def _local_layout(cluster: ClusterConfig, request: LaunchRequest | None) -> Host
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
-    """The status of a run from an agent's `list` or `status`: {entry, state, agent, problem}."""
+    """The status of a run from an agent's `list`: {entry, state, agent, problem}."""
     entry, state, problem = seen.get("entry") or {}, seen.get("state") or {}, seen.get("problem")
     submitted_at = entry.get("submitted_at")
     unreported = State.failed if problem else State.starting

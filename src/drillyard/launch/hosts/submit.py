@@ -119,7 +119,6 @@ class HostSubmission:
             raise submit_lock.being_launched_error(self._plan.handle, whose)
 
     def _check(self) -> None:
-        answers = self._do(host_plan.CHECK)
         job, cluster = self._job, self._cluster
         machine = machine_of(cluster, load_catalog(cluster.hardware)) if cluster.machine else None
         needed = host_checks.HostRequirements(
@@ -131,6 +130,7 @@ class HostSubmission:
             machine=cluster.machine,
             gpus=machine.num_accelerators if machine else None,
         )
+        answers = self._do(host_plan.CHECK)
         try:
             problems = host_checks.judge(answers, needed)
             if not problems:

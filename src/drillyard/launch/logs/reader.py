@@ -93,21 +93,16 @@ def run_logs(
         yield from _tailed(_until_end(reader), wanted.tail)
 
 
-def _written(reader: _Reader) -> Iterator[bytes]:
-    """What has been written until now, without the lines that later ones may still precede."""
+def _until_end(reader: _Reader) -> Iterator[bytes]:
     reader.look()
-    while True:
+    while any(not log.source.ended for log in reader.logs):
         reader.fill()
-        if reader.at_end:
-            return
+        for log in reader.logs:
+            if log.source.paused:
+                # At once: a last line that was cut off has its place among the lines of the others.
+                log.source.finish()
         if piece := reader.merge.final():
             yield piece
-
-
-def _until_end(reader: _Reader) -> Iterator[bytes]:
-    yield from _written(reader)
-    for log in reader.logs:
-        log.source.finish()
     if piece := reader.merge.final():
         yield piece
 
@@ -167,7 +162,13 @@ def _when_over(over: Callable[[], bool]) -> threading.Event:
 
 def _caught_up(reader: _Reader) -> Iterator[bytes]:
     """What was written before following began."""
-    yield from _written(reader)
+    reader.look()
+    while True:
+        reader.fill()
+        if reader.at_end:
+            break
+        if piece := reader.merge.final():
+            yield piece
     # The newest lines are held back, as later ones are; but the last N are returned together.
     if reader.wanted.tail is not None and (piece := reader.merge.upto(LAST_KEY)):
         yield piece

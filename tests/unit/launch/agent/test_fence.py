@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import subprocess
 import threading
@@ -209,3 +210,16 @@ def test_an_epoch_that_is_not_seen_yet_is_no_other(tmp_path: Path) -> None:
     assert not lease.superseded and not lease.directory_gone
     (tmp_path / "epochs" / "0007").write_text('{"leader": {"pid": 2}}\n')
     assert lease.superseded and lease.directory_gone
+
+
+def test_a_full_disk_takes_no_epoch(tmp_path: Path) -> None:
+    epochs = Epochs(tmp_path)
+    assert epochs.open(ME) == 1
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            epochs.open(ME)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not epochs.has(2) and os.listdir(epochs.directory) == ["0001"]

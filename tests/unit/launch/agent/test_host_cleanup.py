@@ -31,3 +31,11 @@ def test_a_process_that_takes_a_moment_to_exit_was_asked_and_not_killed(monkeypa
     monkeypatch.setattr(host_cleanup, "_signal", lambda each, number: each.signals.append(number))
     message = host_cleanup._end([process], "token", 60.0)
     assert message == [{"process": 4711, "ended": "asked"}] and process.signals == [signal.SIGTERM]
+
+
+def test_what_a_killed_agent_left_is_killed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[str] = []
+    monkeypatch.setattr(host_cleanup, "marked_processes", lambda *_: [] if killed else [4711])
+    monkeypatch.setattr(host_cleanup, "end_marked_processes", lambda token, _: killed.append(token))
+    monkeypatch.setattr(host_cleanup.time, "sleep", lambda _: pytest.fail("it waited"))
+    assert host_cleanup._end([], "token", 60.0) == [] and killed == ["token"]

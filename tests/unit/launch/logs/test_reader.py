@@ -396,3 +396,11 @@ def test_lines_are_shown_with_or_without_time_and_prefix() -> None:
         {"node": 0, "rank": None, "time": "2025-11-24T12:00:01.000000Z", "text": "a"},
         {"node": None, "rank": 3, "time": None, "text": "no time"},
     ]
+
+
+def test_a_last_line_that_was_cut_off_has_its_place_in_time(tmp_path: Path) -> None:
+    place = Place(tmp_path / "run")
+    place.node(0, stamped(0, "first"), stamped(2, "cut off")[:-1])
+    place.node(1, *(stamped(10 + i * 0.001, f"line {i}") for i in range(60_000)))
+    lines = place.logs().splitlines()
+    assert len(lines) == 60_002 and b"cut off" in lines[1]
