@@ -147,7 +147,6 @@ class Demo:
         """Print the table of accuracies before and after, and check the demo's claims."""
         from drillyard.config import load_run_config
         from drillyard.data import evaluation_rows
-        from drillyard.evaluation.sql_scoring import best_constant_answer
 
         evaluations = [event for event in self.events() if event["event"] == "evaluation"]
         before, after = evaluations[0]["results"], evaluations[-1]["results"]
@@ -183,6 +182,21 @@ class Demo:
         print("   " + (result.stdout.strip() or result.stderr.strip()[-2000:]))
         if result.returncode:
             raise SystemExit("demo: the report was not written")
+
+
+def best_constant_answer(rows: list[dict[str, Any]]) -> tuple[str, float]:
+    """The reference query that scores best as the answer to every question, and its accuracy: the floor of a model."""
+    from drillyard.evaluation.sql_scoring import QueryJudge
+
+    judges = [each for each in map(QueryJudge, rows) if not each.unjudged]
+    scores = {
+        sql: sum(each.judge(sql).outcome == "correct" for each in judges)
+        for sql in dict.fromkeys(each.reference for each in judges)
+    }
+    for each in judges:
+        each.close()
+    best = max(scores, key=lambda sql: scores[sql])
+    return best, scores[best] / len(judges)
 
 
 def pid_of_rank(supervisor: int, rank: int) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import drillyard
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "drillyard"
 # Launchers are packages of these names; the registry lists them, and starters and the example configs show them.
@@ -199,3 +201,35 @@ def test_words_that_are_not_used() -> None:
             if WORDS.search(re.sub('["`]told["`]', "", line).replace("_", " ")):
                 found.append(f"{name}:{number}: {line.strip()[:100]}")
     assert found == []
+
+
+def names_of(module: str) -> set[str]:
+    """What can be imported from a module: its names outside functions, and a package's modules."""
+    _, tree = modules()[module]
+    found = {name.removeprefix(f"{module}.") for name in modules() if name.startswith(f"{module}.")}
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(child.name)
+            elif isinstance(child, ast.alias):
+                found.add(child.asname or child.name)
+            elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                found.add(child.id)
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                nodes.append(child)
+    return found | (set(drillyard.__all__) if module == "drillyard" else set())
+
+
+@pytest.mark.parametrize("directory", ["benchmarks", "demo", "tools"])
+def test_programs_beside_the_package_import_what_it_has(directory: str) -> None:
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+        for path in sorted((ROOT / directory).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "drillyard"
+        for alias in node.names
+        if node.module not in modules() or alias.name not in names_of(str(node.module))
+    ]
+    assert missing == []

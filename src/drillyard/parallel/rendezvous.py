@@ -23,6 +23,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from textwrap import shorten
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore
@@ -114,7 +115,8 @@ class _Rank:
                 return newest
             if time.monotonic() > self.deadline:
                 missing = [rank for rank, key in enumerate(everyone) if not self.hall.check([key])]
-                listed = f"{'rank' if len(missing) == 1 else 'ranks'} {number_list(missing)}"
+                ranks = shorten(number_list(missing), 80, placeholder=" ...")
+                listed = f"{'rank' if len(missing) == 1 else 'ranks'} {ranks}"
                 raise self._timed_out(listed if missing else "none, but not all have answered")
             time.sleep(pause)
 

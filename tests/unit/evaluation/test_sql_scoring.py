@@ -6,6 +6,7 @@ import sqlite3
 from typing import Any
 
 import pytest
+from demo.run import best_constant_answer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -190,19 +191,6 @@ def test_the_built_in_set_is_judged_on_three_databases() -> None:
 
 def literal(value: Any) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
-
-
-def best_constant_answer(rows: list[dict[str, Any]]) -> tuple[str, float]:
-    """The reference query that scores best as the answer to every question, and its accuracy: the floor of a model."""
-    judges = [each for each in map(QueryJudge, rows) if not each.unjudged]
-    scores = {
-        sql: sum(each.judge(sql).outcome == "correct" for each in judges)
-        for sql in dict.fromkeys(each.reference for each in judges)
-    }
-    for each in judges:
-        each.close()
-    best = max(scores, key=lambda sql: scores[sql])
-    return best, scores[best] / len(judges)
 
 
 @pytest.mark.parametrize("part", ["questions", "combinations", "databases"])
