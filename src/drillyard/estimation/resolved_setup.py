@@ -163,12 +163,16 @@ def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type
     quarter = "a quarter of a micro-batch, at most 2048"
     rows = (
         ("model.attention", config.model.attention, setup.kernel, fastest),
-        ("training.activation_checkpointing", training.activation_checkpointing, setup.activation_checkpointing,
-         why_recomputed),
+        (
+            "training.activation_checkpointing",
+            training.activation_checkpointing,
+            setup.activation_checkpointing,
+            why_recomputed,
+        ),
         ("training.compile", training.compile, setup.compiled, "GPUs only"),
         ("training.loss_chunk_tokens", training.loss_chunk_tokens, setup.loss_chunk_tokens, quarter),
         ("parallelism.shard", config.parallelism.shard, setup.shard, all_ranks),
-    )  # fmt: skip
+    )
     return [SettingDecision(key, value, reason) for key, written, value, reason in rows if written in ("auto", None)]
 
 

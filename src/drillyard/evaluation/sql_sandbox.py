@@ -25,11 +25,18 @@ _STEPS_PER_CHECK = 500
 
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _BUILDING = _READING | {
-    sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_CREATE_VIEW,
-    sqlite3.SQLITE_ALTER_TABLE, sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_DROP_VIEW,
-    sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE,
-    sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_REINDEX,
-}  # fmt: skip
+    sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_INDEX,
+    sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_ALTER_TABLE,
+    sqlite3.SQLITE_DROP_TABLE,
+    sqlite3.SQLITE_DROP_VIEW,
+    sqlite3.SQLITE_INSERT,
+    sqlite3.SQLITE_UPDATE,
+    sqlite3.SQLITE_DELETE,
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_REINDEX,
+}
 # Deterministic functions (and the clock), each bounded in time and size by the limits below. Not among them: what
 # reaches outside (load_extension, fts3_tokenizer), what differs from call to call (random), makers of large values.
 _FUNCTION_NAMES = """
@@ -47,9 +54,13 @@ json_tree json_type json_valid
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 # What ALTER TABLE calls inside of sqlite.
 _BUILDING_FUNCTIONS = _FUNCTIONS | {
-    "printf", "sqlite_drop_column", "sqlite_rename_column", "sqlite_rename_quotefix", "sqlite_rename_table",
+    "printf",
+    "sqlite_drop_column",
+    "sqlite_rename_column",
+    "sqlite_rename_quotefix",
+    "sqlite_rename_table",
     "sqlite_rename_test",
-}  # fmt: skip
+}
 
 _MAX_BUILD_STEPS = 5_000_000
 _MAX_HEAP_BYTES = 256 * 2**20

@@ -17,6 +17,7 @@ chunk, H hidden, V vocabulary.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +67,7 @@ class LanguageModelLoss(nn.Module):
             return total
         losses = (
             chunk_loss(head_logits(self.causal_lm, hidden_CH), targets_C) * scale
-            for hidden_CH, targets_C in zip(
-                torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
-            )
+            for hidden_CH, targets_C in _chunks(hidden_RH, targets_R, chunk_rows)
         )
         return functools.reduce(torch.add, losses)
 
@@ -95,9 +94,7 @@ class _LossWithGradients(torch.autograd.Function):
         weight_gradients: list[torch.Tensor] = []
         losses = []
         done = 0
-        for hidden_CH, targets_C in zip(
-            torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True
-        ):
+        for hidden_CH, targets_C in _chunks(hidden_RH, targets_R, chunk_rows):
             with torch.enable_grad():
                 hidden_CH = hidden_CH.detach().requires_grad_()
                 logits_CV = head_logits(causal_lm, hidden_CH)
@@ -123,6 +120,12 @@ class _LossWithGradients(torch.autograd.Function):
         # Exact where this is 1, as in training; any other factor is rounded to the gradients' precision.
         torch._foreach_mul_(gradients, loss_gradient)
         return None, None, None, None, *gradients
+
+
+def _chunks(
+    hidden_RH: torch.Tensor, targets_R: torch.Tensor, chunk_rows: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(torch.split(hidden_RH, chunk_rows), torch.split(targets_R, chunk_rows), strict=True)
 
 
 def loss_and_gradient(

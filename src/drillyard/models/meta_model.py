@@ -217,10 +217,23 @@ def _lines(error: BaseException) -> list[str]:
 
 # What `spec_from_shapes` asks for, under the names that transformers gives it in every family.
 _FIELDS: Final = (
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "qk_head_dim", "v_head_dim", "hidden_act", "num_experts", "num_local_experts", "n_routed_experts",
-    "moe_num_experts", "num_experts_per_tok", "moe_intermediate_size",
-)  # fmt: skip
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "qk_head_dim",
+    "v_head_dim",
+    "hidden_act",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
 
 
 def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> ModelSpec:

@@ -30,9 +30,15 @@ from drillyard.errors import UserError
 from drillyard.models.sharding import Region, plain_name, whole_region
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 """By their names in safetensors files: https://github.com/huggingface/safetensors#format."""
 
 # The conversions that are boxes: operations of a converter, with the dimension each works on.

@@ -169,9 +169,14 @@ def is_exiting(status: str, stat: Sequence[str]) -> bool:
 def _write_owner(record: Path, does: str) -> None:
     """Record this process as the owner. On a full disk no record is better than that of an earlier owner."""
     content = {**this_process().as_json(), "since": time.time(), "does": does}
+    draft = record.with_name(f"{record.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        record.unlink(missing_ok=True)
-        record.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        try:
+            draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            os.replace(draft, record)
+        except OSError:
+            record.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
 
 
 def _try_lock(descriptor: int) -> bool:

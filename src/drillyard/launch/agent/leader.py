@@ -32,6 +32,8 @@ from .protocol import NUM_PORTS, ConnectionLost
 
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""At the scheduler's log of this start, which is read whole."""
 _SECONDS_FOR_LATE_ENDS = 2.0
 """When one node's agent has ended before it joined, others may do so for the same reason."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP_SIGNALS)}
@@ -153,7 +155,7 @@ class Leader(NodeAgent):
             self._attempt += 1
 
     def _pause(self, seconds: float) -> None:
-        """Only look for a while, unless a stop is requested."""
+        """Start nothing for so long, or until a stop is requested."""
         deadline = time.monotonic() + seconds
         while self._stop.first is None and time.monotonic() < deadline:
             self._turn()
@@ -174,15 +176,18 @@ class Leader(NodeAgent):
         deadline = time.monotonic() + patience
         num_missing = self._job.nodes
         first_end_at: float | None = None
+        next_look = 0.0
         while missing := [node for node in range(self._job.nodes) if not self._is_ready(node)]:
             self._turn()
             if self._stop.first is not None:
                 break
             now = time.monotonic()
-            if ended := {node: why for node, why in self._allocation.ended().items() if node in missing}:
-                first_end_at = first_end_at or now
-                if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
-                    return self._never_joined(ended)
+            if now >= next_look:
+                next_look = now + _SECONDS_BETWEEN_LOOKS
+                if ended := {node: why for node, why in self._allocation.ended().items() if node in missing}:
+                    first_end_at = first_end_at or now
+                    if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
+                        return self._never_joined(ended)
             if len(missing) < num_missing and self._job.join_seconds <= 0:
                 num_missing, deadline = len(missing), now + patience
             if now > deadline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class AgentExit(Exception):
 
 
 @dataclass(repr=False)
-class NodeAgent:
+class NodeAgent(ABC):
     """One node's place in a start of a run. `_address` is the host of node 0 as this node reaches it; `_start` names
     the submission and the attempt."""
 
@@ -47,9 +48,9 @@ class NodeAgent:
         # SIGCHLD, so that the loop wakes when the command ends.
         self._stop = StopRequests(signal.SIGCHLD)
 
+    @abstractmethod
     def run(self) -> int:
         """Take part in the run until it is over for this node; returns the exit code."""
-        raise NotImplementedError
 
     def _require_directory(self) -> None:
         """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""

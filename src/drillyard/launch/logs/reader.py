@@ -148,7 +148,7 @@ def _when_over(over: Callable[[], bool]) -> threading.Event:
                     ended.set()
                     return
                 if failing:
-                    print_notice("the scheduler answers again")
+                    print_notice("the cluster answers again")
                 failing = False
             except UserError as error:
                 if not failing:
