@@ -12,13 +12,15 @@ export HF_DATASETS_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_DISABLE_TELEMETRY := 1
 export PYTHON
+# What tests start would compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format unit distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
+.PHONY: help setup demo test quick lint format unit unit-quick distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
 
 help:
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
-	@echo "make quick        lint and unit tests: under three minutes, without root"
+	@echo "make quick        lint and the unit tests that are not slow: under three minutes, without root"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
@@ -44,9 +46,12 @@ test: setup
 	    echo "== $$group: $$(($$(date +%s) - started)) s"; \
 	done
 
-# The two need one core each: mypy runs next to the tests.
+# Linting needs one core, so it runs next to the tests.
 quick: setup
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit-quick
+
+unit-quick:
+	@$(PYTEST) tests/unit -m "not slow" -n 2 --dist loadfile
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
@@ -58,7 +63,7 @@ format: setup
 	@$(BIN)/ruff check --fix .
 
 unit: setup
-	@$(PYTEST) tests/unit tests/security -n 2
+	@$(PYTEST) tests/unit tests/security -n 2 --dist loadfile
 
 # Ranks are processes of their own: one test at a time keeps their number at that of the test.
 distributed: setup

@@ -74,6 +74,7 @@ KINDS = st.sampled_from(["good", "good", "good", "silently damaged", "cut", "inc
 CHECKPOINTS = st.lists(st.tuples(KINDS, st.none() | st.sampled_from([1.0, 2.0, 3.0])), max_size=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(CHECKPOINTS, st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 30))
 def test_a_prune_killed_anywhere_leaves_the_good_ones_it_promised_and_goes_on_from_there(

@@ -217,6 +217,7 @@ def test_every_flag_that_is_said_to_give_what_is_missing_gives_it(estimate: Any,
         assert what not in [one["what"] for one in left], flag
 
 
+@pytest.mark.slow
 def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:
     arguments = ("--machine", "a3-megagpu-8g", "--nodes", 64, "--set", "training.steps=300000", "--simulate", "--json")
     once, again, other = (estimate(*arguments, "--seed", seed).json["simulation"] for seed in (1, 1, 2))
@@ -358,6 +359,7 @@ def run_without(modules: list[str], *arguments: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_but_the_core_for_a_run_on_1024_nodes(tmp_path: Path) -> None:
     run = tmp_path / "run.yaml"
     run.write_text(RUN)

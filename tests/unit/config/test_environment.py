@@ -29,6 +29,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @given(secret=SECRETS, place=st.sampled_from(list(PLACES)))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
 def test_a_secret_is_there_to_be_used_and_nowhere_to_be_seen(

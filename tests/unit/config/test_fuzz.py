@@ -19,6 +19,7 @@ from drillyard.config import RunConfig, check_run, load_run_config, require_vali
 from drillyard.config.checks import has_held_out, resolve_global_batch
 from drillyard.errors import UserError
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 GOOD = [ROOT / "demo" / "run.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
 TEXTS = [path.read_text(encoding="utf-8") for path in GOOD if "training:" in path.read_text(encoding="utf-8")]

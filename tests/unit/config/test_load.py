@@ -312,6 +312,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(config=st.dictionaries(TEXT | TRICKY, VALUES, max_size=4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
 def test_whatever_a_config_holds_survives_saving_and_saving_again_changes_nothing(

@@ -64,6 +64,7 @@ def with_value(model: type[BaseModel], path: tuple[str, ...], value: Any) -> dic
     return dict(document)
 
 
+@pytest.mark.slow
 def test_what_pydantic_refuses_is_reported_in_our_own_words() -> None:
     seen = set()
     for model in GOOD:

@@ -122,6 +122,7 @@ def write_other_key_order(rows: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "name", "fraction"),
     [

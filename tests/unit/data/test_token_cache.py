@@ -57,6 +57,7 @@ def test_the_same_bytes_under_another_kind_of_file_are_another_source(
     assert (first.text_tokenizer.key == second.text_tokenizer.key) == (tokenizer is None)
 
 
+@pytest.mark.slow
 def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> None:
     prepare(config)
     directory = cache_directory(config)

@@ -28,6 +28,7 @@ def paths(part: str, root: Path) -> list[str]:
     return [row["path"] for row in stdlib.documents(part, root)]
 
 
+@pytest.mark.slow
 def test_the_running_library_gives_two_disjoint_parts() -> None:
     train = list(documents("python-stdlib", {}, "train"))
     held_out = list(documents("python-stdlib", {}, "files"))

@@ -23,6 +23,7 @@ from drillyard.data.builtin.text_to_sql import (
 )
 from drillyard.data.builtin.text_to_sql_vocabulary import CATEGORY_VALUES, NUMBER_RANGES, TEMPLATES
 
+pytestmark = pytest.mark.slow
 NAME = "text-to-sql"
 PARTS = held_out_parts(NAME)
 Rows = list[dict[str, Any]]

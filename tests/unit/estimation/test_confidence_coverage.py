@@ -23,6 +23,7 @@ TWO_SPARES_WALL = 1_218_811.0
 """Seconds: mean of 4 x 20,000 replicas, whose standard error is 78; a wait, in one run of eight, takes 11 hours."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "wall_seconds"),
     [
@@ -44,6 +45,7 @@ NO_SPARES = Scenario(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "seeds"), [(RARELY, 20), (TWO_SPARES, 20), (NO_SPARES, 4)], ids=["0.04 failures", "two spares", "no spares"]
 )

@@ -61,6 +61,7 @@ def test_every_kind_of_answer_follows_the_schema(name: str) -> None:
     EstimateDocument.model_validate(printed(estimate_document(estimate_run(QUESTIONS[name]()))))
 
 
+@pytest.mark.slow
 def test_a_simulated_answer_and_a_sweep_follow_it_too() -> None:
     estimate = estimate_run(request_of(run_config(SMALL)))
     EstimateDocument.model_validate(printed(estimate_document(estimate, simulate_run(estimate, seed=1))))

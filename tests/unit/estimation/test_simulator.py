@@ -65,6 +65,7 @@ def test_a_failure_that_hits_a_restart_restarts_it(detect):
     assert mean(result, "restarting") / result.wall_seconds.mean == pytest.approx(1 - math.exp(-0.5), rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "drain"), [(7, 0.0), (7, 900.0), (300, 1500.0), (303, 1500.0), (3, 0.0), (1, 500.0)])
 def test_short_runs_odd_ends_and_drains_agree_with_the_closed_form(steps, drain):
     schedule = SaveSchedule(steps, 500.0, 4 if steps > 3 else steps, 60.0, drain)

@@ -193,6 +193,7 @@ def literal(value: Any) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["questions", "combinations", "databases"])
 def test_the_best_constant_answer_scores_under_three_percent(part: str) -> None:
     examples = list(documents("text-to-sql", {}, part))

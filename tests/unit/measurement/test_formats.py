@@ -188,6 +188,7 @@ def test_every_sample_is_expected_somewhere() -> None:
     assert {path.name for path in SAMPLES.iterdir()} - {"README.md"} == set(EXPECTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", PREFIXES)
 def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> None:
     prefix = PREFIXES[launcher]

@@ -22,6 +22,7 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.sampled_from(["step", "loss", "time", "other", "st\u00e9p"]), VALUES, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(OBJECTS, min_size=1, max_size=6), st.booleans())
 def test_columns_hold_the_first_number_that_a_line_has(objects: list[dict[str, Any]], ascii_only: bool) -> None:

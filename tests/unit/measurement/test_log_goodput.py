@@ -81,6 +81,7 @@ duration = st.integers(1, 50 * SECOND)
 STEP_TIMES = st.sampled_from([900_000, SECOND, 1_100_000, 9 * SECOND])
 
 
+@pytest.mark.slow
 @given(data=st.data(), timed=st.booleans())
 @settings(max_examples=200)
 def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):

@@ -99,6 +99,7 @@ def test_reading_equals_slow_reading(data: st.DataObject, format: str, prefix: s
     ]
 
 
+@pytest.mark.slow
 def test_a_long_log_of_only_steps_equals_slow_reading(tmp_path: Path) -> None:
     draws = np.random.default_rng(0).uniform(0.1, 9, (60_000, 2))
     text = "".join(

@@ -326,6 +326,7 @@ def test_times_of_day_are_read_with_and_without_a_zone():
 wild = st.sampled_from([0.0, -1.0, 1e-300, 1e300, float("nan"), float("inf"), 14.5, 0.06, 3.0])
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60)
 def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):

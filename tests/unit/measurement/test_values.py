@@ -66,6 +66,7 @@ def _line(kind: str, step: int, time: str, seconds: float, loss: str) -> str:
     return f"Step: {step} | Time: {seconds:.4f}s | TFLOPs/s/GPU: 500.1 | Tokens/s/GPU: 9000 | Loss: {loss}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["megatron", "torchtitan", "nemo2", "perflogger"])
 @pytest.mark.parametrize("prefix", ["", "{rank}: ", "{time}Z [rank{rank}]: ", "[pod/job-0-{rank}/main] {time}000Z "])
 def test_a_log_of_step_lines_gives_every_number_that_was_printed(kind: str, prefix: str, tmp_path: Path) -> None:

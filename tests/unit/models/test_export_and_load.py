@@ -62,6 +62,7 @@ def stored(directory: Path) -> dict[str, list[int]]:
     return shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_transformers_reads_an_export_to_the_bit_and_would_write_the_same_layout(
     architecture: str, tmp_path: Path
@@ -78,6 +79,7 @@ def test_transformers_reads_an_export_to_the_bit_and_would_write_the_same_layout
     assert configs[0]["use_cache"] is True and configs[0]["architectures"] == [type(read).__name__]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_shard_size", ["20KB", "1GB"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_a_model_saved_by_transformers_is_loaded_as_from_pretrained_does(
@@ -277,6 +279,7 @@ def killed_after(moments: int, calls: Iterator[int], function: Callable[..., Any
     return call
 
 
+@pytest.mark.slow
 def test_an_export_that_is_killed_anywhere_is_done_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

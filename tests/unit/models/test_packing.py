@@ -46,6 +46,7 @@ def alone(batch: Packed) -> list[Packed]:
     return documents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_packed_loss_is_the_sum_of_the_documents_alone(architecture: str, attention: str) -> None:
@@ -69,6 +70,7 @@ def test_documents_alone_are_what_the_library_computes_without_our_masks(archite
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_another_document_changes_no_bit_of_this_one(architecture: str, attention: str) -> None:
@@ -95,6 +97,7 @@ def test_another_document_changes_no_bit_of_this_one(architecture: str, attentio
         same(before, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_a_sequence_of_padding_gives_finite_values_and_gradients(architecture: str, attention: str) -> None:

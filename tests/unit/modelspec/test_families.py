@@ -19,6 +19,7 @@ FAMILY_NAMES = sorted(all_families())
 REQUIRED: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @settings(max_examples=5)
 @given(data=st.data())

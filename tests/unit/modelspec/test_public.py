@@ -10,6 +10,7 @@ from tests.unit.modelspec.public_configs import AS_PUBLISHED, CONFIGS, TOTALS
 from drillyard.modelspec import model_spec
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repository", CONFIGS)
 def test_tensors_equal_those_of_the_model_built_on_the_meta_device(repository):
     config = CONFIGS[repository]

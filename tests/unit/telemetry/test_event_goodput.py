@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,7 @@ class Simulation:
 duration = st.integers(1, 50_000_000)
 
 
+@pytest.mark.slow
 @given(data=st.data(), timed=st.booleans())
 @settings(max_examples=200)
 def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):

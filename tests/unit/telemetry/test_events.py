@@ -25,19 +25,23 @@ def called_name(call: ast.Call) -> str:
     return name.lstrip("_")
 
 
-def first_arguments(tree: ast.AST, writers: set[str]) -> Iterator[ast.expr]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and called_name(node) in writers:
+def calls_in(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def first_arguments(calls: list[ast.Call], writers: set[str]) -> Iterator[ast.expr]:
+    for call in calls:
+        if called_name(call) in writers:
             # append_event(run_directory, name, ...) has its name second.
-            yield from node.args[called_name(node) == "append_event" :][:1]
+            yield from call.args[called_name(call) == "append_event" :][:1]
 
 
-def forwarders(trees: list[ast.Module], writers: set[str]) -> set[str]:
+def forwarders(functions: list[tuple[Function, list[ast.Call]]], writers: set[str]) -> set[str]:
     """Functions that hand their first parameter on as an event's name, such as a checkpointer's `_tell`."""
     found = set()
-    for function in (node for tree in trees for node in ast.walk(tree) if isinstance(node, Function)):
+    for function, calls in functions:
         parameters = [argument.arg for argument in function.args.args if argument.arg != "self"]
-        handed_on = {argument.id for argument in first_arguments(function, writers) if isinstance(argument, ast.Name)}
+        handed_on = {argument.id for argument in first_arguments(calls, writers) if isinstance(argument, ast.Name)}
         if parameters[:1] and parameters[0] in handed_on:
             found.add(function.name.lstrip("_"))
     return found
@@ -54,9 +58,11 @@ def literals(expression: ast.expr) -> Iterator[str]:
 
 def written(trees: list[ast.Module]) -> set[str]:
     writers = set(WRITERS)
-    while new := forwarders(trees, writers) - writers:
+    functions = [(node, calls_in(node)) for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
+    while new := forwarders(functions, writers) - writers:
         writers |= new
-    return {name for tree in trees for argument in first_arguments(tree, writers) for name in literals(argument)}
+    arguments = (argument for tree in trees for argument in first_arguments(calls_in(tree), writers))
+    return {name for argument in arguments for name in literals(argument)}
 
 
 def table() -> set[str]:

@@ -29,6 +29,7 @@ def refuse(token: str) -> float:
     raise AssertionError(f"{token} is not JSON")
 
 
+@pytest.mark.slow
 @given(records)
 def test_any_record_is_strict_json_on_one_line_and_read_back_to_the_bit(record):
     line = encode(record)
@@ -47,6 +48,7 @@ def test_a_loss_that_is_not_finite_is_null_and_named():
     }
 
 
+@pytest.mark.slow
 @given(st.lists(records, max_size=3), st.data())
 @settings(max_examples=50)
 def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones(tmp_path_factory, rows, data):
@@ -116,6 +118,7 @@ def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_
     assert file.lost_lines == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 40), max_size=40), st.lists(records, min_size=1, max_size=6))
 @settings(max_examples=50)
 def test_a_disk_that_takes_parts_of_lines_never_costs_or_doubles_one(tmp_path_factory, rooms, rows):

@@ -130,9 +130,11 @@ def test_the_command_prints_places_text_and_counts(make_run: MakeRun, tmp_path: 
     assert says(result.output, "1 of 2 sequences ... step 3 ... rank 1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 7, 166])
 def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: int) -> None:
     """On 1 to 4 ranks, of which some have nothing in the last step."""
+    batch = 36
     rows = [{"text": f"row {n} " + "and so on " * (n % 9)} for n in range(size)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RunConfig.model_validate(
@@ -148,7 +150,7 @@ def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: i
                 "tokenizer": {"train": "bpe", "vocab_size": 300},
                 "cache_directory": str(tmp_path / "cache"),
             },
-            "training": {"epochs": 1, "global_batch_size": 12, "optimizer": {"learning_rate": 1e-3}},
+            "training": {"epochs": 1, "global_batch_size": batch, "optimizer": {"learning_rate": 1e-3}},
         }
     )
     directory = tmp_path / "run"
@@ -160,9 +162,9 @@ def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: i
     register(app)
     app.callback()(lambda: None)
     for ranks in (1, 2, 3, 4):
-        order = {"data": data.train.fingerprint, "global_batch_size": 12, "by_epoch": True}
-        steps = num_steps(config, data.train.num_sequences, 12)
-        layout = {"micro_batch_size": 1, "gradient_accumulation": 12 // ranks, "world_size": ranks}
+        order = {"data": data.train.fingerprint, "global_batch_size": batch, "by_epoch": True}
+        steps = num_steps(config, data.train.num_sequences, batch)
+        layout = {"micro_batch_size": 1, "gradient_accumulation": batch // ranks, "world_size": ranks}
         append_event(directory, "order", round=0, total_steps=steps, **order, **layout)
         shown: list[str] = []
         for step in range(1, steps + 1):

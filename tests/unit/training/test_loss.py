@@ -68,6 +68,7 @@ def test_equals_the_models_own_logits_in_loss_and_gradients(tied: bool, share: f
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-9, atol=1e-10, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architectures_own_head_gives_the_same_loss_and_gradients(architecture: str) -> None:
     """Scaled and soft-capped logits, tied and untied heads: all gradients, in fp64, through several chunks."""
