@@ -18,6 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test quick lint format unit unit-quick distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
 
 help:
+	@echo "make setup        .venv with everything installed; every other target begins with it"
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
 	@echo "make quick        lint and the unit tests that are not slow: under three minutes, without root"
