@@ -22,6 +22,8 @@ from typing import Any
 import yaml
 from tests.integration.held import Holds
 
+from drillyard.telemetry.jsonlines import decode
+
 STEPS = 40
 BATCH = 4
 SEQUENCE_LENGTH = 64
@@ -120,11 +122,15 @@ class Run:
         return process
 
     def records(self, file: str) -> list[dict[str, Any]]:
-        """The whole lines of a JSON lines file that is there so far."""
+        """The whole lines of a JSON lines file that is there so far.
+
+        A kill in mid-write on a FUSE mount may tear a line, which the next writer ends: every reader skips such lines.
+        """
         path = self.directory / file
         # As bytes: the last line may end within a character.
         content = path.read_bytes() if path.exists() else b""
-        return [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+        whole = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+        return [record for line in whole if (record := decode(line)) is not None]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name, in order."""
