@@ -130,7 +130,7 @@ class Run:
         # As bytes: the last line may end within a character.
         content = path.read_bytes() if path.exists() else b""
         whole = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-        return [record for line in whole if (record := decode(line)) is not None]
+        return [json.loads(line) for line in whole if decode(line) is not None]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of one name, in order."""
