@@ -93,8 +93,10 @@ class MarkFiles:
         return {(fault.number, phase): mark for fault, phase in phases if (mark := self.get(fault, phase)) is not None}
 
     def is_complete(self, fault: Fault) -> bool:
-        """Whether `fault` has done all that it does to a running rank; the next start flips the bit of a flip."""
-        return self.get(fault, "again" if fault.place == "resume" else "hit") is not None
+        """Whether `fault` has done all that it does to a running rank. A full disk ends when checkpoints are verified;
+        the next start flips the bit of a flip."""
+        last = "again" if fault.place == "resume" else "after" if fault.kind == "disk-full" else "hit"
+        return self.get(fault, last) is not None
 
     def pending(self, planned: PlannedRun) -> list[Fault]:
         """The faults of this attempt: those not complete, up to the first that ends an attempt."""

@@ -89,6 +89,8 @@ def test_an_attempt_has_the_faults_up_to_the_first_that_ends_it(tmp_path: Path) 
     marks = marks_in(tmp_path)
     assert marks.pending(PLANNED) == [FULL, KILL]
     marks.put(FULL, "hit")
+    assert not marks.is_complete(FULL), "the kill that follows waits until the failed save is verified"
+    marks.put(FULL, "after")
     assert marks.pending(PLANNED) == [KILL]
     marks.put(KILL, "hit", step=13)
     assert marks.pending(PLANNED) == [FLIP]
