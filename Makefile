@@ -52,7 +52,7 @@ quick: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit-quick
 
 unit-quick:
-	@$(PYTEST) tests/unit -m "not slow" -n 2 --dist loadfile
+	@$(PYTEST) tests/unit -m "not slow" -n 2
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
@@ -64,7 +64,7 @@ format: setup
 	@$(BIN)/ruff check --fix .
 
 unit: setup
-	@$(PYTEST) tests/unit tests/security -n 2 --dist loadfile
+	@$(PYTEST) tests/unit tests/security -n 2
 
 # Ranks are processes of their own: one test at a time keeps their number at that of the test.
 distributed: setup
