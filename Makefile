@@ -21,7 +21,7 @@ help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
 	@echo "make demo         train a small model on two ranks, kill one, resume, measure, export, report"
 	@echo "make test         lint, then every group of tests: unit, distributed, integration"
-	@echo "make quick        lint and the unit tests that are not slow: under three minutes, without root"
+	@echo "make quick        lint and the quick unit tests: under three minutes, without root"
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
@@ -104,4 +104,4 @@ messages: setup
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests tools benchmarks demo recipes -name __pycache__ -type d -prune -exec rm -rf {} +

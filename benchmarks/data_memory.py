@@ -21,7 +21,7 @@ from pathlib import Path
 RUN = """
 import sys
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 source, tokenizer, cache = sys.argv[1:]
 prepared = prepare(RunConfig.model_validate({
     "name": "benchmark", "model": {"config": {"architecture": "llama"}, "init": "random"},

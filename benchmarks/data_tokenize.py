@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.run import RunConfig
-from drillyard.data import builtin, prepare
+from drillyard.data import builtin
 from drillyard.data.encoding_pool import available_cores
+from drillyard.data.prepared_data import prepare
 
 SEQUENCE_LENGTH = 1024
 

@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
-from drillyard.launch.agent import shipped_files
+from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import checks
+from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.hosts.plan import _PROBE
-from drillyard.launch.hosts.submit import ask_all
 from drillyard.launch.plan import PlanFile
+from drillyard.launch.prepared_run import agent_files
 from drillyard.launch.programs import Host, Programs, archive
-from drillyard.version import __version__
 
 
 def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
@@ -47,15 +47,13 @@ def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
 
 def look(config: Path, count: int, directory: str) -> float:
     """Seconds for one check of all hosts; all must pass."""
-    sent = archive(
-        [*(PlanFile(f"agent/{name}", text) for name, text in shipped_files().items()), PlanFile("secret", "x", 0o600)]
-    )
+    sent = archive([*agent_files(), PlanFile("secret", "x", 0o600)])
     names = [f"c{number}" for number in range(count)]
     words = ["sh", "-c", _PROBE, "python3", "--directory", directory, "--runs"]
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
-    problems = checks.judge(answers, checks.HostRequirements("r", "/r/launch", 20000, __version__))
+    problems = checks.judge(answers, Job("r", "c", "ssh", count, 1, "/r", "/r/launch", [], port=20000))
     seconds = time.perf_counter() - started
     if problems:
         sys.exit("\n".join(problems))

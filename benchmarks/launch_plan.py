@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from drillyard.config import load_cluster_config, load_launch_config
+from drillyard.config.load import load_cluster_config, load_launch_config
 from drillyard.hardware import load_catalog
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan_output import plan_text

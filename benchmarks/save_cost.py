@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.step_overhead import callbacks_without_supervision, interval, make_config
 from tests.distributed.ranks import run_ranks
 
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog
@@ -44,7 +44,8 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     dist.broadcast_object_list(boxes)
     config = boxes[0]
     ranks = start_ranks(config.training, config.parallelism)
-    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    with ranks.in_turn() as is_first:
+        data = prepare(config, only_open=not is_first)
     run = Path(directory) / "run"
     run.mkdir(exist_ok=True)
     log = RunLog(run, rank=ranks.rank, config=config, console="none", round_number=0)
@@ -71,7 +72,9 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
             blocked = 0.0
             if name == "with saves":
                 state = checkpoint_state(optimizer, ranks)
-                blocked = checkpointer.save(done, state, metadata={"step": done, "held_out_loss": None})
+                called = time.perf_counter()
+                checkpointer.save(done, state, metadata={"step": done, "held_out_loss": None})
+                blocked = time.perf_counter() - called
             train(STEPS_PER_SAVE)
             checkpointer.wait()
             dist.barrier()

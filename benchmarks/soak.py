@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.console import Console
 from tests.integration.tiny_run import write_config, write_rows
 
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 from drillyard.faults.campaign import Campaign, CampaignResult, run_campaign
 from drillyard.faults.campaign_report import print_campaign, summary_lines
 from drillyard.faults.fault_verdicts import FaultVerdict

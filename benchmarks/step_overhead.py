@@ -29,8 +29,9 @@ from benchmarks.bare_loop import BareLoop
 from benchmarks.workload import llama_run
 from tests.distributed.ranks import run_ranks
 
-from drillyard.config import RunConfig
-from drillyard.data import prepare
+from drillyard.config.run import RunConfig
+from drillyard.data.prepared_data import prepare
+from drillyard.data.sampler import BatchShape
 from drillyard.models.architectures import blocks
 from drillyard.models.attention import packed_attention_inputs
 from drillyard.models.meta_model import build_model
@@ -71,7 +72,8 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     dist.broadcast_object_list(boxes)
     config = boxes[0]
     ranks = start_ranks(config.training, config.parallelism)
-    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    with ranks.in_turn() as is_first:
+        data = prepare(config, only_open=not is_first)
     (Path(directory) / "run").mkdir(exist_ok=True)
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
     parts = build_run(config, ranks, data, log)
@@ -103,9 +105,13 @@ def callbacks_without_supervision(
 ) -> StepCallbacks:
     """The callbacks of a run whose rank no supervisor watches and no signal stops."""
     signs = SimpleNamespace(step=lambda *_: None)
-    watch = SimpleNamespace(signs=signs, begin=lambda *_: None, during=lambda _: contextlib.nullcontext())
-    stops = SimpleNamespace(received=None, answer=lambda _: None)
-    side: Any = SimpleNamespace(watch=watch, stops=stops)
+    side: Any = SimpleNamespace(
+        signs=signs,
+        begin=lambda *_: None,
+        during=lambda _: contextlib.nullcontext(),
+        received=None,
+        answer=lambda _: None,
+    )
     return build_callbacks(config, ranks, parts, data, log, directory, side)
 
 
@@ -128,7 +134,7 @@ def bare_loop(config: RunConfig, ranks: Any, data: Any) -> tuple[BareLoop, list[
     size = config.training.micro_batch_size
     batches = []
     for step in range(STEPS_PER_BLOCK):
-        references = data.train.indices(step, size * ranks.world_size)
+        references = data.train.indices(step, BatchShape(size, num_data_ranks=ranks.world_size))
         batch = data.train.read(references[ranks.rank * size : (ranks.rank + 1) * size])
         attention = packed_attention_inputs(batch, model, "sdpa", ranks.device)
         batches.append(

@@ -25,6 +25,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     # Ranks of a test share two cores; more threads than cores make gloo ranks wait for each other.
     OMP_NUM_THREADS="1",
+    # torch.compile would start processes for its kernels, each with torch to import.
+    TORCHINDUCTOR_COMPILE_THREADS="1",
 )
 # Properties are judged by their truth, never by their time.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,9 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the controller's."""
     # Here and not in pyproject.toml, so that these tests can be collected on an earlier commit (tools/fails_on.py).
     config.addinivalue_line("markers", "security: attacks that must fail, milliseconds each (tests/security)")
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A shell that runs the tests in the background had SIGINT ignored, and what tests start would ignore it too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # In the background of a shell SIGINT is ignored, under nohup SIGHUP: what tests start would ignore it too.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     if hasattr(config, "workerinput"):
         return
     directory = tempfile.mkdtemp(prefix="drillyard-tests-")

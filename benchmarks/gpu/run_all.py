@@ -168,7 +168,7 @@ def prepare_environment(*, tiny: bool) -> None:
     # HF Trainer splits batches over all the GPUs that it sees.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     if tiny:
-        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def run_rows(rows: list[Row], results: Results, end: float) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from drillyard.config import RunConfig
-from drillyard.data import Batch
+from drillyard.config.run import RunConfig
+from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import Mixture
 from drillyard.models.random_init import init_random
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
+from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.sample_order import BatchShape
 from drillyard.training.trainer import StepWindow, Trainer
 
 
@@ -140,7 +140,7 @@ def assembled(
     training = config.training
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     assert training.steps is not None
-    shape = BatchShape.of(config, ranks.num_data_ranks)
+    shape = batch_shape(config, ranks.num_data_ranks)
     trainer = Trainer(config, ranks, model, optimizer, Mixture([source], [1.0], 0), shape, training.steps)
     return trainer, model
 

@@ -17,7 +17,7 @@ from drillyard.version import __version__ as __version__
 if TYPE_CHECKING:
     from drillyard import hardware
     from drillyard.api import estimate, logs, measure, plan, report, status, submit, train
-    from drillyard.config import load_run_config
+    from drillyard.config.load import load_run_config
     from drillyard.errors import UserError
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "train",
 ]
 
-_MODULES = {"UserError": "drillyard.errors", "load_run_config": "drillyard.config"}
+_MODULES = {"UserError": "drillyard.errors", "load_run_config": "drillyard.config.load"}
 
 
 def __getattr__(name: str) -> Any:

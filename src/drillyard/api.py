@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
-    from drillyard.config import RunConfig
+    from drillyard.config.run import RunConfig
     from drillyard.estimation.run_estimate import RunEstimate
     from drillyard.launch.plan import Plan
     from drillyard.launch.run_status import RunStatus
@@ -75,7 +75,7 @@ def train(
     command was killed by signal N. A run
     that was stopped or has crashed resumes from its newest checkpoint. Raises ConfigError for an invalid config.
     """
-    from drillyard.config import load_run_config, save_resolved
+    from drillyard.config.load import load_run_config, save_resolved
 
     with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
         if isinstance(config, str | os.PathLike):
@@ -106,12 +106,12 @@ def plan(
     to the nodes; `after` is the handle of a run that must succeed first. Raises UserError for every mistake that can be
     found without asking the cluster.
     """
-    from drillyard.launch.submission import launch_requests, plan_requests
+    from drillyard.launch.submission import plan_launch
 
-    requests = launch_requests(
+    _, plans = plan_launch(
         Path(run), Path(cluster), overrides=overrides, sync=sync, max_failures=max_failures, after=after
     )
-    return plan_requests(requests)[0]
+    return plans[0]
 
 
 def submit(
@@ -133,12 +133,11 @@ def submit(
     """
     import warnings
 
-    from drillyard.launch.submission import check_memory, launch_requests, plan_requests, submit_plans
+    from drillyard.launch.submission import check_memory, plan_launch, submit_plans
 
-    requests = launch_requests(
+    requests, plans = plan_launch(
         Path(run), Path(cluster), overrides=overrides, sync=sync, max_failures=max_failures, after=after
     )
-    plans = plan_requests(requests)
     for _ in check_memory(requests, force=force):
         pass
     for warning in plans[0].warnings:

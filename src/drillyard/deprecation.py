@@ -25,11 +25,8 @@ def warn_renamed(old: str, new: str) -> None:
     warnings.warn(f"{old} is now {new}; the old name works until the next minor release", RenamedWarning, stacklevel=3)
 
 
-def rename_flags(
-    command: str, arguments: Sequence[str], renamed: Mapping[str, Mapping[str, str]] = RENAMED_FLAGS
-) -> list[str]:
-    """`arguments` of a command with old flags replaced, `--old=value` too; what follows `--` is left alone."""
-    flags = renamed.get(command, {})
+def rename_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+    """`arguments` with the old flags of `flags` replaced, `--old=value` too; what follows `--` is left alone."""
     result: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
@@ -42,28 +39,27 @@ def rename_flags(
     return result
 
 
-def rename_keys(values: dict[str, Any], renamed: Mapping[str, str] = RENAMED_KEYS) -> None:
-    """Move the values of old keys in a nested config to their new keys; a new key that is there too wins."""
-    for old, new in renamed.items():
-        *path, last = old.split(".")
-        section: Any = values
-        for key in path:
-            section = section.get(key) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or last not in section:
-            continue
-        *path, new_last = new.split(".")
-        target: Any = values
-        for key in path:
-            target = target.setdefault(key, {}) if isinstance(target, dict) else None
-        if isinstance(target, dict):
-            warn_renamed(old, new)
-            target.setdefault(new_last, section.pop(last))
+def rename_key(old: str, new: str, values: dict[str, Any]) -> None:
+    """Move the value of the key `old` in a nested config to `new`; a new key that is there too wins."""
+    *path, last = old.split(".")
+    section: Any = values
+    for key in path:
+        section = section.get(key) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or last not in section:
+        return
+    *path, new_last = new.split(".")
+    target: Any = values
+    for key in path:
+        target = target.setdefault(key, {}) if isinstance(target, dict) else None
+    if isinstance(target, dict):
+        warn_renamed(old, new)
+        target.setdefault(new_last, section.pop(last))
 
 
-def rename_override(override: str, renamed: Mapping[str, str] = RENAMED_KEYS) -> str:
-    """A KEY=VALUE of --set with its old key replaced."""
+def rename_override(old: str, new: str, override: str) -> str:
+    """A KEY=VALUE of --set with the key `old` replaced by `new`."""
     key, equals, value = override.partition("=")
-    if key.strip() not in renamed:
+    if key.strip() != old:
         return override
-    warn_renamed(key.strip(), renamed[key.strip()])
-    return f"{renamed[key.strip()]}{equals}{value}"
+    warn_renamed(old, new)
+    return f"{new}{equals}{value}"

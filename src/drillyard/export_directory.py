@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from drillyard.errors import UserError
-from drillyard.safe_files import flush
+from drillyard.safe_files import FileChecksum, flush, replace_file
 
 RECORD = ".drillyard-export.json"
 CONFIG = "config.json"
@@ -32,14 +32,6 @@ EARLIER_EXPORT = "has an earlier export"
 _INCOMPLETE = ".incomplete"
 _VERSION = 1
 _NAMES_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class FileChecksum:
-    """Size and XXH3-128 (32 hexadecimal digits) of a file."""
-
-    bytes: int
-    xxh3_128: str
 
 
 @dataclass(frozen=True)
@@ -171,17 +163,8 @@ def _content_of(path: Path) -> FileChecksum:
 
 
 def _write_record(directory: Path, record: ExportRecord) -> None:
-    draft = incomplete(directory, RECORD)
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, **asdict(record)}, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(directory / RECORD)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    text = json.dumps({"version": _VERSION, **asdict(record)}, indent=1, sort_keys=True)
+    replace_file(directory / RECORD, text.encode(), draft=incomplete(directory, RECORD), durable=True)
 
 
 def _delete_incomplete(directory: Path, record: ExportRecord) -> None:

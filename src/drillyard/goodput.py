@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -69,33 +69,18 @@ class Moment(NamedTuple):
     """Seconds by which `seconds` may be too low because it is rounded."""
 
 
-@dataclass(slots=True)
-class Times:
-    """Microseconds by category."""
-
-    startup: int = 0
-    productive: int = 0
-    stalled: int = 0
-    recomputation: int = 0
-    checkpoint: int = 0
-    evaluation: int = 0
-    restart: int = 0
-    waiting: int = 0
-    unknown: int = 0
-
-    def add(self, category: str, microseconds: int) -> None:
-        setattr(self, category, getattr(self, category) + microseconds)
-
-
-CATEGORIES: Final = tuple(item.name for item in fields(Times))
+CATEGORIES: Final = (
+    *("startup", "productive", "stalled", "recomputation", "checkpoint", "evaluation"),
+    *("restart", "waiting", "unknown"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The account of a run: `times` in microseconds sums to `wall_microseconds` exactly."""
+    """The account of a run: `times`, microseconds by category, sum to `wall_microseconds` exactly."""
 
     wall_microseconds: int
-    times: Times
+    times: dict[str, int]
     restarts: int
     steps_redone: int
     clock_steps_back: int
@@ -103,13 +88,10 @@ class Goodput:
     @property
     def goodput(self) -> float | None:
         """Productive over wall time; None for a run without any duration."""
-        return self.times.productive / self.wall_microseconds if self.wall_microseconds else None
-
-    def microseconds(self) -> dict[str, int]:
-        return asdict(self.times)
+        return self.times["productive"] / self.wall_microseconds if self.wall_microseconds else None
 
     def seconds(self) -> dict[str, float]:
-        return {name: microseconds / 1e6 for name, microseconds in asdict(self.times).items()}
+        return {name: microseconds / 1e6 for name, microseconds in self.times.items()}
 
 
 STALL_FACTOR: Final = 3
@@ -128,7 +110,7 @@ class _Account:
     """The state of a run while its moments are read in order."""
 
     tick: int
-    times: Times = field(default_factory=Times)
+    times: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     stretches: array[int] = field(default_factory=lambda: array("q"))
     """Steps between two marks of progress, five numbers each: the microseconds that were theirs; how many they are; how
     many of them had been done before; the index in CATEGORIES of the launch that they ended, -1 after other steps; how
@@ -152,7 +134,7 @@ class _Account:
 
     def drop_pending(self, category: str) -> None:
         """No step will account for the pending time: it goes to `category`."""
-        self.times.add(category, self.pending)
+        self.times[category] += self.pending
         self.pending = 0
 
     def elapse(self, microseconds: int, kind: Kind) -> None:
@@ -163,14 +145,14 @@ class _Account:
         )
         if unwitnessed:
             self.drop_pending("unknown")
-            self.times.add("unknown", microseconds)
+            self.times["unknown"] += microseconds
         elif phase == "waiting" and kind == "over":
             # Rank 0 logs it before the supervisor does: the ranks were shutting down.
-            self.times.add("unknown", microseconds)
+            self.times["unknown"] += microseconds
         elif phase in ("launch", "training"):
             self.pending += microseconds
         else:
-            self.times.add(phase, microseconds)
+            self.times[phase] += microseconds
 
     def enter(self, moment: Moment) -> None:
         """Change the phase at a moment."""
@@ -198,7 +180,7 @@ class _Account:
             self.phase = self.under
         elif kind == "done" and moment.overlay is not None and moment.seconds is not None and running:
             waited = min(self.pending, round(moment.seconds * 1e6))
-            self.times.add(moment.overlay, waited)
+            self.times[moment.overlay] += waited
             self.pending -= waited
 
     def leave(self, training_category: str) -> None:
@@ -225,7 +207,7 @@ class _Account:
             self.lacking = min(max(claimed - own, 0), self.tick)
         launch = self.launch if self.phase == "launch" else None
         if self.pending > own:
-            self.times.add(launch or "unknown", self.pending - own)
+            self.times[launch or "unknown"] += self.pending - own
         redone = max(0, min(step, self.highest) - self.position)
         index = -1 if launch is None else CATEGORIES.index(launch)
         self.stretches.extend((own, steps, redone, index, min(per_step, _LARGE)))
@@ -243,14 +225,14 @@ class _Account:
         after_launch = (launch >= 0) & ((per_step < 0) | (median is not None))
         usual = np.where(after_launch, np.minimum(own, _times(median or 0, steps)), own)
         for index in (CATEGORIES.index("startup"), CATEGORIES.index("restart")):
-            self.times.add(CATEGORIES[index], int((own - usual)[launch == index].sum()))
+            self.times[CATEGORIES[index]] += int((own - usual)[launch == index].sum())
         # usual * redone // steps, in an order that cannot overflow.
         again = usual // steps * redone + usual % steps * redone // steps
         new = usual - again
         limit = new if median is None else _times(median * STALL_FACTOR, steps - redone) + self.tick
-        self.times.recomputation += int(again.sum())
-        self.times.productive += int(np.minimum(new, limit).sum())
-        self.times.stalled += int(np.maximum(new - limit, 0).sum())
+        self.times["recomputation"] += int(again.sum())
+        self.times["productive"] += int(np.minimum(new, limit).sum())
+        self.times["stalled"] += int(np.maximum(new - limit, 0).sum())
         return int(redone.sum())
 
     def _median(
@@ -287,40 +269,23 @@ def _times(microseconds: int, steps: NDArray[Any]) -> NDArray[Any]:
     return total
 
 
-@dataclass(slots=True)
-class _Clock:
-    """A clock that only goes forward, made from one that may be set back."""
-
-    start: int | None = None
-    now: int = 0
-    offset: int = 0
-    steps_back: int = 0
-
-    def advance(self, at: int) -> tuple[int, bool]:
-        """Microseconds since the moment before, and whether the clock was set back in between."""
-        at += self.offset
-        if self.start is None:
-            self.start = self.now = at
-        set_back = at < self.now - CLOCK_TOLERANCE
-        if set_back:
-            self.offset += self.now - at
-            self.steps_back += 1
-        elapsed = max(at - self.now, 0)
-        self.now += elapsed
-        return elapsed, set_back
-
-
 def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput:
     """Where the time from the first to the last of `moments` went, these in the order in which they happened.
 
     `tick_microseconds` is the unit in which the times of the steps come where it is coarse (1_000_000: whole seconds).
     """
-    state, clock = _Account(tick_microseconds), _Clock()
-    starts = rounds = 0
+    state = _Account(tick_microseconds)
+    latest: int | None = None
+    wall = starts = rounds = steps_back = 0
     for moment in moments:
-        elapsed, set_back = clock.advance(moment.at)
-        if set_back:
+        if latest is not None and moment.at < latest - CLOCK_TOLERANCE:
             state.step_back()
+            steps_back += 1
+            latest = None
+        latest = moment.at if latest is None else latest
+        elapsed = max(moment.at - latest, 0)
+        latest += elapsed
+        wall += elapsed
         state.elapse(elapsed, moment.kind)
         state.enter(moment)
         starts += moment.kind == "run_start"
@@ -328,9 +293,9 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
     state.leave("unknown")
     steps_redone = state.settle_steps()
     return Goodput(
-        wall_microseconds=0 if clock.start is None else clock.now - clock.start,
+        wall_microseconds=wall,
         times=state.times,
         restarts=max(0, (rounds or starts) - 1),
         steps_redone=steps_redone,
-        clock_steps_back=clock.steps_back,
+        clock_steps_back=steps_back,
     )

@@ -9,18 +9,12 @@ standard error names it and its distribution, once per process, and the command 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any
-
-
-def import_name(path: str) -> Any:
-    """The object that `package.module:name` names."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 @cache
@@ -54,7 +48,7 @@ def _load(entry: EntryPoint, base: str, taken: Collection[str]) -> Any:
     if entry.name in taken:
         raise _Unusable("the name is taken")
     found = entry.load()
-    parent = import_name(base)
+    parent = resolve_name(base)
     if not (isinstance(found, type) and issubclass(found, parent)):
         raise _Unusable(f"{entry.value} does not extend {base.replace(':', '.')}")
     declared = [name for name, kind in parent.__annotations__.items() if str(kind).startswith("ClassVar")]

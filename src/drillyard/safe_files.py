@@ -13,10 +13,14 @@ import hashlib
 import io
 import os
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import xxhash
 
 from drillyard.control_characters import CleanStream
 from drillyard.errors import UserError
@@ -67,6 +71,30 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
     made.rmdir()
 
 
+def replace_file(path: Path, data: bytes, *, draft: Path | None = None, durable: bool = False) -> None:
+    """Write a file that readers see whole or not at all: under the name `draft`, then renamed to `path`.
+
+    Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces what a killed
+    writer left. `durable`: the content is on the disk before it gets its name. Raises OSError, with `path` as it was.
+    """
+    mode = "xb" if draft is None else "wb"
+    draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with draft.open(mode) as file:
+        try:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+            # Object-store mounts, and quotas on NFS, may refuse the content only here.
+            file.close()
+            draft.replace(path)
+        except BaseException:
+            # Ctrl-C must also leave no draft beside the user's file.
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+
+
 def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are followed.
 
@@ -82,17 +110,7 @@ def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
             f"{path}: exists, and this command did not write it, or it was edited since; "
             "name another file, or --overwrite"
         )
-    data = _with_digest(data if data.endswith(b"\n") else data + b"\n")
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    with draft.open("xb") as file:
-        try:
-            file.write(data)
-            file.close()
-            draft.replace(target)
-        except BaseException:
-            # Ctrl-C must also leave no draft beside the user's file.
-            draft.unlink(missing_ok=True)
-            raise
+    replace_file(target, _with_digest(data if data.endswith(b"\n") else data + b"\n"))
 
 
 def _is_own_output(path: Path) -> bool:
@@ -165,6 +183,35 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class FileChecksum:
+    """Size and XXH3-128 (32 hexadecimal digits) of a file."""
+
+    bytes: int
+    xxh3_128: str
+
+
+class ChecksummedFile:
+    """A file that is being written, and the checksum of what has been written so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.stream = path.open("wb")
+        self._digest = xxhash.xxh3_128()
+        self._num_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.stream.write(data)
+        self._digest.update(data)
+        self._num_bytes += len(data)
+
+    def close(self) -> FileChecksum:
+        """Flush the file to the disk and close it; returns what it holds. Raises OSError."""
+        with self.stream:
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+        return FileChecksum(self._num_bytes, self._digest.hexdigest())
 
 
 def close_quietly(descriptor: int) -> None:

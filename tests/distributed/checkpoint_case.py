@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.checkpoint.checkpointer import Checkpointer
 
 # Rows that divide by no number of ranks, fewer rows than ranks (empty shards), a scalar's worth, and a wide one.
 SHAPES = {"embedding": (17, 6), "norm": (3,), "bias": (1,), "wide": (8, 33)}

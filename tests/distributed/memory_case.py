@@ -28,16 +28,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from drillyard.config import RunConfig
 from drillyard.config.auto_values import resolve_loss_chunk
-from drillyard.data import Batch
+from drillyard.config.run import RunConfig
+from drillyard.data.mapped_sequences import Batch
+from drillyard.data.sampler import BatchShape
 from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.models import loss as loss_room
 from drillyard.modelspec import ModelSpec, model_spec
 from drillyard.parallel import model_setup as parallel_setup
 from drillyard.parallel.ranks import Ranks
+from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.sample_order import BatchShape
 from drillyard.training.trainer import StepWindow, Trainer
 
 
@@ -96,18 +97,15 @@ class Sequences:
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def indices(self, step: int, count: int, *, by_epoch: bool = False) -> list[int]:
-        return list(range(count))
+    def read_step(self, step: int, shape: BatchShape, data_rank: int) -> tuple[list[int], Iterator[Batch]]:
+        batches = (self.read(shape.micro_batch_size) for _ in range(shape.accumulation))
+        return list(range(shape.global_batch_size)), batches
 
     def valid_tokens(self, references: list[int]) -> int:
         return len(references) * self.length
 
-    def read_filled(self, references: list[int], size: int) -> Batch:
-        assert len(references) == size
-        return self.read(references)
-
-    def read(self, references: list[int]) -> Batch:
-        shape = (len(references), self.length)
+    def read(self, size: int) -> Batch:
+        shape = (size, self.length)
         positions = np.broadcast_to(np.arange(self.length, dtype=np.int64), shape).copy()
         return Batch(np.ones(shape, np.int64), np.ones(shape, np.int64), positions, np.zeros(shape, np.int32))
 
@@ -166,7 +164,7 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
         model,
         optimizer,
         data,
-        BatchShape.of(config, ranks.num_data_ranks),
+        batch_shape(config, ranks.num_data_ranks),
         3,
     )
 

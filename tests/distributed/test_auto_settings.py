@@ -8,7 +8,7 @@ from unittest import mock
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import make_config, write_documents
 
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.parallel import model_setup
 from drillyard.parallel.model_setup import build_sharded_model
@@ -28,7 +28,8 @@ def two_starts(directory: str) -> list[tuple[float, str, bool]]:
     place = Path(directory)
     config = make_config(place, training__activation_checkpointing="auto", training__micro_batch_size=2)
     ranks = start_ranks(config.training, config.parallelism)
-    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    with ranks.in_turn() as is_first:
+        data = prepare(config, only_open=not is_first)
     # Only rank 0 finds the run's directory: on the other host nothing is mounted.
     run = place / "run" if ranks.rank == 0 else place / "not mounted here"
     found = []

@@ -32,8 +32,9 @@ from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.telemetry import append_event
-from drillyard.training.checkpoint import list_checkpoints, verification
+from drillyard.training.checkpoint import verification
 from drillyard.training.checkpoint.dcp_storage import CheckpointReader
+from drillyard.training.checkpoint.inventory import list_checkpoints
 from drillyard.training.checkpoint.manifest import FORMAT_VERSION, file_checksum, read_manifest, write_manifest
 
 FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"]
@@ -189,7 +190,7 @@ def seen_on_one_rank_only(good: Path) -> dict[str, Any]:
     return outcomes
 
 
-def refused(run: Path, state: dict[str, Any], source: int | Path | None = None) -> str:
+def refused(run: Path, state: dict[str, Any], source: Path | None = None) -> str:
     checkpointer = make_checkpointer(run, Recorder())
     with pytest.raises(UserError) as refusal:
         checkpointer.load(state, source)
@@ -219,8 +220,8 @@ def load_in_vain(good: Path) -> dict[str, str]:
         "none left": refused(bad, state),
         "all manifests lost": refused(lost, state),
         "later format": refused(later, state),
-        "later format by step": refused(later, state, 20),
-        "by step": refused(bad, state, 20),
+        "later format by step directory": refused(later, state, later / "checkpoints" / "step-00000020"),
+        "by step directory": refused(bad, state, bad / "checkpoints" / "step-00000020"),
         "by path": refused(bad, state, bad),
         "nowhere": refused(bad, state, bad / "nowhere"),
         "unknown key": refused(good, {**state, "model": {"extra": sharded(torch.zeros(4, 4), 1)}}),
@@ -307,7 +308,7 @@ def test_a_start_is_refused_when_every_checkpoint_is_damaged_or_the_one_asked_fo
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
         assert says(messages["none left"], "none of its 2 checkpoints ... __1_0.distcp: wrong checksum")
-        assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by step"]
+        assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by step directory"]
         assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by path"]
         assert says(messages["nowhere"], "nowhere: ... no checkpoint")
 
@@ -323,7 +324,7 @@ def test_a_checkpoint_of_a_later_format_is_refused_and_no_older_one_used_in_its_
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        for label in ("later format", "later format by step"):
+        for label in ("later format", "later format by step directory"):
             assert says(
                 messages[label], f"step-00000020: manifest.json: ... version {FORMAT_VERSION + 1} ... {FORMAT_VERSION}"
             )

@@ -22,10 +22,12 @@ from drillyard.models.random_init import init_buffers
 from drillyard.parallel.model_setup import materialise
 from drillyard.parallel.parallelize import parallelize_model
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training.checkpoint import Checkpointer, list_checkpoints, verify
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.inventory import list_checkpoints
 from drillyard.training.checkpoint.manifest import FORMAT_VERSION
+from drillyard.training.checkpoint.verification import verify
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.resume import checkpoint_state, restore
+from drillyard.training.resume import checkpoint_state, finish_load
 
 FORMATS = Path(__file__).parent / "checkpoint_formats"
 STEP = 10
@@ -101,7 +103,7 @@ def load_format(version: int) -> dict[str, Any]:
     checkpointer = checkpointer_of(FORMATS / f"format-{version}")
     loaded = checkpointer.load(checkpoint_state(optimizer, ranks))
     assert loaded is not None and loaded.info.manifest is not None
-    restore(loaded.state, optimizer, ranks)
+    finish_load(loaded, 0, optimizer, ranks)
     checkpointer.close()
     wrong, compared = [], 0
     for name, parameter in root.named_parameters():

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 
 from drillyard.cli.main import app
 from drillyard.data.sampler import Mixture
-from drillyard.supervise.rank_supervision import start_supervision
+from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.training import run
 
 SIZES = (1, 7, 166)
@@ -62,7 +62,7 @@ def one_epoch(directory: str, ranks: int) -> dict[int, list[int]]:
             training__schedule={"name": "cosine"},
             logging={"every_steps": 1, "tensorboard": False},
         )
-        side = start_supervision(Path(config.output) / config.name, 0.0, attempt=0, is_claimed=False)
+        side = RankSupervision(Path(config.output) / config.name, 0.0, attempt=0, is_claimed=False)
         assert run.train(config, side) == 0
         found[size] = list(read)
         read.clear()

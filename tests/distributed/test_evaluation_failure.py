@@ -13,7 +13,7 @@ from tests.distributed.training_case import build, make_config, run_steps
 from tests.integration.tiny_run import write_rows
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 from drillyard.evaluation import evaluator as held_out_module
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.models.architectures import blocks
@@ -64,7 +64,8 @@ def failures_and_losses(directory: str) -> dict[str, Any]:
     alone = [run_steps(trainer, step, step + 1).tobytes() for step in range(6)]
     config = case_config(directory)
     trainer, model = build(config)
-    data = trainer.ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    with trainer.ranks.in_turn() as is_first:
+        data = prepare(config, only_open=not is_first)
     held_out = HeldOutEvaluator(
         config, data, model.root, trainer.ranks, Path(directory) / "out", attention=model.attention
     )

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from tests.distributed.ranks import run_ranks
@@ -23,6 +24,7 @@ from drillyard.models.loss import head_logits
 from drillyard.models.pretrained import load_pretrained
 from drillyard.models.random_init import init_random
 from drillyard.models.sharding import holders, local_region
+from drillyard.safe_files import ChecksummedFile
 
 # One architecture per kind of weights: untied, tied with transposed matrices, a mixture, norms centred on zero.
 KINDS = ["llama", "gpt2", "mixtral", "gemma3_text"]
@@ -106,21 +108,16 @@ def files_by_rank(folder: str) -> dict[str, Any]:
     model = sharded("llama", (2,))
     init_random(model, seed=0)
     opened: list[str] = []
-    real_open = open
 
-    def recording_open(path: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-        name = Path(path).name.removesuffix(".incomplete") if isinstance(path, (str, Path)) else ""
-        if "w" in mode and name.endswith(".safetensors"):
-            opened.append(name)
-        return real_open(path, mode, *args, **options)
+    class RecordedFile(ChecksummedFile):
+        def __init__(self, path: Path) -> None:
+            if (name := path.name.removesuffix(".incomplete")).endswith(".safetensors"):
+                opened.append(name)
+            super().__init__(path)
 
-    import builtins
-
-    builtins.open = recording_open
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drillyard.models.export.ChecksummedFile", RecordedFile)
         export(model, folder, max_file_bytes=20_000)
-    finally:
-        builtins.open = real_open
     return {"opened": opened, "bf16": export_half(model, folder)}
 
 

@@ -89,7 +89,7 @@ def parameters_after_evaluation(directory: str) -> dict[str, Any]:
         "dtypes": {str(parameter.dtype) for parameter in parameters.values()},
         "unchanged": all(torch.equal(before[shard.name], shard.local) for shard in trainer.optimizer.shards),
         "in training mode": model.root.training,
-        "result": (result.loss, result.tokens, result.sequences),
+        "result": (result["loss"], result["tokens"], result["sequences"]),
         "tokens with loss": int(sequences.valid_tokens[:7].sum()),
     }
 
@@ -141,7 +141,7 @@ def graphs_and_losses(directory: str, compiled: bool) -> tuple[int, list[float]]
     for step, count in ((0, 1), (3, 2), (6, 7), (9, 11)):
         found += run_steps(trainer, step, step + 3)[:, 0].tolist()
         options = {"attention": model.attention, "batch_size": 3, "limit": count, "chunk_tokens": None}
-        found.append(evaluate_loss(model.root, sequences, trainer.ranks, **options).loss)
+        found.append(evaluate_loss(model.root, sequences, trainer.ranks, **options)["loss"])
     return torch._dynamo.utils.counters["stats"]["unique_graphs"], found
 
 

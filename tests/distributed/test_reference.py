@@ -29,7 +29,8 @@ from tests.unit.models.tiny import CONFIGS, model_config
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from drillyard.data import Batch, prepare
+from drillyard.data.mapped_sequences import Batch
+from drillyard.data.prepared_data import prepare
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.training.trainer import Trainer
 
@@ -39,7 +40,7 @@ Document = tuple[torch.Tensor, torch.Tensor]
 def documents_of(trainer: Trainer, step: int, eos_token_id: int) -> list[Document]:
     """(tokens, labels) of each document of a step's global batch. Documents begin and end with the tokenizer's one
     special token; the loader's own marks of where one begins are not used."""
-    batch = trainer.data.read(trainer.data.indices(step, trainer.shape.global_batch_size))
+    batch = trainer.data.read(trainer.data.indices(step, trainer.shape))
     return split_at_marks(batch, eos_token_id)
 
 
@@ -156,13 +157,13 @@ def evaluation_against_plain(directory: str) -> dict[str, Any]:
     with torch.no_grad():
         loss = float(plain_loss(plain, documents))
     return {
-        "whole": (whole.loss, whole.tokens, whole.as_dict()["bits_per_byte"]),
+        "whole": (whole["loss"], whole["tokens"], whole["bits_per_byte"]),
         "expected": (
             loss,
             sum(int((labels != -100).sum()) for _, labels in documents),
             sum(len(tokenizer.decode(tokens[1:-1]).encode()) for tokens, _ in documents),
         ),
-        "bits per byte of a part": part.as_dict()["bits_per_byte"],
+        "bits per byte of a part": part["bits_per_byte"],
     }
 
 

@@ -67,7 +67,7 @@ def second_half(directory: str, folder: str, dropout: bool, fault: str, changes:
         torch.manual_seed(12345)
     if fault == "loader position":
         indices = trainer.data.indices
-        trainer.data.indices = lambda step, size, **cut: indices(step - SAVED, size, **cut)  # type: ignore[method-assign]
+        trainer.data.indices = lambda step, shape: indices(step - SAVED, shape)  # type: ignore[method-assign]
     return {"rows": run_steps(trainer, SAVED, STEPS), "samples": samples(trainer)}
 
 
@@ -75,7 +75,7 @@ def samples(trainer: Any) -> list[str]:
     """A digest of the tokens of every step's global batch."""
     digests = []
     for step in range(STEPS):
-        batch = trainer.data.read(trainer.data.indices(step, trainer.shape.global_batch_size))
+        batch = trainer.data.read(trainer.data.indices(step, trainer.shape))
         digests.append(hashlib.blake2b(batch.input_ids.tobytes()).hexdigest())
     return digests
 

@@ -15,7 +15,7 @@ import pytest
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import build, make_config, run_steps, write_documents
 
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.parallel.ranks import Ranks, start_ranks
 
@@ -54,7 +54,7 @@ def trained(directory: str, other_axes: dict[str, int], replicate: int, fault: b
     found = evaluate_loss(
         model.root, sequences, ranks, attention=model.attention, batch_size=2, limit=None, chunk_tokens=None
     )
-    return rows, found.loss
+    return rows, found["loss"]
 
 
 @pytest.fixture(scope="module")

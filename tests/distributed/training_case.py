@@ -18,14 +18,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drillyard.config import RunConfig
-from drillyard.data import prepare
+from drillyard.config.run import RunConfig
+from drillyard.data.prepared_data import prepare
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.build import batch_shape
+from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
-from drillyard.training.sample_order import BatchShape, order_identity
+from drillyard.training.sample_order import order_identity
 from drillyard.training.trainer import StepWindow, Trainer
 
 LLAMA = {
@@ -111,7 +112,8 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
     tables alike.
     """
     ranks = ranks or start_ranks(config.training, config.parallelism)
-    data = ranks.in_turn(lambda first: prepare(config, only_open=not first))
+    with ranks.in_turn() as is_first:
+        data = prepare(config, only_open=not is_first)
     with unset_memory_is_nan():
         model = build_sharded_model(config, data.tokenizer, ranks)
     if filled:
@@ -119,7 +121,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
-    shape = BatchShape.of(config, ranks.num_data_ranks)
+    shape = batch_shape(config, ranks.num_data_ranks)
     steps_of_epoch = -(-data.train.num_sequences // shape.global_batch_size)
     trainer = Trainer(
         config,

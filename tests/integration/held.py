@@ -100,7 +100,7 @@ class Held:
             return
         _arrival(file, int(os.environ["RANK"])).touch()
         while file.exists():
-            if self._side.stops.received is not None:
+            if self._side.received is not None:
                 file.unlink(missing_ok=True)
             time.sleep(0.002)
 
@@ -127,28 +127,28 @@ def _hold_this_rank(directory: Path) -> None:
     """Arm this rank once it hears signals, and no earlier: what is replaced imports torch."""
     from drillyard.supervise import rank_supervision
 
-    attend = rank_supervision.start_supervision
+    attend = rank_supervision.RankSupervision
 
     def attend_and_arm(*arguments: Any, **options: Any) -> Any:
         side = attend(*arguments, **options)
         Held(directory, side).arm()
         return side
 
-    rank_supervision.start_supervision = attend_and_arm
+    rank_supervision.RankSupervision = attend_and_arm
 
 
 def _start_ranks_through_here(directory: str) -> None:
     """Let the supervisor of this process start `held.py DIRECTORY -- train ...` instead of `drillyard train ...`."""
-    from drillyard.supervise import training_supervisor
+    from drillyard.supervise import supervisor
 
-    start = training_supervisor.supervise_training
+    start = supervisor.supervise_training
 
     def supervise_training(command: Sequence[str], *arguments: Any, **options: Any) -> int:
         python, dash_m, package, *rest = command
         assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
         return start([python, __file__, directory, "--", *rest], *arguments, **options)
 
-    training_supervisor.supervise_training = supervise_training
+    supervisor.supervise_training = supervise_training
 
 
 if __name__ == "__main__":

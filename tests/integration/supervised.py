@@ -15,23 +15,24 @@ from pathlib import Path
 import pytest
 
 DRIVER = """
-import functools, sys
+import sys
 from pathlib import Path
 from rich.console import Console
 from drillyard.supervise.attempt import GracePeriods
+from drillyard.supervise.run_lock import exclusive_run_lock
 from drillyard.supervise.supervisor import supervise
-from drillyard.telemetry import append_event
 directory = Path(sys.argv[1])
-sys.exit(supervise(
-    [sys.executable, "-c", sys.argv[2]],
-    num_ranks=int(sys.argv[3]), run_directory=directory, max_restarts=int(sys.argv[4]),
-    environment={"FROM_CALLER": "yes"}, on_event=functools.partial(append_event, directory),
-    console=Console(),
-    grace=GracePeriods(
-        watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
-        kill=float(sys.argv[8]),
-    ),
-))
+with exclusive_run_lock(directory) as lock:
+    code = supervise(
+        [sys.executable, "-c", sys.argv[2]],
+        num_ranks=int(sys.argv[3]), run_directory=directory, lock=lock, max_restarts=int(sys.argv[4]),
+        environment={"FROM_CALLER": "yes"}, console=Console(),
+        grace=GracePeriods(
+            watchdog=float(sys.argv[5]) or None, stacks=2.0, settle=float(sys.argv[6]), terminate=float(sys.argv[7]),
+            kill=float(sys.argv[8]),
+        ),
+    )
+sys.exit(code)
 """
 PATIENCE_SECONDS = 180
 """For what takes a second or two: only what hangs takes so long, on a slow and busy machine too."""
@@ -43,8 +44,8 @@ rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
 directory = os.environ["RUN_DIRECTORY"]
 forever = 1000
 def step(number):
-    with open(directory + "/events.jsonl", "a") as file:
-        file.write(json.dumps({"time": "2026-01-01T00:00:00.000000Z", "event": "step", "step": number}) + "\\n")
+    from drillyard.supervise.heartbeat import heartbeat_writer
+    heartbeat_writer(os.environ).step(number, 100)
 def summary():
     with open(directory + "/summary.json", "w") as file:
         file.write("{}")

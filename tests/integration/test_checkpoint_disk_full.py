@@ -18,7 +18,10 @@ from tests.distributed.ranks import run_ranks
 from tests.facts import says
 from tests.integration.disks import MIB, LoopDisk, Tmpfs
 
-from drillyard.training.checkpoint import Checkpointer, list_checkpoints, load_checkpoint, verify
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.inventory import list_checkpoints
+from drillyard.training.checkpoint.loading import load_checkpoint
+from drillyard.training.checkpoint.verification import verify
 
 Events = list[tuple[str, dict[str, Any]]]
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import RunConfig
-from drillyard.data import encoding_pool, file_readers, prepare, raw_batches
+from drillyard.data import encoding_pool, file_readers, raw_batches
 from drillyard.data.encoder import EncodeSettings, HeldOutSplit
 from drillyard.data.file_readers import json_lines_batch
+from drillyard.data.prepared_data import prepare
 from drillyard.data.row_formats import RowFormat
 from drillyard.data.tokenizer import _as_pretrained, _train
 from drillyard.errors import UserError

@@ -17,11 +17,12 @@ from tests.integration.held import Holds
 from tests.integration.tiny_run import STEPS, train, write_config
 from tests.integration.watched import WatchedRun
 
-from drillyard.config import load_run_config
-from drillyard.data import prepare
+from drillyard.config.load import load_run_config
+from drillyard.data.prepared_data import prepare
 from drillyard.errors import UserError
 from drillyard.telemetry import write_summary
-from drillyard.training.checkpoint import list_checkpoints, verify
+from drillyard.training.checkpoint.inventory import list_checkpoints
+from drillyard.training.checkpoint.verification import verify
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from tests.integration.held import Holds
 from tests.integration.tiny_run import STEPS, Run, contents, train, write_config, write_rows
 from tests.integration.watched import WatchedRun
 
-from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints, verify
+from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints
+from drillyard.training.checkpoint.verification import verify
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unpacked sdist, with the environment of these tests as its own."""
     directory = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build(directory, "sdist")) as archive:
-        archive.extractall(directory, filter="data")
+        archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (tree,) = (path for path in directory.iterdir() if path.is_dir())
     return tree
 

@@ -12,7 +12,7 @@ from tests.facts import says
 from tests.integration.held import Holds
 from tests.integration.tiny_run import PATIENCE_SECONDS, Run, drillyard, wait_until, write_config
 
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 
 LINE = re.compile(
     r"Estimate: .*fits: (about )?[\d.]+( to [\d.]+)? of [\d.,]+ GiB per rank \(activation checkpointing: (\w+);.*\); "

@@ -99,8 +99,8 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
     run = start(
         """
         from pathlib import Path
-        from drillyard.supervise.rank_supervision import start_supervision
-        side = start_supervision(Path(directory), 0, attempt=0, is_claimed=True)
+        from drillyard.supervise.rank_supervision import RankSupervision
+        side = RankSupervision(Path(directory), 0, attempt=0, is_claimed=True)
         step(1)
         def hold_the_lock(): sum(range(10**14))  # in C, without a look at signals or other threads
         def wait(): time.sleep(forever)
@@ -117,8 +117,8 @@ def test_a_rank_whose_interpreter_is_held_tells_its_stacks_when_asked_again(star
 RANK = """
 import hashlib, os, signal, sys, threading, time
 from pathlib import Path
-from drillyard.supervise.rank_supervision import start_supervision
-side = start_supervision(Path(sys.argv[1]), float(sys.argv[2]), attempt=0, is_claimed=True)
+from drillyard.supervise.rank_supervision import RankSupervision
+side = RankSupervision(Path(sys.argv[1]), float(sys.argv[2]), attempt=0, is_claimed=True)
 def deaf():
     # In C for minutes, so that no handler of Python's runs in the main thread.
     print("deaf", flush=True)
@@ -145,10 +145,10 @@ def event_names(directory: Path) -> list[str]:
 
 
 def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
-    hangs = a_rank(tmp_path, 0.5, "side.watch.begin('training', 'strict'); threading.Event().wait()")
+    hangs = a_rank(tmp_path, 0.5, "side.begin('training', 'strict'); threading.Event().wait()")
     busy = "end = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nprint('done')"
     works = a_rank(tmp_path / "other", 2.0, busy)
-    waits = a_rank(tmp_path / "third", 2.0, "side.watch.begin('data', 'waiting'); time.sleep(5); print('done')")
+    waits = a_rank(tmp_path / "third", 2.0, "side.begin('data', 'waiting'); time.sleep(5); print('done')")
     _, err = hangs.communicate(timeout=PATIENCE_SECONDS)
     assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
     assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
@@ -158,7 +158,7 @@ def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
 
 TELLS_WHAT_IT_NOTES = """
 def tell():
-    while side.stops.received is None: time.sleep(0.01)
+    while side.received is None: time.sleep(0.01)
     print("noted", flush=True)
 threading.Thread(target=tell, daemon=True).start()
 """
@@ -166,8 +166,8 @@ threading.Thread(target=tell, daemon=True).start()
 
 def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) -> None:
     before = a_rank(tmp_path / "before", 0, "deaf()")
-    training = a_rank(tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.stops.answer('note'); deaf()")
-    saved = a_rank(tmp_path / "saved", 0, "side.stops.answer('ignore'); deaf()")
+    training = a_rank(tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.answer('note'); deaf()")
+    saved = a_rank(tmp_path / "saved", 0, "side.answer('ignore'); deaf()")
     (tmp_path / "before").mkdir(exist_ok=True)
     for rank in (before, training, saved):
         assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
@@ -238,10 +238,10 @@ time.sleep(100)
 def test_a_rank_that_was_suspended_is_judged_again(tmp_path: Path) -> None:
     """Suspended for longer than any limit, it goes on."""
     script = """
-side.watch.begin("training", "strict")
+side.begin("training", "strict")
 for step in range(1000):
     print(step, flush=True)
-    side.watch.signs.step(step, 1000)
+    side.signs.step(step, 1000)
     time.sleep(0.05)
     if os.path.exists(sys.argv[1] + "/enough"):
         break

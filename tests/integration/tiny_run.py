@@ -174,7 +174,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
     """Until `condition` holds, while `process` lives."""
     while not condition():
         assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def contents(directory: Path) -> dict[str, str]:

@@ -41,7 +41,7 @@ class WatchedRun:
                     return self.console[seen]
                 seen += 1
             assert not ended, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
-            time.sleep(0.002)
+            time.sleep(0.02)
 
     def wait_for_event(self, name: str, step: int = 0) -> Event:
         """The first event of that name at this step or later."""
@@ -51,7 +51,7 @@ class WatchedRun:
         """Until `condition` holds, while the run lives."""
         while not condition():
             assert self.process.poll() is None, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
-            time.sleep(0.002)
+            time.sleep(0.02)
 
     def lines_with(self, facts: str) -> list[str]:
         """The warnings that have these facts."""

@@ -17,7 +17,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, inspect, load_checkpoint, verify
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.inventory import inspect
+from drillyard.training.checkpoint.loading import load_checkpoint
+from drillyard.training.checkpoint.verification import verify
 
 
 def repacked(archive: bytes, compression: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:

@@ -23,8 +23,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, inspect, list_checkpoints, load_checkpoint, verify
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.inventory import inspect, list_checkpoints
+from drillyard.training.checkpoint.loading import load_checkpoint
 from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, checksum, decode, encode
+from drillyard.training.checkpoint.verification import verify
 
 
 def code_for_the_index(attack: Code) -> dict[str, bytes]:

@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drillyard.cli.main import main
-from drillyard.config import load_cluster_config, load_run_config
-from drillyard.config.load import load_launch_config
+from drillyard.config.load import load_cluster_config, load_launch_config, load_run_config
 from drillyard.errors import UserError
 from drillyard.launch.agent.exit_report import attempt_failure
 from drillyard.launch.agent.protocol import Connection, ConnectionLost, seal

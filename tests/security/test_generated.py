@@ -10,11 +10,11 @@ import pytest
 from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
+from drillyard.launch.agent.job import Job
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan, PlanFile, Program
 from drillyard.launch.plan_output import plan_text, write_plan
 from drillyard.launch.programs import Host
-from drillyard.launch.run_status import Handle
 
 HOSTILE_HOSTS = [
     "-oProxyCommand=touch escaped",
@@ -107,15 +107,10 @@ def test_every_line_of_a_plan_as_a_script_does_what_the_plan_says(tmp_path: Path
         Call(f"create {word}", "POST", word, {"name": word}),
     )
     plan = Plan(
-        handle=Handle("slurm", "here", "run"),
-        nodes=1,
-        processes_per_node=1,
-        run_directory=word,
-        launch_directory=word,
+        Job("run", "here", "slurm", 1, 1, word, word, []),
         code=word,
         files=(PlanFile("job.json", "{}\n"),),
         steps=steps,
-        fields=(),
     )
     write_plan(plan, here / "out")
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.module_time import set_time
 
 from drillyard.launch.agent import listener as listening
 from drillyard.launch.agent import messages, protocol
@@ -192,7 +193,6 @@ def test_strangers_never_get_the_last_descriptors(monkeypatch: pytest.MonkeyPatc
     strangers = Strangers(port_of(listener))
     strangers.connect(30)
     for _ in range(3):
-        monkeypatch.setattr(listener, "_paused_until", 0.0)
         listener.authenticated()
     assert all(each.fileno() < limit for each in listener._handshakes)
     assert strangers.num_open() < 10
@@ -200,12 +200,26 @@ def test_strangers_never_get_the_last_descriptors(monkeypatch: pytest.MonkeyPatc
     listener.close()
 
 
-def test_strangers_alone_do_not_keep_the_leader_busy() -> None:
+def test_strangers_alone_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    set_time(monkeypatch, "drillyard.launch.agent.listener", sleep=pauses.append)
+    listener = Listener(0, SECRET, 5.0)
+    assert listener.authenticated() == [] and pauses == []
+    strangers = Strangers(port_of(listener))
+    strangers.connect(1, b"x")
+    assert listener.authenticated() == [] and pauses == [0.01]
+    strangers.close()
+    listener.close()
+
+
+def test_connections_that_get_no_descriptor_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    set_time(monkeypatch, "drillyard.launch.agent.listener", sleep=pauses.append)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (70, 70))
     listener = Listener(0, SECRET, 5.0)
     strangers = Strangers(port_of(listener))
     strangers.connect(1, b"x")
-    assert listener.authenticated() == []
-    assert listener.sources == [] and 0 < listener.wait_seconds(0.2) <= 0.01
+    assert listener.authenticated() == [] and pauses == [0.01]
     strangers.close()
     listener.close()
 

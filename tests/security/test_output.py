@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -161,6 +162,7 @@ import sys, typer, warnings
 from drillyard.control_characters import clean_standard_streams
 clean_standard_streams()
 text = {HOSTILE!r}
+print("na\\u00efve \\ufffd")
 print(text); print(text, file=sys.stderr); sys.stdout.write(text + "\\n"); sys.stdout.writelines([text, "\\n"])
 typer.echo(text); typer.echo(text, err=True); warnings.warn(text)
 from rich.console import Console
@@ -168,9 +170,13 @@ Console(force_terminal=True).print(text)
 raise RuntimeError(text)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, env={"PYTHONIOENCODING": "ascii"}, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
     )
     assert b"RuntimeError" in done.stderr and done.stdout.count(b"52;c;aWQ=") == 5
+    assert done.stdout.startswith(b"na\\xefve \\ufffd\n")
     assert not UNSAFE.findall((done.stdout + done.stderr).decode())
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.config import save_resolved
+from drillyard.config.load import save_resolved
 from drillyard.config.run import WorkloadRunConfig
 from drillyard.launch.agent import host_probe
+from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.output_pump import open_log as open_node_log
 from drillyard.launch.agent.startup import UsageError
-from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge
+from drillyard.launch.hosts.checks import HostAnswer, judge
 from drillyard.launch.programs import Result
 from drillyard.supervise.console_output import open_log as open_rank_log
 from drillyard.telemetry.jsonlines import LineFile
@@ -44,7 +45,7 @@ def problems(launch: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     options = dict.fromkeys(("directory", "nonce", "write_nonce", "port", "python", "image"))
     host_probe.check(Namespace(launch_directory=str(launch), runs=False, **options))
     answer = HostAnswer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
-    return judge([answer], HostRequirements("a", str(launch), 20000, "0"))
+    return judge([answer], Job("a", "c", "ssh", 1, 1, str(launch.parent), str(launch), [], port=20000))
 
 
 @pytest.fixture

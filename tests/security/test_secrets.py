@@ -10,8 +10,10 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 from tests.facts import says
+from tests.unit.launch.requests import cluster, request
 
 from drillyard import redaction
 from drillyard.cli import main as cli
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 from drillyard.console import SafeConsole
 from drillyard.control_characters import CleanStream
-from drillyard.launch.agent import shipped_files
 from drillyard.launch.agent.job import Job
+from drillyard.launch.launcher import launcher_for
+from drillyard.launch.plan import PlanFile, Program
+from drillyard.launch.prepared_run import agent_files
+from drillyard.launch.programs import archive
 from drillyard.telemetry.events import append_event
 
 TOKEN = "s3cr&t/to+k%n-7h1s"
@@ -90,8 +96,8 @@ sys.exit(f"ValueError: bad {token}")
 def test_what_a_workload_prints_and_tells_has_the_reference_in_every_file_of_the_run(tmp_path: Path) -> None:
     launch = tmp_path / "launch"
     (launch / "agent").mkdir(parents=True)
-    for name, text in shipped_files().items():
-        (launch / "agent" / name).write_text(text)
+    for file in agent_files():
+        (launch / file.path).write_text(file.content)
     job = Job(
         run="tiny", cluster="here", platform="local", nodes=1, processes_per_node=1, run_directory=str(tmp_path),
         launch_directory=str(launch), command=[sys.executable, "-c", WORKLOAD],
@@ -209,3 +215,42 @@ def test_a_value_that_the_end_of_a_line_or_a_colour_cuts_in_two(
         console.print(text)
     assert stream.getvalue().count("${env:T}") == 4
     assert not any(part in stream.getvalue() for part in ("abcd", "1234", "ijkl", "5678"))
+
+
+@pytest.mark.parametrize(
+    ("config", "stage"),
+    [(cluster("local", None, 1, processes_per_node=1), "write"), (cluster(storage="{directory: /s}"), "submit")],
+    ids=["local", "slurm"],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_secrets_that_are_on_their_way_are_removed_when_a_signal_ends_the_submission(
+    tmp_path: Path, config: str, stage: str, number: signal.Signals
+) -> None:
+    asked = request(config)
+    (step,) = (
+        step
+        for step in launcher_for(asked.cluster).plan(asked).steps
+        if isinstance(step, Program) and step.stage == stage
+    )
+    # In the place of the agent, which the signal ends too.
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    python.chmod(0o755)
+    words = [str(python) if word == "/usr/bin/python3" else word for word in step.argv]
+    unpacked = tmp_path / "tmp"
+    unpacked.mkdir()
+    environment = os.environ | {"TMPDIR": str(unpacked), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    shell = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    assert shell.stdin is not None
+    with shell.stdin as stdin:
+        stdin.write(archive([PlanFile("secret", "one\n", 0o600), PlanFile("secrets.json", TOKEN, 0o600)]))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (held,) = holders(unpacked)
+    assert held.stat().st_mode & 0o077 == held.parent.stat().st_mode & 0o077 == 0
+    os.killpg(shell.pid, number)
+    assert shell.wait(60) != 0
+    assert list(unpacked.iterdir()) == []

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.security.trees import snapshot
-from tests.unit.launch.requests import WORKLOAD, cluster, request
+from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 from drillyard.launch.programs import Programs
 from drillyard.launch.slurm import launcher as slurm_launcher
-from drillyard.launch.slurm.launcher import plan_of
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_what_is_carried_keeps_its_modes_and_leads_nowhere_else(
 def carry(project: Path, there: Path) -> subprocess.CompletedProcess[str]:
     """What --sync does."""
     asked = request(cluster("slurm", slurm=f"{{directory: {there}}}"), WORKLOAD, sync=True)
-    (step,) = [each for each in plan_of(asked).steps if each.stage == "carry"]
+    (step,) = [each for each in planned(asked).steps if each.stage == "carry"]
     archive = slurm_launcher.archive_of_directory(project, Programs())
     done = subprocess.run(step.argv, input=archive, capture_output=True, check=True, umask=0o022)
     return subprocess.CompletedProcess(step.argv, 0, done.stdout.decode(), done.stderr.decode())

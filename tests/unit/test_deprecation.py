@@ -7,8 +7,8 @@ import warnings
 import pytest
 
 from drillyard.cli import main as cli
-from drillyard.config import load_run_config
-from drillyard.deprecation import RENAMED_FLAGS, RENAMED_KEYS, RenamedWarning, rename_flags, rename_keys
+from drillyard.config.load import load_run_config
+from drillyard.deprecation import RENAMED_FLAGS, RENAMED_KEYS, RenamedWarning, rename_flags, rename_key
 
 RUN = """
 name: trial
@@ -21,20 +21,20 @@ training: {steps: 3, optimizer: {learning_rate: 1.0e-4}}
 @pytest.mark.parametrize("form", [["--gpu", "b200"], ["--gpu=b200"]])
 def test_an_old_flag_becomes_the_new_one_with_a_warning(form):
     with pytest.warns(RenamedWarning, match="--gpu is now --accelerator"):
-        renamed = rename_flags("metrics", [*form, "run.log"], {"metrics": {"--gpu": "--accelerator"}})
+        renamed = rename_flags([*form, "run.log"], {"--gpu": "--accelerator"})
     assert "=".join(renamed[:-1]) == "--accelerator=b200"
 
 
-def test_other_commands_and_arguments_after_two_dashes_keep_their_words(recwarn):
-    table = {"metrics": {"--gpu": "--accelerator"}}
-    assert rename_flags("report", ["--gpu", "b200"], table) == ["--gpu", "b200"]
-    assert rename_flags("metrics", ["--", "--gpu"], table) == ["--", "--gpu"]
+def test_arguments_after_two_dashes_keep_their_words(recwarn):
+    assert rename_flags(["--", "--gpu"], {"--gpu": "--accelerator"}) == ["--", "--gpu"]
     assert not recwarn.list
 
 
 def test_an_old_key_moves_to_its_new_place(recwarn):
     values = {"data": {"seq_len": 128}, "old": 1}
-    rename_keys(values, {"data.seq_len": "data.sequence_length", "old": "a.b", "absent.key": "c"})
+    rename_key("data.seq_len", "data.sequence_length", values)
+    rename_key("old", "a.b", values)
+    rename_key("absent.key", "c", values)
     assert values == {"data": {"sequence_length": 128}, "a": {"b": 1}}
     assert [str(warning.message).split(";")[0] for warning in recwarn.list] == [
         "data.seq_len is now data.sequence_length",
@@ -45,13 +45,14 @@ def test_an_old_key_moves_to_its_new_place(recwarn):
 def test_where_both_keys_are_given_the_new_one_wins():
     values = {"data": {"seq_len": 128, "sequence_length": 256}}
     with pytest.warns(RenamedWarning):
-        rename_keys(values, {"data.seq_len": "data.sequence_length"})
+        rename_key("data.seq_len", "data.sequence_length", values)
     assert values == {"data": {"sequence_length": 256}}
 
 
 def test_a_section_that_is_no_mapping_is_left_to_the_checks(recwarn):
     values = {"data": None, "old": 1}
-    rename_keys(values, {"data.seq_len": "data.sequence_length", "old": "data.sequence_length"})
+    rename_key("data.seq_len", "data.sequence_length", values)
+    rename_key("old", "data.sequence_length", values)
     assert values == {"data": None, "old": 1} and not recwarn.list
 
 
@@ -80,3 +81,10 @@ def test_a_command_takes_its_old_flag_and_warns_in_one_line(command, monkeypatch
     (warning,) = caught.list
     line = warnings.formatwarning(warning.message, warning.category, "cli.py", 1)
     assert line.startswith("warning: --as-json is now --json") and line.count("\n") == 1
+
+
+def test_a_flag_that_another_command_renamed_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setitem(RENAMED_FLAGS, "hardware", {"--as-json": "--json"})
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["checkpoint", "list", str(tmp_path), "--as-json"])
+    assert ended.value.code == 2

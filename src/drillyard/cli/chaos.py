@@ -59,8 +59,9 @@ def chaos(
     Exit code 0: every fault passed. 1: some did not. 2: the config must be fixed.
     """
     from drillyard.cli.process_exit import require_training
-    from drillyard.config import load_run_config, require_valid
     from drillyard.config.auto_values import num_gpus
+    from drillyard.config.checks import require_valid
+    from drillyard.config.load import load_run_config
     from drillyard.console import SafeConsole
     from drillyard.faults.campaign import Campaign, run_campaign
     from drillyard.faults.campaign_report import as_json as json_of

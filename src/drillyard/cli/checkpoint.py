@@ -17,7 +17,7 @@ from drillyard.cli.options import find_run
 from drillyard.formatting import size
 
 if TYPE_CHECKING:
-    from drillyard.training.checkpoint import CheckpointInfo
+    from drillyard.training.checkpoint.inventory import CheckpointInfo
     from drillyard.training.checkpoint.verification import CheckpointSelection, PrunePlan, VerifiedCheckpoint
 
 RunDirectory = Annotated[

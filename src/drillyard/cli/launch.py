@@ -86,9 +86,9 @@ def launch(
     Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's own: 0 succeeded,
     1 failed, 2 refused, 130 cancelled.
     """
-    from drillyard.launch.submission import check_memory, launch_requests, plan_requests
+    from drillyard.launch.submission import check_memory, plan_launch
 
-    requests = launch_requests(
+    requests, plans = plan_launch(
         run,
         cluster,
         overrides=overrides or [],
@@ -97,7 +97,6 @@ def launch(
         max_failures=max_failures,
         after=after,
     )
-    plans = plan_requests(requests)
     if output is not None:
         _write(plans, output, overwrite=overwrite)
     if dry_run or explain:
@@ -122,12 +121,10 @@ def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
 
 
 def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from drillyard.launch.plan_output import explain_text, plan_text
+    from drillyard.launch.plan_output import explain_text, plan_json, plan_text
 
     if as_json:
-        shown = [{**asdict(plan), "handle": str(plan.handle)} for plan in plans]
+        shown = [plan_json(plan) for plan in plans]
         print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
         return
     for plan in plans:

@@ -26,7 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from drillyard.cli.process_exit import EXIT_UNEXPECTED, describe_unexpected, disk_problem, is_rank, missing_extra
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
-from drillyard.deprecation import RenamedWarning, rename_flags
+from drillyard.deprecation import RENAMED_FLAGS, RenamedWarning, rename_flags
 from drillyard.errors import UserError
 from drillyard.redaction import add_inherited_secrets, redact
 from drillyard.version import __version__
@@ -111,7 +111,8 @@ class LazyGroup(TyperGroup):
         name, listed, rest = super().resolve_command(ctx, args)
         command = listed and load_command(listed.name or "")
         inner = f"{name} {rest[0]}" if rest and rest[0] in getattr(command, "commands", {}) else str(name)
-        rest = rename_flags(inner, rest)
+        if inner in RENAMED_FLAGS:
+            rest = rename_flags(rest, RENAMED_FLAGS[inner])
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             # From here on a command may have something to clean up (see __main__.py).
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -221,7 +221,7 @@ def _refuse_existing(directory: Path, paths: Sequence[str]) -> None:
         )
 
 
-def wait_for(launcher: Launcher, run: str) -> int:
+def wait_for(launcher: Launcher[Any], run: str) -> int:
     """Wait until a run is over, printing each state to standard error; returns its exit code.
 
     Asks again when the cluster does not answer. Raises UserError where the run is not known.

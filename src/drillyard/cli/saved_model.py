@@ -132,18 +132,21 @@ def _default_output(model: Path) -> Path:
 
 def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
     from drillyard.console import SafeConsole
+    from drillyard.supervise.run_lock import exclusive_run_lock
     from drillyard.supervise.supervisor import supervise
 
-    return supervise(
-        [sys.executable, "-m", "drillyard", *sys.argv[1:]],
-        num_ranks=num_ranks,
-        run_directory=request.output / f"{request.model.name}-ranks",
-        max_restarts=0,
-        environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
-        on_event=lambda name, **fields: None,
-        console=SafeConsole(),
-        total_steps=None,
-    )
+    run_directory = request.output / f"{request.model.name}-ranks"
+    with exclusive_run_lock(run_directory) as lock:
+        return supervise(
+            [sys.executable, "-m", "drillyard", *sys.argv[1:]],
+            num_ranks=num_ranks,
+            run_directory=run_directory,
+            lock=lock,
+            max_restarts=0,
+            environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
+            console=SafeConsole(),
+            writes_events=False,
+        )
 
 
 def _print_table(results: dict[str, dict[str, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import os
@@ -111,8 +110,9 @@ def train(
     Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that hung, or a stop whose
     checkpoint could not be saved; the one before it is intact).
     """
-    from drillyard.config import load_run_config, require_valid
     from drillyard.config.auto_values import num_gpus
+    from drillyard.config.checks import require_valid
+    from drillyard.config.load import load_run_config
     from drillyard.config.model_files import require_weight_files
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
@@ -126,43 +126,42 @@ def train(
     exit_on_signal()
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
-    from drillyard.supervise.training_supervisor import is_started, supervise_training
+    from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
+    from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
     from drillyard.training.run_directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
     directory = run_directory_of(run)
     if not directory.exists() and run.checkpoint.resume in ("auto", "never"):
         require_weight_files(run.model)
-
-    def claim() -> bool:
-        # Before the claim, which overwrites the saved config.
-        finished = is_finished(run)
-        if node.is_first:
-            goes_on = run.checkpoint.resume == "never" and is_started(directory)
-            claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
-        if finished and node.is_first:
-            typer.echo(
-                f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
-                "To train longer, raise training.steps (or epochs)"
-            )
-        return not finished
-
     # Ranks read the saved config in every attempt: later edits of RUN.YAML change nothing. With several nodes only the
     # first one saves it, perhaps after the others start: there the launcher provides the same file to all.
     saved = directory / SAVED_CONFIG if node.count == 1 else config
     command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console.value]
     if node.count > 1:
         command += [word for override in overrides for word in ("--set", override)]
-    raise typer.Exit(
-        supervise_training(
-            command,
-            run,
-            num_ranks=num_ranks,
-            max_restarts=(3 if node.count == 1 else 0) if max_restarts is None else max_restarts,
-            before_start=claim,
-            standby=standby,
-            node=node,
-        )
-    )
+    code = 0
+    with exclusive_run_lock(directory) if node.is_first else open_logs(directory) as lock:
+        # Before the claim, which overwrites the saved config.
+        finished = is_finished(run)
+        if node.is_first:
+            goes_on = run.checkpoint.resume == "never" and is_started(directory)
+            claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
+        if not finished:
+            code = supervise_training(
+                command,
+                run,
+                num_ranks=num_ranks,
+                lock=lock,
+                max_restarts=(3 if node.count == 1 else 0) if max_restarts is None else max_restarts,
+                standby=standby,
+                node=node,
+            )
+        elif node.is_first:
+            typer.echo(
+                f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
+                "To train longer, raise training.steps (or epochs)"
+            )
+    raise typer.Exit(code or required_metrics_code(run))
 
 
 def _node(
@@ -195,17 +194,18 @@ def _import_trainer() -> None:
 
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     from drillyard.safe_files import tolerate_lost_stderr
-    from drillyard.supervise.rank_supervision import start_supervision
-    from drillyard.supervise.standby import await_turn
+    from drillyard.supervise.rank_process import STANDBY, await_turn
+    from drillyard.supervise.rank_supervision import RankSupervision
 
-    await_turn(_import_trainer)
+    if STANDBY in os.environ:
+        await_turn(_import_trainer)
     # stderr is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = tolerate_lost_stderr()
     round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
     # Before torch is imported, so that signals and stack requests are answered from here on.
-    side = start_supervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
+    side = RankSupervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
@@ -238,7 +238,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
 
 def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
     """Replay `step` of the run that `run` names; exit with 0 when the bits agree, with 1 when they do not."""
-    from drillyard.config import load_run_config
+    from drillyard.config.load import load_run_config
     from drillyard.telemetry.events import refusing_odd_values
     from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
     from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
@@ -256,24 +256,20 @@ def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
             "same bits; leave the option out"
         )
     from drillyard.console import SafeConsole
-    from drillyard.supervise.supervisor import supervise
-    from drillyard.supervise.training_supervisor import threads_per_rank
-    from drillyard.telemetry.events import append_event
+    from drillyard.supervise.run_lock import exclusive_run_lock
+    from drillyard.supervise.supervisor import supervise, threads_per_rank
 
-    def start() -> bool:
+    with exclusive_run_lock(plan.directory) as lock:
         remove_earlier_replay(plan)
-        return True
-
-    code = supervise(
-        [sys.executable, "-m", "drillyard", "train", str(saved), "--replay", str(step)],
-        num_ranks=plan.world_size,
-        run_directory=plan.directory,
-        max_restarts=0,
-        environment={"OMP_NUM_THREADS": str(threads_per_rank(plan.config, plan.world_size))},
-        on_event=functools.partial(append_event, plan.directory),
-        console=SafeConsole(stderr=True),
-        before_start=start,
-    )
+        code = supervise(
+            [sys.executable, "-m", "drillyard", "train", str(saved), "--replay", str(step)],
+            num_ranks=plan.world_size,
+            run_directory=plan.directory,
+            lock=lock,
+            max_restarts=0,
+            environment={"OMP_NUM_THREADS": str(threads_per_rank(plan.config, plan.world_size))},
+            console=SafeConsole(stderr=True),
+        )
     if code != 0:
         raise typer.Exit(code)
     verdict = read_verdict(plan.directory)

@@ -7,11 +7,9 @@ platform's facts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, create_model
 
@@ -20,6 +18,8 @@ from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
 Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
+
+Section = TypeVar("Section", bound=PlatformSection)
 
 
 class Location(StrictModel):
@@ -87,6 +87,11 @@ class ClusterConfig(StrictModel):
         given: PlatformSection | None = getattr(self, self.platform, None)
         return given or platforms()[self.platform].section()
 
+    def section_as(self, model: type[Section]) -> Section:
+        """`section` with its type: that of a platform whose section is a `model`."""
+        assert isinstance(self.section, model)
+        return self.section
+
     @property
     def cloud(self) -> str | None:
         """The cloud whose machines and quotas the platform uses; None: any or none."""
@@ -121,14 +126,6 @@ _EVERYWHERE = ("name", "platform", "nodes", "hardware", "processes_per_node", "e
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
     """What the config's platform lacks, does not know or cannot do."""
     return [*_fields(config), *_capacity(config), *_nodes(config)]
-
-
-def with_absolute_paths(config: ClusterConfig, path: str | os.PathLike[str]) -> ClusterConfig:
-    """`config`, which was read from `path`, with `hardware` absolute: so it holds wherever a copy is saved."""
-    if config.hardware is None:
-        return config
-    directory = FilePath(path).absolute().parent
-    return config.model_copy(update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())})
 
 
 def _fields(config: ClusterConfig) -> Iterator[Problem]:

@@ -4,15 +4,18 @@ All mistakes of a file are reported at once, each with its file, line and key:
 
     run.yaml:7: training.optimzer: unknown key; did you mean 'optimizer'?
 
+`--set a.b=c` changes one value before validation: its path is keys and list positions joined by dots
+(`data.source.0.weight=2`), missing sections are created, and mistakes are reported at `--set training.stps=3`.
+
 Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1. A text
 `${env:NAME}` resolves to the variable's value but is shown and saved as the reference (`environment.py`).
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any, Final, TypeVar
@@ -20,19 +23,22 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems, with_absolute_paths
+from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems
 from drillyard.config.environment import OPENING, reference_problems
-from drillyard.config.overrides import apply_overrides
-from drillyard.config.problems import Problem, raise_all
+from drillyard.config.problems import Path as KeyPath
+from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
-from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, read_document
-from drillyard.deprecation import rename_keys, rename_override
+from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, parse_document, read_document
+from drillyard.deprecation import RENAMED_KEYS, rename_key, rename_override
 from drillyard.errors import ConfigError, UserError
+from drillyard.safe_files import replace_file
 from drillyard.version import __version__
 
 Config = TypeVar("Config", bound=StrictModel)
+AFTER_FILES = 1_000_000_000
+"""`order` of the first override: after every line of a file."""
 PLACEHOLDER_LEARNING_RATE = 1e-4
 """Used by commands that train nothing, where the config has no learning rate."""
 
@@ -66,10 +72,16 @@ def load_launch_config(
 def load_cluster_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> ClusterConfig:
-    """The cluster config at `path`, changed by `overrides`, its `hardware` absolute. UserError as `load_run_config`."""
+    """The cluster config at `path`, changed by `overrides`. `hardware` is absolute, so a copy can be saved anywhere.
+
+    UserError as `load_run_config`.
+    """
     config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
-    return with_absolute_paths(config, path)
+    if config.hardware is None:
+        return config
+    directory = FilePath(path).absolute().parent
+    return config.model_copy(update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())})
 
 
 def config_model(which: str) -> type[StrictModel]:
@@ -106,20 +118,12 @@ def config_from_options(model: type[Config], values: dict[str, Any]) -> Config:
 def save_resolved(config: StrictModel, path: str | os.PathLike[str]) -> None:
     """Write `config` to `path` with every default spelled out; loading it gives an equal config.
 
-    Readers never see a partial file: it is renamed into place. Raises UserError when it cannot be written.
+    Readers never see a partial file. Raises UserError when it cannot be written.
     """
     text = resolved_text(config)
     target = FilePath(path)
     try:
-        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-        with open(partial, "x", encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.close()
-                os.replace(partial, target)
-            except BaseException:
-                os.unlink(partial)
-                raise
+        replace_file(target, text.encode())
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
 
@@ -139,8 +143,10 @@ def _load(
     needs_learning_rate: bool = True,
 ) -> Config:
     document = _with_mapping(read_document(path), model)
-    rename_keys(document.value)
-    document = apply_overrides(document, [rename_override(each) for each in overrides])
+    for old, new in RENAMED_KEYS.items():
+        rename_key(old, new, document.value)
+        overrides = [rename_override(old, new, override) for override in overrides]
+    document = apply_overrides(document, overrides)
     _require_kind(document, model)
     if not needs_learning_rate:
         _fill_in_learning_rate(document.value)
@@ -156,6 +162,72 @@ def _load(
     raise_all(problems, document.places)
     config._origin = ConfigOrigin(document.places)
     return config
+
+
+def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
+    """The document with every override applied in order; mistakes in applying them are among its problems.
+
+    UserError when an override is not `key=value` or its value is not YAML.
+    """
+    value = copy.deepcopy(document.value)
+    places = dict(document.places)
+    problems = list(document.problems)
+    for number, override in enumerate(overrides):
+        path, new, mistakes = _parse_override(override)
+        place = SourceLocation(
+            f"--set {override if len(override) <= 80 else override[:77] + '...'}", AFTER_FILES + number
+        )
+        refusal = _put(value, path, new)
+        if refusal is not None:
+            problems.append(Problem(path, refusal, place))
+            continue
+        places = {known: where for known, where in places.items() if known[: len(path)] != path}
+        # A mistyped section that the override created is reported at the override.
+        for depth in range(1, len(path)):
+            places.setdefault(path[:depth], place)
+        places[path] = place
+        problems.extend(Problem((*path, *mistake.path), mistake.message, place) for mistake in mistakes)
+    return YamlDocument(value, places, tuple(problems))
+
+
+def _parse_override(override: str) -> tuple[KeyPath, Any, tuple[Problem, ...]]:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: expected KEY=VALUE, such as training.steps=100")
+    if not text.strip():
+        raise ConfigError(
+            f"--set {override}: the value is missing; write {key}=null for none, {key}='\"\"' for empty text"
+        )
+    document = parse_document(text, f"--set {override}")
+    path = tuple(int(part) if part.isascii() and part.isdigit() else part for part in parts)
+    return path, document.value, document.problems
+
+
+def _put(top: Any, path: KeyPath, new: Any) -> str | None:
+    """Set `path` in the mapping `top` and create missing sections. Returns why that is not possible, or None."""
+    here = top
+    for depth, key in enumerate(path):
+        known = dotted(path[:depth]) or "the file"
+        last = depth == len(path) - 1
+        if isinstance(here, dict):
+            key = str(key)
+            if last:
+                here[key] = new
+            elif here.get(key) is None:
+                here[key] = {}
+            here = here[key]
+        elif isinstance(here, list):
+            if not isinstance(key, int):
+                return f"{known} is a list; name a position: {known}.0.{key}"
+            if key >= len(here):
+                return f"{known} has {len(here)} entries, counted from 0; there is no {known}.{key}"
+            if last:
+                here[key] = new
+            here = here[key]
+        else:
+            return f"{known} is {describe_value(here)}, which has no settings of its own; set {known} as a whole"
+    return None
 
 
 def _fill_in_learning_rate(content: Any) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,7 +20,7 @@ from pydantic import Field
 from drillyard.config.problems import Problem
 from drillyard.config.strict_model import StrictModel
 from drillyard.errors import UserError
-from drillyard.plugins import import_name, load_plugins
+from drillyard.plugins import load_plugins
 
 # ssh reads a name that begins with "-" as an option, and some options run programs.
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
@@ -58,19 +59,13 @@ class Capabilities:
     """What a launcher can do; a config that asks for more is refused with the launchers that can."""
 
     multi_node: bool = True
-    gang: bool = False
-    """All nodes start together or none does."""
-    requeue: bool = False
-    """The scheduler itself restarts the run after preemption or the loss of a node."""
     queue: bool = False
-    array: bool = False
-    """Submits several points of a sweep as one job."""
+    """Runs of a sweep wait for nodes; without a queue all would start at once."""
     image: bool = False
     sync: bool = False
     """Copies the working directory to the nodes (`--sync`)."""
-    time_limit: bool = False
-    exclude_nodes: bool = False
     dependency: bool = False
+    """Starts a run once another has succeeded (`--after`)."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +96,10 @@ class PlatformFacts:
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 
 
-_LAUNCHERS = {
+_BUILT_IN: dict[str, str | PlatformFacts] = {
     "local": "drillyard.launch.hosts.config:LOCAL",
     "ssh": "drillyard.launch.hosts.config:SSH",
     "slurm": "drillyard.launch.slurm.config:SLURM",
-    "vertex": "drillyard.launch.vertex.config:VERTEX",
-}
-_CLOUDS = {
     "gke": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
         optional=("location", "storage", "reservation"),
@@ -115,6 +107,7 @@ _CLOUDS = {
         cloud="gcp",
         in_pods=True,
     ),
+    "vertex": "drillyard.launch.vertex.config:VERTEX",
     "gce": PlatformFacts(
         required=("location.project", "location.zone", "machine", "consumption"),
         optional=("location", "storage", "reservation", "image"),
@@ -128,15 +121,18 @@ _CLOUDS = {
         cloud="nebius",
     ),
 }
-_ORDER = ("local", "ssh", "slurm", "gke", "vertex", "gce", "nebius")
+"""Facts by platform, or the `module:name` that has those of a launcher."""
 
 
 @cache
 def platforms() -> dict[str, PlatformFacts]:
     """The facts of every platform by name: built-in ones, then plug-ins."""
-    known = {name: _CLOUDS[name] if name in _CLOUDS else import_name(_LAUNCHERS[name]) for name in _ORDER}
-    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", _ORDER, _why_unusable)
-    return {**known, **{name: replace(found.facts, launcher=found) for name, found in plugins.items()}}
+    base = "drillyard.launch.launcher:Launcher"
+    plugins = load_plugins("drillyard.launchers", base, tuple(_BUILT_IN), _why_unusable)
+    return {
+        **{name: resolve_name(row) if isinstance(row, str) else row for name, row in _BUILT_IN.items()},
+        **{name: replace(found.facts, launcher=found) for name, found in plugins.items()},
+    }
 
 
 def _why_unusable(name: str, launcher: Any) -> str | None:
@@ -145,15 +141,6 @@ def _why_unusable(name: str, launcher: Any) -> str | None:
     if re.fullmatch("[a-z][a-z0-9_-]*", name) is None:
         return "a platform's name has lower-case letters, digits, - and _, and begins with a letter"
     return None
-
-
-def launcher_class(platform: str) -> Any:
-    """The launcher class of a platform. Raises UserError where there is none."""
-    facts = platforms().get(platform)
-    if facts is None or not facts.launcher:
-        able = ", ".join(name for name, each in platforms().items() if each.launcher)
-        raise UserError(f"platform {platform} cannot be launched on yet; these can: {able}")
-    return import_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
 
 
 def require_capability(platform: str, capability: str, option: str) -> None:

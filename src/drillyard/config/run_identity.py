@@ -86,6 +86,15 @@ def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> Ru
     return config.model_copy(update={"training": training})
 
 
+def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """`config` with these values of its settings (`section.name`), which are not checked."""
+    for key, value in values.items():
+        section, name = key.split(".")
+        part = getattr(config, section).model_copy(update={name: value})
+        config = config.model_copy(update={section: part})
+    return config
+
+
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
     """{key: [old value, new value]} of recorded settings; one that `old` does not have is not compared."""
     return {key: [old[key], value] for key, value in new.items() if key in old and old[key] != value}

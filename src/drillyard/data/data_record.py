@@ -11,7 +11,6 @@ this file, or on another host, is protected too; only the names are missing ther
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from drillyard.data.sources import DataSource, SourceContents
 from drillyard.errors import UserError
 from drillyard.redaction import redact
+from drillyard.safe_files import replace_file
 
 DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
@@ -60,14 +60,8 @@ def write_record(run_directory: Path, record: DataRecord) -> None:
     kept = replace(record, training=_shortened(record.training), held_out=_shortened(record.held_out))
     if read_record(run_directory) != kept:
         text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
-        temporary = run_directory / f"{DATA_RECORD}.tmp"
-        try:
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(run_directory / DATA_RECORD)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        path = run_directory / DATA_RECORD
+        replace_file(path, f"{text}\n".encode(), draft=path.with_name(f"{DATA_RECORD}.tmp"))
 
 
 def _shortened(parts: dict[str, SourceContents]) -> dict[str, SourceContents]:

@@ -9,6 +9,7 @@ Cost: a batch is pickled once (bytes or Arrow buffers, about 1 GB/s). Limit: one
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -75,13 +76,8 @@ def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]]) -> Ite
 
 def hash_bytes_of(file: Path) -> str:
     """xxh3-128 of a file's bytes in hex."""
-    digest = xxhash.xxh3_128()
-    buffer = bytearray(4 << 20)
-    view = memoryview(buffer)
     try:
         with file.open("rb", buffering=0) as stream:
-            while count := stream.readinto(buffer):
-                digest.update(view[:count])
+            return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
-    return digest.hexdigest()

@@ -11,19 +11,22 @@ samples.
   nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; each
   source has its own epochs.
 
-`training.steps` and `training.epochs` cut the stream into steps in two ways (`by_epoch`):
+`training.steps` and `training.epochs` cut the stream into steps in two ways (`BatchShape.by_epoch`):
 
 - `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every step is full, and a
   step that reaches the end of an epoch continues with the next one.
 - `training.epochs`: each epoch of n samples (of all sources together) is ceil(n / B) steps, the last of which takes the
   rest. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins with the
   steps of a shorter one. Up to step n div B both ways are the same.
+
+A step's samples are dealt out to the data ranks in turn, a micro-batch at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +48,28 @@ CHUNK = 4096
 
 SampleRef = tuple[int, int]
 """(source number, sequence number in it)."""
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How the stream is cut into global batches and dealt out: data rank r takes micro-batches r, r + data ranks, ...
+
+    `by_epoch`: the last step of each epoch has only the sequences that are left of it.
+    """
+
+    micro_batch_size: int
+    accumulation: int = 1
+    num_data_ranks: int = 1
+    by_epoch: bool = False
+
+    @property
+    def global_batch_size(self) -> int:
+        return self.micro_batch_size * self.num_data_ranks * self.accumulation
+
+    def reader_of(self, number: int) -> tuple[int, int]:
+        """(data rank, its micro-batch) that reads sample `number` of a global batch, all counted from 0."""
+        micro_batch, data_rank = divmod(number // self.micro_batch_size, self.num_data_ranks)
+        return data_rank, micro_batch
 
 
 def slot_counts(weights: Sequence[float]) -> npt.NDArray[np.int64]:
@@ -91,18 +116,19 @@ class Mixture:
         self.fingerprint = xxhash.xxh3_128_hexdigest(repr(parts).encode())
         """Changes when the order or the content of any sample would."""
 
-    def samples_of_step(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> range:
-        """The sample numbers of a step (0-based); `by_epoch` cuts the stream at the end of each epoch."""
-        if not by_epoch:
-            return range(step * global_batch_size, (step + 1) * global_batch_size)
-        epoch, batch = divmod(step, math.ceil(self.num_sequences / global_batch_size))
+    def samples_of_step(self, step: int, shape: BatchShape) -> range:
+        """The sample numbers of a step (0-based)."""
+        size = shape.global_batch_size
+        if not shape.by_epoch:
+            return range(step * size, (step + 1) * size)
+        epoch, batch = divmod(step, math.ceil(self.num_sequences / size))
         begin, end = epoch * self.num_sequences, (epoch + 1) * self.num_sequences
-        first = begin + batch * global_batch_size
-        return range(first, min(first + global_batch_size, end))
+        first = begin + batch * size
+        return range(first, min(first + size, end))
 
-    def epoch_of(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> float:
+    def epoch_of(self, step: int, shape: BatchShape) -> float:
         """Passes over the data before `step` (0-based): samples drawn so far / `num_sequences`."""
-        return self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start / self.num_sequences
+        return self.samples_of_step(step, shape).start / self.num_sequences
 
     def drawn(self, samples: int) -> dict[str, tuple[int, int]]:
         """By source name: the number of the first `samples` samples drawn from it, and its number of sequences."""
@@ -110,18 +136,25 @@ class Mixture:
         counts = blocks * self._counts + np.bincount(self._pattern[:rest], minlength=len(self.sources))
         return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
 
-    def coverage(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> dict[str, Any]:
+    def coverage(self, step: int, shape: BatchShape) -> dict[str, Any]:
         """Coverage before `step`: sequences seen at least once, all sequences, and passes over them."""
-        samples = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch).start
+        samples = self.samples_of_step(step, shape).start
         seen = sum(min(count, size) for count, size in self.drawn(samples).values())
         return {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
 
-    def indices(self, step: int, global_batch_size: int, *, by_epoch: bool = False) -> list[SampleRef]:
-        """The samples of a step (0-based), in the order in which ranks and micro-batches divide them.
+    def read_step(self, step: int, shape: BatchShape, data_rank: int) -> tuple[list[SampleRef], Iterator[Batch]]:
+        """The samples of a step (0-based), and the micro-batches of one data rank, read as they are taken.
 
-        `global_batch_size` of them, or fewer in the last step of an epoch with `by_epoch`.
+        All ranks get equally many micro-batches, since each gathers weights from all, and each micro-batch has
+        `micro_batch_size` rows: those without a sequence are padding.
         """
-        numbers = self.samples_of_step(step, global_batch_size, by_epoch=by_epoch)
+        refs, size = self.indices(step, shape), shape.micro_batch_size
+        starts = range(data_rank * size, data_rank * size + len(refs), size * shape.num_data_ranks)
+        return refs, (self._read_padded(refs[start : start + size], size) for start in starts)
+
+    def indices(self, step: int, shape: BatchShape) -> list[SampleRef]:
+        """The samples of a step (0-based), in the order in which they are dealt out."""
+        numbers = self.samples_of_step(step, shape)
         samples = np.arange(numbers.start, numbers.stop, dtype=np.int64)
         blocks, slots = np.divmod(samples, len(self._pattern))
         owners = self._pattern[slots]
@@ -148,7 +181,7 @@ class Mixture:
             begin = end
         return items
 
-    def read_filled(self, refs: Sequence[SampleRef], size: int) -> Batch:
+    def _read_padded(self, refs: Sequence[SampleRef], size: int) -> Batch:
         """The sequences of `refs` (at most `size`), padded to `size` rows with rows that carry no loss."""
         if len(refs) == size:
             return self.read(refs)

@@ -33,6 +33,7 @@ from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, re
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of
 from drillyard.errors import UserError
 from drillyard.redaction import redact
+from drillyard.safe_files import replace_file
 
 BUILTIN = "builtin:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -194,14 +195,9 @@ def file_hash(file: Path, memo: Path) -> str:
     started_ns = time.time_ns()
     value = hash_bytes_of(file)
     if started_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) > 2_000_000_000:
-        temporary = cached.with_suffix(f".{os.getpid()}-{started_ns}")
-        try:
-            temporary.write_text(json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}))
-            temporary.replace(cached)
-        except OSError:
-            # A full or read-only disk: the next start hashes the file again.
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        # On a full or read-only disk, the next start hashes the file again.
+        with contextlib.suppress(OSError):
+            replace_file(cached, json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}).encode())
     return value
 
 

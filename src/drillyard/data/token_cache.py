@@ -31,9 +31,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, 
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
-from drillyard.safe_files import flush, publish_directory
+from drillyard.safe_files import ChecksummedFile, flush, publish_directory
 
 ENCODING_VERSIONS = {"chat": 3, "no start token": 2}
 """Raised when the same source gives other sequences: then runs cannot continue in the same sample order. 1 for
@@ -75,35 +75,13 @@ class PartSettings:
     covers_text: bool  # the counted bytes of an uncut document are those of the tokens that carry loss
 
 
-class _File:
-    """An output file, hashed while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self.stream: BinaryIO = path.open("wb")
-        self.digest = xxhash.xxh3_128()
-        self.nbytes = 0
-
-    def write(self, array: npt.NDArray[Any]) -> None:
-        data = array.tobytes()
-        self.stream.write(data)
-        self.digest.update(data)
-        self.nbytes += len(data)
-
-    def finish(self) -> dict[str, Any]:
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-        self.stream.close()
-        return {"bytes": self.nbytes, "xxh3_128": self.digest.hexdigest()}
-
-
 class _PartWriter:
     """Packs the pieces of one part and appends the sequences to its files."""
 
     def __init__(self, directory: Path, part: str, settings: PartSettings) -> None:
-        self.settings = settings
+        self.part, self.settings = part, settings
         self.packer = Packer(settings.sequence_length, settings.packing)
-        self.files = {name: _File(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)}
+        self.files = {name: ChecksummedFile(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)}
         self.counts: Counter[str] = Counter()
         self.firsts: dict[str, tuple[str, str, int]] = {}
         self.origins: dict[Origin, int] = {}
@@ -119,7 +97,7 @@ class _PartWriter:
             pieces.places = self._numbered(pieces.places, encoded.origins)
             documents = np.array(part.documents, np.uint64)
             documents[:, 1] = self._numbered(documents[:, 1], encoded.origins)
-            self.files["documents"].write(documents)
+            self.files["documents"].write(documents.tobytes())
             for packed in self.packer.add(pieces):
                 self._append(packed)
 
@@ -149,7 +127,7 @@ class _PartWriter:
             "places": packed.places,
         }
         for name, array in arrays.items():
-            self.files[name].write(array)
+            self.files[name].write(array.tobytes())
         self.num_pieces += len(packed.places)
         self.position += int(room.sum())
         self.num_sequences += len(packed.lengths)
@@ -164,10 +142,10 @@ class _PartWriter:
     def finish(self) -> dict[str, Any]:
         for packed in self.packer.finish():
             self._append(packed)
-        self.files[ORIGINS].write(np.frombuffer(json.dumps(list(self.origins)).encode(), np.uint8))
+        self.files[ORIGINS].write(json.dumps(list(self.origins)).encode())
         exact = self.settings.covers_text and not self.counts["truncated"] and not self.counts["pieces_without_loss"]
         return {
-            "files": {file.name: file.finish() for file in self.files.values()},
+            "files": {f"{self.part}.{name}": asdict(file.close()) for name, file in self.files.items()},
             "num_sequences": self.num_sequences,
             "num_tokens": self.num_tokens,
             "sequence_length": self.settings.sequence_length,

@@ -197,7 +197,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     The first WARM_UP_LINES lines of the log, and steps that compiled, are left out. Raises UserError where there is no
     run, where fewer than LEAST_LINES lines are left, and where the run was on no known accelerator.
     """
-    from drillyard.config import load_run_config
+    from drillyard.config.load import load_run_config
     from drillyard.estimation.model_source import ModelOptions, find_model
     from drillyard.estimation.resolved_setup import resolve_setup
     from drillyard.telemetry.events import read_events
@@ -255,7 +255,7 @@ def _accelerator_of(run_directory: Path, events: Sequence[Mapping[str, Any]], fa
 
 def _machine_of(run_directory: Path, facts: Catalog) -> Machine | None:
     """The machine of the run's cluster config, or None where it has none."""
-    from drillyard.config import load_cluster_config
+    from drillyard.config.load import load_cluster_config
 
     file = run_directory / "cluster.yaml"
     if not file.is_file():

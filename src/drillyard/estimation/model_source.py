@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from drillyard.config import RunConfig
 from drillyard.config.model_files import cached_config_path
-from drillyard.config.run import TrainTokenizer
+from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.errors import UserError
 from drillyard.modelspec import ModelSpec, model_spec, read_config, spec_from_counts
 

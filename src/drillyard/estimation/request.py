@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from drillyard.config import ClusterConfig, RunConfig, load_cluster_config, load_run_config
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.problems import closest_name
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.measured_runs import MeasuredRun, published_runs, read_measured_run

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config import RunConfig, check_run
+from drillyard.config.checks import check_run
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.alternatives import Alternative, find_alternatives
 from drillyard.estimation.cost import RunCost, hourly_price, missing_price_reason, run_cost

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from drillyard.config import RunConfig
+from drillyard.config.run import RunConfig
 from drillyard.config.sweep_grammar import Axis, combinations
 from drillyard.config.validation_errors import find_problems
 from drillyard.errors import UserError

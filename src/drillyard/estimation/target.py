@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from drillyard.config import ClusterConfig
+from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.estimation.quantity import GIVEN, check_count
 from drillyard.hardware import Accelerator, Catalog, Machine, region_of

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.run import RunConfig
-from drillyard.data import PreparedData, evaluation_rows, prompt_tokens, render_prompt
-from drillyard.data.held_out_split import find_part
+from drillyard.data.held_out_split import evaluation_rows, find_part
+from drillyard.data.prepared_data import PreparedData
+from drillyard.data.row_formats import render_prompt
+from drillyard.data.tokenizer import prompt_tokens
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
 from drillyard.evaluation.generate import generate
@@ -99,7 +101,7 @@ class HeldOutEvaluator:
             limit=self.config.evaluation.max_sequences,
             chunk_tokens=self.config.training.loss_chunk_tokens,
             before_forward=self.before_forward,
-        ).as_dict()
+        )
 
     def sql_execution(self, part: str, label: str) -> dict[str, Any]:
         """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises EvaluationFailed."""

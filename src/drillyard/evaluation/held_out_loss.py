@@ -10,42 +10,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from drillyard.data import Sequences
+from drillyard.data.mapped_sequences import Sequences
 from drillyard.evaluation.failures import FailureAgreement
 from drillyard.models.loss import IGNORED, LanguageModelLoss, loss_inputs
 from drillyard.parallel.parallelize import reshard
 from drillyard.parallel.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class HeldOutLoss:
-    """Loss over one held-out source."""
-
-    loss: float
-    tokens: int
-    sequences: int
-    text_bytes: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures as they go into metrics and summaries.
-
-        Perplexity is exp(loss), or infinity; bits per byte are summed nats / ln 2 / UTF-8 bytes of the text, None
-        unless every byte carries loss exactly once.
-        """
-        bits = self.loss * self.tokens / math.log(2)
-        return {
-            "loss": self.loss,
-            "perplexity": math.exp(self.loss) if self.loss < 700 else math.inf,
-            "bits_per_byte": bits / self.text_bytes if self.text_bytes else None,
-            "tokens": self.tokens,
-            "sequences": self.sequences,
-        }
 
 
 @torch.no_grad()
@@ -59,10 +34,11 @@ def evaluate_loss(
     limit: int | None,
     chunk_tokens: int | None,
     before_forward: Callable[[], None] = lambda: None,
-) -> HeldOutLoss:
-    """Mean loss per valid token of the first `limit` sequences (None: all), the same on every rank.
+) -> dict[str, Any]:
+    """Mean loss per valid token of the first `limit` sequences (None: all), and what follows, the same on every rank.
 
-    `before_forward`: see FailureAgreement. Raises EvaluationFailed.
+    Perplexity is exp(loss), or infinity; bits per byte are summed nats / ln 2 / UTF-8 bytes of the text, None unless
+    every byte carries loss exactly once. `before_forward`: see FailureAgreement. Raises EvaluationFailed.
     """
     count = len(sequences) if limit is None else min(limit, len(sequences))
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)
@@ -88,9 +64,12 @@ def evaluate_loss(
         reshard(root)
         root.train(was_training)
     nats, tokens = sums.tolist()
-    return HeldOutLoss(
-        loss=nats / tokens if tokens else math.nan,
-        tokens=int(tokens),
-        sequences=count,
-        text_bytes=sequences.document_bytes if count == len(sequences) else None,
-    )
+    loss = nats / tokens if tokens else math.nan
+    text_bytes = sequences.document_bytes if count == len(sequences) else None
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "bits_per_byte": loss * int(tokens) / math.log(2) / text_bytes if text_bytes else None,
+        "tokens": int(tokens),
+        "sequences": count,
+    }

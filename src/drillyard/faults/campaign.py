@@ -48,7 +48,8 @@ from drillyard.supervise.cause import last_words
 from drillyard.telemetry.events import event_microseconds, read_events, utc_now
 from drillyard.telemetry.jsonlines import read_records
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint import list_checkpoints, verify
+from drillyard.training.checkpoint.inventory import list_checkpoints
+from drillyard.training.checkpoint.verification import verify
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig

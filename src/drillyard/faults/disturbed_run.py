@@ -26,6 +26,7 @@ from pydantic import TypeAdapter
 from drillyard.errors import UserError
 from drillyard.faults.plan import Fault, PlannedRun
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
+from drillyard.supervise.reaper import kill_marked_processes, marked_processes
 from drillyard.telemetry.events import utc_now
 
 MARK_VARIABLE = "DRILLYARD_CHAOS"
@@ -175,6 +176,7 @@ def new_mark() -> str:
 
 def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None) -> ProcessRun:
     """Run `command` to its end or an exception; wait for the processes that it started and kill those that are left."""
+    assert len(mark) >= 16, "an empty or short mark could belong to any process"
     process = subprocess.Popen(
         list(command),
         env={**os.environ, MARK_VARIABLE: mark},
@@ -192,22 +194,16 @@ def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds:
     finally:
         process.kill()
         code = process.wait()
-        kill_marked(mark)
+        kill_marked_processes(mark, MARK_VARIABLE)
     return ProcessRun(code, left, hung)
 
 
 def _still_running(mark: str) -> list[str]:
     """Command lines of the processes that are left once the watchdog has had time to kill them."""
     deadline = time.monotonic() + _GONE_WITHIN_SECONDS
-    while (left := processes_with(mark)) and time.monotonic() < deadline:
+    while (left := marked_processes(mark, MARK_VARIABLE)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     return [_command_line(pid) for pid in left]
-
-
-def processes_with(mark: str) -> list[int]:
-    """Ids of the other processes whose environment has exactly this mark of `new_mark`."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if pid != os.getpid() and is_marked(pid, mark)]
 
 
 def is_marked(pid: int, mark: str) -> bool:
@@ -218,13 +214,6 @@ def is_marked(pid: int, mark: str) -> bool:
     except OSError:
         return False  # it has ended, or belongs to another user
     return os.fsencode(f"{MARK_VARIABLE}={mark}") in environment.split(b"\0")
-
-
-def kill_marked(mark: str) -> None:
-    """SIGKILL the processes that have this mark, and no others."""
-    for pid in processes_with(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _command_line(pid: int) -> str:

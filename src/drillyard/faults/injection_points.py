@@ -52,8 +52,8 @@ def main(arguments: Sequence[str]) -> None:
     if "RANK" in os.environ:
         install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
     else:
-        supervisor = "drillyard.supervise.training_supervisor"
-        patch_function(supervisor, "supervise_training", _starting_ranks_here(marks_directory))
+        wrapper = _starting_ranks_here(marks_directory)
+        patch_function("drillyard.supervise.supervisor", "supervise_training", wrapper)
     from drillyard.cli.main import main as drillyard
 
     drillyard(command)

@@ -3,8 +3,8 @@
     warnings = require_launchable(request)
 
 Each check yields findings with the rule, its source and the fix, at the config's line of the value; one error lists all
-mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher (`Launcher.checks`);
-contradictions within one config are checked by `config`.
+mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher, which gives them to
+`prepared_run.prepare`; contradictions within one config are checked by `config`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from drillyard import redaction
 from drillyard.config.environment import OPENING
-from drillyard.config.platforms import launcher_class, platforms, require_capability
+from drillyard.config.platforms import platforms, require_capability
 from drillyard.config.problems import SourceLocation, location_of, problem_line
 from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
 from drillyard.errors import UserError
@@ -23,7 +23,7 @@ from drillyard.hardware.facts import Fact
 from drillyard.hardware.image_tags import image_contents, version_at_least
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent import exec_command
-from drillyard.launch.network import lacks_stack, stack_of, stack_problem
+from drillyard.launch.network import stack_of, stack_problem
 from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchRequest, error, warning
 from drillyard.supervise import launch_contract
 
@@ -33,17 +33,15 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 
 
-def check_request(request: LaunchRequest) -> list[LaunchFinding]:
-    """All findings about `request`, in the order of the checks."""
+def require_launchable(request: LaunchRequest, *own: Check) -> tuple[str, ...]:
+    """The warnings of `request`. `own`: the platform's checks, in addition to those of every platform.
+
+    Raises one UserError with all mistakes, run config first, in order of lines.
+    """
     name = request.cluster.machine
     machine = None if name is None else request.facts.find_machine(name)
-    found = [finding for check in CHECKS for finding in check(request, machine)]
-    return [*found, *launcher_class(request.cluster.platform).checks(request, machine)]
-
-
-def require_launchable(request: LaunchRequest) -> tuple[str, ...]:
-    """The warnings of `request`. Raises one UserError with all mistakes, run config first, in order of lines."""
-    found = sorted(dict.fromkeys(check_request(request)), key=lambda finding: _order(request, finding))
+    every = dict.fromkeys(finding for check in (*CHECKS, *own) for finding in check(request, machine))
+    found = sorted(every, key=lambda each: (each.config == "cluster", _location(request, each).order))
     lines = {finding: problem_line(_location(request, finding), finding.problem) for finding in found}
     mistakes = [line for finding, line in lines.items() if finding.fatal]
     if mistakes:
@@ -57,10 +55,6 @@ def _location(request: LaunchRequest, finding: LaunchFinding) -> SourceLocation:
     if places is None:
         return SourceLocation(f"{finding.config} config", 0)
     return location_of(finding.problem.path, places)
-
-
-def _order(request: LaunchRequest, finding: LaunchFinding) -> tuple[bool, int]:
-    return finding.config == "cluster", _location(request, finding).order
 
 
 # The cluster.
@@ -80,9 +74,8 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     problem = consumption_problem(cluster.consumption, machine)
     if problem is not None:
         yield error("cluster", "consumption", f"{problem} ({machine.fact('consumption').source})")
-    stack = cluster.network_stack
-    if stack is not None and lacks_stack(cluster, machine):
-        yield error("cluster", "network_stack", stack_problem(stack, machine))
+    if stack_lacking := stack_problem(cluster, machine):
+        yield error("cluster", "network_stack", stack_lacking)
     processes, available = request.processes_per_node, machine.num_accelerators
     if processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
         return
@@ -100,10 +93,8 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
 def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Variables in the configs that the network stack forbids, checks, or has replaced."""
     cluster = request.cluster
-    if (machine is not None and lacks_stack(cluster, machine)) or cluster.nodes == 1:
-        return
     stack = stack_of(cluster, machine, request.facts)
-    if stack is None:
+    if stack is None or cluster.nodes == 1:
         return
     source = stack.provenance.row.text
     for config, key, environment in _environments(request):
@@ -134,12 +125,10 @@ def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iter
 def _image(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """A stack's libraries, which are mounted into the image, need its C library to be new enough. Programs of an older
     CUDA have no code for a newer GPU."""
-    cluster = request.cluster
-    if cluster.nodes > 1 and not (machine is not None and lacks_stack(cluster, machine)):
-        stack = stack_of(cluster, machine, request.facts)
-        if stack is not None and "glibc" in stack.requires:
-            floor: Fact[str] = stack.fact("requires.glibc")
-            yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
+    stack = stack_of(request.cluster, machine, request.facts)
+    if stack is not None and request.cluster.nodes > 1 and "glibc" in stack.requires:
+        floor: Fact[str] = stack.fact("requires.glibc")
+        yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
     accelerator = None if machine is None else request.facts.accelerator_of(machine)
     if accelerator is not None and accelerator.min_cuda is not None:
         yield from _floor(request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND)
@@ -247,6 +236,8 @@ def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
 def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """All nodes read and write one run directory."""
     run, cluster = request.run, request.cluster
+    facts = platforms()[cluster.platform]
+    shares_files = not facts.is_this_machine and facts.bucket_mount is None
     paths: list[tuple[ConfigName, str, str | None]] = [
         ("run", "output", run.output),
         ("cluster", "storage.directory", cluster.storage.directory),
@@ -256,8 +247,10 @@ def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
         if path is not None and OPENING in path:
             # Plans, job scripts and the index contain these paths, and each host may have another value.
             yield error(config, key, f"'{path}': a launched run's directories are written out; write the path itself")
-    shared = platforms()[cluster.platform].bucket_mount is None and cluster.nodes > 1
-    if shared and cluster.storage.directory is None and not run.output.startswith("/"):
+        elif path is not None and config == "cluster" and shares_files and not path.startswith("/"):
+            message = f"'{path}' is not an absolute path; on the hosts it would depend on the login"
+            yield error(config, key, message)
+    if shares_files and cluster.nodes > 1 and cluster.storage.directory is None and not run.output.startswith("/"):
         message = (
             f"the run directory is {run.output}/{run.name} below the project's directory on the cluster, which all "
             f"{cluster.nodes} nodes must share; if they do not, set storage.directory in the cluster config"

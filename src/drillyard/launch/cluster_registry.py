@@ -11,8 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from drillyard.config import ClusterConfig, load_cluster_config, resolved_text
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config, resolved_text
 from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.completion_cache import remember_runs, write_atomically
 from drillyard.launch.launcher import Launcher, launcher_for
@@ -71,7 +73,7 @@ class FoundRun:
 
     handle: Handle
     cluster: ClusterConfig
-    launcher: Launcher
+    launcher: Launcher[Any]
 
     def status(self) -> RunStatus:
         """The run's status now."""
@@ -98,7 +100,7 @@ class Clusters:
     def __init__(self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None) -> None:
         self._clusters = list(clusters)
         self._unreadable = dict(unreadable or {})
-        self._launchers: dict[str, Launcher] = {}
+        self._launchers: dict[str, Launcher[Any]] = {}
 
     def all_runs(self) -> RunListing:
         """The runs of all clusters, read in parallel."""
@@ -162,7 +164,7 @@ class Clusters:
             )
         return handles[0]
 
-    def _launcher(self, cluster: ClusterConfig) -> Launcher:
+    def _launcher(self, cluster: ClusterConfig) -> Launcher[Any]:
         if cluster.name not in self._launchers:
             self._launchers[cluster.name] = launcher_for(cluster)
         return self._launchers[cluster.name]

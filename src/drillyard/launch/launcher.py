@@ -1,8 +1,7 @@
-"""The interface of a launcher, and the flow that launchers share.
+"""The interface of a launcher, and the flow that launchers share: submit, cancel, resume, logs and files.
 
-A new launcher extends `Launcher` and has `facts`, `plan`, `submit`, `runs`, `logs` and `cancel`. Where this machine can
-read its run directories, it extends `DirectoryLauncher`, which has the flow of submit, cancel and resume. It is
-registered in `config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution.
+A launcher extends `Launcher` and has `facts`, `plan` and a few hooks. It is registered in `config/platforms.py`, or by
+the entry point `drillyard.launchers` of its own distribution. This machine reads run directories through `Files`.
 """
 
 from __future__ import annotations
@@ -13,99 +12,18 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, cached_property
-from typing import ClassVar, Final, Generic, Protocol, TypeVar
+from pkgutil import resolve_name
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.platforms import PlatformFacts, launcher_class, require_capability
+from drillyard.config.platforms import PlatformFacts, platforms
 from drillyard.errors import NotFoundError, UserError
-from drillyard.hardware.machines import Machine
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, secrets_file
 from drillyard.launch.programs import Programs
 from drillyard.launch.remote_files import Files, artifacts_of, copy_files, print_notice, read_file
-from drillyard.launch.request import Cancellation, LaunchFinding, LaunchRequest, LogSelection
+from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
-
-
-class Launcher(ABC):
-    """The runs of one cluster. Every method but `plan` and `checks` talks to the cluster, and raises UserError where it
-    does not answer."""
-
-    facts: ClassVar[PlatformFacts]
-    """Of plug-ins. Those of built-in platforms are in their config.py, which imports no launcher."""
-
-    def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
-        self.cluster = cluster
-        self.programs = programs
-
-    @classmethod
-    def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        """The platform's own checks of a request, which follow those of `checks.py`. Pure."""
-        yield from ()
-
-    @abstractmethod
-    def plan(self, request: LaunchRequest) -> Plan:
-        """What launching `request` writes and calls. Pure. Raises UserError for every mistake that can be seen."""
-
-    @abstractmethod
-    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
-        """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it first."""
-
-    @abstractmethod
-    def runs(self) -> list[RunStatus]:
-        """The cluster's runs, newest first."""
-
-    @abstractmethod
-    def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
-        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece."""
-
-    @abstractmethod
-    def cancel(self, run: str) -> Cancellation:
-        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over."""
-
-    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
-        """One plan per point of a sweep; where the scheduler has arrays, only the first one's steps submit."""
-        if len(requests) > 1:
-            require_capability(self.cluster.platform, "queue", "--sweep")
-        return [self.plan(request) for request in requests]
-
-    def status(self, run: str) -> RunStatus:
-        """The status of one run. Raises UserError with the known names where there is none of that name."""
-        statuses = self.runs()
-        found = next((status for status in statuses if status.handle.run == run), None)
-        if found is None:
-            raise no_such_run(run, f"cluster {self.cluster.name}", [each.handle.run for each in statuses])
-        return found
-
-    def resume(self, run: str) -> Handle:
-        """Submit a run that is over again; its trainer continues from the newest checkpoint."""
-        raise UserError(f"platform {self.cluster.platform} cannot resume {run}; launch its run config again")
-
-    def artifacts(self, run: str) -> list[tuple[str, int]]:
-        """Files of the run directory: path relative to it, size in bytes."""
-        raise UserError(f"platform {self.cluster.platform} cannot list the files of {run}")
-
-    def fetch(self, run: str, paths: list[str], destination: str) -> None:
-        """Copy files of the run directory to a directory here."""
-        raise UserError(f"platform {self.cluster.platform} cannot copy files of {run}")
-
-    def read(self, run: str, path: str, offset: int) -> bytes:
-        """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset` bytes), at most
-        `remote_files.READ_BYTES`; empty at its end and where there is no such file."""
-        return b""
-
-
-def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher:
-    """The launcher of `cluster`. Raises UserError where its platform has none."""
-    launcher: Launcher = launcher_class(cluster.platform)(cluster, programs or Programs())
-    return launcher
-
-
-def no_such_run(run: str, where: str, names: list[str]) -> NotFoundError:
-    """The error for a run name that `where` does not have."""
-    there = f"; there are: {', '.join(names[:8])}" if names else ", nor any other; drillyard launch starts one"
-    return NotFoundError(f"there is no run '{run}' on {where}{there}")
-
 
 _QUIET_SECONDS: Final = 3.0
 """Most runs end within this time; only a longer wait is announced."""
@@ -134,10 +52,27 @@ class SubmittedRun(Protocol):
 _Run = TypeVar("_Run", bound=SubmittedRun)
 
 
-class DirectoryLauncher(Launcher, Generic[_Run]):
-    """A launcher whose run directories can be read from this machine."""
+class Launcher(ABC, Generic[_Run]):
+    """The runs of one cluster. Every method but `plan` and `plan_sweep` talks to the cluster, and raises UserError
+    where it does not answer."""
+
+    facts: ClassVar[PlatformFacts]
+    """Of plug-ins. Those of built-in platforms are in their config.py, which imports no launcher."""
+
+    def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
+        self.cluster = cluster
+        self.programs = programs
 
     # What a launcher adds.
+
+    @abstractmethod
+    def plan(self, request: LaunchRequest) -> Plan:
+        """What launching `request` writes and calls. Pure. Raises UserError for every mistake that can be seen."""
+
+    def plan_sweep(self, requests: Sequence[LaunchRequest]) -> list[Plan]:
+        """One plan per point of a sweep of two or more; where the scheduler has arrays, only the first one's steps
+        submit."""
+        return [self.plan(request) for request in requests]
 
     @abstractmethod
     def _runs(self) -> list[_Run]:
@@ -148,7 +83,7 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         """A new connection to the run directories."""
 
     @abstractmethod
-    def _execute(self, plan: Plan, secrets: PlanFile, existing: Sequence[_Run]) -> None:
+    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[_Run]) -> None:
         """Execute the plan's steps. `existing`: runs of the same names, all of them over."""
 
     @abstractmethod
@@ -156,16 +91,12 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         """Stop a run and wait for its end; returns its status then."""
 
     @abstractmethod
-    def _resubmit(self, run: _Run, secrets: PlanFile) -> None:
+    def _resubmit(self, run: _Run, secrets_json: PlanFile) -> None:
         """Submit a run that is over again, from its launch directory."""
 
     def _runs_named(self, names: Collection[str]) -> list[_Run]:
         """The runs of these names."""
         return [run for run in self._runs() if run.handle.run in names]
-
-    def _handles(self, plan: Plan) -> list[Handle]:
-        """The runs that a plan submits."""
-        return [plan.handle]
 
     def _may_still_run(self, run: _Run) -> bool:
         """Whether processes of a run whose state is final may still exist."""
@@ -178,15 +109,16 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
     # The flow.
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+        """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it first."""
         # Of an array, the first plan submits all runs; the others have no steps.
         if plan.steps:
-            secrets = secrets_file(plan.files)
-            self._execute(plan, secrets, self._free_names(self._handles(plan), replace))
+            secrets_json = secrets_file(plan.files)
+            self._execute(plan, secrets_json, self._free_names([job.run for job in plan.jobs], replace))
         return plan.handle
 
-    def _free_names(self, handles: Sequence[Handle], replace: bool) -> list[_Run]:
+    def _free_names(self, names: Collection[str], replace: bool) -> list[_Run]:
         """Cancel the runs of these names that are not over, or refuse; returns all runs of these names."""
-        existing = self._runs_named([handle.run for handle in handles])
+        existing = self._runs_named(names)
         for run in existing:
             if run.status.state.over:
                 continue
@@ -201,6 +133,7 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         return existing
 
     def cancel(self, run: str) -> Cancellation:
+        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over."""
         found = self._find(run)
         before = found.status.state if found.status.state.over else None
         if before is not None and not self._may_still_run(found):
@@ -209,6 +142,7 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         return Cancellation(status, before if status.state is before else None)
 
     def resume(self, run: str) -> Handle:
+        """Submit a run that is over again; its trainer continues from the newest checkpoint."""
         found = self._find(run)
         if not found.status.state.over:
             raise UserError(f"{found.handle}: is {found.status.state} and needs no resume")
@@ -222,23 +156,30 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
     # Reading.
 
     def runs(self) -> list[RunStatus]:
+        """The cluster's runs, newest first."""
         return sorted((run.status for run in self._runs()), key=lambda each: (-(each.submitted_at or 0.0), each.handle))
 
     def status(self, run: str) -> RunStatus:
+        """The status of one run. Raises UserError with the known names where there is none of that name."""
         return self._find(run).status
 
     def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
+        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece."""
         found = self._find(run)
         with contextlib.closing(self._open_files()) as files:
             yield from run_logs(found.launch_directory, files, selection, over=self._is_over(found))
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
+        """Files of the run directory: path relative to it, size in bytes."""
         return artifacts_of(self._files, self._run_directory(run))
 
     def fetch(self, run: str, paths: list[str], destination: str) -> None:
+        """Copy files of the run directory to a directory here."""
         copy_files(self._files, self._run_directory(run), paths, destination)
 
     def read(self, run: str, path: str, offset: int) -> bytes:
+        """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset` bytes), at most
+        `remote_files.READ_BYTES`; empty at its end and where there is no such file."""
         return read_file(self._files, posixpath.join(self._run_directory(run), path), offset)
 
     @cached_property
@@ -255,8 +196,32 @@ class DirectoryLauncher(Launcher, Generic[_Run]):
         found = self._runs_named([run])
         if not found:
             names = [each.handle.run for each in self.runs()]
-            raise no_such_run(run, self._files.title, names)
+            there = f"; there are: {', '.join(names[:8])}" if names else ", nor any other; drillyard launch starts one"
+            raise NotFoundError(f"there is no run '{run}' on {self._files.title}{there}")
         return found[0]
+
+
+def launcher_for(cluster: ClusterConfig, programs: Programs | None = None) -> Launcher[Any]:
+    """The launcher of `cluster`. Raises UserError where its platform has none."""
+    return launcher_class(cluster.platform)(cluster, programs or Programs())
+
+
+def launcher_class(platform: str) -> type[Launcher[Any]]:
+    """The launcher class of a platform. Raises UserError where there is none."""
+    facts = platforms().get(platform)
+    if facts is None or not facts.launcher:
+        able = ", ".join(name for name, each in platforms().items() if each.launcher)
+        raise UserError(f"platform {platform} cannot be launched on yet; these can: {able}")
+    found: type[Launcher[Any]] = resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
+    return found
+
+
+def being_launched_error(handle: Handle, whose: str) -> UserError:
+    """The error where another launch, described by `whose`, has the run."""
+    return UserError(
+        f"{handle}: is being launched by another drillyard ({whose}); nothing was submitted\n"
+        f"see drillyard runs status {handle}; give this run another name, or launch it again later"
+    )
 
 
 @contextlib.contextmanager

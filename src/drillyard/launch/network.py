@@ -31,24 +31,26 @@ _LIBRARIES = "LD_LIBRARY_PATH"
 class NetworkSetup:
     """The network stack of a run on its nodes."""
 
-    stack: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the run's command; they take precedence over the script's."""
-    profile_script: str | None = None
-    """The nodes' script that sets the rest; `NETWORK_FILE` sources it (`network_file`)."""
-    library_path: str | None = None
-    """Put in front of LD_LIBRARY_PATH."""
-    shell_environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables whose values the node's shell expands."""
+    file: PlanFile | None = None
+    """What the agent sources; None where variables are enough."""
     mounts: tuple[str, ...] = ()
     """Directories of the node that a container must see, `host:container` or one path for both."""
     fields: tuple[ExplainedField, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
-def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> NetworkSetup:
+def network_of(
+    cluster: ClusterConfig, facts: Catalog, *, image: str | None, configured: Iterable[str] = ()
+) -> NetworkSetup:
     """The network stack of `cluster`; none where no machine or stack is named, and on a single node, where NVLink
-    is enough. UserError where the machine lacks the stack."""
+    is enough.
+
+    In pods the platform mounts what containers need, or the image has it. On virtual machines and bare metal a
+    container sees the interfaces and mounts the libraries of its node. `configured`: variables that the configs set,
+    which the stack's script does not overwrite. Raises UserError where the platform lacks the prolog that it needs.
+    """
     machine = machine_of(cluster, facts) if cluster.machine is not None else None
     stack = stack_of(cluster, machine, facts)
     if stack is None:
@@ -56,75 +58,18 @@ def network_of(cluster: ClusterConfig, facts: Catalog, *, image: str | None) -> 
     if cluster.nodes == 1:
         why = "one node: its GPUs need no data NICs"
         return NetworkSetup(fields=(ExplainedField("network stack", "none", why, "drillyard"),))
-    platform = platforms()[cluster.platform]
-    network = _setup(stack, machine, image, platform.in_pods)
-    if "_JOB_ID}" in str(network.shell_environment) and not platform.has_prolog:
-        able = ", ".join(name for name, each in platforms().items() if each.has_prolog or each.in_pods)
-        raise UserError(
-            f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "
-            f"job ({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
-            f"Set network_stack: ethernet in the cluster config, or run on one of: {able}"
-        )
-    return network
-
-
-def network_file(network: NetworkSetup, environment: Iterable[str]) -> PlanFile | None:
-    """The file that the agent sources for `network`, or None where variables are enough.
-
-    `environment`: the names of all variables that the plan sets; the stack's script does not overwrite them.
-    """
-    if not (network.profile_script or network.library_path or network.shell_environment):
-        return None
-    kept = [name for name in dict.fromkeys([*network.environment, *environment]) if name != _LIBRARIES]
-    lines = [f"# Network stack {network.stack}: sourced in the shell that becomes the run's command."]
-    if network.library_path is not None:
-        path = network.library_path
-        lines.append(f'export {_LIBRARIES}="{path}${{{_LIBRARIES}:+:${_LIBRARIES}}}"')
-    lines += [f'export {name}="{value}"' for name, value in network.shell_environment.items() if name not in kept]
-    if network.profile_script is not None:
-        lines += _sourcing(network, kept)
-    return PlanFile(NETWORK_FILE, "\n".join(lines) + "\n")
-
-
-def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
-    """The stack that the cluster config names, else the machine's. UserError where the machine does not have it."""
-    wanted = cluster.network_stack
-    if platforms()[cluster.platform].is_this_machine or (machine is None and wanted is None):
-        return None
-    if machine is None or wanted is None:
-        return facts.network_stack(wanted or (machine.network_stack if machine else _EVERY_MACHINE_HAS))
-    if wanted not in (machine.network_stack, _EVERY_MACHINE_HAS):
-        raise UserError(f"network_stack: {stack_problem(wanted, machine)}")
-    return facts.network_stack(wanted)
-
-
-def stack_problem(wanted: str, machine: Machine) -> str:
-    """Why a machine cannot use the stack `wanted`, and what to write."""
-    own = machine.network_stack
-    source = machine.fact("network_stack").source
-    choice = own if own == _EVERY_MACHINE_HAS else f"{own}, or {_EVERY_MACHINE_HAS} for plain TCP"
-    return f"{machine.name} has no '{wanted}' ({source}); remove it, or write {choice}"
-
-
-def lacks_stack(cluster: ClusterConfig, machine: Machine) -> bool:
-    """Whether the config names a stack that the machine does not have."""
-    return cluster.network_stack not in (None, machine.network_stack, _EVERY_MACHINE_HAS)
-
-
-def _setup(stack: NetworkStack, machine: Machine | None, image: str | None, in_pods: bool) -> NetworkSetup:
-    """In pods the platform mounts what containers need, or the image has it. On virtual machines and bare metal a
-    container sees the interfaces and mounts the libraries of its node."""
-    name, prefix = machine.name if machine else "", "" if in_pods else "host_"
+    in_pods = platforms()[cluster.platform].in_pods
+    name = machine.name if machine else ""
     settings = stack.environment_on(name) if in_pods else stack.host_environment_on(name)
+    _require_prolog(cluster, stack, settings)
     script = stack.profile_script if in_pods else stack.host_profile_script
     library_path = settings.pop(_LIBRARIES, None) if in_pods else stack.host_library_path
     mounts = stack.host_volumes if image is not None and not in_pods else ()
-    fields = [*_why(stack, machine), *_settings(stack, settings, name, f"{prefix}environment")]
+    fields = [_why(stack, machine), *_settings(stack, settings, name, "environment" if in_pods else "host_environment")]
     if script is not None:
         reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
-        fields.append(
-            ExplainedField(f"{NETWORK_FILE}: source", script, reason, cited(stack, f"{prefix}profile_script"))
-        )
+        source = cited(stack, "profile_script" if in_pods else "host_profile_script")
+        fields.append(ExplainedField(f"{NETWORK_FILE}: source", script, reason, source))
     if library_path is not None:
         source = cited(stack, f"environment.{_LIBRARIES}" if in_pods else "host_library_path")
         reason = "in front of what the node or image has"
@@ -136,42 +81,84 @@ def _setup(stack: NetworkStack, machine: Machine | None, image: str | None, in_p
         f"network stack {stack.name}: the image must bring {script} and the libraries of the stack where the platform "
         "does not mount them"
     )
+    environment = {name: value for name, value in settings.items() if "$" not in value}
+    kept = [name for name in dict.fromkeys([*environment, *configured]) if name != _LIBRARIES]
+    expanded = {name: value for name, value in settings.items() if name not in (*environment, *kept)}
     return NetworkSetup(
-        stack=stack.name,
-        environment={name: value for name, value in settings.items() if "$" not in value},
-        profile_script=script,
-        library_path=library_path,
-        shell_environment={name: value for name, value in settings.items() if "$" in value},
+        environment=environment,
+        file=_file(stack.name, library_path, expanded, script, kept),
         mounts=mounts,
         fields=tuple(fields),
         warnings=(unmounted,) if in_pods and script is not None else (),
     )
 
 
-def _sourcing(network: NetworkSetup, kept: list[str]) -> list[str]:
-    script = shlex.quote(network.profile_script or "")
+def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
+    """The stack that the cluster config names, else the machine's; None without either, and where the machine lacks
+    it."""
+    name = cluster.network_stack or (machine.network_stack if machine else None)
+    lacking = machine is not None and stack_problem(cluster, machine)
+    if name is None or lacking or platforms()[cluster.platform].is_this_machine:
+        return None
+    return facts.network_stack(name)
+
+
+def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
+    """Why a machine cannot use the stack that the config names, and what to write; None where it can."""
+    wanted, own = cluster.network_stack, machine.network_stack
+    if wanted in (None, own, _EVERY_MACHINE_HAS):
+        return None
+    source = machine.fact("network_stack").source
+    choice = own if own == _EVERY_MACHINE_HAS else f"{own}, or {_EVERY_MACHINE_HAS} for plain TCP"
+    return f"{machine.name} has no '{wanted}' ({source}); remove it, or write {choice}"
+
+
+def _require_prolog(cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]) -> None:
+    """Raise UserError where the settings name a job's daemon and the scheduler does not start one."""
+    if "_JOB_ID}" in str(settings) and not platforms()[cluster.platform].has_prolog:
+        able = ", ".join(name for name, each in platforms().items() if each.has_prolog or each.in_pods)
+        raise UserError(
+            f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "
+            f"job ({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
+            f"Set network_stack: ethernet in the cluster config, or run on one of: {able}"
+        )
+
+
+def _file(
+    stack: str, library_path: str | None, expanded: Mapping[str, str], script: str | None, kept: list[str]
+) -> PlanFile | None:
+    """`expanded`: variables whose values the node's shell expands. `kept`: those that the script must not change."""
+    lines = [f"# Network stack {stack}: sourced in the shell that becomes the run's command."]
+    if library_path is not None:
+        lines.append(f'export {_LIBRARIES}="{library_path}${{{_LIBRARIES}:+:${_LIBRARIES}}}"')
+    lines += [f'export {name}="{value}"' for name, value in expanded.items()]
+    lines += _sourcing(stack, script, kept) if script is not None else []
+    return PlanFile(NETWORK_FILE, "\n".join(lines) + "\n") if len(lines) > 1 else None
+
+
+def _sourcing(stack: str, script: str, kept: list[str]) -> list[str]:
     missing = (
-        f"error: network stack {network.stack}: {network.profile_script} is not on this node, or not in its container;"
+        f"error: network stack {stack}: {script} is not on this node, or not in its container;"
         " install the stack, or set network_stack: ethernet in the cluster config"
     )
     return [
-        f"if [ ! -r {script} ]; then",
+        f"if [ ! -r {shlex.quote(script)} ]; then",
         f"    echo {shlex.quote(missing)} >&2",
         # Refused: no restart fixes this.
         "    return 2",
         "fi",
         "# Settings of the plan and the configs take precedence over the script's.",
         *(f'kept_{name}="${name}"' for name in kept),
-        f". {script}",
+        f". {shlex.quote(script)}",
         *(f'export {name}="$kept_{name}"' for name in kept),
     ]
 
 
-def _why(stack: NetworkStack, machine: Machine | None) -> list[ExplainedField]:
+def _why(stack: NetworkStack, machine: Machine | None) -> ExplainedField:
     if machine is None or stack.name != machine.network_stack:
-        return [ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")]
+        return ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")
     why = f"{stack.title}: what {machine.name} has"
-    return [ExplainedField("network stack", stack.name, why, cited(machine, "network_stack"))]
+    return ExplainedField("network stack", stack.name, why, cited(machine, "network_stack"))
 
 
 def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str) -> Iterator[ExplainedField]:

@@ -15,6 +15,7 @@ from typing import Any
 from drillyard import redaction
 from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
+from drillyard.launch.agent.job import Job
 from drillyard.launch.run_status import Handle
 
 
@@ -72,21 +73,56 @@ class ExplainedField:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run on one cluster, ready to be executed. Paths are the cluster's."""
+    """One run on one cluster. `prepared_run.prepare` begins it; the launcher adds what only it knows: code and steps.
 
-    handle: Handle
-    nodes: int
-    processes_per_node: int
-    run_directory: str
-    launch_directory: str
-    code: str
-    """How the code gets to the nodes, in words: carried from here, in the image, or there already."""
+    Paths are the cluster's.
+    """
+
+    job: Job
     files: tuple[PlanFile, ...]
-    steps: tuple[Step, ...]
-    fields: tuple[ExplainedField, ...]
+    """Of the launch directory: job.json, run.yaml, cluster.yaml, agent/*.py, the workload's and the launcher's own."""
+    fields: tuple[ExplainedField, ...] = ()
     warnings: tuple[str, ...] = ()
+    image: str | None = None
+    mounts: tuple[str, ...] = ()
+    """`host:container` or one path for both, the run's directory and the project's included."""
+    code: str = ""
+    """How the code gets to the nodes, in words: carried from here, in the image, or there already."""
+    steps: tuple[Step, ...] = ()
     script: str = ""
     """Path of the job script among `files`, which a dry run prints whole; empty: there is none."""
+    sweep: tuple[Job, ...] = ()
+    """The jobs of all points of a sweep, where the steps submit them together."""
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs that the steps submit."""
+        return self.sweep or (self.job,)
+
+    @property
+    def handle(self) -> Handle:
+        """The run's address."""
+        return Handle(self.job.platform, self.job.cluster, self.job.run)
+
+    @property
+    def nodes(self) -> int:
+        """Of the job."""
+        return self.job.nodes
+
+    @property
+    def processes_per_node(self) -> int:
+        """Of the job: ranks per node."""
+        return self.job.processes_per_node
+
+    @property
+    def run_directory(self) -> str:
+        """Of the job."""
+        return self.job.run_directory
+
+    @property
+    def launch_directory(self) -> str:
+        """Of the job."""
+        return self.job.launch_directory
 
     def file(self, path: str) -> PlanFile:
         """The file with this path."""

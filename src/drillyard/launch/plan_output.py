@@ -1,5 +1,6 @@
 """What is shown of a plan before it is executed. All depend on the plan alone, byte for byte.
 
+plan_json(plan)         `--dry-run --json`
 plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
 explain_text(plan)      `--explain`: each generated field, its reason and its source
 write_plan(plan, DIR)   `--output DIR`: the launch directory's files in DIR/launch/, bodies of calls in DIR/requests/,
@@ -12,7 +13,9 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.formatting import plural
@@ -45,9 +48,9 @@ def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
 
     Other files are a line each, with mode and size, unless `whole_files`; the agent's source is one line for all.
     """
-    ranks = plan.nodes * plan.processes_per_node
+    nodes, per_node = plan.nodes, plan.processes_per_node
     lines = [
-        f"# {plan.handle}: {plural(plan.nodes, 'node')} x {plural(plan.processes_per_node, 'rank')} = {ranks}",
+        f"# {plan.handle}: {plural(nodes, 'node')} x {plural(per_node, 'rank')} = {nodes * per_node}",
         f"# run directory:    {comment_safe(plan.run_directory)}",
         f"# launch directory: {comment_safe(plan.launch_directory)}",
         f"# code:             {comment_safe(plan.code)}",
@@ -67,6 +70,18 @@ def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
     lines += [f"{len(file.content.encode()):>9}  {file.mode:04o}  {file.path}" for file in others]
     lines += [f"{sum(agent):>9}  0644  {_AGENT}*: {len(agent)} files, the agent's source"] if agent else []
     return "\n".join(lines) + "\n"
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan for programs."""
+    of_job = ("nodes", "processes_per_node", "run_directory", "launch_directory")
+    own = ("code", "files", "steps", "fields", "warnings", "script")
+    values = asdict(plan)
+    return {
+        "handle": str(plan.handle),
+        **{name: getattr(plan, name) for name in of_job},
+        **{name: values[name] for name in own},
+    }
 
 
 def explain_text(plan: Plan) -> str:

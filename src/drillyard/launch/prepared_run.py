@@ -1,33 +1,58 @@
 """What every launcher needs of a run: the `Job` that the agents read, and the files sent with it.
 
 Pure: no clock, no network, no disk but the workload's files. Each generated value has an `ExplainedField` with its
-reason. A launcher adds its own settings to the job (`with_job`) and its steps (`plan`).
+reason. A launcher gives its own settings of the job, and adds its files and steps.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from drillyard.config import require_valid, resolved_text
+from drillyard.config.checks import require_valid
+from drillyard.config.load import resolved_text
+from drillyard.config.platforms import platforms
 from drillyard.config.run import RunConfig, WorkloadConfig
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.agent import exec_command, shipped_files
+from drillyard.launch import agent
+from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import require_launchable
-from drillyard.launch.network import network_file, network_of
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Step
-from drillyard.launch.request import LaunchRequest
+from drillyard.launch.network import NETWORK_FILE, network_of
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile
+from drillyard.launch.programs import TEMPORARY
+from drillyard.launch.request import Check, LaunchRequest
 from drillyard.launch.run_status import Handle
 from drillyard.safe_files import require_plain_name
 
+_SHARED = {
+    "drillyard": ("redaction",),
+    "drillyard.supervise": (
+        "cause",
+        "launch_contract",
+        "process_identity",
+        "reaper",
+        "restart_policy",
+        "sockets",
+        "stop_requests",
+    ),
+}
+"""Modules of other packages that travel with the agent, as siblings of its files."""
+_IMPORT = re.compile(r"^from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
-SENT_AGENT = 'd=$(mktemp -d) && trap \'rm -rf "$d"\' EXIT && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
+JobSettings = Mapping[str, tuple[Any, str, str]]
+"""Settings of the job that a launcher chooses, by name: value, reason and source."""
+SENT_AGENT = f'{TEMPORARY} && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
 """Runs a verb of the agent whose source (`agent_files`) is the archive on standard input; "$0" is its Python."""
 
 
@@ -40,86 +65,44 @@ class ClusterPaths:
     output: str
     """The directory that contains run directories."""
     python: str
-    agent_python: str = "python3"
-    """The interpreter that starts the agent; it needs no packages."""
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run ready for any launcher."""
-
-    handle: Handle
-    job: Job
-    image: str | None
-    mounts: tuple[str, ...]
-    """`host:container` or one path for both, the run's directory and the project's included."""
-    files: tuple[PlanFile, ...]
-    """job.json, run.yaml, cluster.yaml, agent/*.py and the workload's files, relative to the launch directory."""
-    fields: tuple[ExplainedField, ...]
-    warnings: tuple[str, ...]
-
-    def with_job(self, job: Job, fields: Iterable[ExplainedField] = (), files: Iterable[PlanFile] = ()) -> PreparedRun:
-        """The same run with another job, and with more fields and files."""
-        same = [replace(file, content=job.as_json()) if file.path == "job.json" else file for file in self.files]
-        return replace(self, job=job, files=(*same, *files), fields=(*self.fields, *fields))
-
-    def plan(
-        self,
-        code: str,
-        steps: Sequence[Step],
-        *,
-        files: Sequence[PlanFile] = (),
-        fields: Iterable[ExplainedField] = (),
-        warnings: Iterable[str] = (),
-        script: str = "",
-    ) -> Plan:
-        """The plan of this run; `files` replace its own."""
-        return Plan(
-            handle=self.handle,
-            nodes=self.job.nodes,
-            processes_per_node=self.job.processes_per_node,
-            run_directory=self.job.run_directory,
-            launch_directory=self.job.launch_directory,
-            code=code,
-            files=tuple(files or self.files),
-            steps=tuple(steps),
-            fields=(*self.fields, *fields),
-            warnings=(*self.warnings, *warnings),
-            script=script,
-        )
 
 
 def paths_on(request: LaunchRequest) -> ClusterPaths:
-    """The paths on a cluster whose hosts share a file system. Raises UserError for a relative one."""
+    """The paths on this machine, or on hosts that share a file system, where the checks of `prepare` refuse relative
+    ones."""
     cluster = request.cluster
-    project = _absolute(cluster.section.project_directory or request.here, f"{cluster.platform}.directory")
-    storage = cluster.storage.directory
-    root = _absolute(storage, "storage.directory") if storage else project
-    output = posixpath.normpath(posixpath.join(root, request.run.output))
-    python = cluster.python or ("python3" if request.image else posixpath.join(project, ".venv/bin/python"))
-    return ClusterPaths(project, output, python)
+    project = posixpath.normpath(cluster.section.project_directory or request.here)
+    storage = cluster.storage.directory or project
+    python = "python3" if request.image else posixpath.join(project, ".venv/bin/python")
+    if platforms()[cluster.platform].is_this_machine:
+        storage, python = posixpath.join(project, os.path.expanduser(storage)), request.python
+    output = posixpath.normpath(posixpath.join(storage, request.run.output))
+    return ClusterPaths(project, output, cluster.python or python)
 
 
-def _absolute(path: str, setting: str) -> str:
-    if not path.startswith("/"):
-        raise UserError(f"{setting}: '{path}' is not an absolute path; on the hosts it would depend on the login")
-    return posixpath.normpath(path)
+def prepare(
+    request: LaunchRequest,
+    *,
+    checks: Sequence[Check] = (),
+    paths: ClusterPaths | None = None,
+    settings: JobSettings | None = None,
+) -> Plan:
+    """The plan of a request, without steps. `checks`: the platform's own; `paths`: by default those of `paths_on`.
 
-
-def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
-    """Prepare a request with these paths. Raises UserError for every mistake in it."""
+    Raises UserError for every mistake in the request.
+    """
+    paths, settings = paths or paths_on(request), settings or {}
     run, cluster, image, workload = request.run, request.cluster, request.image, request.workload
-    warnings = require_launchable(request)
+    warnings = require_launchable(request, *checks)
     handle = Handle(cluster.platform, cluster.name, run.name)
     processes = processes_per_node(request)
     if isinstance(run, RunConfig):
         require_valid(run, cluster.nodes * processes)
-    network = network_of(cluster, request.facts, image=image)
+    own = workload.environment if workload else {}
+    configured = {**own, **cluster.environment}
+    network = network_of(cluster, request.facts, image=image, configured=configured)
     run_directory = posixpath.join(paths.output, run.name)
     launch_directory = posixpath.join(run_directory, "launch")
-    own = workload.environment if workload else {}
-    environment = {**network.environment, **own, **cluster.environment}
-    sourced = network_file(network, environment)
     pattern = workload.checkpoints if workload else _CHECKPOINTS
     directory = workload.working_directory if workload else None
     job = Job(
@@ -132,23 +115,27 @@ def prepare(request: LaunchRequest, paths: ClusterPaths) -> PreparedRun:
         launch_directory=launch_directory,
         command=_command(request, paths, processes),
         working_directory=posixpath.join(paths.project, directory) if directory else paths.project,
-        environment=environment,
-        profile_script=posixpath.join(launch_directory, sourced.path) if sourced else None,
+        environment={**network.environment, **configured},
+        profile_script=posixpath.join(launch_directory, NETWORK_FILE) if network.file else None,
         checkpoints=None if pattern is None else posixpath.join(run_directory, pattern),
         max_failures=request.max_failures,
         port=port_of(handle),
     )
-    files = (
+    job = replace(job, **{name: value for name, (value, _, _) in settings.items()})
+    sent = (
         PlanFile("job.json", job.as_json()),
         PlanFile("run.yaml", resolved_text(run.model_copy(update={"output": paths.output})), 0o600),
         PlanFile("cluster.yaml", resolved_text(cluster), 0o600),
-        *([sourced] if sourced else []),
+        *([network.file] if network.file else []),
         *agent_files(),
         *(_workload_files(workload, Path(request.here)) if workload else ()),
     )
     mounts = tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts])) if image else ()
-    fields = (*network.fields, *_fields(request, job))
-    return PreparedRun(handle, job, image, mounts, files, fields, (*warnings, *network.warnings))
+    fields = [*network.fields, *_fields(request, job)]
+    for name, (value, why, source) in settings.items():
+        shown = f"{value:g}" if isinstance(value, float) else json.dumps(value)
+        fields.append(ExplainedField(f"job.json: {name}", shown, why, source))
+    return Plan(job, sent, tuple(fields), (*warnings, *network.warnings), image, mounts)
 
 
 def processes_per_node(request: LaunchRequest) -> int:
@@ -170,8 +157,18 @@ def port_of(handle: Handle) -> int:
 
 
 def agent_files() -> tuple[PlanFile, ...]:
-    """The agent's own source, which the plan sends as agent/*.py."""
-    return tuple(PlanFile(f"agent/{name}", text) for name, text in shipped_files().items())
+    """The agent's own source, which the plan sends as agent/*.py, in order of names.
+
+    Read as resources of the packages, so that a zipped wheel has them too.
+    """
+    found = {each.name: each for each in files(agent).iterdir() if each.name.endswith(".py")}
+    for package, names in _SHARED.items():
+        found.update({f"{name}.py": files(package).joinpath(f"{name}.py") for name in names})
+    texts = {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    return tuple(
+        PlanFile(f"agent/{name}", _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", text))
+        for name, text in texts.items()
+    )
 
 
 def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> list[str]:
@@ -205,19 +202,19 @@ def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
     sources = {f"files/{target}": source for target, source in workload.files.items()}
     if workload.launcher_file is not None:
         sources[_launcher_path(workload.launcher_file)] = workload.launcher_file
-    files = []
+    found = []
     for target, source in sources.items():
         path = here / Path(source).expanduser()
         require_plain_name(target, "run.yaml: workload.files")
         try:
-            files.append(PlanFile(target, path.read_text(encoding="utf-8"), 0o755 if target.endswith(".sh") else 0o644))
+            found.append(PlanFile(target, path.read_text(encoding="utf-8"), 0o755 if target.endswith(".sh") else 0o644))
         except OSError as error:
             message = f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}"
             raise UserError(message) from None
         except UnicodeDecodeError:
             message = f"workload: {path}: is not a text file; put binary files on the cluster's storage"
             raise UserError(message) from None
-    return files
+    return found
 
 
 def _fields(request: LaunchRequest, job: Job) -> Iterator[ExplainedField]:

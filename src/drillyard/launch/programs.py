@@ -10,7 +10,6 @@ import contextlib
 import io
 import os
 import pwd
-import queue
 import shlex
 import signal
 import subprocess
@@ -31,6 +30,8 @@ _SSH_FAILED = 255
 """Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
 
 
+TEMPORARY = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && trap 'exit 1' HUP INT TERM"""
+"""Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a signal ends it."""
 _CONTROL_PATH = "~/.ssh/drillyard-%C"
 """Of shared connections: short, since a socket's path has at most 108 bytes, and private to the user."""
 
@@ -156,19 +157,12 @@ def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], m
     Raises the first item's exception once all have ended, and KeyboardInterrupt at once: unlike those of
     concurrent.futures, the threads are daemons, so Ctrl-C does not wait for hosts that do not answer.
     """
-    waiting: queue.SimpleQueue[tuple[_Item, Future[_Answer]]] = queue.SimpleQueue()
-    futures: list[Future[_Answer]] = []
-    for item in items:
-        future: Future[_Answer] = Future()
-        futures.append(future)
-        waiting.put((item, future))
+    futures: list[Future[_Answer]] = [Future() for _ in items]
+    # Shared by the threads: a step of a list's iterator is atomic.
+    waiting = iter(list(zip(items, futures, strict=True)))
 
     def work() -> None:
-        while True:
-            try:
-                item, future = waiting.get_nowait()
-            except queue.Empty:
-                return
+        for item, future in waiting:
             try:
                 future.set_result(function(item))
             except BaseException as error:

@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch import file_server
+from drillyard.launch.agent.submit import SAYS
 from drillyard.launch.programs import Host, Programs
 from drillyard.safe_files import new_file_below, require_plain_name
 
@@ -41,6 +42,8 @@ _NO_ARTIFACTS: Final = (
     "launch/secret",
 )
 """Prefixes of paths in a run directory that are not listed: the agents' code, locks, and secrets."""
+
+_Answer = TypeVar("_Answer")
 
 
 class ReadRequest(NamedTuple):
@@ -72,6 +75,36 @@ class Files(ABC):
     title: str
     patient = False
     """Wait for a host that has answered before."""
+    _has_answered = False
+    _is_away = False
+    """Whether its user has read that it is waited for."""
+    _notice_lock = threading.Lock()
+
+    def _retried(self, ask: Callable[[], _Answer]) -> _Answer:
+        """The answer; where `patient`, asked for until a host that has answered before can be reached again.
+
+        Several threads may wait for one host: its user reads once that it is away, and once that it is back.
+        """
+        pause = 1.0
+        while True:
+            try:
+                answer = ask()
+            except UnreachableError as error:
+                if not (self.patient and self._has_answered):
+                    raise
+                with self._notice_lock:
+                    if not self._is_away:
+                        print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
+                    self._is_away = True
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            with self._notice_lock:
+                if self._is_away:
+                    print_notice(f"{self.title}: connected again")
+                self._is_away = False
+            self._has_answered = True
+            return answer
 
     @abstractmethod
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -90,9 +123,9 @@ class Files(ABC):
         """End the connection."""
 
 
-def open_files(host: Host, programs: Programs, *, python: str = "python3") -> Files:
+def open_files(host: Host, programs: Programs) -> Files:
     """The files of `host`; nothing is connected before the first request."""
-    return LocalFiles() if host.name is None else RemoteFiles(host, programs, python)
+    return LocalFiles() if host.name is None else RemoteFiles(host, programs)
 
 
 class LocalFiles(Files):
@@ -128,7 +161,6 @@ class RemoteFiles(Files):
         self._programs = programs
         self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
         self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
-        self._has_answered = False
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
@@ -179,24 +211,19 @@ class RemoteFiles(Files):
 
     def _ask(self, request: dict[str, Any], answers: int, most_bytes: int = 0) -> list[Any]:
         """The answers to a request, asked again over a new connection where this one is lost."""
-        pause, tries = 1.0, 0
+
+        def ask() -> list[Any]:
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                return list(self._answers(request, answers, most_bytes))
+            why = self._end(explain=True)
+            raise UnreachableError(f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}")
+
         with self._lock:
-            while True:
-                with contextlib.suppress(EOFError, OSError, ValueError):
-                    found = list(self._answers(request, answers, most_bytes))
-                    if tries > 1:
-                        print_notice(f"{self.title}: connected again")
-                    self._has_answered = True
-                    return found
-                tries += 1
-                why = self._end(explain=True)
-                if not self._has_answered or (tries > 1 and not self.patient):
-                    raise UserError(f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}")
-                if tries == 2:
-                    print_notice(f"{self.title}: the connection is lost ({why}); trying again until it is back")
-                if tries > 1:
-                    time.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+            if self._has_answered:
+                # Once at once: only the connection may be lost.
+                with contextlib.suppress(UnreachableError):
+                    return ask()
+            return self._retried(ask)
 
     def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
         if self._process is None:
@@ -282,4 +309,11 @@ def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
 
 def print_notice(text: str) -> None:
     """Print a message to standard error."""
-    print(f"drillyard: {text}", file=sys.stderr, flush=True)
+    print(f"{SAYS}{text}", file=sys.stderr, flush=True)
+
+
+def print_notices(stderr: str) -> None:
+    """Print the messages for the user that a program on another host wrote to its standard error."""
+    for line in stderr.splitlines():
+        if line.startswith(SAYS):
+            print_notice(line.removeprefix(SAYS))

@@ -1,34 +1,36 @@
 """From two config files to submitted runs: what `drillyard launch` and the functions `plan` and `submit` share.
 
-requests = launch_requests(run, cluster)          # reads both files; one request, or one per point of a sweep
-plans = plan_requests(requests)                   # pure: all that submitting writes and calls
+requests, plans = plan_launch(run, cluster)       # reads both files; one run, or one per point of a sweep
 for line in check_memory(requests): print(line)   # raises DoesNotFitError
 for handle in submit_plans(requests[0].cluster, plans): print(handle)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drillyard.config import ClusterConfig, RunConfig, load_cluster_config, load_launch_config
 from drillyard.config.auto_values import num_gpus
-from drillyard.config.platforms import launcher_class, platforms, require_capability
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config, load_launch_config
+from drillyard.config.platforms import platforms, require_capability
+from drillyard.config.run import RunConfig
 from drillyard.config.sweep_grammar import SweepPoint, launch_points
 from drillyard.config.yaml_document import read_document
 from drillyard.errors import DoesNotFitError, NotFoundError, UserError
 from drillyard.hardware import load_catalog
 from drillyard.launch.cluster_registry import remember_cluster
 from drillyard.launch.completion_cache import remember_run
-from drillyard.launch.launcher import Launcher, launcher_for
+from drillyard.launch.launcher import launcher_class, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
 
 
-def launch_requests(
+def plan_launch(
     run: Path,
     cluster: Path,
     *,
@@ -37,8 +39,11 @@ def launch_requests(
     sync: bool = False,
     max_failures: int = 3,
     after: str | None = None,
-) -> list[LaunchRequest]:
-    """What to launch on the cluster: one request, or one per point of a sweep. Raises UserError for an invalid file."""
+) -> tuple[list[LaunchRequest], list[Plan]]:
+    """What to launch on the cluster, and its plans: one of each, or one per point of a sweep. Changes nothing.
+
+    Raises UserError for every mistake that can be found without asking the cluster.
+    """
     config = _load_cluster(cluster)
     first = load_launch_config(run, list(overrides), resolve_environment=False)
     facts = load_catalog(config.hardware)
@@ -47,7 +52,7 @@ def launch_requests(
         named = [*point.overrides, *([f"name={first.name}-{point.name}"] if point.name else [])]
         each = load_launch_config(run, [*overrides, *named], resolve_environment=False) if named else first
         requests.append(LaunchRequest(each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after))
-    return requests
+    return requests, plan_requests(requests)
 
 
 def _load_cluster(path: Path) -> ClusterConfig:
@@ -68,15 +73,16 @@ def _load_cluster(path: Path) -> ClusterConfig:
 
 def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
     """The plan of each request. Pure. Raises UserError for every mistake that can be seen without the scheduler."""
-    for request in requests:
-        # Before the launcher is asked: a plug-in's plan need not call the checks.
-        for is_wanted, capability, option in (
-            (request.sync, "sync", "--sync"),
-            (request.dependency is not None, "dependency", "--after"),
-        ):
-            if is_wanted:
-                require_capability(request.cluster.platform, capability, option)
-    return launcher_for(requests[0].cluster).plan_sweep(list(requests))
+    first = requests[0]
+    # Before the launcher is asked: a plug-in's plan need not call the checks.
+    if first.sync:
+        require_capability(first.cluster.platform, "sync", "--sync")
+    if first.dependency is not None:
+        require_capability(first.cluster.platform, "dependency", "--after")
+    if len(requests) > 1:
+        require_capability(first.cluster.platform, "queue", "--sweep")
+        return launcher_for(first.cluster).plan_sweep(requests)
+    return [launcher_for(first.cluster).plan(first)]
 
 
 def check_memory(requests: Sequence[LaunchRequest], *, force: bool = False) -> Iterator[str]:
@@ -132,23 +138,16 @@ def submit_plans(cluster: ClusterConfig, plans: Sequence[Plan], *, replace: bool
     """
     launcher = launcher_for(cluster)
     forget_cluster = remember_cluster(cluster)
-    submitted = False
     for plan in plans:
         try:
             handle = launcher.submit(plan, replace=replace)
         except UserError:
             # Or every `drillyard runs` from now on would ask a host whose name was mistyped once.
-            if not submitted and not _has_runs(launcher):
+            has_runs = plan is not plans[0]
+            with contextlib.suppress(UserError):
+                has_runs = has_runs or bool(launcher.runs())
+            if not has_runs:
                 forget_cluster()
             raise
-        submitted = True
         remember_run(handle)
         yield handle
-
-
-def _has_runs(launcher: Launcher) -> bool:
-    """Whether the cluster answers and knows a run of ours."""
-    try:
-        return bool(launcher.runs())
-    except UserError:
-        return False

@@ -15,22 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from drillyard.launch.plan import Program
-from drillyard.launch.programs import Host, Programs
+from drillyard.launch.programs import TEMPORARY, Host, Programs
 from drillyard.launch.remote_files import print_notice
 
-EDITED = "drillyard: edited on the cluster: "
-"""Prefix of `UNPACK_OVER`'s message about files that were changed there."""
+CARRY = "carry"
+"""The stage of the step that copies."""
 CARRIED_LIST = ".drillyard-carried"
 """On the cluster: the list of copied files, so that the next `--sync` removes those that were deleted here."""
 UNPACK_OVER = f"""\
-d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
+{TEMPORARY} && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
 LC_ALL=C.UTF-8 tar -t --quoting-style=escape -f "$d/tar" >"$d/new" && LC_ALL=C sort -o "$d/new" "$d/new" || exit
 cat "$1" "$d/new" | LC_ALL=C sort -u | sed 's,^,./,' |
     xargs -r -d '\\n' sh -c 'find "$@" -maxdepth 0 -type f -newermt 1970-01-02 2>"$0"' "$d/missing" >"$d/edited"
 if [ -s "$d/edited" ]; then
     kept=.drillyard-replaced-$(date -u +%Y%m%dT%H%M%SZ).tar.gz
     (umask 077 && tar -czf "$kept" --verbatim-files-from -T "$d/edited") || exit
-    echo "{EDITED}$(wc -l <"$d/edited") files in $0, replaced or removed by --sync; as they were: $kept" >&2
+    echo "drillyard: edited on the cluster: $(wc -l <"$d/edited") files in $0, replaced or removed by --sync;" \\
+        "as they were: $kept" >&2
 fi
 tar -x --no-same-permissions --no-same-owner -f "$d/tar" &&
 LC_ALL=C comm -23 "$1" "$d/new" | xargs -r -d '\\n' rm -f -- && cp "$d/new" "$1"
@@ -48,14 +49,14 @@ _HEAD_BYTES = 4096
 _MOST_SHOWN = 5
 
 
-def sync_step(host: Host, here: str, project: str, stage: str) -> Program:
+def sync_step(host: Host, here: str, project: str) -> Program:
     """The step that replaces the project's directory on a host with this machine's working directory."""
     return Program(
         f"copy the working directory to {host.title}",
         host.argv(["sh", "-c", UNPACK_OVER, project, CARRIED_LIST]),
         sends_directory=here,
         parallel=True,
-        stage=stage,
+        stage=CARRY,
     )
 
 
@@ -113,13 +114,6 @@ def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
             continue
         if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
             yield name
-
-
-def print_edited_notice(said: str) -> None:
-    """Print the messages of `UNPACK_OVER` about files that it replaced."""
-    for line in said.splitlines():
-        if line.startswith(EDITED):
-            print_notice(line.removeprefix("drillyard: "))
 
 
 def _stays(name: Path, target: str) -> bool:

@@ -243,7 +243,7 @@ def _goodput(result: RunResult) -> RenderableType:
     length = f"{timedelta(seconds=round(seconds))} (h:mm:ss)" if seconds >= 100 else f"{significant(seconds)} s"
     restarts = f"{account.restarts} restart{'' if account.restarts == 1 else 's'}"
     table.add_row("Goodput", f"{account.goodput or 0:.1%}", "", f"of {length}, {restarts}")
-    for name, microseconds in sorted(account.microseconds().items(), key=lambda item: -item[1]):
+    for name, microseconds in sorted(account.times.items(), key=lambda item: -item[1]):
         if microseconds:
             bar = Text("█" * max(round(_BAR_WIDTH * microseconds / wall), 0) or "▏", style=_COLOURS[name])
             table.add_row(

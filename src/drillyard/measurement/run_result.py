@@ -86,7 +86,7 @@ class RunResult:
                 **{name: getattr(account, name, None) for name in _GOODPUT_FIELDS},
                 "wall_seconds": None if account is None else account.wall_microseconds / 1e6,
                 "seconds_by_category": None if account is None else account.seconds(),
-                "microseconds_by_category": None if account is None else account.microseconds(),
+                "microseconds_by_category": None if account is None else account.times,
                 "loss": {
                     **{name: getattr(losses, name) for name in ("first", "last", "lowest", "lowest_step")},
                     "curve": losses.curve(_CURVE_POINTS),
@@ -134,7 +134,7 @@ def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | Non
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
-    billed_seconds = None if account is None else (account.wall_microseconds - account.times.waiting) / 1e6
+    billed_seconds = None if account is None else (account.wall_microseconds - account.times["waiting"]) / 1e6
     costs = cost(fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds)
     return RunResult(
         log=log,

@@ -31,10 +31,10 @@ from drillyard.modelspec import (
     Formula,
     flops_per_token,
     formula_label,
+    implausible_mfu,
     model_spec,
     read_config,
     spec_from_counts,
-    utilisation,
 )
 
 DEFAULT_FORMULA: Final[Formula] = "6N"
@@ -211,19 +211,15 @@ def _rates(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accel
             found.mfu = found.tflops_per_gpu * 1e12 / found.peak_flops
     if found.flops_per_token is None or rate is None:
         return
-    reached = accelerator.achievable(found.precision) if accelerator is not None else None
-    used = utilisation(
-        formula=found.formula or "",
-        flops_per_token=found.flops_per_token,
-        tokens_per_second_per_gpu=rate,
-        accelerator=found.accelerator,
-        precision=found.precision,
-        peak_flops_per_second=found.peak_flops,
-        achievable_flops_per_second=None if reached is None else reached.value,
-    )
-    found.tflops_per_gpu, found.mfu = used.flops_per_second / 1e12, used.mfu
-    if used.warning is not None:
-        found.warnings.append(f"MFU {used.warning}")
+    flops = found.flops_per_token * rate
+    found.tflops_per_gpu = flops / 1e12
+    if found.peak_flops is not None:
+        found.mfu = flops / found.peak_flops
+        reached = accelerator.achievable(found.precision) if accelerator is not None else None
+        best = None if reached is None else reached.value / found.peak_flops
+        warning = implausible_mfu(found.mfu, found.precision, best)
+        if warning is not None:
+            found.warnings.append(f"MFU {warning}")
 
 
 def _tokens_of_printed_rate(found: Speed, log: ParsedLog, timing: Timing) -> None:

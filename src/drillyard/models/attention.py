@@ -29,7 +29,7 @@ from drillyard.config.auto_values import (
     kernel_can_train,
     kernel_limitation,
 )
-from drillyard.data import Batch
+from drillyard.data.mapped_sequences import Batch
 from drillyard.errors import UserError
 from drillyard.models.architectures import architecture
 

@@ -26,17 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 from transformers import PreTrainedModel
 
 from drillyard import export_directory
 from drillyard.config.model_files import INDEX, WEIGHTS
 from drillyard.errors import UserError
-from drillyard.export_directory import FileChecksum
 from drillyard.models.sharding import ParameterBox, exchange_boxes
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
-from drillyard.safe_files import describe_os_error, flush
+from drillyard.safe_files import ChecksummedFile, FileChecksum, describe_os_error, replace_file
 
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
@@ -224,7 +222,7 @@ def _write_parts(
     name = ""
     try:
         for name, file in files:
-            output = _Output(export_directory.incomplete(target, name))
+            output = ChecksummedFile(export_directory.incomplete(target, name))
             output.write(_header(file))
             for _ in (part for item in file for part in item.parts()):
                 data = yield None
@@ -233,27 +231,6 @@ def _write_parts(
         yield None
     except OSError as error:
         yield _problem(error, target / name)
-
-
-class _Output:
-    """A file that is being written, and the checksum of what has been written so far."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 (closed with the file's last tensor)
-        self._digest = xxhash.xxh3_128()
-        self._num_bytes = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._digest.update(data)
-        self._num_bytes += len(data)
-
-    def close(self) -> FileChecksum:
-        """Flush the file to the disk and close it; returns what it holds. Raises OSError."""
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        return FileChecksum(self._num_bytes, self._digest.hexdigest())
 
 
 def _header(file: Iterable[ExportTensor]) -> bytes:
@@ -306,7 +283,7 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
     for name, content in small.items():
         path = export_directory.incomplete(target, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        output = _Output(path)
+        output = ChecksummedFile(path)
         output.write(content)
         contents[name] = output.close()
     if refused := export_directory.reason_to_refuse(target, overwrite=True):
@@ -327,7 +304,6 @@ def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises UserError."""
-    draft = directory / "tokenizer.incomplete"
     try:
         with tempfile.TemporaryDirectory() as made:
             _write_tokenizer(tokenizer, Path(made))
@@ -337,12 +313,8 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
             if path.is_file() and path.read_bytes() == content:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(content)
-            flush(draft)
-            draft.replace(path)
+            replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise UserError(
             f"{error.filename or directory}: the tokenizer cannot be saved: {describe_os_error(error)}"
         ) from error

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from drillyard.config.auto_values import resolve_loss_chunk
-from drillyard.data import Batch
+from drillyard.data.mapped_sequences import Batch
 from drillyard.models.attention import packed_attention_inputs, to_device
 
 IGNORED = -100

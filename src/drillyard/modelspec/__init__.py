@@ -5,14 +5,11 @@ from drillyard.modelspec.families import all_families
 from drillyard.modelspec.flops import (
     FORMULAS,
     Formula,
-    Utilisation,
     attention_flops_per_token,
     flops_per_token,
     formula_label,
     implausible_mfu,
     mean_attended_length,
-    mfu,
-    utilisation,
 )
 from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec, adapter_layers, adapter_parameters
 from drillyard.modelspec.unknown_family import spec_from_counts, spec_from_shapes
@@ -25,7 +22,6 @@ __all__ = [
     "Mlp",
     "ModelSpec",
     "TensorSpec",
-    "Utilisation",
     "adapter_layers",
     "adapter_parameters",
     "all_families",
@@ -34,10 +30,8 @@ __all__ = [
     "formula_label",
     "implausible_mfu",
     "mean_attended_length",
-    "mfu",
     "model_spec",
     "read_config",
     "spec_from_counts",
     "spec_from_shapes",
-    "utilisation",
 ]

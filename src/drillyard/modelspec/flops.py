@@ -1,8 +1,7 @@
-"""FLOPs per token of a training step under each named formula, and MFU.
+"""FLOPs per token of a training step under each named formula, and which MFU cannot be right.
 
-An MFU needs its formula: one B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs below. `Utilisation` has the
-formula and the peak. A value above the best published matmul rate of the accelerator is nearly always an error of
-units: it is shown as computed, with a warning.
+An MFU needs its formula: one B200 run is 42.4 % to 45.7 % by the formulas for model FLOPs below. A value above the best
+published matmul rate of the accelerator is nearly always an error of units: it is shown as computed, with a warning.
 
 Letters: N active parameters, L layers, H query heads, Q head dimension, S sequence length. One multiply-add is 2 FLOPs.
 A weight takes 2 in the forward pass, 2 for the gradient of its input and 2 for its own; attention (scores and values)
@@ -133,57 +132,6 @@ def mean_attended_length(attention: Attention, sequence_length: int, *, causal: 
     return width - width**2 / (2 * sequence_length)
 
 
-@dataclass(frozen=True, slots=True)
-class Utilisation:
-    """What a speed amounts to. FLOP/s are per GPU; `mfu` is a fraction of `peak_flops_per_second`, None without it.
-
-    `warning` says why the figure cannot be right, None where it can.
-    """
-
-    formula: str
-    flops_per_token: float
-    tokens_per_second_per_gpu: float
-    accelerator: str | None
-    precision: str
-    peak_flops_per_second: float | None
-    mfu: float | None
-    warning: str | None
-
-    @property
-    def flops_per_second(self) -> float:
-        return self.flops_per_token * self.tokens_per_second_per_gpu
-
-    def __str__(self) -> str:
-        rate = f"{self.flops_per_second / 1e12:.1f} TFLOP/s per GPU"
-        if self.mfu is None or self.peak_flops_per_second is None:
-            device = self.accelerator or "this accelerator"
-            return f"{rate} by {self.formula}; no MFU: the {self.precision} peak of {device} is not known"
-        peak = f"{self.peak_flops_per_second / 1e12:g} TFLOP/s"
-        return f"{rate} by {self.formula}, {self.mfu:.2%} of {peak} ({self.accelerator}, {self.precision})"
-
-
-def utilisation(
-    *,
-    formula: str,
-    flops_per_token: float,
-    tokens_per_second_per_gpu: float,
-    accelerator: str | None,
-    precision: str,
-    peak_flops_per_second: float | None,
-    achievable_flops_per_second: float | None = None,
-) -> Utilisation:
-    """A measured or predicted speed against an accelerator's dense peak at the run's precision.
-
-    `achievable_flops_per_second` is the best published matmul rate at that precision, where there is one.
-    """
-    tokens, peak, achievable = tokens_per_second_per_gpu, peak_flops_per_second, achievable_flops_per_second
-    fraction = mfu(flops_per_token=flops_per_token, tokens_per_second_per_gpu=tokens, peak_flops_per_second=peak)
-    warning = None
-    if fraction is not None and peak is not None:
-        warning = implausible_mfu(fraction, precision, None if achievable is None else achievable / peak)
-    return Utilisation(formula, flops_per_token, tokens, accelerator, precision, peak, fraction, warning)
-
-
 def implausible_mfu(fraction: float, precision: str, achievable: float | None = None) -> str | None:
     """Why an MFU (or HFU) of `fraction` cannot be right, or None.
 
@@ -199,15 +147,3 @@ def implausible_mfu(fraction: float, precision: str, achievable: float | None = 
     else:
         return None
     return f"{fraction:.1%} is more than {limit}: an error of units. Usual causes: {CAUSES}."
-
-
-def mfu(
-    *, flops_per_token: float, tokens_per_second_per_gpu: float, peak_flops_per_second: float | None
-) -> float | None:
-    """Model FLOPs utilisation as a fraction of the accelerator's dense peak at the precision used; None without a peak.
-
-    Name the formula of `flops_per_token`, the peak and the precision wherever the result is shown.
-    """
-    if peak_flops_per_second is None:
-        return None
-    return flops_per_token * tokens_per_second_per_gpu / peak_flops_per_second

@@ -200,23 +200,11 @@ class ModelSpec:
         return sum(t.parameters for t in self.root if t.role == role and len(t.shape) == 2)
 
     @cached_property
-    def active_mlp_matmul_parameters(self) -> int:
-        """Weights of the MLP matrices that one token passes, over all layers, without routers."""
-        return sum(block.active_mlp_matrices for block in self.blocks)
-
-    @cached_property
     def active_matmul_parameters(self) -> int:
         """Weights of the matrices of attention, MLP and logits that one token passes: what Megatron-LM counts."""
-        attention = sum(block.attention_matrices for block in self.blocks)
+        in_blocks = sum(block.attention_matrices + block.active_mlp_matrices for block in self.blocks)
         projections = sum(tensor.parameters for tensor in self.root if tensor.role == "projection" and tensor.linear)
-        return attention + self.active_mlp_matmul_parameters + projections + self.head_matrix_parameters
-
-    def named_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor by its full name, as `named_parameters` of the transformers model gives them."""
-        shapes = {tensor.name: tensor.shape for tensor in self.root}
-        for index, block in enumerate(self.blocks):
-            shapes |= {f"{self.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors}
-        return shapes
+        return in_blocks + projections + self.head_matrix_parameters
 
 
 def adapter_layers(tensors: Iterable[TensorSpec], targets: AdapterTargets) -> tuple[TensorSpec, ...]:

@@ -6,10 +6,11 @@ LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -88,12 +89,13 @@ class Ranks:
         """The values of all data ranks, in their order."""
         return gather(value, self.data_group)
 
-    def in_turn(self, action: Callable[[bool], T]) -> T:
-        """Run `action(first)` on rank 0, then on the first rank of every other node, then on all the rest.
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[bool]:
+        """Run the block on rank 0, then on the first rank of every other node, then on all the rest.
 
-        `first` is True on the first rank of each node, which makes what is missing: in a shared directory the others
-        find what rank 0 made. All return together. Waiting is on the store, not in a collective, so it may take hours.
-        Raises JoinError when another rank has been restarted meanwhile.
+        Gives True on the first rank of each node, which makes what is missing: in a shared directory the others find
+        what rank 0 made. All go on together. Waiting is on the store, not in a collective, so it may take hours. Raises
+        JoinError when another rank has been restarted meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
@@ -103,14 +105,13 @@ class Ranks:
             self._await(store, f"{prefix}/node-0")
         if not is_first:
             self._await(store, f"{prefix}/node-{node}")
-        result = action(is_first)
+        yield is_first
         if is_first:
             store.set(f"{prefix}/node-{node}", "done")
         # No rank goes on to collectives, which have a timeout, before the slowest node is done.
         if store.add(f"{prefix}/done", 1) == self.world_size:
             store.set(f"{prefix}/all", "done")
         self._await(store, f"{prefix}/all")
-        return result
 
     def _await(self, store: Any, key: str) -> None:
         """Wait for `key`, polling at growing intervals, as long as this attempt lasts."""

@@ -44,29 +44,15 @@ Style = Literal["line", "faint", "joined", "points"]
 
 
 class CurveLine(NamedTuple):
-    """A curve by its own steps. `colour` is a custom property of the style sheet."""
-
-    label: str
-    values: dict[int, float]
-    colour: str
-    style: Style = "line"
-
-
-class Series(NamedTuple):
-    """A curve for the page's script: values at the chart's x, None for no value.
+    """A curve by its own steps. `colour` is a custom property of the style sheet.
 
     `line` and `faint` are curves, `joined` a curve with its points shown, `points` points alone.
     """
 
     label: str
-    values: list[float | None]
+    values: dict[int, float]
     colour: str
     style: Style = "line"
-
-
-class HorizontalLine(NamedTuple):
-    label: str
-    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +62,15 @@ class Chart:
     name: str
     title: str
     x: list[int]
-    series: list[Series]
+    series: list[dict[str, Any]]
+    """The curves' fields, their values one for each step of `x` (None without one)."""
     table: Table
     summary: str
     note: str = ""
     unit: Unit = "number"
     logarithmic: bool = False
-    levels: list[HorizontalLine] = field(default_factory=list)
+    levels: Mapping[str, float] = field(default_factory=dict)
+    """Horizontal lines by label."""
     marks: list[int] = field(default_factory=list)
     """Steps that later attempts resumed from: vertical lines."""
 
@@ -91,10 +79,10 @@ class Chart:
         return {
             "name": self.name,
             "x": self.x,
-            "series": [item._asdict() for item in self.series],
+            "series": self.series,
             "unit": self.unit,
             "logarithmic": self.logarithmic,
-            "levels": [level._asdict() for level in self.levels],
+            "levels": [{"label": label, "value": value} for label, value in self.levels.items()],
             "marks": self.marks,
         }
 
@@ -207,7 +195,7 @@ def _step_time(content: Content) -> Chart | None:
     lines = list(_step_time_lines(curves, rows))
     shown = [value for line in lines for value in line.values.values()]
     logarithmic = min(shown) > 0 and max(shown) > LOGARITHMIC_FROM * median
-    levels = [HorizontalLine("median", median), HorizontalLine(f"{STALL_FACTOR} x median", STALL_FACTOR * median)]
+    levels = {"median": median, f"{STALL_FACTOR} x median": STALL_FACTOR * median}
     return _chart(
         content,
         "step-time",
@@ -218,7 +206,7 @@ def _step_time(content: Content) -> Chart | None:
         note=_drawn(curves, rows) + ("Logarithmic scale. " if logarithmic else "") + _step_time_note(curves),
         unit="seconds",
         logarithmic=logarithmic,
-        levels=levels if np.isfinite(median) else [],
+        levels=levels if np.isfinite(median) else {},
     )
 
 
@@ -270,7 +258,7 @@ def _chart(content: Content, name: str, title: str, lines: Iterable[CurveLine], 
     """A chart with all curves on the union of their steps; non-finite values are not drawn."""
     drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
     x = sorted({step for _, values in drawn for step in values})
-    series = [Series(line.label, [values.get(step) for step in x], line.colour, line.style) for line, values in drawn]
+    series = [line._asdict() | {"values": [values.get(step) for step in x]} for line, values in drawn]
     return Chart(name, title, x, series, marks=content.resumed, **more)
 
 

@@ -38,7 +38,7 @@ def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | Non
         return GpuPrice(given, "as given")
     if run_directory is None or not (run_directory / CLUSTER_FILE).is_file():
         return None
-    from drillyard.config import load_cluster_config
+    from drillyard.config.load import load_cluster_config
     from drillyard.hardware import catalog
 
     cluster = load_cluster_config(run_directory / CLUSTER_FILE, resolve_environment=False)

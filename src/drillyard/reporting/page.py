@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -57,29 +57,6 @@ class CurveGroup:
         return {"loss", *(others[-1:] if len(others) % 2 else ())}
 
 
-@dataclass(frozen=True, slots=True)
-class GoodputShare:
-    """A category of goodput on the page."""
-
-    name: str
-    label: str
-    fraction: float
-    time: str
-    percent: str
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableRow:
-    """An event on the page: the time since the run began, and the time itself."""
-
-    level: str
-    since: str
-    iso: str
-    step: str
-    text: str
-
-
 def write_report(path: Path, page: str, *, overwrite: bool = False) -> None:
     """Write `page` to `path` atomically. An unedited report is replaced, any other file only with `overwrite`.
 
@@ -113,7 +90,7 @@ def render(content: Content) -> str:
         # One row of up to five tiles, else two equal ones.
         tile_columns=max(1, tiles if tiles <= 5 else math.ceil(tiles / 2)),
         shares=shares,
-        bar_label=", ".join(f"{share.label} {share.percent}" for share in shares if share.fraction),
+        bar_label=", ".join(f"{share['label']} {share['percent']}" for share in shares if share["fraction"]),
         wall=formatting.duration(sum(content.goodput.values())),
         times=_times(content),
         events=events,
@@ -136,20 +113,20 @@ def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGrou
     return found
 
 
-def _shares(seconds: dict[str, float]) -> list[GoodputShare]:
-    """All categories in drawing order, empty ones too."""
+def _shares(seconds: dict[str, float]) -> list[dict[str, Any]]:
+    """All categories of goodput in drawing order, empty ones too."""
     wall = math.fsum(seconds.values())
     if not wall:
         return []
     return [
-        GoodputShare(
-            name,
-            name.replace("startup", "start-up").capitalize(),
-            seconds.get(name, 0.0) / wall,
-            formatting.duration(seconds[name]) if seconds.get(name) else "0 s",
-            formatting.percent(seconds.get(name, 0.0) / wall),
-            meaning,
-        )
+        {
+            "name": name,
+            "label": name.replace("startup", "start-up").capitalize(),
+            "fraction": seconds.get(name, 0.0) / wall,
+            "time": formatting.duration(seconds[name]) if seconds.get(name) else "0 s",
+            "percent": formatting.percent(seconds.get(name, 0.0) / wall),
+            "meaning": meaning,
+        }
         for name, meaning in CATEGORIES.items()
     ]
 
@@ -163,7 +140,7 @@ def _times(content: Content) -> str:
     return f"{begin:%Y-%m-%d %H:%M:%S} to {last} UTC, {length}"
 
 
-def _events(content: Content) -> tuple[list[TableRow], str]:
+def _events(content: Content) -> tuple[list[dict[str, str]], str]:
     """The listed events, and a note on those left out: first routine ones, then the middle."""
     shown, note = content.events, ""
     routine = [one for one in shown if one.routine]
@@ -178,10 +155,11 @@ def _events(content: Content) -> tuple[list[TableRow], str]:
     return [_row(one, begin) for one in shown], note
 
 
-def _row(one: EventText, begin_us: int) -> TableRow:
-    step = "" if one.step is None else f"step {one.step:,}"
+def _row(one: EventText, begin_us: int) -> dict[str, str]:
+    """An event on the page: the time since the run began, and the time itself."""
+    row = {"level": one.level, "step": "" if one.step is None else f"step {one.step:,}", "text": one.text}
     if one.time_us is None:
-        return TableRow(one.level, "", "", step, one.text)
+        return {**row, "since": "", "iso": ""}
     hours, rest = divmod(max(0, one.time_us - begin_us) // 1_000_000, 3600)
     iso = utc_time(one.time_us).isoformat().replace("+00:00", "Z")
-    return TableRow(one.level, f"+{hours}:{rest // 60:02}:{rest % 60:02}", iso, step, one.text)
+    return {**row, "since": f"+{hours}:{rest // 60:02}:{rest % 60:02}", "iso": iso}

@@ -1,4 +1,4 @@
 """The ranks of one host: start, watch, restart, end; without torch.
 
-`supervisor.supervise` runs any command as ranks, `training_supervisor.supervise_training` a run config with it.
+`supervisor.supervise` runs any command as ranks, `supervise_training` a run config with it.
 """

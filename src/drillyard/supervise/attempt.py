@@ -28,11 +28,9 @@ from pathlib import Path
 from drillyard.safe_files import close_quietly
 from drillyard.supervise import cause
 from drillyard.supervise.console_output import LineForwarder, PlainOutput, attempt_header, log_path, open_log
-from drillyard.supervise.heartbeat import TRAINING, HeartbeatBoard
+from drillyard.supervise.heartbeat import HeartbeatBoard
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED
-from drillyard.supervise.progress_files import ProgressFiles
-from drillyard.supervise.rank_process import Rank, silence, unkillable
-from drillyard.supervise.standby import Standby
+from drillyard.supervise.rank_process import NodePlacement, Rank, Standby, silence, unkillable
 from drillyard.supervise.stop_requests import (
     FORWARDED_AS,
     INSISTING_STACKS_SIGNAL,
@@ -65,26 +63,10 @@ class GracePeriods:
 
 
 @dataclass(frozen=True)
-class AttemptPlan:
-    """What an attempt starts: the same command once per environment, the lowest rank first."""
-
-    number: int
-    command: Sequence[str]
-    environments: Sequence[Mapping[str, str]]
-    run_directory: Path
-    grace: GracePeriods
-    first_rank: int = 0
-    """The rank of the first environment: on the second of two nodes of 8 ranks, 8."""
-    standby: Standby | None = None
-    """Processes that may have been started ahead for this attempt; those for the next one start once it trains."""
-
-
-@dataclass(frozen=True)
 class RankExit:
     """The end of one rank: its code (negative: a signal), and whether the supervisor had asked it to end."""
 
     rank: int
-    pid: int
     returncode: int
     asked: bool
 
@@ -99,7 +81,7 @@ class AttemptResult:
     last_step: int | None = None
     summary_written: bool = False
     hung: bool = False
-    silent: list[str] = field(default_factory=list)
+    silent: dict[int, str] = field(default_factory=dict)
     """What each rank that others waited for was doing when the attempt was given up, in words."""
     left_behind: list[str] = field(default_factory=list)
     """Each rank that SIGKILL did not end, in words: the kernel lets a process go only when its call returns."""
@@ -112,35 +94,67 @@ class AttemptResult:
         return cause.read_from(log_path(self.run_directory, rank), self.log_offsets[rank])
 
 
-class Attempt:
-    """One attempt; `run` returns when no rank is left. `on_stop` is called at the first stop signal."""
+def rank_environments(
+    shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement
+) -> list[dict[str, str]]:
+    """The environment of each of a node's `num_ranks` ranks in an attempt, lowest rank first.
 
-    def __init__(
-        self, plan: AttemptPlan, output: PlainOutput, requests: StopRequests, on_stop: Callable[[signal.Signals], None]
-    ) -> None:
-        self._plan = plan
-        self._output = output
-        self._requests = requests
-        self._on_stop = on_stop
-        self._grace = plan.grace
-        self._result = AttemptResult(plan.run_directory)
+    To `shared`, which has MASTER_PORT (one per attempt), it adds the rank's place (RANK, WORLD_SIZE, LOCAL_RANK and
+    LOCAL_WORLD_SIZE), MASTER_ADDR, DRILLYARD_ROUND (the attempt: 0, 1, ...; from a launcher's number on where there is
+    one), DRILLYARD_SUPERVISED=1 and PYTHONUNBUFFERED=1.
+    """
+    common = {
+        **shared,
+        "WORLD_SIZE": str(node.count * num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": node.master_addr,
+        "DRILLYARD_ROUND": str(attempt),
+        "DRILLYARD_SUPERVISED": "1",
+        # Lines reach the log when they are printed, also the last ones before a rank is killed.
+        "PYTHONUNBUFFERED": "1",
+    }
+    first = node.rank * num_ranks
+    return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """One attempt: `command` as `num_ranks` ranks, the lowest first; `run` returns when no rank is left.
+
+    `environment`: what all ranks share, see `rank_environments`. `standby`: processes that may have been started ahead
+    for this attempt; those for the next one start once it trains. `on_stop` is called at the first stop signal.
+    """
+
+    number: int
+    command: Sequence[str]
+    num_ranks: int
+    environment: Mapping[str, str]
+    node: NodePlacement
+    run_directory: Path
+    grace: GracePeriods
+    standby: Standby | None
+    output: PlainOutput
+    requests: StopRequests
+    on_stop: Callable[[signal.Signals], None]
+
+    def __post_init__(self) -> None:
+        self._result = AttemptResult(self.run_directory)
         self._ranks: list[Rank] = []
         self._selector = selectors.DefaultSelector()
         self._pending: tuple[float, Callable[[], None]] | None = None
         self._asked_to_end = False
-        self._asked_for_stacks = False
         self._first_end: float | None = None
         self._resume_reading: float | None = None
-        self._last_progress = time.monotonic()
-        self._progress = ProgressFiles(plan.run_directory)
-        self._wants_standby = plan.standby is not None
+        self._silent_since = time.monotonic()
+        self._summary = self.run_directory / "summary.json"
+        self._summary_before = file_stamp(self._summary)
 
     def run(self) -> AttemptResult:
         """Start the ranks and watch them until all have ended. Raises UserError when they cannot be started."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._selector.close)
-            self._board = stack.enter_context(HeartbeatBoard(len(self._plan.environments)))
-            self._selector.register(self._requests, selectors.EVENT_READ, self._on_signal)
+            self._board = stack.enter_context(HeartbeatBoard(self.num_ranks))
+            self._selector.register(self.requests, selectors.EVENT_READ, self._on_signal)
             try:
                 self._start(stack)
                 while self._running():
@@ -155,10 +169,11 @@ class Attempt:
                     rank.kill_group()
                     rank.reap()
             self._drain()
-            if self._output.refresh_seconds is not None:
-                self._output.refresh(self._board.read()[0])
-            self._result.last_step = self._last_step()
-        self._result.summary_written = self._progress.summary_written()
+            if self.output.refresh_seconds is not None:
+                self.output.refresh(self._board.read()[0])
+            trained = [beat.step for beat in self._board.read() if beat.trained and beat.step is not None]
+            self._result.last_step = max(trained, default=None)
+        self._result.summary_written = self._summary_written()
         if self._first_end is not None:
             self._result.seconds_to_end = time.monotonic() - self._first_end
         return self._result
@@ -172,83 +187,69 @@ class Attempt:
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with contextlib.ExitStack() as ours:
             ours.callback(os.close, write_end)
-            plan = self._plan
-            for local, environment in enumerate(plan.environments):
-                number = plan.first_rank + local
-                header = attempt_header(plan.number, number, int(environment["WORLD_SIZE"]))
-                log, offset = open_log(log_path(plan.run_directory, number), header)
+            for environment in rank_environments(self.environment, self.num_ranks, self.number, self.node):
+                number, is_first = int(environment["RANK"]), not self._ranks
+                header = attempt_header(self.number, number, int(environment["WORLD_SIZE"]))
+                log, offset = open_log(log_path(self.run_directory, number), header)
                 self._result.log_offsets[number] = offset
-                if local == 0:
+                if is_first:
                     stack.callback(close_quietly, log)
-                    self._forwarder = LineForwarder(log, self._output)
+                    self._forwarder = LineForwarder(log, self.output)
                 else:
                     ours.callback(close_quietly, log)
                 complete = {**environment, **self._board.environment}
-                stdout = write_end if local == 0 else log
-                ready = plan.standby.take(local, complete, stdout, log) if plan.standby is not None else None
-                rank = Rank(number, plan.command, complete, stdout, log, ready)
+                rank = Rank(self.command, complete, write_end if is_first else log, log, self.standby)
                 self._ranks.append(rank)
                 self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
         self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
 
-    def _last_step(self) -> int | None:
-        """The last step done in this attempt; None when it did not get to its first."""
-        written = self._progress.last_step()
-        heartbeats = self._board.read()
-        shown = [heartbeat.step for heartbeat in heartbeats if heartbeat.step is not None]
-        # A full disk takes no events; the phase of training begins with a step done.
-        trained = written is not None or any(heartbeat.phase == TRAINING for heartbeat in heartbeats)
-        return max([written or 0, *shown]) if trained else None
+    def _summary_written(self) -> bool:
+        """Whether this attempt wrote summary.json, the last thing that a run does."""
+        return file_stamp(self._summary) not in (None, self._summary_before)
 
     def _sleep(self) -> list[Callable[[], None] | Rank]:
         """Wait until something happens or is due; returns who is to act."""
         started, wait = time.monotonic(), self._seconds_to_wait()
         happened = [key.data for key, _ in self._selector.select(wait)]
-        watchdog = self._grace.watchdog
+        watchdog = self.grace.watchdog
         if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
             # The supervisor was stopped itself, and perhaps the whole job with it: start counting silence again.
-            self._last_progress = time.monotonic()
+            self._silent_since = time.monotonic()
         return happened
 
     def _last_heartbeat(self) -> float:
-        return max([self._last_progress, *(heartbeat.at for heartbeat in self._board.read())])
+        return max([self._silent_since, *(heartbeat.at for heartbeat in self._board.read())])
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
         moments = [self._pending[0]] if self._pending else []
         if self._resume_reading is not None:
             moments.append(self._resume_reading)
-        if self._grace.watchdog is not None and not self._asked_to_end:
-            moments.append(self._last_heartbeat() + self._grace.watchdog)
-        if self._output.refresh_seconds is not None:
-            moments.append(now + self._output.refresh_seconds)
-        if self._wants_standby:
+        if self.grace.watchdog is not None and not self._asked_to_end:
+            moments.append(self._last_heartbeat() + self.grace.watchdog)
+        if self.output.refresh_seconds is not None:
+            moments.append(now + self.output.refresh_seconds)
+        if self.standby is not None:
             moments.append(now + _STANDBY_LOOK_SECONDS)
         return max(0.0, min(moments) - now) if moments else None
 
     def _on_time(self) -> None:
         now = time.monotonic()
-        if self._output.refresh_seconds is not None:
-            self._output.refresh(self._board.read()[0])
+        if self.output.refresh_seconds is not None:
+            self.output.refresh(self._board.read()[0])
         if self._resume_reading is not None and now >= self._resume_reading:
             self._resume_reading = None
             self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
         if self._pending is not None and now >= self._pending[0]:
             action, self._pending = self._pending[1], None
             action()
-        watchdog = self._grace.watchdog
+        watchdog = self.grace.watchdog
         if watchdog is not None and not self._asked_to_end and now >= self._last_heartbeat() + watchdog:
-            self._last_progress = now
-            if not self._progress.changed():
-                self._on_hang()
-        if self._wants_standby and self._plan.standby is not None and self._trains():
-            self._wants_standby = False
-            if (reason := self._plan.standby.start()) is not None:
-                self._output.say(f"no standby ranks for a restart: {reason}")
-
-    def _trains(self) -> bool:
-        """Whether all ranks have done their first step and none has been asked to end."""
-        return not self._asked_to_end and all(heartbeat.phase == TRAINING for heartbeat in self._board.read())
+            self._on_hang()
+        if self.standby is not None and not self._asked_to_end and all(beat.trained for beat in self._board.read()):
+            if (reason := self.standby.start()) is not None:
+                self.output.say(f"no standby ranks for a restart: {reason}")
+            self.standby = None
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._pending = (time.monotonic() + seconds, action)
@@ -258,28 +259,28 @@ class Attempt:
         exits = []
         for rank in ended:
             self._selector.unregister(rank.pidfd)
-            exits.append(RankExit(rank.number, rank.pid, rank.reap(), self._asked_to_end or self._asked_for_stacks))
+            exits.append(RankExit(rank.number, rank.reap(), self._asked_to_end))
         for end in sorted(exits, key=lambda end: (end.returncode >= 0, end.rank)):
             self._first_end = self._first_end or time.monotonic()
             self._result.exits.append(end)
             self._after_exit(end)
 
     def _after_exit(self, end: RankExit) -> None:
-        if self._asked_to_end or self._asked_for_stacks:
+        if self._asked_to_end:
             return
         stopped = end.returncode in (EXIT_CHECKPOINTED, EXIT_NOT_SAVED)
-        if stopped or self._progress.summary_written():
+        if stopped or self._summary_written():
             if self._pending is None:
                 if stopped and self._result.stop_signal is None:
                     self._send(signal.SIGTERM)
-                self._later(self._grace.finish, self._kill)
+                self._later(self.grace.finish, self._kill)
         elif end.returncode < 0 and not (end.returncode == -signal.SIGABRT and self._gave_up_waiting(end)):
             self._terminate()
         elif end.returncode != 0 and self._pending is None:
             if self._gave_up_waiting(end):
                 self._ask_for_stacks()
             else:
-                self._later(self._grace.settle, self._terminate)
+                self._later(self.grace.settle, self._terminate)
 
     def _gave_up_waiting(self, end: RankExit) -> bool:
         return cause.speaks_of_timeout(cause.last_words(self._result.log_of(end.rank)))
@@ -295,13 +296,13 @@ class Attempt:
         """Ask the remaining ranks to end, and end them soon after."""
         self._asked_to_end = True
         self._send(signal.SIGTERM)
-        self._later(self._grace.terminate, self._kill)
+        self._later(self.grace.terminate, self._kill)
 
     def _kill(self) -> None:
         self._asked_to_end = True
         for rank in self._running():
             rank.kill_group()
-        self._later(self._grace.kill, self._leave_behind)
+        self._later(self.grace.kill, self._leave_behind)
 
     def _leave_behind(self) -> None:
         """Stop waiting for ranks that SIGKILL does not end: only what they wait for could end them."""
@@ -313,19 +314,19 @@ class Attempt:
     def _on_hang(self) -> None:
         self._result.hung = True
         self._first_end = self._first_end or time.monotonic()
-        self._asked_to_end = True
         self._ask_for_stacks()
 
     def _ask_for_stacks(self) -> None:
         """Record what the remaining ranks do, let them write their stacks, and then end them."""
         now, heartbeats = time.monotonic(), self._board.read()
-        first = self._plan.first_rank
-        self._result.silent = [silence(r.number, r.pid, heartbeats[r.number - first], now) for r in self._running()]
-        self._asked_for_stacks = True
+        self._asked_to_end = True
+        for rank in self._running():
+            heartbeat = heartbeats[rank.number - self.node.rank * self.num_ranks]
+            self._result.silent[rank.number] = silence(rank.number, rank.pid, heartbeat, now)
         self._send(STACKS_SIGNAL)
         # A stopped rank runs its handler only once it continues.
         self._send(signal.SIGCONT)
-        self._later(self._grace.stacks, self._insist_on_stacks)
+        self._later(self.grace.stacks, self._insist_on_stacks)
 
     def _insist_on_stacks(self) -> None:
         """Ask ranks that have not written their stacks again, in a way that does not need their interpreter."""
@@ -333,21 +334,21 @@ class Attempt:
         for rank in silent:
             rank.send(INSISTING_STACKS_SIGNAL)
         if silent:
-            self._later(self._grace.stacks, self._terminate)
+            self._later(self.grace.stacks, self._terminate)
         else:
             self._terminate()
 
     def _on_signal(self) -> None:
-        for number in self._requests.take():
-            if self._requests.insisted:
+        for number in self.requests.take():
+            if self.requests.insisted:
                 self._result.forced = True
                 self._kill()
             elif self._result.stop_signal is None:
                 self._result.stop_signal = number
                 # First the ranks: the terminal that messages go to may be what went away.
                 self._send(FORWARDED_AS.get(number, number))
-                self._on_stop(number)
-                self._output.say(
+                self.on_stop(number)
+                self.output.say(
                     f"{number.name}: the ranks will finish their step, save and stop; another signal, "
                     f"{SECONDS_OF_ONE_REQUEST:.0f} s from now or later, ends them at once"
                 )
@@ -372,3 +373,13 @@ class Attempt:
             while chunk := os.read(self._pipe, _PIPE_BYTES):
                 self._forwarder.feed(chunk)
         self._forwarder.finish()
+
+
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with each version of a file; None without it. This host's clock would not do: on a network file
+    system the times of files are another machine's."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -8,10 +8,10 @@ The agents of launched runs (launch/agent) take this file along: standard librar
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 _PEER_LOST = re.compile(
@@ -90,7 +90,8 @@ def _signal_name(number: int) -> str:
 def oom_kills() -> int:
     """Processes of this control group that the kernel has killed for lack of memory; 0 where that is unknown.
 
-    cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control.
+    cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control. Where neither is there, as in the root group,
+    that of the whole host in /proc/vmstat (Linux 4.13).
     """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -103,25 +104,13 @@ def oom_kills() -> int:
         found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
         if found:
             return int(found[1])
-    return 0
+    found = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat"), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
-def kernel_names_victim(pid: int) -> bool:
-    """Whether the kernel's log says that it killed process `pid` for lack of memory; False where it may not be read."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            while record := os.read(descriptor, 8192):
-                if f"Killed process {pid} (".encode() in record:
-                    return True
-        finally:
-            os.close(descriptor)
-    return False
-
-
-def memory_verdict(pid: int, oom_kills_before: int) -> str:
+def memory_verdict(oom_kills_before: int) -> str:
     """What is known about why a rank was killed by SIGKILL."""
-    if kernel_names_victim(pid) or oom_kills() > oom_kills_before:
+    if oom_kills() > oom_kills_before:
         return "the kernel ended it because memory ran out; lower micro_batch_size or the ranks per host"
     return "possibly out of memory, or killed from outside; the kernel reports no out-of-memory kill"
 
@@ -183,7 +172,7 @@ def user_message(text: str) -> str | None:
     return "\n".join(_until_blank(lines[message:], 40)) if message >= 0 else None
 
 
-def error_line(words: list[str]) -> str:
+def error_line(words: Sequence[str]) -> str:
     """The one line of `last_words` that names the error: the first that is no traceback, or nothing."""
     for line in words:
         bare = re.sub(r"^\[rank\d+\]: ?", "", line)

@@ -20,7 +20,6 @@ from typing import IO, TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.supervise.heartbeat import Heartbeat
-from drillyard.telemetry.console import parse_step_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +35,6 @@ class PlainOutput:
     """How often `refresh` must be called; None: never."""
 
     def __init__(self, stream: IO[str]) -> None:
-        _escape_unencodable(stream)
         self._stream: IO[str] | None = stream
 
     def lines(self, text: str) -> None:
@@ -63,12 +61,6 @@ class PlainOutput:
 
     def close(self) -> None:
         """Print nothing more."""
-
-
-def _escape_unencodable(stream: IO[str]) -> None:
-    """Print characters that the stream's encoding lacks as escapes: what ranks print ends no run."""
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
 
 
 def print_message(text: str) -> None:
@@ -131,12 +123,7 @@ class TerminalOutput(PlainOutput):
                     _redirect_to_null(stream)
 
     def lines(self, text: str) -> None:
-        """Print lines above the bar and move it to the last step among them."""
-        for line in reversed(text.splitlines()):
-            step = parse_step_line(line)
-            if step is not None:
-                self._move(step.step, step.total_steps)
-                break
+        """Print lines above the bar."""
         self._print(text, end="")
 
     def say(self, text: str) -> None:
@@ -166,14 +153,9 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.stop)
 
     def _move(self, step: int, total_steps: int | None) -> None:
-        """Move to a step. After a resume, the steps of earlier attempts are not counted in the speed.
-
-        A printed line may be a step ahead of the heartbeat.
-        """
+        """Move to a step. After a resume, the steps of earlier attempts are not counted in the speed."""
         task = self._progress.tasks[0]
         total = total_steps or task.total
-        if step == task.completed - 1:
-            return
         if not self._is_placed or step < task.completed:
             elapsed_from, self._is_placed = task.start_time, True
             self._progress.reset(self._task, completed=step, total=None if total is None else int(total))

@@ -1,6 +1,6 @@
 """Heartbeats: what each rank is doing and when it last made progress, on a board that its supervisor reads.
 
-Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (progress_monitor.py), but
+Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (rank_supervision.py), but
 not output. The board is a memfd, one slot per local rank, which vanishes with its last user. Ranks open it as
 /proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A heartbeat is one
 store to shared memory; times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -11,30 +11,31 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-BOARD: Final = "DRILLYARD_LIFE_BOARD"
-TRAINING: Final = "training"
-"""The phase from the first step of an attempt on."""
+from drillyard.errors import UserError
 
-_NUMBERS: Final = struct.Struct("<qqq")
-"""Nanoseconds of the last heartbeat, steps completed, steps in all; the last two are -1 while unknown."""
+BOARD: Final = "DRILLYARD_LIFE_BOARD"
+_NUMBERS: Final = struct.Struct("<qqq?")
+"""Nanoseconds of the last heartbeat, steps completed, steps in all, and `Heartbeat.trained`; the steps are -1 while
+unknown."""
 _PHASE: Final = struct.Struct("<32s")
 _SLOT_BYTES: Final = 64
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank showed last. `at`: seconds of time.monotonic, 0.0 before the first; `step`: steps completed."""
+    """What a rank showed last. `at`: seconds of time.monotonic, 0.0 before the first; `step`: steps completed;
+    `trained`: whether the last of them was done in this attempt."""
 
     at: float
     step: int | None
     total_steps: int | None
     phase: str
+    trained: bool = False
 
 
 class HeartbeatBoard:
@@ -46,7 +47,7 @@ class HeartbeatBoard:
         os.ftruncate(self._descriptor, num_ranks * _SLOT_BYTES)
         self._memory = mmap.mmap(self._descriptor, num_ranks * _SLOT_BYTES)
         for rank in range(num_ranks):
-            _NUMBERS.pack_into(self._memory, rank * _SLOT_BYTES, 0, -1, -1)
+            _NUMBERS.pack_into(self._memory, rank * _SLOT_BYTES, 0, -1, -1, False)
 
     def __enter__(self) -> HeartbeatBoard:
         return self
@@ -72,20 +73,21 @@ class HeartbeatWriter:
         self._memory = bytearray(_SLOT_BYTES) if memory is None else memory
         self._offset = offset
         self._step = self._total = -1
+        self._trained = False
         self.begin("start")
 
     def show(self) -> None:
         """This rank has made progress."""
-        _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), self._step, self._total)
+        _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), self._step, self._total, self._trained)
 
     def begin(self, phase: str) -> None:
         """A phase begins, named in at most 32 ASCII characters; that is progress too."""
         _PHASE.pack_into(self._memory, self._offset + _NUMBERS.size, phase.encode())
         self.show()
 
-    def step(self, steps_done: int, total_steps: int) -> None:
-        """An optimizer step is completed."""
-        self._step, self._total = steps_done, total_steps
+    def step(self, steps_done: int, total_steps: int, *, trained: bool = True) -> None:
+        """An optimizer step is completed, or (not `trained`) was by an earlier attempt."""
+        self._step, self._total, self._trained = steps_done, total_steps, trained
         self.show()
 
     def last(self) -> Heartbeat:
@@ -94,15 +96,18 @@ class HeartbeatWriter:
 
 
 def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
-    """The slot of this rank, on its supervisor's board if `environment` names one."""
+    """The slot of this rank, on its supervisor's board if `environment` names one. Raises UserError where that cannot
+    be opened: the supervisor would take the rank for hung."""
     path = environment.get(BOARD)
     if path is None:
         return HeartbeatWriter()
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        print(f"drillyard: {path}: {error.strerror}; the watchdog sees only logged steps", file=sys.stderr, flush=True)
-        return HeartbeatWriter()
+        raise UserError(
+            f"{path}: {error.strerror}: a rank cannot report its progress to its supervisor; allow processes of this "
+            "user to open each other's files in /proc (hidepid, AppArmor, capabilities of the python executable)"
+        ) from None
     try:
         return HeartbeatWriter(mmap.mmap(descriptor, 0), int(environment["LOCAL_RANK"]) * _SLOT_BYTES)
     finally:
@@ -110,7 +115,7 @@ def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
 
 
 def _unpack(memory: mmap.mmap | bytearray, offset: int) -> Heartbeat:
-    nanoseconds, step, total = _NUMBERS.unpack_from(memory, offset)
+    nanoseconds, step, total, trained = _NUMBERS.unpack_from(memory, offset)
     (phase,) = _PHASE.unpack_from(memory, offset + _NUMBERS.size)
     name = phase.rstrip(b"\0").decode(errors="replace")
-    return Heartbeat(nanoseconds / 1e9, None if step < 0 else step, None if total < 0 else total, name)
+    return Heartbeat(nanoseconds / 1e9, None if step < 0 else step, None if total < 0 else total, name, trained)

@@ -52,6 +52,29 @@ class FailureElsewhere:
     exit_code: int | None
 
 
+@dataclass(frozen=True)
+class ExitRecord:
+    """How this node's ranks ended: the rank that failed first, if one did, its code, the reason and its last lines."""
+
+    rank: int | None
+    exit_code: int
+    reason: str
+    lines: Sequence[str] = ()
+    lost_peer: bool = False
+    """Whether it is a mere effect of another rank's end, on whichever node."""
+    final: bool = False
+    """Whether the same command would end in the same way, so that it must not be started again."""
+    step: int | None = None
+    """The last one done in this attempt; None before the first, or where the failure belongs to none."""
+
+    def write(self) -> None:
+        """Write it where a launcher has asked for it. Silent on a full disk."""
+        path = os.environ.get(EXIT_RECORD)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
 def is_launched() -> bool:
     """Whether a launcher has started this node, and starts it again when that helps."""
     return EXIT_RECORD in os.environ
@@ -66,37 +89,6 @@ def first_attempt() -> int:
 def submission() -> str | None:
     """The launcher's name for this submission; None where it has none, or there is no launcher."""
     return os.environ.get(SUBMISSION) or None
-
-
-def record_exit(
-    *,
-    rank: int | None,
-    exit_code: int,
-    reason: str,
-    lines: Sequence[str] = (),
-    lost_peer: bool = False,
-    final: bool = False,
-    step: int | None = None,
-) -> None:
-    """Write how this node's ranks ended, where a launcher has asked for it. Silent on a full disk.
-
-    `final`: the same command would end in the same way, so it must not be started again. `step`: the last one done in
-    this attempt; None before the first, or where the failure belongs to none.
-    """
-    path = os.environ.get(EXIT_RECORD)
-    if path is None:
-        return
-    record = {
-        "rank": rank,
-        "exit_code": exit_code,
-        "reason": reason,
-        "lines": list(lines),
-        "lost_peer": lost_peer,
-        "final": final,
-        "step": step,
-    }
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def write_failure_elsewhere(record: Path, failure: FailureElsewhere) -> None:

@@ -1,4 +1,4 @@
-"""Starting a rank so that it can always be ended, and what it gets in its environment. Linux >= 5.3.
+"""Starting a rank, or having one stand by, so that it can always be ended. Linux >= 5.3.
 
 Each rank leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor, and a kill of the group
 reaches what the rank has started. The kernel kills a rank when the thread that started it ends (PR_SET_PDEATHSIG), so
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,10 @@ _STATES = {
     "D": "in an uninterruptible wait for a device or a file system",
 }
 _libc = ctypes.CDLL(None, use_errno=True)
+STANDBY = "DRILLYARD_STANDBY"
+"""In a standby rank's environment: the descriptor of the socket on which it waits for its attempt."""
+_SECONDS_TO_END = 5.0
+_Waiting = tuple[subprocess.Popen[bytes], socket.socket]
 
 
 @dataclass(frozen=True)
@@ -51,24 +57,6 @@ class NodePlacement:
 
 
 ONE_NODE = NodePlacement()
-
-
-def rank_environments(
-    shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement = ONE_NODE
-) -> list[dict[str, str]]:
-    """The environment of each of a node's `num_ranks` ranks in an attempt, lowest rank first."""
-    common = {
-        **shared,
-        "WORLD_SIZE": str(node.count * num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": node.master_addr,
-        "DRILLYARD_ROUND": str(attempt),
-        "DRILLYARD_SUPERVISED": "1",
-        # Lines reach the log when they are printed, also the last ones before a rank is killed.
-        "PYTHONUNBUFFERED": "1",
-    }
-    first = node.rank * num_ranks
-    return [{**common, "RANK": str(first + local), "LOCAL_RANK": str(local)} for local in range(num_ranks)]
 
 
 def _die_with(parent: int) -> Callable[[], None]:
@@ -101,28 +89,100 @@ def start_process(
     )
 
 
+class Standby:
+    """Ranks started ahead, with everything imported, so that a restart does not wait for it.
+
+    Importing torch takes a rank seconds on a local disk and minutes when thousands of ranks read a shared one. So once
+    an attempt trains, start one process per rank that imports and then waits. The next attempt sends each its
+    environment and its output over a socket. One that has died is replaced by an ordinary start. Cost: host memory for
+    the imported code (about 0.4 GB per rank), and CPU time once per attempt, which slows training where ranks have no
+    cores to spare. Use it with `with`, in the main thread.
+    """
+
+    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+        self._command = command
+        self._environments = environments
+        self._waiting: dict[str, _Waiting] = {}
+
+    def __enter__(self) -> Standby:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number in list(self._waiting):
+            self._dismiss(self._waiting.pop(number))
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that wait now."""
+        return [process.pid for process, _ in self._waiting.values()]
+
+    def start(self) -> str | None:
+        """Start one process for every rank that has none; returns why one could not be started, if so."""
+        for environment in self._environments:
+            if environment["RANK"] not in self._waiting:
+                try:
+                    self._waiting[environment["RANK"]] = self._started(environment)
+                except OSError as error:
+                    return str(error)
+        return None
+
+    def _started(self, environment: Mapping[str, str]) -> _Waiting:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            complete = {**environment, STANDBY: str(theirs.fileno())}
+            process = start_process(
+                self._command, complete, subprocess.DEVNULL, subprocess.DEVNULL, keep_open=[theirs.fileno()]
+            )
+            unless_started.pop_all()
+        return process, ours
+
+    def take(self, environment: Mapping[str, str], stdout: int, stderr: int) -> subprocess.Popen[bytes] | None:
+        """Start the attempt in the process that waits for this rank, and return it; None where there is none."""
+        waiting = self._waiting.pop(environment["RANK"], None)
+        if waiting is None:
+            return None
+        try:
+            with waiting[1] as connection:
+                socket.send_fds(connection, [b"."], [stdout, stderr])
+                connection.sendall(json.dumps(dict(environment)).encode())
+        except OSError:
+            # It has died while it waited.
+            self._dismiss(waiting)
+            return None
+        return waiting[0]
+
+    def _dismiss(self, waiting: _Waiting) -> None:
+        process, connection = waiting
+        connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # One in a call of the kernel, reading from a disk that hangs, ends when that returns; do not wait for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_SECONDS_TO_END)
+
+
 class Rank:
     """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
 
-    `process` is one that was started ahead (standby.py); without it the rank is started. `left_behind`: SIGKILL has not
-    ended it.
+    It is the process that stands by for it, else a new one. `left_behind`: SIGKILL has not ended it.
     """
 
     def __init__(
         self,
-        number: int,
         command: Sequence[str],
         environment: Mapping[str, str],
         stdout: int,
         stderr: int,
-        process: subprocess.Popen[bytes] | None = None,
+        standby: Standby | None,
     ) -> None:
-        self.number = number
+        self.number = int(environment["RANK"])
         self.left_behind = False
+        ready = None if standby is None else standby.take(environment, stdout, stderr)
         try:
-            self._process = process or start_process(command, environment, stdout, stderr)
+            self._process = ready or start_process(command, environment, stdout, stderr)
         except OSError as error:
-            raise UserError(f"cannot start rank {number}, {command[0]}: {error.strerror}") from None
+            raise UserError(f"cannot start rank {self.number}, {command[0]}: {error.strerror}") from None
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -150,6 +210,25 @@ class Rank:
         self.kill_group()
         os.close(self.pidfd)
         return self._process.wait()
+
+
+def await_turn(prepare: Callable[[], object]) -> None:
+    """A standby process's side: call `prepare`, then wait for the attempt.
+
+    On return the environment, standard output and standard error are those of the attempt. The process ends when its
+    supervisor does.
+    """
+    with socket.socket(fileno=int(os.environ[STANDBY])) as connection:
+        prepare()
+        outputs = socket.recv_fds(connection, 1, 2)[1]
+        message = connection.makefile("rb").read()
+    if not message:
+        os._exit(0)
+    for ours, theirs in enumerate(outputs, start=1):
+        os.dup2(theirs, ours)
+        os.close(theirs)
+    os.environ.clear()
+    os.environ.update(json.loads(message))
 
 
 def silence(rank: int, pid: int, heartbeat: Heartbeat, now: float) -> str:

@@ -1,10 +1,16 @@
-"""A rank's side of supervision: its heartbeat, its answer to stop signals, and its stacks on request.
+"""A rank's side of supervision: its heartbeat, its watch over itself, its answers to stop signals and stack requests.
 
 Set up before anything that takes long is imported, so that a signal in the first seconds is answered too. Python runs
 signal handlers in the main thread, between two bytecodes: a rank that waits in a store, joins the others or sits in a
-hung collective would not run them. So the interpreter's C handler writes the number to a socket, and a thread acts on
-it. SIGQUIT dumps the stacks from C, without the interpreter's lock: walking the frames of running threads may crash
-the process, so it is the supervisor's second try only.
+hung collective would not run them. So the interpreter's C handler writes the number to a socket, and the thread that
+sends heartbeats acts on it. SIGQUIT dumps the stacks from C, without the interpreter's lock: walking the frames of
+running threads may crash the process, so it is the supervisor's second try only.
+
+Under a supervisor (DRILLYARD_SUPERVISED) the rank does not judge itself. Without one, as under torchrun, a rank without
+progress for `watchdog_seconds` writes the stacks of its threads to logs/rank-N.log and exits with 1, so that its
+launcher restarts all ranks. One that is asked to stop, as another gave up waiting for it, writes its stacks too. Should
+a thread hold the interpreter's lock, another process ends the rank (watchdog_process.py). Time in which the rank was
+suspended does not count.
 """
 
 from __future__ import annotations
@@ -14,18 +20,18 @@ import faulthandler
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
 from drillyard.errors import UserError
+from drillyard.supervise import watchdog_process
 from drillyard.supervise.heartbeat import heartbeat_writer
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
-from drillyard.supervise.progress_monitor import ProgressMonitor, stacks_file, tick_seconds
 from drillyard.supervise.stop_requests import (
     INSISTING_STACKS_SIGNAL,
     RANK_STOP_SIGNALS,
@@ -35,110 +41,253 @@ from drillyard.supervise.stop_requests import (
 )
 from drillyard.telemetry.events import EventName, append_event
 
+Kind = Literal["strict", "working", "waiting"]
+"""What counts as progress in a phase:
+
+- strict: training. Only steps and forwards; a rank that waits in a collective has no heartbeat;
+- working: what takes long without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
+  own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. (A GPU rank may spin in a
+  collective; there the collective timeout is the limit.)
+- waiting: for another rank, which is watched itself. The first rank of a further node shows heartbeats all the time, as
+  its supervisor does not see those of rank 0, which may tokenise for hours.
+"""
 StopAction = Literal["leave", "note", "ignore"]
+"""The answer to a stop signal:
+
+- leave: nothing trained in this attempt is unsaved (imports, tokenising, loading, compiling; after the last checkpoint,
+  evaluation and export). Exit with 85 at once: the same command starts again, and caches and checkpoints are whole at
+  any moment, because their manifests are written last.
+- note: in training. Keep the request for the ranks to agree on (training/callbacks.py); a second one, more than two
+  seconds later, exits with 128 + N at once.
+- ignore: all is saved and the rank is about to exit.
+"""
+
+_LEAST_CORES = 0.05
+_LEAST_BYTES_PER_SECOND = 1e6
+_LONGEST_TICK_SECONDS = 5.0
+_SECONDS_TO_STOP = 5.0
+"""Without progress for so long after a stop signal, a rank without a supervisor writes its stacks."""
+_SECONDS_TO_WRITE = 5.0
+"""For the last events and stacks of a rank that ends itself; a hung disk may never take them."""
 
 
-class StopSignals:
-    """Answers stop signals from the moment it is made, in the main thread, in one of three ways:
+class RankSupervision:
+    """Make it first of all in a rank's main thread. `is_claimed`: the run directory is known to be this run's.
 
-    - `leave`: nothing trained in this attempt is unsaved (imports, tokenising, loading, compiling; after the last
-      checkpoint, evaluation and export). Call `on_leave` and exit with 85 at once: the same command starts again, and
-      caches and checkpoints are whole at any moment, because their manifests are written last.
-    - `note`: in training. Keep the request for the ranks to agree on (training/callbacks.py) and call `on_note`; a
-      second one, more than two seconds later, exits with 128 + N at once.
-    - `ignore`: all is saved and the rank is about to exit.
-
-    SIGUSR2 writes the Python stacks of all threads to standard error, whatever the answer.
+    `signs`: the heartbeat. `received`: the stop signal that was noted. `owns_directory`: whether events may be written
+    to the run directory; `attempt`: the number that they carry.
     """
 
-    def __init__(self, on_leave: Callable[[signal.Signals], None], on_note: Callable[[], None]) -> None:
+    def __init__(self, run_directory: Path, watchdog_seconds: float, *, attempt: int, is_claimed: bool) -> None:
+        faulthandler.enable()
+        faulthandler.register(INSISTING_STACKS_SIGNAL, all_threads=True)
+        self.signs = heartbeat_writer(os.environ)
         self.received: signal.Signals | None = None
-        self._received_at = 0.0
-        self._on_leave = on_leave
-        self._on_note = on_note
+        self.owns_directory = is_claimed or attempt > 0
+        self.attempt = attempt
+        self._run_directory = run_directory
+        self._rank = int(os.environ["RANK"])
+        self._is_first_of_further_node = self._rank != 0 and os.environ.get("LOCAL_RANK") == "0"
+        self._kind: Kind = "working"
         self._answer: StopAction = "leave"
+        self._received_at = 0.0
+        self._stacks_due = False
+        self._closed = False
+        self._tick_seconds = tick_seconds(watchdog_seconds)
+        self._judge_seconds = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
+        self._watchdog: _Watchdog | None = None
+        if self._judge_seconds:
+            self._watchdog = _Watchdog(self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
         self._lock = threading.Lock()
+        # Of its own: `answer` may hold the other while a disk hangs.
+        self._watchdog_lock = threading.Lock()
         self._inbox = SignalInbox(*RANK_STOP_SIGNALS, STACKS_SIGNAL)
         self._inbox.__enter__()
         # A forked child would write its signals into our socket.
         os.register_at_fork(after_in_child=lambda: self._inbox.__exit__())
-        threading.Thread(target=self._listen, name="stop-signals", daemon=True).start()
+        threading.Thread(target=self._run, name="supervision", daemon=True).start()
+
+    def begin(self, phase: str, kind: Kind) -> None:
+        """A new phase begins and lasts until the next."""
+        self._kind = kind
+        self.signs.begin(phase)
+
+    @contextlib.contextmanager
+    def during(self, phase: str, kind: Kind = "working") -> Iterator[None]:
+        """A phase within another, which continues afterwards."""
+        outer, outer_kind = self.signs.last().phase, self._kind
+        self.begin(phase, kind)
+        try:
+            yield
+        finally:
+            self.begin(outer, outer_kind)
 
     def answer(self, by: StopAction) -> None:
-        """Answer signals so from now on; `leave` also acts on one that was noted before."""
+        """Answer stop signals so from now on; `leave` also acts on one that was noted before."""
         with self._lock:
             self._answer = by
             if by == "leave" and self.received is not None:
                 self._leave(self.received)
 
-    def _listen(self) -> None:
-        while True:
-            select.select([self._inbox], [], [])
+    def close(self) -> None:
+        """Stop watching: the rank is about to exit."""
+        self._closed = True
+        with self._watchdog_lock:
+            watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.close()
+
+    def _run(self) -> None:
+        looked, work = time.monotonic(), (0.0, 0)
+        with contextlib.suppress(OSError):
+            work = work_done()
+        while not self._closed:
+            select.select([self._inbox], [], [], max(0.0, looked + self._tick_seconds - time.monotonic()))
             for number in self._inbox.take():
-                if number == STACKS_SIGNAL:
-                    faulthandler.dump_traceback(all_threads=True)
+                self._act_on(number)
+            now = time.monotonic()
+            seconds = now - looked
+            if seconds < self._tick_seconds:
+                continue
+            looked = now
+            if seconds > 3 * self._tick_seconds + 1:
+                # This process was stopped meanwhile, or starved: that it did no work says nothing.
+                self.signs.show()
+            elif self._kind == "waiting":
+                if self._is_first_of_further_node:
+                    self.signs.show()
+            elif self._kind == "working":
+                # A read of /proc may fail; this thread must still answer signals.
+                with contextlib.suppress(OSError):
+                    before, work = work, work_done()
+                    if did_work(before, work, seconds):
+                        self.signs.show()
+            with self._watchdog_lock:
+                if self._watchdog is None:
                     continue
-                with self._lock:
-                    self._act_on(number)
+                self._watchdog.notify()
+            self._judge(now)
 
     def _act_on(self, number: signal.Signals) -> None:
+        if number == STACKS_SIGNAL:
+            _in_thread(faulthandler.dump_traceback)
+            return
         now = time.monotonic()
-        if self._answer == "leave":
-            self._leave(number)
-        elif self._answer == "note" and self.received is None:
-            self.received, self._received_at = number, now
-            self._on_note()
-        elif self._answer == "note" and now - self._received_at > SECONDS_OF_ONE_REQUEST:
-            os._exit(128 + number)
+        with self._lock:
+            if self._answer == "leave":
+                self._leave(number)
+            elif self._answer == "note" and self.received is None:
+                self.received, self._received_at, self._stacks_due = number, now, True
+            elif self._answer == "note" and now - self._received_at > SECONDS_OF_ONE_REQUEST:
+                os._exit(128 + number)
 
     def _leave(self, number: signal.Signals) -> None:
-        self._on_leave(number)
+        def report() -> None:
+            if failure_elsewhere() is None:
+                # Else another node's failure is why, and the supervisor writes that.
+                self._write_event("signal", signal=number.name)
+                self._write_event("end", status="interrupted")
+            sys.stderr.write(f"drillyard: {number.name}: nothing of this attempt to save; start again (exit code 85)\n")
+
+        _in_thread(report, _SECONDS_TO_WRITE)
         os._exit(EXIT_CHECKPOINTED)
 
+    def _judge(self, now: float) -> None:
+        last = self.signs.last()
+        where = f"({last.phase}, after step {last.step or 0})"
+        if self._stacks_due and now - max(self._received_at, last.at) > _SECONDS_TO_STOP:
+            self._stacks_due = False
+            text = f"asked to stop, and no progress {where}: this is where the rank is"
+            _in_thread(lambda: self._write_stacks(text))
+        if self._kind != "waiting" and now - last.at > self._judge_seconds:
+            message = (
+                f"watchdog: no progress for {now - last.at:.0f} s {where}: this rank ends; the limit is "
+                "timeouts.watchdog_seconds"
+            )
 
-@dataclass
-class RankSupervision:
-    """`watch` shows what this rank does, `stops` has the requests to stop. `owns_directory`: whether the run directory
-    is known to be this run's, so that events may be written there; `attempt`: the number that they carry."""
+            def report() -> None:
+                self._write_event("failure", reason=message, failed_rank=self._rank, exit_code=1)
+                self._write_stacks(message)
 
-    watch: ProgressMonitor
-    owns_directory: bool
-    attempt: int
-    stops: StopSignals = field(init=False)
+            _in_thread(report, _SECONDS_TO_WRITE)
+            os._exit(1)
 
-
-def start_supervision(
-    run_directory: Path, watchdog_seconds: float, *, attempt: int, is_claimed: bool
-) -> RankSupervision:
-    """Start the heartbeat and the answer to stop signals; call it first in a rank's main thread.
-
-    Under a supervisor (DRILLYARD_SUPERVISED) the rank does not judge itself. `is_claimed`: see `owns_directory`.
-    """
-    faulthandler.enable()
-    faulthandler.register(INSISTING_STACKS_SIGNAL, all_threads=True)
-    rank = int(os.environ["RANK"])
-
-    def write_event(event: EventName, **fields: object) -> None:
-        if rank == 0 and side.owns_directory:
+    def _write_event(self, event: EventName, **fields: object) -> None:
+        if self._rank == 0 and self.owns_directory:
             # A full disk takes no event; the exit code still says it.
             with contextlib.suppress(UserError):
-                append_event(run_directory, event, round=side.attempt, rank=0, **fields)
+                append_event(self._run_directory, event, round=self.attempt, rank=0, **fields)
 
-    def on_leave(number: signal.Signals) -> None:
-        if failure_elsewhere() is None:
-            # Else another node's failure is why, and the supervisor writes that.
-            write_event("signal", signal=number.name)
-            write_event("end", status="interrupted")
-        sys.stderr.write(f"drillyard: {number.name}: nothing of this attempt to save; start again (exit code 85)\n")
+    def _write_stacks(self, message: str) -> None:
+        file = stacks_file(self._run_directory, self._rank, message)
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.flush()
 
-    def on_hang(message: str, ends: bool) -> IO[str]:
-        if ends:
-            write_event("failure", reason=message, failed_rank=rank, exit_code=1)
-        return stacks_file(run_directory, rank, message)
 
-    judge = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
-    watch = ProgressMonitor(heartbeat_writer(os.environ), tick_seconds(watchdog_seconds), judge, on_hang)
-    side = RankSupervision(watch, owns_directory=is_claimed or attempt > 0, attempt=attempt)
-    # Last, as a signal may come at once, and `write_event` needs `side`.
-    side.stops = StopSignals(on_leave, watch.asked_to_stop)
-    return side
+class _Watchdog:
+    """The process that ends this one after `limit_seconds` without a `notify`."""
+
+    def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
+        read_end, self._write_end = os.pipe()
+        os.set_blocking(self._write_end, False)
+        script = str(Path(watchdog_process.__file__))
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, str(os.getpid()), str(limit_seconds), str(tick_seconds)],
+            stdin=read_end,
+            stdout=subprocess.DEVNULL,
+        )
+        os.close(read_end)
+
+    def notify(self) -> None:
+        """This process runs Python."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._write_end, b".")
+
+    def close(self) -> None:
+        """End it."""
+        os.close(self._write_end)
+        self._process.kill()
+        self._process.wait()
+
+
+def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:
+    """Start to write, which a hung disk can block forever, and wait up to `seconds` for the end of it."""
+    thread = threading.Thread(target=write, name="supervision output", daemon=True)
+    # RuntimeError: this user's limit of threads.
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(seconds)
+
+
+def work_done() -> tuple[float, int]:
+    """CPU seconds of this process and its ended children, and bytes that it has read and written, files or sockets.
+    Raises OSError."""
+    times = os.times()
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return sum(times[:4]), int(counts["rchar"]) + int(counts["wchar"])
+
+
+def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float) -> bool:
+    """Whether a process worked between two looks at `work_done`, `seconds` apart."""
+    cores = (after[0] - before[0]) / seconds
+    return cores >= _LEAST_CORES or (after[1] - before[1]) / seconds >= _LEAST_BYTES_PER_SECOND
+
+
+def tick_seconds(watchdog_seconds: float) -> float:
+    """How often a rank checks itself: 20 times within the limit, and at least every 5 s."""
+    return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS
+
+
+def stacks_file(run_directory: Path, rank: int, message: str) -> IO[str]:
+    """Where a rank without a supervisor puts its stacks: logs/rank-N.log, or standard error if that cannot be."""
+    print(f"[rank {rank}] {message}", file=sys.stderr, flush=True)
+    path = run_directory / "logs" / f"rank-{rank}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
+        file.write(f"{message}\n")
+        file.flush()
+    except OSError:
+        return sys.stderr
+    print(f"[rank {rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
+    return file

@@ -1,4 +1,4 @@
-"""The ranks of one host, over as many attempts as it takes: `supervise`.
+"""The ranks of one host, over as many attempts as it takes: `supervise`, and `supervise_training` for a run config.
 
 An attempt is all ranks started together on a port of their own. When one fails, all are ended, the cause is reported,
 and the next attempt resumes from the newest checkpoint, unless restart_policy.py refuses. Nothing of a failed attempt
@@ -15,32 +15,95 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
 from drillyard.supervise import cause, launch_contract
-from drillyard.supervise.attempt import Attempt, AttemptPlan, AttemptResult, GracePeriods, RankExit
-from drillyard.supervise.console_output import PlainOutput, TerminalOutput
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, record_exit
-from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, rank_environments
+from drillyard.supervise.attempt import Attempt, AttemptResult, GracePeriods, RankExit, rank_environments
+from drillyard.supervise.console_output import PlainOutput, TerminalOutput, print_error
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, ExitRecord
+from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, Standby
 from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, Reaper, end_marked_processes
 from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCounts, RestartLimits, after_failure
-from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
 from drillyard.supervise.sockets import free_port
-from drillyard.supervise.standby import Standby
 from drillyard.supervise.stop_requests import StopRequests
+from drillyard.telemetry.events import EventName, append_event, read_events
+from drillyard.telemetry.summary import required_failure
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-OnEvent = Callable[..., None]
+    from drillyard.config.run import RunConfig
+
+CORES_FOR_STANDBY = 4
+"""With so many cores per rank of a host, a process that imports meanwhile does not slow a rank down."""
+
 _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
     "fix the cause given in checkpoint_failed of events.jsonl, then run the same command again"
 )
+
+
+def supervise_training(
+    command: Sequence[str],
+    run: RunConfig,
+    *,
+    num_ranks: int,
+    lock: int,
+    max_restarts: int,
+    standby: bool | None = None,
+    node: NodePlacement = ONE_NODE,
+) -> int:
+    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code of `supervise`.
+
+    `lock`, `node`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the host is the only one and
+    has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
+    """
+    from drillyard.console import SafeConsole
+
+    if standby is None:
+        standby = node.count == 1 and (os.cpu_count() or 1) >= CORES_FOR_STANDBY * num_ranks
+    return supervise(
+        command,
+        num_ranks=num_ranks,
+        run_directory=Path(run.output) / run.name,
+        lock=lock,
+        max_restarts=max_restarts,
+        environment={"OMP_NUM_THREADS": str(threads_per_rank(run, num_ranks))},
+        console=SafeConsole(),
+        total_steps=run.training.steps,
+        grace=GracePeriods(watchdog=run.timeouts.watchdog_seconds or None),
+        standby=standby,
+        node=node,
+    )
+
+
+def required_metrics_code(run: RunConfig) -> int:
+    """The exit code of a run that is done: 1, with the failure reported, where a required metric is missing; else 0."""
+    if not run.evaluation.required or (failure := required_failure(Path(run.output) / run.name)) is None:
+        return 0
+    print_error(f"error: {failure}")
+    # The model is complete: no restart measures it.
+    lines = failure.splitlines()
+    ExitRecord(None, 1, lines[0], lines, final=True).write()
+    return 1
+
+
+def is_started(run_directory: Path) -> bool:
+    """Whether the submission that started this process has begun the run in a directory: attempts and requeues of one
+    submission are one run, as a supervisor's own attempts are."""
+    submission = launch_contract.submission()
+    return submission is not None and any(
+        event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
+    )
+
+
+def threads_per_rank(run: RunConfig, num_ranks: int) -> int:
+    """CPU threads of each rank: as configured, or the host's cores shared among its ranks."""
+    return run.training.threads_per_rank or max(1, (os.cpu_count() or 1) // num_ranks)
 
 
 def supervise(
@@ -48,35 +111,28 @@ def supervise(
     *,
     num_ranks: int,
     run_directory: Path,
+    lock: int,
     max_restarts: int,
     environment: Mapping[str, str],
-    on_event: OnEvent,
     console: Console,
     total_steps: int | None = None,
     grace: GracePeriods | None = None,
-    before_start: Callable[[], bool] | None = None,
     standby: bool = False,
     node: NodePlacement = ONE_NODE,
+    writes_events: bool = True,
 ) -> int:
-    """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot
-    continue; returns the exit code.
+    """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot continue; returns
+    the exit code. Call it from the main thread: signals are read there, and ranks end with the thread that starts them.
 
-    Each rank gets this process's environment, `environment`, its place (RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE), a rendezvous (MASTER_ADDR, MASTER_PORT, new in each attempt), DRILLYARD_ROUND (the attempt: 0, 1,
-    ...; from a launcher's number on where there is one) and DRILLYARD_SUPERVISED=1. `on_event(name, **fields)` gets the
-    supervisor's events of telemetry/events.py. `before_start` is called once no other supervisor can be active in the
-    run directory; when it returns False there is nothing to do, and the exit code is 0. With `standby`, `command` must
-    call `standby.await_turn`, and the ranks of a further attempt are ready before it is needed. `node`: this host is
-    one of several; `max_restarts` is 0 then. Call `supervise` from the main thread: signals are read there, and ranks
-    end with the thread that started them.
+    `lock`: a descriptor on which the caller holds the run lock (on nodes after the first, the lock of the
+    run's logs/); the reaper inherits it. Each rank gets this process's environment, `environment`, and the variables of
+    `rank_environments`. With `standby`, the ranks of a further attempt are ready before it is needed; their `command`
+    must call `rank_process.await_turn`. `node`: this host is one of several; `max_restarts` is 0 then.
 
-    Raises UserError when the run directory cannot be written, another run is active in it, or `command` cannot start.
+    Raises UserError when the run directory cannot be written or `command` cannot start.
     """
     assert node.count == 1 or (max_restarts == 0 and node.master_port is not None)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(exclusive_run_lock(run_directory) if node.is_first else open_logs(run_directory))
-        if before_start is not None and not before_start():
-            return 0
         token = f"{os.getpid()}-{time.time_ns()}"
         if AGENT_MARK not in os.environ:
             # Else the agent's reaper reaches these processes too.
@@ -89,26 +145,30 @@ def supervise(
         )
         stack.callback(output.close)
         limits = RestartLimits(max_restarts, option="--max-restarts")
-        run = _Run(run_directory, on_event if node.is_first else None, output, limits, node.count > 1)
+        run = _Run(run_directory, writes_events and node.is_first, output, limits, node.count > 1)
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
-        ready = Standby(command, rank_environments(shared, num_ranks, 0, node)) if standby else None
-        if ready is not None:
-            stack.enter_context(ready)
+        ready = None
+        if standby:
+            ready = stack.enter_context(Standby(command, rank_environments(shared, num_ranks, 0, node)))
         launch = {} if (submission := launch_contract.submission()) is None else {"launch": submission}
         run.event("run_start", world_size=num_ranks * node.count, **launch)
         while True:
             shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
-            plan = AttemptPlan(
-                run.attempt,
-                list(command),
-                rank_environments(shared, num_ranks, run.attempt, node),
-                run_directory,
-                grace or GracePeriods(),
-                first_rank=node.rank * num_ranks,
+            attempt = Attempt(
+                number=run.attempt,
+                command=command,
+                num_ranks=num_ranks,
+                environment=shared,
+                node=node,
+                run_directory=run_directory,
+                grace=grace or GracePeriods(),
                 standby=ready,
+                output=output,
+                requests=requests,
+                on_stop=run.asked_to_stop,
             )
-            result = Attempt(plan, output, requests, on_stop=run.asked_to_stop).run()
+            result = attempt.run()
             end_marked_processes(token, SUPERVISOR_MARK, spare=[] if ready is None else ready.pids)
             requests.take()
             code = run.after(result, requests.first)
@@ -123,18 +183,6 @@ def _fresh_port(used: set[int]) -> int:
         raise UserError(str(error)) from None
 
 
-@dataclass(frozen=True)
-class FailureCause:
-    """Why an attempt failed: the rank that did first, how, and its last lines. `rank` is None when the attempt hung."""
-
-    rank: int | None
-    exit_code: int
-    reason: str
-    words: list[str]
-    own_fault: bool = True
-    """Whether it is no mere effect of another rank's end, on whichever node."""
-
-
 def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
     """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
     asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
@@ -147,7 +195,7 @@ class _Run:
     """The state of a run over its attempts, its events and its messages."""
 
     _directory: Path
-    _on_event: OnEvent | None
+    _writes_events: bool
     _output: PlainOutput
     _limits: RestartLimits
     _one_of_several: bool
@@ -156,12 +204,11 @@ class _Run:
     _oom_kills: int = field(default_factory=cause.oom_kills)
     _elsewhere: launch_contract.FailureElsewhere | None = None
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: EventName, **fields: Any) -> None:
         """Write an event, on node 0. A full or read-only disk is reported and never ends the run."""
-        if self._on_event is None:
-            return
         try:
-            self._on_event(name, round=self.attempt, **fields)
+            if self._writes_events:
+                append_event(self._directory, name, round=self.attempt, **fields)
         except UserError as error:
             self._output.say(str(error))
 
@@ -215,9 +262,9 @@ class _Run:
         text = f"stopped by {stop.name} without a checkpoint of this moment"
         return self._end("interrupted", text, 128 + stop)
 
-    def _after_failure(self, result: AttemptResult, why: FailureCause) -> int | None:
+    def _after_failure(self, result: AttemptResult, why: ExitRecord) -> int | None:
         self._report_failure(result, why)
-        failure = AttemptFailure(why.exit_code, result.last_step, cause.error_line(why.words))
+        failure = AttemptFailure(why.exit_code, why.step, cause.error_line(why.lines))
         decision = after_failure(failure, self._counts, self._limits)
         self._counts = decision.counts
         if decision.what != AGAIN or result.left_behind:
@@ -237,22 +284,15 @@ class _Run:
         )
         return None
 
-    def _report_failure(self, result: AttemptResult, why: FailureCause) -> None:
-        if self._elsewhere is None or why.own_fault:
+    def _report_failure(self, result: AttemptResult, why: ExitRecord) -> None:
+        if self._elsewhere is None or not why.lost_peer:
             # Else it is the effect of a failure that has its event already.
             about = {"reason": why.reason, "failed_rank": why.rank, "exit_code": why.exit_code}
-            self.event("failure", step=result.last_step, **about)
-        where = "before its first step" if result.last_step is None else f"after step {result.last_step}"
+            self.event("failure", step=why.step, **about)
+        where = "before its first step" if why.step is None else f"after step {why.step}"
         self._output.say(f"attempt {self.attempt} failed {where}: {why.reason}")
-        record_exit(
-            rank=why.rank,
-            exit_code=why.exit_code,
-            reason=why.reason,
-            lines=why.words,
-            lost_peer=not why.own_fault,
-            step=result.last_step,
-        )
-        for line in [*why.words, *self._stacks(result)]:
+        why.write()
+        for line in [*why.lines, *self._stacks(result)]:
             self._output.say(f"  {line}")
 
     def _end(self, status: str, text: str, code: int) -> int:
@@ -270,18 +310,18 @@ class _Run:
         message = message or "\n".join(cause.last_words(texts[0]))
         self._output.error(message)
         reason = message.partition("\n")[0].removeprefix("error: ") or "refused"
-        record_exit(rank=mistaken[0].rank, exit_code=EXIT_USER_ERROR, reason=reason, lines=message.splitlines())
+        ExitRecord(mistaken[0].rank, EXIT_USER_ERROR, reason, message.splitlines()).write()
         self.event("end", status="failed", exit_code=EXIT_USER_ERROR)
         return EXIT_USER_ERROR
 
-    def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> FailureCause:
+    def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> ExitRecord:
         """The first failed rank in time that does not merely report another's end; else the first.
 
         A rank that got SIGTERM meanwhile may still have died of its own error, where its code is not a signal's.
         """
         if result.hung:
             reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
-            return FailureCause(None, 1, reason, [])
+            return ExitRecord(None, 1, reason, step=result.last_step)
         suspects = [*failures, *(end for end in result.exits if end.asked and 0 < end.returncode < 128)]
         ends = [(end, cause.last_words(result.log_of(end.rank))) for end in suspects]
         own_fault = [
@@ -293,19 +333,21 @@ class _Run:
         reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
         if cause.was_killed(end.returncode):
             # What it printed before was about its work.
-            return FailureCause(end.rank, 137, f"{reason}; {cause.memory_verdict(end.pid, self._oom_kills)}", [])
+            reason += f"; {cause.memory_verdict(self._oom_kills)}"
+            return ExitRecord(end.rank, 137, reason, step=result.last_step)
         if line := cause.error_line(words):
             reason += f"; {line}"
         if advice := cause.memory_advice(words):
             reason += f"; {advice}"
         if result.silent:
-            reason += f"; it waited for {result.silent[0]}"
-        return FailureCause(end.rank, cause.exit_status(end.returncode), reason, words, bool(own_fault))
+            reason += f"; it waited for {next(iter(result.silent.values()))}"
+        code = cause.exit_status(end.returncode)
+        return ExitRecord(end.rank, code, reason, words, lost_peer=not own_fault, step=result.last_step)
 
     def _stacks(self, result: AttemptResult) -> list[str]:
         """A line per rank that was silent when the attempt was given up: its state, and the line of code it was at."""
         lines = []
-        for line in result.silent:
-            frame = cause.innermost_frame(result.log_of(int(line.split()[1].rstrip(":"))))
+        for rank, line in result.silent.items():
+            frame = cause.innermost_frame(result.log_of(rank))
             lines.append(f"{line}; at {frame}" if frame else line)
         return lines

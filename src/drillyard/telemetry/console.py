@@ -4,25 +4,14 @@
     Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
 
 Tools that read the PerfLogger's lines read these. Numbers have at least four significant digits (a step of 0.06712 s, a
-CPU's 0.01234 TFLOP/s), never an exponent. The supervisor parses both forms with `parse_step_line` for its progress bar.
+CPU's 0.01234 TFLOP/s), never an exponent.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from drillyard.formatting import count, significant
-
-_STEP_LINE = re.compile(r"Step:\s*(\d+)\s*\|\s*Time:\s*([\d.]+)s\s*\|[^\n]{0,500}?Loss:\s*(\S+)")
-
-
-class StepLine(NamedTuple):
-    """The step of a printed step line, and the number of steps where the line has it."""
-
-    step: int
-    total_steps: int | None
 
 
 def format_parameters_line(parameters: int, formula: str, flops_per_token: float) -> str:
@@ -90,18 +79,3 @@ def flatten(results: dict[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def parse_step_line(line: str) -> StepLine | None:
-    """The step of a line printed by `format_step_line` or the JSON console, prefixed or not; None for other lines."""
-    match = _STEP_LINE.search(line)
-    if match:
-        return StepLine(int(match[1]), None)
-    start = line.find("{")
-    if start < 0 or '"event": "step"' not in line:
-        return None
-    try:
-        record = json.loads(line[start:])
-    except (ValueError, RecursionError):
-        return None
-    return StepLine(record["step"], record.get("total_steps")) if isinstance(record.get("step"), int) else None

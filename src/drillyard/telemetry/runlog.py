@@ -191,11 +191,11 @@ class RunLog:
             self._print(event_line("message", {"round": self._round, "text": text}))
 
     @contextmanager
-    def optional(self, what: str) -> Iterator[None]:
-        """Turn an exception of optional work (no collectives) into a warning, once per `what`."""
+    def optional(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
+        """Turn an exception (one of `errors`) of optional work (no collectives) into a warning, once per `what`."""
         try:
             yield
-        except Exception as error:
+        except errors as error:
             if what not in self._failed_parts:
                 self._failed_parts.add(what)
                 self.warn(f"{what} failed: {type(error).__name__}: {error}")

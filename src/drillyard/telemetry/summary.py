@@ -7,9 +7,7 @@ compiled. Every MFU has its formula, peak and precision, or the reason why there
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shlex
 import statistics
 import textwrap
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from drillyard.errors import UserError
 from drillyard.formatting import count, significant
 from drillyard.redaction import redact
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, replace_file
 from drillyard.telemetry.console import HEADLINES, flatten
 from drillyard.telemetry.events import EVENTS_FILE, goodput, read_events
 from drillyard.telemetry.jsonlines import encode
@@ -98,13 +96,9 @@ def write_summary(run_directory: Path) -> dict[str, Any]:
 
 
 def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(redact(text), encoding="utf-8")
-        os.replace(temporary, path)
+        replace_file(path, redact(text).encode(), draft=path.with_name(f"{path.name}.tmp"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(
             f"{path}: cannot be written: {describe_os_error(error)}, then run the same command again"
         ) from error

@@ -14,9 +14,10 @@ from __future__ import annotations
 import importlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from drillyard.errors import UserError
 
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 IDS_FILE: Final = "trackers.json"
 
 
-class Tracker(Protocol):
+class Tracker(ABC):
     """A sink of scalars by step."""
 
+    @abstractmethod
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Record `values` (name -> number) at `step`."""
 
-    def resumed(self, step: int) -> None:
-        """Training resumes after `step`: discard later points."""
+    def resumed(self, step: int) -> None:  # noqa: B027 (W&B and MLflow cannot)
+        """Training resumes after `step`: discard later points, where the tracker can."""
 
+    @abstractmethod
     def close(self) -> None:
         """Send what is still queued."""
 
@@ -47,7 +50,7 @@ def _installed(package: str, setting: str, remedy: str) -> Any:
         raise UserError(f"{setting} but {package} is not installed.\n{remedy}") from error
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files under `tensorboard/`, one per attempt, written without torch or TensorFlow."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
@@ -76,7 +79,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A Weights & Biases run; `logging.wandb` holds arguments of wandb.init."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
@@ -97,14 +100,11 @@ class WeightsAndBiases:
     def scalars(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step, **values})
 
-    def resumed(self, step: int) -> None:
-        pass
-
     def close(self) -> None:
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Tracker):
     """An MLflow run; `logging.mlflow` holds `tracking_uri` and `experiment`."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
@@ -129,9 +129,6 @@ class MLflow:
         is_known = self._known.issuperset(values)
         self._known.update(values)
         self._mlflow.log_metrics(values, step=step, synchronous=not is_known)
-
-    def resumed(self, step: int) -> None:
-        pass
 
     def close(self) -> None:
         self._mlflow.end_run()

@@ -13,7 +13,6 @@ small collective and a few predictions, once per round.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from drillyard.config import resolve_accumulation
+from drillyard.config.checks import resolve_accumulation
 from drillyard.config.run import RunConfig
+from drillyard.config.run_identity import with_values
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate
 from drillyard.hardware import find_accelerator
@@ -30,6 +30,7 @@ from drillyard.parallel.collectives import from_first_rank
 from drillyard.parallel.model_setup import GIB, describe_nearest_fit, least_memory_bytes
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
+from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.run_directory import holds_training
 
 RESOLVED_RECORD: Final = "resolved.json"
@@ -67,7 +68,7 @@ def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> Auto
     here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
     before = entries[-1]["settings"] if entries and not here else {}
     kept = {key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)}
-    return AutoSettings(_with_settings(config, kept), layout, kept, before, hardware, memory_gib)
+    return AutoSettings(with_values(config, kept), layout, kept, before, hardware, memory_gib)
 
 
 def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
@@ -90,13 +91,9 @@ def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: P
         return
     content = {"version": 1, "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}]}
     path = directory / RESOLVED_RECORD
-    temporary = directory / f"{RESOLVED_RECORD}.tmp"
     try:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_durably(path, f"{json.dumps(content, indent=1)}\n".encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         log.warn(f"{path}: not written ({error.strerror}): a restart resolves again what the config leaves open")
 
 
@@ -142,11 +139,3 @@ def report_estimate(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) ->
 def _value(config: RunConfig, key: str) -> Any:
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
-
-
-def _with_settings(config: RunConfig, settings: dict[str, Any]) -> RunConfig:
-    for key, value in settings.items():
-        section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
-    return config

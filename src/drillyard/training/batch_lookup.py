@@ -7,21 +7,18 @@ were. Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from drillyard.config import load_run_config
 from drillyard.config.checks import normalized_sources
+from drillyard.config.load import load_run_config
 from drillyard.data.data_record import read_record
 from drillyard.data.data_report import file_of_source
 from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
-from drillyard.data.sampler import SampleRef
+from drillyard.data.sampler import BatchShape, SampleRef
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events, refusing_odd_values
 from drillyard.training.run_directory import SAVED_CONFIG
-from drillyard.training.sample_order import BatchShape
 from drillyard.training.step_history import order_event_of_step
 
 OTHER_BATCHES = "Its batches cannot be recomputed from the data that are there now: undo the change"
@@ -72,7 +69,9 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
     if not (run_directory / SAVED_CONFIG).is_file():
         raise UserError(f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME")
     with refusing_odd_values(run_directory):
-        order = order_of_step(run_directory, step)
+        order = order_event_of_step(read_events(run_directory), step)
+        if order is None:
+            raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
         if not 1 <= step <= order["total_steps"]:
             raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
@@ -84,16 +83,10 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
             f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
             f"it had {order['data']}): its batches cannot be recomputed from them"
         )
-    shape = BatchShape.of_event(order)
-    refs = data.train.indices(step - 1, shape.global_batch_size, by_epoch=shape.by_epoch)
+    size, accumulation = order["micro_batch_size"], order["gradient_accumulation"]
+    num_data_ranks = order["global_batch_size"] // (size * accumulation)
+    shape = BatchShape(size, accumulation, num_data_ranks, order.get("by_epoch", False))
+    refs = data.train.indices(step - 1, shape)
     paths = [source.path for source in normalized_sources(config.data.source)]
     samples = [BatchSample(number, *shape.reader_of(number), ref) for number, ref in enumerate(refs)]
-    return StepBatch(step, data, samples, shape.num_data_ranks, paths)
-
-
-def order_of_step(run_directory: Path, step: int) -> Mapping[str, Any]:
-    """The event `order` of the start that did the step last, or of the newest one. UserError when there is none."""
-    order = order_event_of_step(read_events(run_directory), step)
-    if order is None:
-        raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
-    return order
+    return StepBatch(step, data, samples, num_data_ranks, paths)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from drillyard.config.auto_values import resolve_compile
+from drillyard.config.checks import resolve_accumulation
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.config.run_identity import recorded_settings
-from drillyard.data import PreparedData
+from drillyard.data.prepared_data import PreparedData
+from drillyard.data.sampler import BatchShape
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
@@ -20,10 +21,10 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, describe_model
 from drillyard.training.callbacks import StepCallbacks, StopRequest
-from drillyard.training.checkpoint import Checkpointer
+from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.sample_order import BatchShape, num_steps, order_identity
+from drillyard.training.sample_order import num_steps, order_identity
 from drillyard.training.spikes import SpikeReporter
 from drillyard.training.trainer import Trainer
 
@@ -42,6 +43,13 @@ class RunParts:
     numerics: dict[str, Any]
 
 
+def batch_shape(config: RunConfig, num_data_ranks: int) -> BatchShape:
+    """How steps are dealt out under a run config. Raises UserError where the global batch does not divide."""
+    training = config.training
+    accumulation = resolve_accumulation(config, num_data_ranks)
+    return BatchShape(training.micro_batch_size, accumulation, num_data_ranks, by_epoch=training.epochs is not None)
+
+
 def build_run(
     config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, *, memory_gib: float | None = None
 ) -> RunParts:
@@ -50,7 +58,7 @@ def build_run(
     `memory_gib`: see `build_sharded_model`.
     """
     training = config.training
-    shape = BatchShape.of(config, ranks.num_data_ranks)
+    shape = batch_shape(config, ranks.num_data_ranks)
     total_steps = num_steps(config, data.train.num_sequences, shape.global_batch_size)
     model = build_sharded_model(config, data.tokenizer, ranks, memory_gib=memory_gib)
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
@@ -108,7 +116,7 @@ def build_callbacks(
         on_event=log.event,
         timeout=save_timeout(config.timeouts),
     )
-    stop = StopRequest(ranks.world_size, side.stops, ranks.collective_timeout)
+    stop = StopRequest(ranks.world_size, side, ranks.collective_timeout)
 
     def raise_when_stopped() -> None:
         if stop.agreed():
@@ -135,10 +143,7 @@ def build_callbacks(
     spikes = None
     if ranks.rank == 0:
         spikes = SpikeReporter(log, directory, data.train, parts.trainer.shape, config.training.schedule.warmup_steps)
-    compiled = resolve_compile(config.training, ranks.device.type)
-    return StepCallbacks(
-        config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, compiled, spikes
-    )
+    return StepCallbacks(config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, spikes)
 
 
 def save_timeout(timeouts: TimeoutsConfig) -> timedelta:
@@ -153,15 +158,15 @@ def save_timeout(timeouts: TimeoutsConfig) -> timedelta:
 def describe_length(trainer: Trainer) -> list[str]:
     """For people: how many steps of how many sequences the run has, and how much of the data they cover."""
     data, shape, steps = trainer.data, trainer.shape, trainer.total_steps
-    covered = trainer.coverage(steps)
-    last = len(data.samples_of_step(steps - 1, shape.global_batch_size, by_epoch=shape.by_epoch))
+    covered = data.coverage(steps, shape)
+    last = len(data.samples_of_step(steps - 1, shape))
     short = f" ({last} in the last one)" if last < shape.global_batch_size else ""
     lines = [
         f"{steps} steps of {shape.global_batch_size} sequences{short}: {covered['seen']} of {covered['of']} sequences "
         f"are seen, in {covered['epochs']:.3g} epochs"
     ]
     if shape.by_epoch and len(data.sources) > 1:
-        samples = data.samples_of_step(steps, shape.global_batch_size, by_epoch=True).start
+        samples = data.samples_of_step(steps, shape).start
         passes = (f"{name} {count / size:.3g} times" for name, (count, size) in data.drawn(samples).items())
         lines.append(
             f"The weights of data.source decide how often each of several sources is seen: {', '.join(passes)}. To "

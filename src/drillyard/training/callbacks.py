@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,12 +20,10 @@ import torch.distributed as dist
 from drillyard.config.run import RunConfig
 from drillyard.evaluation.evaluator import EvaluationResults, HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
-from drillyard.parallel.model_setup import GIB
 from drillyard.parallel.ranks import COLLECTIVE_TIMEOUT, Ranks
-from drillyard.supervise.heartbeat import TRAINING
-from drillyard.supervise.rank_supervision import RankSupervision, StopSignals
-from drillyard.telemetry import RunLog, StepRecord
-from drillyard.training.checkpoint import Checkpointer
+from drillyard.supervise.rank_supervision import RankSupervision
+from drillyard.telemetry import RunLog
+from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.resume import checkpoint_state
 from drillyard.training.spikes import SpikeReporter
 from drillyard.training.trainer import LoggedStep, Trainer
@@ -39,13 +36,13 @@ class StopRequest:
     arrived: no rank waits and no device is synchronised. Forwards of an evaluation call it too, so a long evaluation
     ends early and the trained steps are saved within the launcher's grace period.
 
-    `signals`: the stop signals of this rank; None: there are none, as in a replay.
+    `side` receives the stop signals of this rank; None: there are none.
     """
 
     def __init__(
-        self, world_size: int, signals: StopSignals | None = None, timeout: timedelta = COLLECTIVE_TIMEOUT
+        self, world_size: int, side: RankSupervision | None = None, timeout: timedelta = COLLECTIVE_TIMEOUT
     ) -> None:
-        self.signals = signals
+        self.side = side
         self._group: dist.ProcessGroup | None = None
         if world_size > 1:
             group = dist.new_group(backend="gloo", timeout=timeout)
@@ -58,7 +55,7 @@ class StopRequest:
     @property
     def received(self) -> signal.Signals | None:
         """The stop signal that this rank received or that the ranks agreed on, if any."""
-        return self._agreed or (self.signals.received if self.signals else None)
+        return self._agreed or (self.side.received if self.side else None)
 
     def agreed(self) -> bool:
         """True on all ranks, one call after the first rank received a signal. Every rank must call it equally often."""
@@ -91,7 +88,6 @@ class StepCallbacks:
     side: RankSupervision
     stop: StopRequest
     metadata: dict[str, Any]
-    compiled: bool
     spikes: SpikeReporter | None
     evaluated_at: int | None = None
     last_loss: float | None = None
@@ -99,8 +95,9 @@ class StepCallbacks:
 
     def first_step(self, step: int) -> None:
         """The first step of this attempt is done: from here on there is something to save."""
-        self.side.stops.answer("note")
-        self.side.watch.begin(TRAINING, "strict")
+        self.side.answer("note")
+        self.side.signs.step(step, self.trainer.total_steps)
+        self.side.begin("training", "strict")
         self.log.event("first_step", step=step)
 
     def logged_step(self, figures: LoggedStep) -> None:
@@ -109,33 +106,15 @@ class StepCallbacks:
             with self.log.optional("the search for spikes"):
                 self.spikes.examine(figures.recent)
         figures.require_finite(self.config.training.max_nonfinite_steps)
-        shape = self.trainer.shape
-        self.log.step(
-            StepRecord(
-                step=figures.step,
-                loss=figures.loss,
-                learning_rate=figures.learning_rate,
-                grad_norm=figures.gradient_norm,
-                step_seconds=figures.step_seconds,
-                tokens=round(figures.sequences_per_step * self.config.data.sequence_length),
-                valid_tokens=figures.valid_tokens,
-                num_gpus=self.ranks.world_size,
-                data_seconds=figures.data_seconds,
-                compile_seconds=figures.compile_seconds if self.compiled else None,
-                memory_gib=peak_memory_gib(self.ranks.device),
-                skipped_steps=figures.skipped_steps,
-                window_steps=figures.window_steps,
-                epoch=self.trainer.data.epoch_of(figures.step - 1, shape.global_batch_size, by_epoch=shape.by_epoch),
-            )
-        )
+        self.log.step(figures.record)
 
     def after_step(self, steps_done: int) -> tuple[float, bool]:
         """Save and evaluate if due; returns the seconds training waited, and whether all ranks agreed to stop."""
         stopping = self.stop.agreed()
         started = time.perf_counter()
-        self.side.watch.signs.step(steps_done, self.trainer.total_steps)
+        self.side.signs.step(steps_done, self.trainer.total_steps)
         # After EvaluationStopped the next step is the last one: only then have all ranks agreed.
-        with self.side.watch.during("between steps"), contextlib.suppress(EvaluationStopped):
+        with self.side.during("between steps"), contextlib.suppress(EvaluationStopped):
             self._run_due_work(steps_done, stopping)
         return time.perf_counter() - started, stopping
 
@@ -174,13 +153,11 @@ class StepCallbacks:
     def save(self, step: int, *, wait: bool) -> None:
         """Save the state after `step` steps, unless it is on disk already; a failed save is tried again."""
         self.save_is_due = False
-        self.log.event("checkpoint_begin", step=step)
-        started = time.perf_counter()
         loss = self.last_loss if self.evaluated_at == step else None
         metadata = {**self.metadata, "step": step, "held_out_loss": loss}
-        state = checkpoint_state(self.trainer.optimizer, self.ranks)
-        self.checkpointer.save(step, state, metadata=metadata, wait=wait)
-        self.log.event("checkpoint_end", step=step, seconds=time.perf_counter() - started)
+        with self.log.span("checkpoint", step):
+            state = checkpoint_state(self.trainer.optimizer, self.ranks)
+            self.checkpointer.save(step, state, metadata=metadata, wait=wait)
 
 
 def mean_loss(evaluated: EvaluationResults) -> float | None:
@@ -193,16 +170,6 @@ def mean_loss(evaluated: EvaluationResults) -> float | None:
     parts = [result for result in evaluated.results.values() if "loss" in result and result.get("tokens")]
     tokens = sum(part["tokens"] for part in parts)
     return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None
-
-
-def peak_memory_gib(device: torch.device) -> float | None:
-    """Memory of this rank: the peak allocated on its GPU, or what is resident on the host now."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / GIB
-    if sys.platform != "linux":
-        return None
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * 4096 / GIB
 
 
 def _is_multiple(step: int, interval: int | None) -> bool:

@@ -19,15 +19,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 from drillyard.config.run import LoggingConfig, RunConfig
-from drillyard.config.run_identity import with_recorded_settings
+from drillyard.config.run_identity import with_recorded_settings, with_values
 from drillyard.errors import UserError
 from drillyard.telemetry.events import read_events
 from drillyard.telemetry.jsonlines import decode, encode, read_records
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.batch_lookup import OTHER_BATCHES
-from drillyard.training.checkpoint import CheckpointInfo, list_checkpoints
+from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints
 from drillyard.training.run_directory import SAVED_CONFIG
 from drillyard.training.sample_order import require_same_order
 from drillyard.training.step_history import AttemptSteps, attempts_between, events_until_step, steps_by_attempt
@@ -35,7 +35,7 @@ from drillyard.training.step_history import AttemptSteps, attempts_between, even
 if TYPE_CHECKING:
     from drillyard.parallel.ranks import Ranks
     from drillyard.training.build import RunParts
-    from drillyard.training.checkpoint import LoadedCheckpoint
+    from drillyard.training.checkpoint.loading import LoadedCheckpoint
 
 VERDICT = "verdict.json"
 _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_batch_size")
@@ -261,16 +261,10 @@ def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
     # Earlier versions recorded only the length, in steps of whole batches.
     length = {"training.steps": order["total_steps"], "training.epochs": None}
     config = with_recorded_settings(config, order.get("settings", length))
-    changes: dict[str, dict[str, Any]] = {
-        "training": {name: order[name] for name in _LAYOUT if name != "world_size"},
-        "evaluation": {"metrics": ["loss"]},
-    }
-    for key, value in order["numerics"]["settings"].items():
-        section, _, name = key.partition(".")
-        changes.setdefault(section, {})[name] = value
+    layout = {f"training.{name}": order[name] for name in _LAYOUT if name != "world_size"}
+    config = with_values(config, {**layout, "evaluation.metrics": ["loss"], **order["numerics"]["settings"]})
     logging = LoggingConfig(every_steps=config.logging.every_steps, tensorboard=False)
-    sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
-    return config.model_copy(update={**sections, "logging": logging})
+    return config.model_copy(update={"logging": logging})
 
 
 def _not_logged(step: int, logged: list[int]) -> str:
@@ -297,8 +291,8 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
 
     Raises UserError when the conditions are not those of the run.
     """
-    from drillyard.data import prepare
     from drillyard.data.data_record import read_record
+    from drillyard.data.prepared_data import prepare
     from drillyard.parallel.model_setup import set_determinism
     from drillyard.parallel.ranks import start_ranks, stop_ranks
     from drillyard.telemetry import RunLog
@@ -314,7 +308,8 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
             "number of ranks adds up gradients in another order. Start as many"
         )
     known = read_record(plan.run_directory)
-    data = ranks.in_turn(lambda first: prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not first))
+    with ranks.in_turn() as is_first:
+        data = prepare(config, known=known, if_changed=OTHER_BATCHES, only_open=not is_first)
     with RunLog(plan.directory, rank=ranks.rank, config=config, console="none") as log:
         parts = build_run(config, ranks, data, log)
         require_same_conditions(plan, parts.numerics)
@@ -329,7 +324,8 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
 
 def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
     """Load the newest undamaged checkpoint before the step. UserError when there is none."""
-    from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
+    from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
+    from drillyard.training.checkpoint.loading import load_checkpoint
     from drillyard.training.resume import finish_load, state_for
 
     damages = []
@@ -343,7 +339,7 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
-        finish_load(loaded, plan.config, parts.trainer.optimizer, ranks)
+        finish_load(loaded, plan.config.training.seed, parts.trainer.optimizer, ranks)
         return loaded
     raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
 

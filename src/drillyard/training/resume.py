@@ -22,8 +22,8 @@ from drillyard.config.run import RunConfig
 from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
-from drillyard.training.checkpoint import Checkpointer, LoadedCheckpoint
-from drillyard.training.checkpoint.loading import StateSource
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.loading import LoadedCheckpoint, StateSource
 from drillyard.training.optimizer import LocalShard, ShardedAdamW
 from drillyard.training.sample_order import require_same_order
 
@@ -51,16 +51,6 @@ def checkpoint_state(optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state
 def model_state(shards: list[LocalShard]) -> dict[str, Any]:
     """The parameters alone, under the names a checkpoint gives them."""
     return {f"model.{shard.name}": shard.parameter.detach() for shard in shards}
-
-
-def restore(state: dict[str, Any], optimizer: ShardedAdamW, ranks: Ranks) -> None:
-    """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state."""
-    for shard in optimizer.shards:
-        optimizer.optimizer.state[shard.local]["step"].copy_(state["optimizer.step"])
-    # A row of skipped steps that ended before the save must not end the run now.
-    optimizer.skipped[2] = optimizer.skipped[1]
-    if random_key(ranks) in state:
-        set_random_state(state[random_key(ranks)], ranks.device)
 
 
 def random_key(ranks: Ranks) -> str:
@@ -129,7 +119,7 @@ def resume(
     checkpointer.remove_leftovers()
     if loaded is None:
         return 0
-    finish_load(loaded, config, optimizer, ranks)
+    finish_load(loaded, config.training.seed, optimizer, ranks)
     log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
     if changes := settings_changed(loaded.metadata, identity, config):
         log.event("settings_changed", step=loaded.step, changes=changes)
@@ -145,11 +135,18 @@ def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
     )
 
 
-def finish_load(loaded: LoadedCheckpoint, config: RunConfig, optimizer: ShardedAdamW, ranks: Ranks) -> None:
-    """Apply what was loaded; seed random state that could not be loaded."""
-    restore(loaded.state, optimizer, ranks)
-    if random_key(ranks) not in loaded.state:
-        seed_rank(config.training.seed, loaded.step, ranks)
+def finish_load(loaded: LoadedCheckpoint, seed: int, optimizer: ShardedAdamW, ranks: Ranks) -> None:
+    """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state, which
+    is seeded where it could not be loaded."""
+    for shard in optimizer.shards:
+        optimizer.optimizer.state[shard.local]["step"].copy_(loaded.state["optimizer.step"])
+    # A row of skipped steps that ended before the save must not end the run now.
+    optimizer.skipped[2] = optimizer.skipped[1]
+    random_state = loaded.state.get(random_key(ranks))
+    if random_state is None:
+        seed_rank(seed, loaded.step, ranks)
+    else:
+        set_random_state(random_state, ranks.device)
 
 
 def settings_changed(saved: Mapping[str, Any], identity: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any]]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drillyard.config import require_valid, resolve_global_batch
+from drillyard.config.checks import require_valid, resolve_global_batch
 from drillyard.config.run import RunConfig
-from drillyard.data import PreparedData, prepare
 from drillyard.data.data_record import DATA_RECORD, read_record, write_record
+from drillyard.data.prepared_data import PreparedData, prepare
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.models.export import export, save_tokenizer
@@ -23,7 +23,6 @@ from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_t
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
-from drillyard.supervise.progress_monitor import ProgressMonitor
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, write_summary
 from drillyard.telemetry.runlog import ConsoleMode
@@ -36,7 +35,7 @@ from drillyard.training.auto_settings import (
 )
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
 from drillyard.training.callbacks import StepCallbacks
-from drillyard.training.checkpoint import list_checkpoints
+from drillyard.training.checkpoint.inventory import list_checkpoints
 from drillyard.training.numerics import versions
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (
@@ -67,8 +66,7 @@ def train(
     `round_number` counts the starts of these ranks; `is_claimed`: a supervisor has claimed the run directory. Raises
     UserError for mistakes of the user, StoppedWithoutCheckpoint when the last step before a stop could not be saved.
     """
-    watch = side.watch
-    watch.begin("joining", "waiting")
+    side.begin("joining", "waiting")
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
     # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds for all of them.
@@ -80,10 +78,12 @@ def train(
     side.owns_directory = True
     begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
     require_trainable(config, ranks.device, needs_weights=begins)
-    watch.begin("data", "waiting")
-    data = prepare_on_all(config, ranks, watch)
+    side.begin("data", "waiting")
+    known = read_record(directory) if holds_training(directory) else None
+    with ranks.in_turn() as is_first, side.during("data"):
+        data = prepare(config, on_progress=lambda *_: side.signs.show(), known=known, only_open=not is_first)
     require_same_data(data)
-    watch.begin("model", "working")
+    side.begin("model", "working")
     with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
         if round_number == 0 and not is_claimed:
             log.event("run_start", world_size=ranks.world_size)
@@ -91,7 +91,10 @@ def train(
         if ranks.rank == 0:
             data.report.notes += data.before_training(config, resolve_global_batch(config, ranks.num_data_ranks))
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
-        record_data(data, log, directory, ranks)
+        if ranks.rank == 0:
+            what = f"writing {directory / DATA_RECORD} (without it a change of data is not named)"
+            with log.optional(what, OSError):
+                write_record(directory, data.record)
         for note in data.report.notes:
             log.message(note)
         exit_code = run_rank(config, ranks, data, log, directory, side)
@@ -103,7 +106,7 @@ def train(
             exit_code = 1
     # After an error this could hang: a rank may be missing or inside a collective.
     stop_ranks()
-    watch.close()
+    side.close()
     return exit_code
 
 
@@ -111,7 +114,6 @@ def run_rank(
     config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision
 ) -> int:
     """Build, resume, train and finish; returns the exit code."""
-    watch = side.watch
     auto = load_auto_settings(config, ranks, directory)
     config = auto.config
     parts = build_run(config, ranks, data, log, memory_gib=auto.memory_gib)
@@ -127,58 +129,41 @@ def run_rank(
     log.total_steps = trainer.total_steps
     for line in describe_length(trainer):
         log.message(line)
-    watch.begin("loading", "working")
+    side.begin("loading", "working")
     first_step = resume(config, checkpointer, trainer.optimizer, ranks, parts.identity, log)
-    watch.signs.step(first_step, trainer.total_steps)
+    side.signs.step(first_step, trainer.total_steps, trained=False)
     if ranks.rank == 0:
-        try:
+        with log.optional(f"removing the summary of its earlier end from {directory}", OSError):
             remove_summary(directory)
-        except OSError as error:
-            log.warn(f"{directory}: the summary of its earlier end cannot be removed ({error.strerror})")
         save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
     dtypes = record_base_model(config, parts, log, directory, begins=first_step == 0)
-    beat_at_forwards(model, watch.signs)
+    beat_at_forwards(model, side.signs)
     if first_step == 0:
         fill_weights(config, model.causal_lm)
         if config.evaluation.at_start:
-            with watch.during("evaluation"):
+            with side.during("evaluation"):
                 callbacks.evaluate(0)
     if config.checkpoint.every_steps:
         checkpointer.prepare(checkpoint_state(trainer.optimizer, ranks))
     # The first step includes compiling. Until it is done, a rank that is asked to stop has nothing to save.
-    watch.begin("first step", "working")
+    side.begin("first step", "working")
     finished = trainer.train(first_step, callbacks)
     if finished:
         finished = finish(parts, callbacks, data, directory, dtypes)
     else:
         checkpointer.close()
-    side.stops.answer("ignore")
+    side.answer("ignore")
     if checkpointer.saves_failed:
         log.message(f"{checkpointer.saves_failed} checkpoints could not be saved: see events.jsonl")
     step = trainer.steps_done
     status = "completed" if finished else "interrupted"
-    log.event("end", step=step, status=status, sequences=trainer.coverage(step))
+    log.event("end", step=step, status=status, sequences=data.train.coverage(step, trainer.shape))
     if ranks.world_size > 1:
         dist.barrier()
     callbacks.stop.close()
     if not finished and checkpointer.step_on_disk != step:
         raise StoppedWithoutCheckpoint(describe_unsaved_stop(trainer.in_nonfinite_row(), step, directory))
     return 0 if finished else EXIT_CHECKPOINTED
-
-
-def prepare_on_all(config: RunConfig, ranks: Ranks, watch: ProgressMonitor) -> PreparedData:
-    """Tokenise on one rank while the others wait, then open the caches on all of them.
-
-    Raises UserError when the data have changed since this run began.
-    """
-    directory = run_directory_of(config)
-    known = read_record(directory) if holds_training(directory) else None
-
-    def prepared(first: bool) -> PreparedData:
-        with watch.during("data"):
-            return prepare(config, on_progress=lambda *_: watch.signs.show(), known=known, only_open=not first)
-
-    return ranks.in_turn(prepared)
 
 
 def require_same_data(data: PreparedData) -> None:
@@ -190,15 +175,6 @@ def require_same_data(data: PreparedData) -> None:
             f"rank {others[0]}: its data are not those of rank 0 (another source or tokenizer on its host); give all "
             "hosts the same files, or put them on storage that all share"
         )
-
-
-def record_data(data: PreparedData, log: RunLog, directory: Path, ranks: Ranks) -> None:
-    """Record the data for later attempts. A full disk is a warning."""
-    if ranks.rank == 0:
-        try:
-            write_record(directory, data.record)
-        except OSError as error:
-            log.warn(f"{directory / DATA_RECORD}: not written ({error.strerror}): a change of data will not be named")
 
 
 def record_base_model(config: RunConfig, parts: RunParts, log: RunLog, directory: Path, *, begins: bool) -> Dtypes:
@@ -246,7 +222,7 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
     """
     step, side, log, checkpointer = parts.trainer.total_steps, callbacks.side, callbacks.log, callbacks.checkpointer
     failed_before = checkpointer.saves_failed
-    side.watch.begin("last checkpoint", "working")
+    side.begin("last checkpoint", "working")
     if parts.trainer.in_nonfinite_row():
         with log.span("checkpoint", step):  # an earlier save may still be in flight
             checkpointer.close()
@@ -255,13 +231,13 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
         checkpointer.close()
         if checkpointer.saves_failed == failed_before:
             # The rest can be repeated from that checkpoint.
-            side.stops.answer("leave")
-    side.watch.begin("evaluation", "working")
+            side.answer("leave")
+    side.begin("evaluation", "working")
     try:
         callbacks.evaluate(step)
     except EvaluationStopped:
         return False
-    side.watch.begin("export", "working")
+    side.begin("export", "working")
     with log.span("export", step) as found:
         final = directory / "final"
         written = export(

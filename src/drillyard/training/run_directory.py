@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from drillyard import export_directory
-from drillyard.config import differences, load_run_config, num_data_ranks, resolve_global_batch, save_resolved
+from drillyard.config.checks import num_data_ranks, resolve_global_batch
+from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
+from drillyard.config.run_identity import changed_settings, describe_changes, differences, recorded_settings
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint import CheckpointInfo, inspect, list_checkpoints
+from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect, list_checkpoints
 from drillyard.training.sample_order import require_order_of
 
 SAVED_CONFIG = "run.yaml"
@@ -37,8 +38,8 @@ def run_directory_of(config: RunConfig) -> Path:
     return Path(config.output) / config.name
 
 
-def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> Path:
-    """Create or reuse the run directory of `config` and save the resolved config there; returns its path.
+def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
+    """Create or reuse the run directory of `config` and save the resolved config there.
 
     A finished run is left as it is, unless the config makes it longer. Raises UserError when the directory cannot be
     written, holds a different run (one of another global batch, too) or checkpoints that `resume: never` would pass
@@ -69,7 +70,6 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
         _require_room_for_model(directory / "final")
     if not finished and not _is_saved(config, saved):
         save_resolved(config, saved)
-    return directory
 
 
 def is_finished(config: RunConfig) -> bool:

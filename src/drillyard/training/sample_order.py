@@ -1,67 +1,19 @@
-"""Which samples a step trains, which data rank reads them, and whether a config continues a checkpoint's order.
+"""How many steps a run has, and whether a config continues a checkpoint's order of samples.
 
 The samples of a step follow from the data, the seed, the sequence length, the global batch and how epochs are cut into
-steps (data/sampler.py). `BatchShape` deals them out to the data ranks. `require_order_of` compares what needs no data,
-so a refused start does not modify the run directory; `require_same_order` compares everything once the data are open.
-Needs no torch.
+steps (data/sampler.py). `require_order_of` compares what needs no data, so a refused start does not modify the run
+directory; `require_same_order` compares everything once the data are open. Needs no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from drillyard.config import resolve_accumulation
 from drillyard.config.checks import schedule_problems, steps_for_epochs
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class BatchShape:
-    """How the global batch of a step is dealt out: data rank r takes micro-batches r, r + data ranks, ... of it.
-
-    `by_epoch`: the last step of each epoch has only the sequences that are left of it (data/sampler.py).
-    """
-
-    micro_batch_size: int
-    accumulation: int
-    num_data_ranks: int
-    by_epoch: bool = False
-
-    @classmethod
-    def of(cls, config: RunConfig, num_data_ranks: int) -> BatchShape:
-        """The shape under a run config. Raises UserError where the global batch does not divide."""
-        accumulation = resolve_accumulation(config, num_data_ranks)
-        by_epoch = config.training.epochs is not None
-        return cls(config.training.micro_batch_size, accumulation, num_data_ranks, by_epoch)
-
-    @classmethod
-    def of_event(cls, order: Mapping[str, Any]) -> BatchShape:
-        """The shape that a run recorded in its event `order`."""
-        size, accumulation = order["micro_batch_size"], order["gradient_accumulation"]
-        return cls(
-            size, accumulation, order["global_batch_size"] // (size * accumulation), order.get("by_epoch", False)
-        )
-
-    @property
-    def global_batch_size(self) -> int:
-        return self.micro_batch_size * self.num_data_ranks * self.accumulation
-
-    def micro_batches(self, samples: Sequence[T], data_rank: int) -> Iterator[Sequence[T]]:
-        """One data rank's share of the global batch `samples`; all ranks get equally many, the last may be short."""
-        for start in range(0, len(samples), self.micro_batch_size * self.num_data_ranks):
-            first = start + data_rank * self.micro_batch_size
-            yield samples[first : first + self.micro_batch_size]
-
-    def reader_of(self, number: int) -> tuple[int, int]:
-        """(data rank, its micro-batch) that reads sample `number` of a global batch, all counted from 0."""
-        micro_batch, data_rank = divmod(number // self.micro_batch_size, self.num_data_ranks)
-        return data_rank, micro_batch
 
 
 def num_steps(config: RunConfig, num_sequences: int, global_batch_size: int) -> int:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from drillyard.config import load_run_config, require_valid
-from drillyard.config.load import config_from_options
+from drillyard.config.checks import require_valid
+from drillyard.config.load import config_from_options, load_run_config
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.data.data_record import DataRecord, read_record
 from drillyard.errors import UserError
@@ -25,9 +25,6 @@ from drillyard.training.saved_model import (
     run_directory_above,
     without_training_layout,
 )
-
-if TYPE_CHECKING:
-    from drillyard.evaluation.evaluator import MetricFailure
 
 OTHER_FIGURES = (
     "What is held out of it is not what the run's own figures are of: undo the change, or name what to measure on by "
@@ -65,7 +62,7 @@ def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> d
 
     `note` is called with each note about the data. Raises UserError for a model, data or metric that cannot be used.
     """
-    from drillyard.data import prepare
+    from drillyard.data.prepared_data import prepare
     from drillyard.evaluation.evaluator import HeldOutEvaluator
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
@@ -74,11 +71,10 @@ def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> d
     ranks = start_ranks(config.training, config.parallelism)
     try:
         known = known_data(request, saved)
-        data = ranks.in_turn(
-            lambda first: prepare(
-                config, saved.tokenizer_directory, known=known, if_changed=OTHER_FIGURES, only_open=not first
+        with ranks.in_turn() as is_first:
+            data = prepare(
+                config, saved.tokenizer_directory, known=known, if_changed=OTHER_FIGURES, only_open=not is_first
             )
-        )
         if ranks.rank == 0:
             for text in data.report.notes:
                 note(text)
@@ -88,16 +84,11 @@ def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> d
         held_out = HeldOutEvaluator(config, data, model.root, ranks, request.output, attention=model.attention)
         evaluated = held_out.evaluate(request.model.name)
         for failure in evaluated.failures:
-            raise error_of_failure(failure)
+            text = f"{failure.metric} of {failure.part}: {failure.reason}"
+            raise UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
         return evaluated.results if ranks.rank == 0 else None
     finally:
         stop_ranks()
-
-
-def error_of_failure(failure: MetricFailure) -> Exception:
-    """The error that ends the command when a metric fails: a UserError, or RuntimeError with the traceback."""
-    text = f"{failure.metric} of {failure.part}: {failure.reason}"
-    return UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
 
 
 def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | None:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from drillyard import export_directory
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 from drillyard.config.run import ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
+from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
 
 if TYPE_CHECKING:
@@ -178,9 +179,7 @@ def save_base_record(model_config: ModelConfig, model: PreTrainedModel, director
         "path": os.path.realpath(local) if local.is_dir() else None,
         "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())},
     }
-    draft = base / f"{BASE_RECORD}.tmp"
-    draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    draft.replace(base / BASE_RECORD)
+    write_durably(base / BASE_RECORD, f"{json.dumps(record, indent=1)}\n".encode())
     return dtypes
 
 
@@ -229,7 +228,8 @@ def load_saved_model(
 ) -> ShardedModel:
     """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
     from drillyard.parallel.model_setup import build_sharded_model, fill_weights
-    from drillyard.training.checkpoint import DamagedCheckpoint, load_checkpoint
+    from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
+    from drillyard.training.checkpoint.loading import load_checkpoint
     from drillyard.training.optimizer import local_shards
     from drillyard.training.resume import model_state
 

@@ -30,12 +30,10 @@ from typing import Any, Final, Literal
 
 import torch
 
-from drillyard.data import Mixture
-from drillyard.data.sampler import SampleRef
+from drillyard.data.sampler import BatchShape, Mixture, SampleRef
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.sample_order import BatchShape
 
 WINDOW: Final = 128
 DEVIATIONS: Final = 7.0
@@ -184,7 +182,7 @@ class SpikeReporter:
     def report(self, anomaly: Anomaly) -> None:
         """Write the event, and a line for people at the first step of a row."""
         step, figures = anomaly.figures.step, anomaly.figures
-        drawn = self.drawn(step)
+        drawn = self.data.indices(step - 1, self.shape)
         self.log.event(
             anomaly.kind,
             step=step,
@@ -200,10 +198,6 @@ class SpikeReporter:
                 f"{describe_anomaly(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it"
             )
         self._reported[anomaly.kind] = step
-
-    def drawn(self, step: int) -> list[SampleRef]:
-        """The global batch of a step (from 1)."""
-        return self.data.indices(step - 1, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
 
     def by_source(self, samples: Sequence[SampleRef]) -> dict[str, list[int]]:
         """Samples as numbers of sequences by source, in their order."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from drillyard.config.auto_values import resolve_compile
 from drillyard.config.run import RunConfig
-from drillyard.data.sampler import Mixture, SampleRef
+from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError
-from drillyard.models.loss import LossInputs, loss_inputs
-from drillyard.parallel.model_setup import ShardedModel
+from drillyard.models.loss import loss_inputs
+from drillyard.parallel.model_setup import GIB, ShardedModel
 from drillyard.parallel.ranks import Ranks
+from drillyard.telemetry import StepRecord
 from drillyard.training.optimizer import ShardedAdamW, learning_rate
-from drillyard.training.sample_order import BatchShape
 from drillyard.training.spikes import RecentSteps, StepFigures
 
 STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
@@ -43,30 +43,21 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """The figures of a logged step, read from the device at once. `recent`: of all steps since the last logged one."""
+    """What is read from the device at a logged step. `recent`: the figures of all steps since the last logged one."""
 
-    step: int
-    loss: float
-    gradient_norm: float
-    learning_rate: float
-    skipped_steps: int
+    record: StepRecord
     longest_skipped_row: int
-    window_steps: int
-    step_seconds: float
-    data_seconds: float
-    compile_seconds: float | None
-    sequences_per_step: float
-    valid_tokens: int
     recent: list[StepFigures]
 
     def require_finite(self, most_skipped: int) -> None:
         """Raise UserError when `most_skipped` steps in a row were not finite."""
+        step = self.record.step
         if self.longest_skipped_row >= most_skipped:
             raise UserError(
-                f"step {self.step}: the loss or gradient was not finite in {self.longest_skipped_row} steps in a row "
+                f"step {step}: the loss or gradient was not finite in {self.longest_skipped_row} steps in a row "
                 "(all skipped, weights unchanged; the limit is training.max_nonfinite_steps); lower "
                 "training.optimizer.learning_rate, or look at the data of these steps: "
-                f"drillyard data show RUN_DIR --step {self.step}"
+                f"drillyard data show RUN_DIR --step {step}"
             )
 
 
@@ -116,10 +107,14 @@ class Trainer:
         sequences than the global batch is the mean over the tokens that it has, at the schedule's learning rate.
         """
         started = time.perf_counter()
-        references = self.data.indices(step, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
-        window.sequences += len(references)
-        window.valid_tokens = self.data.valid_tokens(references)
-        micro_batches = list(self.micro_batches(references))
+        samples, batches = self.data.read_step(step, self.shape, self.ranks.data_rank)
+        window.sequences += len(samples)
+        window.valid_tokens = self.data.valid_tokens(samples)
+        chunk_tokens = self.config.training.loss_chunk_tokens
+        micro_batches = [
+            loss_inputs(batch, self.root.causal_lm, self.model.attention, self.ranks.device, chunk_tokens)
+            for batch in batches
+        ]
         window.data_seconds += time.perf_counter() - started
 
         loss_sum = torch.zeros((), device=self.ranks.device, dtype=torch.float64)
@@ -131,16 +126,6 @@ class Trainer:
         loss_and_norm = self.optimizer.step(loss_sum, self.learning_rate(step))
         self.optimizer.zero_grad()
         return loss_and_norm
-
-    def micro_batches(self, references: Sequence[SampleRef]) -> Iterator[LossInputs]:
-        """This rank's micro-batches of the global batch, on the device.
-
-        All ranks have equally many, since each gathers weights from all; one without sequences computes padding.
-        """
-        chunk_tokens = self.config.training.loss_chunk_tokens
-        for share in self.shape.micro_batches(references, self.ranks.data_rank):
-            batch = self.data.read_filled(share, self.shape.micro_batch_size)
-            yield loss_inputs(batch, self.root.causal_lm, self.model.attention, self.ranks.device, chunk_tokens)
 
     def synchronise_gradients(self, *, last: bool) -> None:
         """Reduce gradients after the last micro-batch only, where whole gradients fit in memory; else after each."""
@@ -190,25 +175,24 @@ class Trainer:
         """Wait for the device, once, and read what the step left there."""
         kept = self.recent.values.flatten()
         figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]).tolist()
-        return LoggedStep(
+        compiles = resolve_compile(self.config.training, self.ranks.device.type)
+        record = StepRecord(
             step=step + 1,
             loss=figures[0],
-            gradient_norm=figures[1],
             learning_rate=self.learning_rate(step),
-            skipped_steps=int(figures[2]),
-            longest_skipped_row=int(figures[4]),
-            window_steps=window.steps,
-            step_seconds=(time.perf_counter() - window.started) / window.steps,
-            data_seconds=window.data_seconds / window.steps,
-            compile_seconds=(compile_seconds() - window.compile_started) / window.steps or None,
-            sequences_per_step=window.sequences / window.steps,
+            grad_norm=figures[1],
+            tokens=round(window.sequences / window.steps * self.config.data.sequence_length),
             valid_tokens=window.valid_tokens,
-            recent=self.recent.of(figures[5:], step, window.steps),
+            num_gpus=self.ranks.world_size,
+            data_seconds=window.data_seconds / window.steps,
+            compile_seconds=((compile_seconds() - window.compile_started) / window.steps or None) if compiles else None,
+            memory_gib=peak_memory_gib(self.ranks.device),
+            skipped_steps=int(figures[2]),
+            window_steps=window.steps,
+            epoch=self.data.epoch_of(step, self.shape),
+            step_seconds=(time.perf_counter() - window.started) / window.steps,
         )
-
-    def coverage(self, steps: int) -> dict[str, Any]:
-        """What the first `steps` steps train: see `Mixture.coverage`."""
-        return self.data.coverage(steps, self.shape.global_batch_size, by_epoch=self.shape.by_epoch)
+        return LoggedStep(record, int(figures[4]), self.recent.of(figures[5:], step, window.steps))
 
     def in_nonfinite_row(self) -> bool:
         """Whether the last step was skipped: then nothing is saved. Waits for the device."""
@@ -219,6 +203,14 @@ def compile_seconds() -> float:
     """Seconds that torch.compile has taken in this process so far."""
     spent = torch._dynamo.utils.calculate_time_spent()
     return float(spent.get("total_wall_time", 0.0))
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Memory of this rank: the peak allocated on its GPU, or what is resident on the host now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * 4096 / GIB
 
 
 def _disable_garbage_collection() -> None:

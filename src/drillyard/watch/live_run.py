@@ -202,5 +202,5 @@ class LiveRun:
         wall = self.wall_seconds(now_us)
         if self.price is None or not self.num_gpus or wall is None:
             return None
-        waited = self.account.times.waiting / 1e6 if self.account else 0.0
+        waited = self.account.times["waiting"] / 1e6 if self.account else 0.0
         return self.price.cost(self.num_gpus, max(0.0, wall - waited))

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -75,7 +76,7 @@ def follow_log(
 
 
 def watch_log(
-    launcher: Launcher, run: str, console: Console, facts: UserFacts, catalog: Catalog, interval_seconds: float
+    launcher: Launcher[Any], run: str, console: Console, facts: UserFacts, catalog: Catalog, interval_seconds: float
 ) -> None:
     """Follow the merged log of a launched run until it is over. Raises UserError where the log cannot be read."""
     pieces, stopped, problems = launcher.logs(run, LogSelection(follow=True)), threading.Event(), list[UserError]()

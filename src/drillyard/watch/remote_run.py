@@ -97,7 +97,7 @@ def _watch_workload(found: FoundRun, console: Console, price: float | None, seco
 class RunMirror:
     """The growing files of a run, copied to a local directory."""
 
-    def __init__(self, launcher: Launcher, run: str, directory: Path) -> None:
+    def __init__(self, launcher: Launcher[Any], run: str, directory: Path) -> None:
         self.directory = directory
         self.status: RunStatus | None = None
         self.is_complete = False
@@ -163,7 +163,7 @@ class MirroredRun(FollowedRun):
 
 
 @contextlib.contextmanager
-def mirror_run(launcher: Launcher, run: str, price: float | None, seconds: float) -> Iterator[MirroredRun]:
+def mirror_run(launcher: Launcher[Any], run: str, price: float | None, seconds: float) -> Iterator[MirroredRun]:
     """A launched run to watch, its mirror updated every `seconds`. Raises UserError where it writes no events."""
     with TemporaryDirectory(prefix="drillyard-watch-") as temporary:
         directory = Path(temporary, run)
@@ -195,7 +195,7 @@ class Progress:
         return {name: getattr(self, name) for name in ("step", "total_steps", "loss", "seconds_left")}
 
 
-def read_progress(launcher: Launcher, run: str) -> Progress | None:
+def read_progress(launcher: Launcher[Any], run: str) -> Progress | None:
     """How far the run is, from three reads; None if it has no events and metrics, or they cannot be read.
 
     The beginning of the events has the number of steps, the ends of both files the present step and speed.

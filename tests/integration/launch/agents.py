@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drillyard.launch.agent import shipped_files
 from drillyard.launch.agent.job import Job, run_token
+from drillyard.launch.prepared_run import agent_files
 from drillyard.supervise import reaper
 from drillyard.supervise.reaper import RUN_MARK
 
@@ -56,8 +56,8 @@ class Agents:
         self.directory = directory
         self.launch = directory / "launch"
         (self.launch / "agent").mkdir(parents=True, exist_ok=True)
-        for name, text in shipped_files().items():
-            (self.launch / "agent" / name).write_text(text, encoding="utf-8")
+        for file in agent_files():
+            (self.launch / file.path).write_text(file.content, encoding="utf-8")
         settings.setdefault("port", free_port_range())
         settings.setdefault("environment", {"RUN": "{run_directory}", "ROUND": "{round}"})
         settings.setdefault("command", ["sh", "-c", script])

@@ -63,4 +63,5 @@ class Desk:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not wanted(status := self.status(handle)):
             assert time.monotonic() < deadline, status
+            time.sleep(0.5)  # each look is a process, on the cores that what it waits for needs
         return status

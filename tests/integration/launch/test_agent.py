@@ -409,7 +409,9 @@ def test_the_index_lists_runs_with_what_they_do(make: Make, tmp_path: Path) -> N
     agents = make("true")
     home = {"XDG_STATE_HOME": str(tmp_path / "state")}
     entry = {"run": "tiny", "cluster": "here", "platform": "local", "launch_directory": str(agents.launch)}
-    assert agents.call("index", "--entry", json.dumps(entry), **home).returncode == 0
+    (tmp_path / "sent").mkdir()
+    words = ["--sent", str(tmp_path / "sent"), "--launch-directory", str(agents.launch), "--submission", "first"]
+    assert agents.call("place", *words, "--entry", json.dumps(entry), **home).returncode == 0
     (before,) = json.loads(agents.call("list", "--cluster", "here", **home).stdout)
     assert before.pop("entry").items() >= entry.items()
     assert before == {"state": None, "agent": "none", "cancelled": False, "problem": None}

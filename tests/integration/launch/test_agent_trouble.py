@@ -20,9 +20,10 @@ from tests.facts import says
 from tests.integration.disks import MIB, Tmpfs
 from tests.integration.launch.agents import TELL, WAIT, Agents, Make, codes, free_port_range, wait_until
 
-from drillyard.launch.agent import index, protocol, shipped_files
+from drillyard.launch.agent import index, protocol
 from drillyard.launch.agent.exit_report import make_report
 from drillyard.launch.agent.fence import Epochs, Lease
+from drillyard.launch.prepared_run import agent_files
 from drillyard.supervise import reaper
 from drillyard.supervise.process_identity import Process, process_of
 from drillyard.supervise.reaper import AGENT_MARK
@@ -149,7 +150,7 @@ def test_a_run_whose_directory_is_recreated_ends_and_leaves_the_new_one_alone(ma
     wait_until(lambda: len(agents.lines("commands")) == 2)
     assert codes([old]) == [1] and not Path(f"/proc/{command}").exists()
     assert (agents.state["submission"], agents.state["state"]) == ("new", "running")
-    assert not list((agents.launch / "epochs").glob("*.gone"))
+    assert (agents.launch / "epochs" / "0001.node-0.alive").exists()
     (agents.directory / "finish").touch()
     assert codes([new]) == [0]
 
@@ -172,11 +173,11 @@ def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) 
     agents = make(f"cd /; {TELL}; setsid sleep 600 & sleep 600", lease_seconds=600)
     started = agents.start(0)
     wait_until(lambda: agents.lines("commands"))
-    (tmp_path / "shipped").mkdir()
-    for name, text in shipped_files().items():
-        (tmp_path / "shipped" / name).write_text(text)
+    (tmp_path / "agent").mkdir()
+    for file in agent_files():
+        (tmp_path / file.path).write_text(file.content)
     _delete(agents.directory)
-    argv = [sys.executable, str(tmp_path / "shipped"), "stop", "--launch-directory", str(agents.launch)]
+    argv = [sys.executable, str(tmp_path / "agent"), "stop", "--launch-directory", str(agents.launch)]
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     keeper = process_of(started["keeper"])

@@ -22,7 +22,7 @@ from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, 
 from tests.integration.launch.sshd_hosts import two_hosts
 from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
 
-from drillyard.config import load_cluster_config
+from drillyard.config.load import load_cluster_config
 from drillyard.launch.agent.index import list_runs
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.run_status import RunStatus, State

@@ -20,7 +20,7 @@ from tests.integration.launch.vertex_server import Replicas, Vertex
 from drillyard.launch import prepared_run as job_module
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import State
-from drillyard.launch.vertex import bucket_paths
+from drillyard.launch.vertex import config
 
 
 def until(what: Callable[[], Any], seconds: float = 90.0) -> Any:
@@ -41,7 +41,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gcs.mkdir()
     (gcs / BUCKET).symlink_to(made.place)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", made.endpoint)
-    monkeypatch.setattr(bucket_paths, "MOUNT", str(gcs))
+    monkeypatch.setattr(config, "MOUNT", str(gcs))
     port = free_port_range()
     monkeypatch.setattr(job_module, "port_of", lambda handle: port)
     yield gcs

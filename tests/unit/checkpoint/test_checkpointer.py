@@ -12,11 +12,14 @@ import torch
 from tests.facts import says
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, dcp_storage, list_checkpoints, load_checkpoint, loading, verify
 from drillyard.training.checkpoint import checkpointer as checkpointer_module
+from drillyard.training.checkpoint import dcp_storage, loading
+from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.checkpoint.dcp_planners import flatten, unflatten_into
 from drillyard.training.checkpoint.index_reader import read_index
-from drillyard.training.checkpoint.loading import read
+from drillyard.training.checkpoint.inventory import list_checkpoints
+from drillyard.training.checkpoint.loading import load_checkpoint, read
+from drillyard.training.checkpoint.verification import verify
 
 FORMATS = Path(__file__).parent
 

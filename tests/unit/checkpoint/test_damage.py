@@ -19,9 +19,10 @@ import torch
 from tests.facts import says
 
 from drillyard.errors import UserError
-from drillyard.training.checkpoint import Checkpointer, DamagedCheckpoint, dcp_storage, list_checkpoints
-from drillyard.training.checkpoint.dcp_storage import require_undamaged
-from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect
+from drillyard.training.checkpoint import dcp_storage
+from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint, require_undamaged
+from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect, list_checkpoints
 
 FILES = ["manifest.json", ".metadata", "__0_0.distcp"]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from drillyard.config import ClusterConfig, platforms
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.remote_files import LocalFiles, copy_files, read_file
@@ -93,9 +94,9 @@ class World:
         monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
         (directory / "empty").mkdir()
         monkeypatch.chdir(directory / "empty")
-        known = platforms.platforms()
+        known = platforms()
         fake = {name: replace(known[name], launcher=self._launcher_of) for name in ("slurm", "local")}
-        monkeypatch.setattr(platforms, "platforms", lambda: {**known, **fake})
+        monkeypatch.setattr("drillyard.launch.launcher.platforms", lambda: {**known, **fake})
 
     def _launcher_of(self, cluster: ClusterConfig, programs: Any) -> FakeLauncher:
         return self.clusters[cluster.name]

@@ -16,7 +16,7 @@ import yaml
 from tests.facts import says
 
 from drillyard.cli import main as cli
-from drillyard.config import load_run_config
+from drillyard.config.load import load_run_config
 from drillyard.estimation.document import EstimateDocument, SweepDocument
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "llama31-70b-b200"

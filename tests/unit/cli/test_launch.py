@@ -64,7 +64,21 @@ def test_a_dry_run_repeats_to_the_byte_and_submits_nothing(here: Path, capsys: C
 
 def test_the_plan_as_json_is_the_plan(here: Path, capsys: Capture) -> None:
     plan = json.loads(Said(capsys, "--dry-run", "--json").out)
+    assert set(plan) == {
+        "handle",
+        "nodes",
+        "processes_per_node",
+        "run_directory",
+        "launch_directory",
+        "code",
+        "files",
+        "steps",
+        "fields",
+        "warnings",
+        "script",
+    }
     assert plan["handle"] == "local://here/small"
+    assert (plan["nodes"], plan["processes_per_node"]) == (1, 1)
     assert plan["run_directory"] == str(here / "runs" / "small")
     assert json.loads(next(file["content"] for file in plan["files"] if file["path"] == "job.json"))["nodes"] == 1
     assert all(step["purpose"] for step in plan["steps"])

@@ -6,10 +6,10 @@ import gzip
 import json
 import os
 import sys
-import time
 
 import pytest
 from tests.facts import says
+from tests.module_time import set_time
 
 from drillyard.cli import main as cli
 
@@ -196,7 +196,7 @@ def test_what_is_behind_a_stream_that_is_always_ready_shows_it_in_parts_and_does
         monkeypatch.setattr("drillyard.loglines.followers._POLL_BYTES", 300)
         monkeypatch.setattr("drillyard.loglines.followers._PIECE", 300)
         rests = []
-        monkeypatch.setattr(time, "sleep", rests.append)
+        set_time(monkeypatch, "drillyard.watch.log_screen", sleep=rests.append)
         writer.write("".join(LINES).encode())
         writer.close()
         code, out, err = run("-f", "-", "--json")

@@ -11,7 +11,8 @@ from tests.unit.checkpoint.made import make_checkpoint
 from tests.unit.reporting import runs
 
 from drillyard.cli import main as cli
-from drillyard.errors import UserError
+from drillyard.cli.options import _MOST_SHOWN, find_run
+from drillyard.errors import NotFoundError, UserError
 from drillyard.loglines.sources import storage_client
 from drillyard.training import saved_evaluation
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
@@ -136,3 +137,18 @@ def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
         == ""
     )
     assert saved_evaluation.flags_for("out of memory", request) == ""
+
+
+@pytest.mark.parametrize("count", [1, _MOST_SHOWN, _MOST_SHOWN + 3])
+def test_a_name_that_no_run_has_is_refused_with_the_runs_there_are(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(count):
+        (tmp_path / f"runs/run-{number:03d}").mkdir(parents=True)
+        (tmp_path / f"runs/run-{number:03d}/events.jsonl").touch()
+    with pytest.raises(NotFoundError) as refused:
+        find_run(Path("other"))
+    shown = [number for number in range(count) if f"run-{number:03d}" in str(refused.value)]
+    assert shown == list(range(min(count, _MOST_SHOWN)))
+    assert (" more" in str(refused.value), "3 more" in str(refused.value)) == (count > _MOST_SHOWN,) * 2

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
+from tests.module_time import set_time
 from tests.unit.cli.fake_launcher import World
 
 from drillyard.cli import main as cli
@@ -249,7 +250,7 @@ def test_waiting_outlives_a_scheduler_that_does_not_answer_for_a_while(
     def sleep(_: float) -> None:
         launcher.down = None if launcher.down else "slurmctld: no answer"
 
-    monkeypatch.setattr(command.time, "sleep", sleep)
+    set_time(monkeypatch, command.__name__, sleep=sleep)
 
     said = Said(capsys, "wait", "a", "--json")
 

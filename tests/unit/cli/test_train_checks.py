@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,20 @@ def test_weights_that_are_not_there_are_reported_before_ranks_start(
     assert ended.value.code == 2
     assert says(capsys.readouterr().err, "base ... no model.safetensors")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run.yaml"]
+
+
+def test_a_rank_that_cannot_open_the_board_of_its_supervisor_ends_as_a_user_error(tmp_path: Path) -> None:
+    """No traceback, and a code after which no attempt follows."""
+    (tmp_path / "run.yaml").write_text(CONFIG.format(architecture="llama", attention="auto"))
+    board = "/proc/self/fd/no-such-board"
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DRILLYARD_SUPERVISED": "1"}
+    rank = subprocess.run(
+        [sys.executable, "-m", "drillyard", "train", "run.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, **place, "DRILLYARD_LIFE_BOARD": board},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert rank.returncode == 2
+    assert rank.stderr.startswith(f"error: {board}: ") and "Traceback" not in rank.stderr

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.config import RunConfig, load_run_config
+from drillyard.config.load import load_run_config
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 
 RUN = """\

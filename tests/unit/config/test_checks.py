@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
-from drillyard.config import RunConfig, check_run, require_valid, resolve_accumulation, resolve_global_batch
-from drillyard.config.checks import ROLES
+from drillyard.config.checks import ROLES, check_run, require_valid, resolve_accumulation, resolve_global_batch
 from drillyard.config.problems import dotted
+from drillyard.config.run import RunConfig
 from drillyard.data.row_formats import COLUMNS, OPTIONAL_COLUMNS
 from drillyard.errors import UserError
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.facts import each_says, says
 
-from drillyard.config import load_cluster_config, save_resolved
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config, save_resolved
 from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 

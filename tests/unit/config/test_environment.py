@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.facts import each_says
 
-from drillyard.config import RunConfig, load_run_config, save_resolved
+from drillyard.config.load import load_run_config, save_resolved
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 
 from .conftest import RUN, Load, Refuse

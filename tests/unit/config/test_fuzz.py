@@ -15,8 +15,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drillyard.config import RunConfig, check_run, load_run_config, require_valid, save_resolved
-from drillyard.config.checks import has_held_out, resolve_global_batch
+from drillyard.config.checks import check_run, has_held_out, require_valid, resolve_global_batch
+from drillyard.config.load import load_run_config, save_resolved
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.facts import each_says, says
 
-from drillyard.config import RunConfig, load_run_config, save_resolved
+from drillyard.config.load import load_run_config, save_resolved
+from drillyard.config.run import RunConfig
 from drillyard.config.yaml_document import parse_document
 from drillyard.errors import UserError
 

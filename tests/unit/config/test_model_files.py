@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 
-from drillyard.config import check_run
+from drillyard.config.checks import check_run
 from drillyard.config.model_files import ARCHITECTURES, local_model_config
 from drillyard.config.problems import dotted
 from drillyard.models import architectures

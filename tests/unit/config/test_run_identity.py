@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drillyard.config import differences
-from drillyard.config.run_identity import changed_settings, recorded_settings, with_recorded_settings
+from drillyard.config.run_identity import changed_settings, differences, recorded_settings, with_recorded_settings
 
 from .conftest import RUN, Load
 

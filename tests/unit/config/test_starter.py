@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from drillyard.config import check_run, load_cluster_config, load_run_config
-from drillyard.config.load import config_model, json_schema
+from drillyard.config.checks import check_run
+from drillyard.config.load import config_model, json_schema, load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig
 from drillyard.config.starter import starter, write_starters
 from drillyard.errors import UserError

@@ -12,7 +12,9 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from drillyard.config import ClusterConfig, RunConfig, WorkloadRunConfig, load_cluster_config, load_run_config
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config, load_run_config
+from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.validation_errors import find_problems, pydantic_problems
 from drillyard.errors import UserError
 

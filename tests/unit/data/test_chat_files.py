@@ -18,7 +18,7 @@ from tests.facts import says
 from tests.unit.data.chat_templates import QWEN3
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
+from drillyard.data.prepared_data import prepare
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]

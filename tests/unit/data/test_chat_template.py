@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
 from drillyard.data.chat_template import ChatRenderer
 from drillyard.data.mapped_sequences import IGNORED
+from drillyard.data.prepared_data import prepare
 from drillyard.data.row_formats import RowFormat, Segments
 from drillyard.errors import UserError
 

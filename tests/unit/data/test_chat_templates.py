@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
 from drillyard.data.mapped_sequences import IGNORED
+from drillyard.data.prepared_data import prepare
 from drillyard.data.tokenizer import _as_pretrained, _train
 
 SPECIAL = [

@@ -13,8 +13,9 @@ import pytest
 from tests.facts import says
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
 from drillyard.data.data_record import DATA_RECORD, DataRecord, read_record, write_record
+from drillyard.data.prepared_data import prepare
+from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -96,7 +97,7 @@ def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source:
     again = prepare(config, known=first.record)
     assert again.train.fingerprint == first.train.fingerprint
     assert again.record == first.record
-    refs = first.train.indices(3, 8)
+    refs = first.train.indices(3, BatchShape(8))
     assert np.array_equal(again.train.read(refs).input_ids, first.train.read(refs).input_ids)
     (note,) = again.report.notes
     assert str(source) in note
@@ -202,7 +203,14 @@ def test_a_record_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     def full(path: Path, *arguments: object, **options: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write_record(tmp_path, replace(good, fingerprint="another"))
     assert read_record(tmp_path) == good and [path.name for path in tmp_path.iterdir()] == [DATA_RECORD]
+
+
+def test_a_record_that_a_killed_writer_left_half_made_goes_with_the_next(tmp_path: Path) -> None:
+    (tmp_path / f"{DATA_RECORD}.tmp").write_text('{"version')
+    record = DataRecord("fingerprint", "tokenizer")
+    write_record(tmp_path, record)
+    assert read_record(tmp_path) == record and [path.name for path in tmp_path.iterdir()] == [DATA_RECORD]

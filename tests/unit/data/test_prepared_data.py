@@ -19,19 +19,13 @@ from tests.facts import says
 from tokenizers import Tokenizer
 
 from drillyard.config.run import RunConfig
-from drillyard.data import (
-    Batch,
-    Sequences,
-    evaluation_rows,
-    held_out_names,
-    prepare,
-    prompt_tokens,
-    render_prompt,
-)
-from drillyard.data.held_out_split import split_of, training_texts
-from drillyard.data.mapped_sequences import IGNORED
-from drillyard.data.row_formats import row_format
+from drillyard.data.held_out_split import evaluation_rows, held_out_names, split_of, training_texts
+from drillyard.data.mapped_sequences import IGNORED, Batch, Sequences
+from drillyard.data.prepared_data import prepare
+from drillyard.data.row_formats import render_prompt, row_format
+from drillyard.data.sampler import BatchShape
 from drillyard.data.sources import resolve_sources
+from drillyard.data.tokenizer import prompt_tokens
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]
@@ -80,7 +74,7 @@ def test_every_token_of_every_document_is_learnt_once_per_epoch(
         config = make_config(path, sequence_length=length, packing=packing, cache_directory=directory + "/cache")
         data = prepare(config)
         batch = data.train.read(
-            [ref for step in range(data.train.num_sequences) for ref in data.train.indices(step, 1)]
+            [ref for step in range(data.train.num_sequences) for ref in data.train.indices(step, BatchShape(1))]
         )
     tokenizer = Tokenizer.from_file(str(tokenizer_directory / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -167,7 +161,7 @@ def test_a_batch_from_several_sources_keeps_the_order_of_its_samples(
 ) -> None:
     paths = [write_rows([{"text": f"{name}{n} " * 20} for n in range(20)], f"{name}.jsonl") for name in "ab"]
     data = prepare(make_config(paths))
-    refs = data.train.indices(0, 12)
+    refs = data.train.indices(0, BatchShape(12))
     assert {source for source, _ in refs} == {0, 1}
     together = data.train.read(refs)
     for place, (source, row) in enumerate(refs):
@@ -175,6 +169,23 @@ def test_a_batch_from_several_sources_keeps_the_order_of_its_samples(
         for name in ("input_ids", "labels", "position_ids", "document_ids"):
             assert np.array_equal(getattr(together, name)[place], getattr(alone, name)[0])
     assert data.train.valid_tokens(refs) == (together.labels != IGNORED).sum()
+
+
+@pytest.mark.parametrize(("num_data_ranks", "last_step", "left"), [(1, 4, 4), (2, 2, 4), (3, 1, 8)])
+def test_data_ranks_share_out_a_step_in_padded_micro_batches(
+    num_data_ranks: int, last_step: int, left: int, make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    path = write_rows([{"text": f"document {n}"} for n in range(20)])
+    train = prepare(make_config(path, packing=False)).train
+    shape = BatchShape(2, 2, num_data_ranks, by_epoch=True)
+    refs, _ = train.read_step(last_step, shape, 0)
+    assert len(refs) == left
+    shares = [list(train.read_step(last_step, shape, rank)[1]) for rank in range(num_data_ranks)]
+    batches = [batch for micro_batches in zip(*shares, strict=True) for batch in micro_batches]
+    assert {len(batch.labels) for batch in batches} == {2}
+    dealt = np.concatenate([batch.labels for batch in batches])
+    assert np.array_equal(dealt[:left], train.read(refs).labels)
+    assert (dealt[left:] == IGNORED).all()
 
 
 def test_equal_documents_land_in_the_same_part(make_config: MakeConfig, write_rows: WriteRows) -> None:

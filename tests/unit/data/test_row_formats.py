@@ -10,8 +10,8 @@ import pytest
 from tests.facts import says
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare, render_prompt
-from drillyard.data.row_formats import RowFormat, row_format
+from drillyard.data.prepared_data import prepare
+from drillyard.data.row_formats import RowFormat, render_prompt, row_format
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]

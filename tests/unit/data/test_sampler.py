@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drillyard.config.checks import steps_for_epochs
 from drillyard.data.mapped_sequences import Sequences
-from drillyard.data.sampler import BLOCK, CHUNK, Mixture, order_chunk, permute, slot_counts, slot_pattern
+from drillyard.data.sampler import BLOCK, CHUNK, BatchShape, Mixture, order_chunk, permute, slot_counts, slot_pattern
 
 
 class Counted:
@@ -35,7 +35,7 @@ def mixture(*sizes: int, weights: list[float] | None = None, seed: int = 0) -> M
 def test_every_epoch_takes_every_sequence_once(size: int, batch: int, seed: int) -> None:
     data = mixture(size, seed=seed)
     steps = -(-3 * size // batch)
-    drawn = [ref for step in range(steps) for ref in data.indices(step, batch)]
+    drawn = [ref for step in range(steps) for ref in data.indices(step, BatchShape(batch))]
     for epoch in range(3):
         assert sorted(row for _, row in drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
 
@@ -46,26 +46,29 @@ def test_the_stream_does_not_depend_on_the_batch_size(batch: int, other: int, se
     """So ranks and micro-batches, which only share out a step, cannot change it either."""
     data = mixture(7, 50, weights=[1.0, 3.0], seed=seed)
     count = batch * other * 3
-    streams = [[ref for step in range(count // size) for ref in data.indices(step, size)] for size in (batch, other)]
+    streams = [
+        [ref for step in range(count // size) for ref in data.indices(step, BatchShape(size))]
+        for size in (batch, other)
+    ]
     assert streams[0] == streams[1]
 
 
 def test_a_step_is_the_same_whether_or_not_others_were_drawn_before() -> None:
     walked, resumed = mixture(1000, 10), mixture(1000, 10)
     for step in range(60):
-        last = walked.indices(step, 33)
-    assert resumed.indices(59, 33) == last
+        last = walked.indices(step, BatchShape(33))
+    assert resumed.indices(59, BatchShape(33)) == last
 
 
 def test_seeds_and_epochs_change_the_order() -> None:
     data = mixture(500)
-    assert data.indices(0, 500) != data.indices(1, 500)
-    assert data.indices(0, 500) != mixture(500, seed=1).indices(0, 500)
+    assert data.indices(0, BatchShape(500)) != data.indices(1, BatchShape(500))
+    assert data.indices(0, BatchShape(500)) != mixture(500, seed=1).indices(0, BatchShape(500))
 
 
 def test_resuming_far_out_costs_no_walk_through_the_past() -> None:
     data = mixture(10**9)
-    assert len(data.indices(10**9, 64)) == 64
+    assert len(data.indices(10**9, BatchShape(64))) == 64
 
 
 @settings(max_examples=60)
@@ -87,7 +90,7 @@ def test_a_source_is_spread_evenly_over_a_block() -> None:
 
 def test_each_source_of_a_mixture_passes_through_its_own_epochs() -> None:
     data = mixture(30, 400, weights=[1.0, 1.0])
-    drawn = [ref for step in range(10) for ref in data.indices(step, BLOCK // 10)]
+    drawn = [ref for step in range(10) for ref in data.indices(step, BatchShape(BLOCK // 10))]
     small = [row for source, row in drawn if source == 0]
     assert len(small) == BLOCK // 2
     for epoch in range(len(small) // 30):
@@ -97,8 +100,8 @@ def test_each_source_of_a_mixture_passes_through_its_own_epochs() -> None:
 def test_an_epoch_is_all_sequences_of_all_sources() -> None:
     data = mixture(30, 70)
     assert data.num_sequences == 100
-    assert data.epoch_of(0, 10) == 0
-    assert data.epoch_of(15, 10) == pytest.approx(1.5)
+    assert data.epoch_of(0, BatchShape(10)) == 0
+    assert data.epoch_of(15, BatchShape(10)) == pytest.approx(1.5)
 
 
 def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
@@ -118,23 +121,23 @@ def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
 def test_steps_of_epochs_take_each_sequence_once_an_epoch(size: int, batch: int, epochs: int) -> None:
     data = mixture(size)
     steps = steps_for_epochs(epochs, size, batch)
-    drawn = [data.indices(step, batch, by_epoch=True) for step in range(steps)]
+    drawn = [data.indices(step, BatchShape(batch, by_epoch=True)) for step in range(steps)]
     per_epoch = -(-size // batch)
     assert steps == epochs * per_epoch
     for epoch in range(epochs):
         taken = drawn[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert Counter(row for refs in taken for _, row in refs) == Counter(range(size))
         assert all(len(refs) == batch for refs in taken[:-1])
-    assert data.coverage(steps, batch, by_epoch=True) == {"seen": size, "of": size, "epochs": epochs}
+    assert data.coverage(steps, BatchShape(batch, by_epoch=True)) == {"seen": size, "of": size, "epochs": epochs}
 
 
 def test_both_cuts_agree_until_the_first_epoch_ends_within_a_step() -> None:
     data = mixture(30, 70)
     for step in range(100 // 8):
-        assert data.indices(step, 8, by_epoch=True) == data.indices(step, 8)
-    assert data.indices(12, 8, by_epoch=True) == data.indices(12, 8)[:4]
-    assert data.indices(13, 8, by_epoch=True)[:4] == data.indices(12, 8)[4:]
-    assert data.epoch_of(13, 8, by_epoch=True) == 1
+        assert data.indices(step, BatchShape(8, by_epoch=True)) == data.indices(step, BatchShape(8))
+    assert data.indices(12, BatchShape(8, by_epoch=True)) == data.indices(12, BatchShape(8))[:4]
+    assert data.indices(13, BatchShape(8, by_epoch=True))[:4] == data.indices(12, BatchShape(8))[4:]
+    assert data.epoch_of(13, BatchShape(8, by_epoch=True)) == 1
 
 
 def test_a_part_of_an_epoch_is_whole_steps() -> None:
@@ -148,10 +151,10 @@ def test_what_is_drawn_is_counted_by_source() -> None:
     data = mixture(30, 400, weights=[1.0, 3.0])
     for name, source in zip("ab", data.sources, strict=True):
         source.name = name
-    drawn = [source for step in range(10) for source, _ in data.indices(step, 43)]
+    drawn = [source for step in range(10) for source, _ in data.indices(step, BatchShape(43))]
     assert data.drawn(430) == {"a": (drawn.count(0), 30), "b": (drawn.count(1), 400)}
     # The small source is seen whole, and again.
-    assert data.coverage(10, 43) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}
+    assert data.coverage(10, BatchShape(43)) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}
 
 
 @settings(max_examples=60)

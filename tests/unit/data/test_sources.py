@@ -17,9 +17,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.facts import says
+from tests.module_time import set_time
 
 from drillyard.config.run import RunConfig, SourceConfig
-from drillyard.data import evaluation_rows, file_readers, prepare, raw_batches, sources
+from drillyard.data import file_readers, raw_batches, sources
+from drillyard.data.held_out_split import evaluation_rows
+from drillyard.data.prepared_data import prepare
 from drillyard.data.sources import file_hash, resolve_source, resolve_sources
 from drillyard.errors import UserError
 
@@ -230,7 +233,7 @@ def test_a_file_that_changed_is_hashed_again_and_an_old_one_is_not(
     path.write_text("two")
     assert file_hash(path, tmp_path) != first
     hour_later = sources.time.time_ns() + 3600 * 10**9
-    monkeypatch.setattr(sources.time, "time_ns", lambda: hour_later)
+    set_time(monkeypatch, sources.__name__, time_ns=lambda: hour_later)
     known = file_hash(path, tmp_path)
     monkeypatch.setattr(sources, "hash_bytes_of", lambda _: "hashed again")
     assert file_hash(path, tmp_path) == known

@@ -16,8 +16,9 @@ import pytest
 from tests.facts import says
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare, token_cache
+from drillyard.data import token_cache
 from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, DamagedSequence
+from drillyard.data.prepared_data import prepare
 from drillyard.data.token_cache import DamagedCache, open_cache, remove_leftovers
 from drillyard.errors import UserError
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare, prompt_tokens
 from drillyard.data.mapped_sequences import IGNORED
-from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer
+from drillyard.data.prepared_data import prepare
+from drillyard.data.tokenizer import _as_pretrained, _train, open_tokenizer, prompt_tokens
 from drillyard.errors import UserError
 
 MakeConfig = Callable[..., RunConfig]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from drillyard.config import RunConfig
+from drillyard.config.run import RunConfig
 from drillyard.estimation.model_source import ModelOptions, find_model
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.target import Target, machine_target

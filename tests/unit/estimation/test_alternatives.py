@@ -145,6 +145,49 @@ def test_a_change_reads_as_settings_with_its_peak() -> None:
     assert words.endswith(" GiB)")
 
 
+@pytest.mark.parametrize(
+    ("length", "shorter"),
+    [(1024, [768, 512, 384, 256, 192, 128, 64, 64]), (128, [64, 64]), (100, [64]), (127, [64]), (85, []), (63, [])],
+)
+def test_sequences_are_shortened_by_quarters_and_halves_down_to_the_shortest(length: int, shorter: list[int]) -> None:
+    assert [to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=length))] == shorter
+
+
+def test_sequences_are_halved_fifteen_times_at_most() -> None:
+    lengths = [to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=2**23))]
+    assert (len(lengths), lengths[0], lengths[-2:]) == (32, 3 * 2**21, [192, 128])
+
+
+def test_gpus_are_doubled_to_the_most_there_are() -> None:
+    grown = list(alternatives._more_gpus(setup(micro_batch_size=6, gradient_accumulation=2)))
+    assert [to.world_size for to in grown] == [16 * 2**n for n in range(11)] and grown[-1].world_size == 16_384
+    assert [(to.micro_batch_size, to.gradient_accumulation) for to in grown[:3]] == [(6, 1), (3, 1), (3, 1)]
+
+
+def test_other_levers_start_at_the_least_that_a_run_can_be_cut_to() -> None:
+    sizes = [to.micro_batch_size for to in alternatives._smaller_micro_batches(setup(micro_batch_size=6))]
+    assert sizes == [4, 3, 2, 1]
+    cuts = [(to.shard, to.replicate) for to in alternatives._wider_sharding(setup(shard=2, replicate=6))]
+    assert cuts == [(3, 4), (4, 3), (6, 2), (12, 1)]
+    modes = [to.activation_checkpointing for to in alternatives._more_recomputation(setup())]
+    assert modes == ["selective", "full"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, []), ({"activation_checkpointing": "selective"}, ["17 % more FLOPs"]), ({"replicate": 1}, ["more ranks"]),
+        ({"gradient_accumulation": 3}, ["smaller matrix"]), ({"sequence_length": 1024}, ["fewer tokens"]),
+        ({"shard": 16}, ["2 times the GPUs", "512 sequences instead of 256"]),
+        ({"shard": 16, "micro_batch_size": 4}, ["2 times the GPUs"]),
+        ({"shard": 16, "micro_batch_size": 4, "device_type": "cpu"}, ["2 times the ranks"]),
+    ],
+)  # fmt: skip
+def test_what_a_change_takes_in_return(changes: dict[str, Any], parts: list[str]) -> None:
+    found = list(alternatives._costs(setup(replicate=2), setup(**{"replicate": 2, **changes})))
+    assert len(found) == len(parts) and all(part in line for part, line in zip(parts, found, strict=True))
+
+
 @given(
     memory_gib=st.floats(0.5, 60),
     micro_batch=st.integers(1, 12),

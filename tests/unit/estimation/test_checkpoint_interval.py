@@ -191,3 +191,21 @@ def test_no_other_interval_is_noticeably_better(steps, step, blocking, drain, re
     for count in (got.interval_steps // 2, got.interval_steps * 2):
         if least <= count <= steps:
             assert wall <= expected_wall_seconds(replace(got, interval_steps=count), restart, mtbf) * (1 + 5e-3)
+
+
+@pytest.mark.parametrize(
+    ("step", "drain", "steps", "least"),
+    [(10.0, 0.0, 100, 1), (10.0, 10.0, 100, 1), (10.0, 10.1, 100, 2), (10.0, 95.0, 100, 10), (10.0, 95.0, 4, 4)],
+)
+def test_a_save_is_on_storage_before_the_next_begins(step: float, drain: float, steps: int, least: int) -> None:
+    assert least_interval_steps(step, drain, steps) == least
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval"),
+    # Daly's interval is 33 steps; of a short run the last interval is not left short.
+    [(20, 20), (34, 34), (35, 35), (50, 25), (67, 34), (68, 34), (100, 34), (1000, 33)],
+)
+def test_a_short_run_is_cut_into_even_intervals(steps: int, interval: int) -> None:
+    assert chosen(steps=steps).interval_steps == interval
+    assert chosen(steps=steps, drain_seconds=1000.0).interval_steps == min(steps, max(100, interval))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from drillyard.estimation.confidence import sample_statistics, student_quantile
+from drillyard.estimation.confidence import gamma_quantile, mean_interval, sample_statistics, student_quantile
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,55 @@ def test_the_interval_holds_the_true_mean_in_19_of_20_samples():
     draws = random.Random(1)
     spreads = [sample_statistics([draws.gauss(7, 2) for _ in range(8)]) for _ in range(2000)]
     assert sum(one.low <= 7 <= one.high for one in spreads) / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "quantile"),
+    [(0.975, 4, 2.775582224236797), (0.975, 9, 2.262143575445635), (0.95, 30, 1.6972608782979899)],
+)
+def test_student_s_quantiles_have_all_four_terms_of_hill_s_expansion(probability, degrees, quantile):
+    assert student_quantile(probability, degrees) == pytest.approx(quantile, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("probability", "mean", "variance", "quantile"),
+    [(0.975, 2, 3, 6.51596192335596), (0.025, 2, 3, 0.08639384746550496), (0.5, 1, 1, 0.7023319615912207),
+     (0.025, 2, 40, 0), (0.5, 0, 3, 0), (0.5, -1, 3, 0), (0.5, 3, 0, 3), (0.9, 3, 0, 3)],
+)  # fmt: skip
+def test_gamma_quantiles_by_wilson_and_hilferty(probability, mean, variance, quantile):
+    assert gamma_quantile(probability, mean, variance) == pytest.approx(quantile, rel=1e-12)
+
+
+SKEWED = [1.0, 2.0, 2.0, 3.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "unseen", "ends"),
+    [
+        (SKEWED, None, 0, (1.1865930100986963, 7.9395940776222425)),
+        ([-value for value in SKEWED], None, 0, (-7.9395940776222425, -1.1865930100986963)),
+        (SKEWED, 0.0, 0, (0.8212726733354438, 7.749753934666498)),
+        (SKEWED, 8.0, 0, (-0.8067126686643178, 5.477017940821158)),
+        (SKEWED, 0.0, 20, (0.8212726733354438, 17.48993011024765)),
+        (SKEWED, 0.0, 4, (0.8212726733354438, 7.749753934666498)),
+    ],
+)
+def test_the_interval_of_a_mean_on_either_side_of_what_is_known(values, bound, unseen, ends):
+    assert mean_interval(values, bound, unseen) == pytest.approx(ends, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("share", "known", "mean", "percentiles"),
+    [(0.25, 0.0, 2.25, (0, 5.933333333333)), (0.25, 1.0, 2.5, (1, 5.933333333333)),
+     (0.25, 8.0, 4.25, (1.266666666667, 8)),
+     (0.02, 0.0, 2.94, (1.122448979592, 6.183673469388)), (0.02, 8.0, 3.1, (1.204081632653, 6.510204081633))],
+)  # fmt: skip
+def test_percentiles_of_a_mixture_of_what_is_known_and_what_was_drawn(share, known, mean, percentiles):
+    got = sample_statistics(SKEWED, known_share=share, known_value=known)
+    assert got.mean == pytest.approx(mean)
+    assert (got.percentile_5, got.percentile_95) == pytest.approx(percentiles)
+
+
+def test_what_is_certain_needs_no_values():
+    got = sample_statistics([], known_share=1, known_value=0.5)
+    assert {got.mean, got.low, got.high, got.percentile_5, got.percentile_95} == {0.5}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.estimation.plot import HEIGHT, WIDTH, Dot, Plot, scale_of, svg_plot, terminal_plot
+from drillyard.estimation.plot import HEIGHT, MANY_DOTS, WIDTH, Dot, Plot, _Scale, scale_of, svg_plot, terminal_plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-6, 1e12)
@@ -58,3 +59,38 @@ def test_a_scale_holds_its_values_with_room(values: list[float]) -> None:
     ticks = scale.ticks()
     assert len(ticks) >= 2 and all(scale.low <= tick <= scale.high for tick in ticks)
     assert len(ticks) <= 25
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (1, 8, [1, 2, 5]), (1, 7.9, [2, 4, 6]), (10, 11, [10, 10.5, 11]), (10, 25, [10, 15, 20, 25]),
+        (3, 1e3, [5, 10, 20, 50, 100, 200, 500, 1000]), (3, 1e4, [10, 100, 1000, 1e4]),
+        (2, 3e5, [10, 100, 1000, 1e4, 1e5]),
+    ],
+)  # fmt: skip
+def test_ticks_of_short_and_long_axes(low: float, high: float, ticks: list[float]) -> None:
+    assert _Scale(low, high).ticks() == pytest.approx(ticks)
+
+
+def test_an_axis_has_room_around_its_values() -> None:
+    assert scale_of([20.0, 10.0]) == pytest.approx((10 / 1.08, 20 * 1.08))
+    assert scale_of([1.0, 1e6]) == pytest.approx((1 / 1e6**0.06, 1e6 * 1e6**0.06))
+
+
+def test_points_of_a_front_are_larger_and_many_points_smaller() -> None:
+    few = plot(*[Dot(n, 1, "", n == 1) for n in range(1, MANY_DOTS + 1)])
+    many = plot(*few.dots, Dot(MANY_DOTS + 1, 1, "", False))
+    for drawn, radii in ((few, ["5.0", "3.5"]), (many, ["3.5", "2"])):
+        circles = ElementTree.fromstring(svg_plot(drawn)).findall(f"{SVG}circle")
+        # The front is drawn last, over the others.
+        assert [circles[-1].get("r"), circles[0].get("r")] == radii
+
+
+def test_where_points_are_drawn() -> None:
+    """Two corners of the scale: 6 % of the ratio is left around them on each side."""
+    lines = terminal_plot(plot(Dot(1, 100, "", True), Dot(1e6, 1, "", False)), columns=41, rows=11).splitlines()
+    found = [(row, line.partition("|")[2]) for row, line in enumerate(lines) if "|" in line]
+    places = {mark: (row, cells.index(mark)) for row, cells in found for mark in "o." if mark in cells}
+    assert places == {"o": (2, 2), ".": (10, 38)}
+    assert len(found) == 11

@@ -9,7 +9,7 @@ import pytest
 from tests.facts import says
 from tests.unit.estimation.requests import SMALL, run_config, two_nodes
 
-from drillyard.config import RunConfig
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.failure_rates import failure_rates
 from drillyard.estimation.model_source import ModelOptions, find_model

@@ -14,12 +14,12 @@ from drillyard.faults.disturbed_run import (
     MARK_VARIABLE,
     FaultSettings,
     MarkFiles,
-    kill_marked,
+    is_marked,
     new_mark,
-    processes_with,
     run_once,
 )
 from drillyard.faults.plan import FAULT_KINDS, Fault, PlannedRun, RunShape, draw_faults
+from drillyard.supervise.reaper import kill_marked_processes, marked_processes
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 FULL = Fault(1, "disk-full", "shards", 0, 0, 8, 0.5)
@@ -39,10 +39,11 @@ def test_only_processes_with_the_mark_are_found_and_killed() -> None:
     mark = new_mark()
     ours, unmarked, other = started(**{MARK_VARIABLE: mark}), started(), started(**{MARK_VARIABLE: new_mark()})
     try:
-        assert processes_with(mark) == [ours.pid]
-        kill_marked(mark)
+        assert [is_marked(process.pid, mark) for process in (ours, unmarked, other)] == [True, False, False]
+        assert marked_processes(mark, MARK_VARIABLE) == [ours.pid]
+        kill_marked_processes(mark, MARK_VARIABLE)
         assert ours.wait(10) == -signal.SIGKILL
-        assert processes_with(mark) == []
+        assert marked_processes(mark, MARK_VARIABLE) == []
         assert unmarked.poll() is None and other.poll() is None
     finally:
         for process in (ours, unmarked, other):
@@ -51,9 +52,12 @@ def test_only_processes_with_the_mark_are_found_and_killed() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "1", "chaos"])
-def test_a_short_mark_is_refused(mark: str) -> None:
+def test_a_short_mark_is_refused(mark: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        processes_with(mark)
+        is_marked(os.getpid(), mark)
+    with pytest.raises(AssertionError), (tmp_path / "log").open("wb") as log:
+        run_once(["touch", str(tmp_path / "started")], mark, log)
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_process_left_by_a_start_is_reported_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from drillyard.faults.plan import (
     INJECTION_POINTS,
     MAX_FAULTS_PER_RUN,
     MIN_SAVES,
+    Fault,
     FaultKind,
     PlannedRun,
     RunShape,
@@ -102,3 +104,50 @@ def test_a_run_that_saves_too_rarely_is_refused() -> None:
 def test_fewer_faults_than_kinds_are_refused() -> None:
     with pytest.raises(UserError, match="--count 4"):
         draw_faults(FAULT_KINDS, 4, 0, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "target", "restarts", "phases", "checkpoints", "first", "name"),
+    [
+        ("kill", "step", 1, 1, ("hit",), 0, 0, "kill rank 1"),
+        ("kill", "step", None, 1, ("hit",), 0, 0, "kill supervisor"),
+        ("kill", "deletion", 0, 1, ("hit",), 0, 2, "kill rank 0"),
+        ("kill", "resume", 0, 2, ("hit", "again"), 1, 2, "kill rank 0"),
+        ("disk-full", "shards", 0, 0, ("hit",), 1, 2, "disk-full"),
+        ("flip", "step", 0, 1, ("hit", "flipped"), 2, 3, "flip, kill rank 0"),
+        ("term", "shards", 0, 1, ("hit",), 0, 0, "term rank 0"),
+    ],
+)  # fmt: skip
+def test_what_each_fault_needs_and_costs(
+    kind: Any, place: Any, target: int | None, restarts: int, phases: tuple[str, ...], checkpoints: int, first: int,
+    name: str,
+) -> None:  # fmt: skip
+    fault = Fault(1, kind, place, target, 0, 8, 0.5)
+    assert (fault.restarts, fault.phases, fault.checkpoints_needed) == (restarts, phases, checkpoints)
+    assert (fault.first_interval, fault.name) == (first, name)
+    run = PlannedRun("chaos-01", (fault, fault))
+    assert run.restarts == 2 * restarts and run.has(kind) and run.has(place) and not run.has("stop")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "numbers"),
+    [
+        (FAULT_KINDS, 5, [1, 1, 1, 1, 1]), (FAULT_KINDS, 19, [12, 1, 2, 2, 2]), (FAULT_KINDS, 38, [24, 2, 4, 4, 4]),
+        (("kill", "stop"), 13, [12, 1]), (("stop",), 7, [7]),
+    ],
+)  # fmt: skip
+def test_kinds_have_their_shares(kinds: Any, count: int, numbers: list[int]) -> None:
+    planned = draw_faults(kinds, count, 1, SHAPE)
+    found = Counter(fault.kind for one in planned for fault in one.faults)
+    assert [found[kind] for kind in kinds] == numbers
+
+
+@pytest.mark.parametrize(("steps", "refused"), [(23, True), (24, False), (27, False)])
+def test_six_saves_are_enough(steps: int, refused: bool) -> None:
+    shape = RunShape(steps=steps, save_every=4, num_ranks=2)
+    assert shape.intervals == steps // 4 - 2
+    if refused:
+        with pytest.raises(UserError, match="at least 6"):
+            draw_faults(["kill"], 1, 0, shape)
+    else:
+        assert len(draw_faults(["kill"], 1, 0, shape)) == 1

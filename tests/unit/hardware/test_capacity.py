@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 
-from drillyard.config import load_cluster_config
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed

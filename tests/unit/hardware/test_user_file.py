@@ -61,7 +61,7 @@ def test_a_new_accelerator_is_a_row_and_no_code(tmp_path):
     assert (estimate.step_time.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (True, 2.5)
 
     plan = drillyard.plan(run, cluster)
-    assert (plan.processes_per_node, "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content) == (8, True)
+    assert (plan.job.processes_per_node, "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content) == (8, True)
     cluster.write_text(CLUSTER.replace("gpu:my-gpu:8", "gpu:my-gpu:16"))
     with pytest.raises(UserError, match=r"slurm\.gres: .*16.*my-node.*8"):
         drillyard.plan(run, cluster)

@@ -8,8 +8,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from drillyard.config import load_cluster_config, load_launch_config
+from drillyard.config.load import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog
+from drillyard.launch.launcher import launcher_for
+from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
 
 TRAINING = """
@@ -37,6 +39,11 @@ def request(cluster: str, run: str = TRAINING, here: str = "/home/me/project", *
             python="/usr/bin/python3",
             **options,
         )
+
+
+def planned(asked: LaunchRequest) -> Plan:
+    """The plan of its platform's launcher."""
+    return launcher_for(asked.cluster).plan(asked)
 
 
 def cluster(platform: str = "slurm", machine: str | None = "a3-megagpu-8g", nodes: int = 2, **more: Any) -> str:

@@ -9,25 +9,34 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.checks import check_request, mount_parts, require_launchable
+from drillyard.launch.checks import mount_parts, require_launchable
+from drillyard.launch.request import LaunchRequest
+from drillyard.launch.slurm import checks as slurm_checks
 from drillyard.launch.slurm.checks import gpus_of_gres
 from drillyard.launch.submission import plan_requests
+from drillyard.launch.vertex import checks as vertex_checks
 
 HOPPER, BLACKWELL, MEGA = "a3-ultragpu-8g", "a4-highgpu-8g", "a3-megagpu-8g"
+OWN = {"slurm": [slurm_checks.findings], "vertex": [vertex_checks.findings]}
+
+
+def checked(asked: LaunchRequest) -> tuple[str, ...]:
+    """The warnings of all checks, the platform's own included."""
+    return require_launchable(asked, *OWN.get(asked.cluster.platform, ()))
 
 
 def mistakes(cluster: str, run: str = TRAINING, **options) -> list[str]:
     """The lines of the error, or none."""
     asked = request(cluster, run, **options)
     try:
-        require_launchable(asked)
+        checked(asked)
     except UserError as refused:
         return str(refused).splitlines()
     return []
 
 
 def warnings(cluster: str, run: str = TRAINING, **options) -> list[str]:
-    return list(require_launchable(request(cluster, run, **options)))
+    return list(checked(request(cluster, run, **options)))
 
 
 def workload(**settings: str) -> str:
@@ -256,10 +265,10 @@ def test_a_workload_brings_no_rules_of_the_trainer():
 
 def test_finding_nothing_reads_nothing_but_the_request(monkeypatch):
     asked = request(cluster())
-    check_request(asked)
+    checked(asked)
     monkeypatch.setattr("builtins.open", lambda *_, **__: pytest.fail("a rule opened a file"))
-    first = check_request(asked)
-    assert first == check_request(asked)
+    first = checked(asked)
+    assert first == checked(asked)
 
 
 @pytest.mark.parametrize(

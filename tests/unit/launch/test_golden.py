@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.unit.launch.requests import TRAINING, cluster, request
 
-from drillyard.config import load_cluster_config, load_launch_config
+from drillyard.config.load import load_cluster_config, load_launch_config
 from drillyard.hardware import catalog, load_catalog
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan

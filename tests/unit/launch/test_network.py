@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,23 +11,26 @@ from tests.unit.launch.requests import cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.network import NetworkSetup, network_file, network_of
+from drillyard.launch.network import NetworkSetup, network_of
 
 GOOGLE = [name for name, machine in catalog().machines.items() if machine.cloud == "gcp" and machine.data_nics.count]
 
 
-def network(**settings) -> NetworkSetup:
+SCRIPT = "/var/lib/tcpxo/lib64/nccl-env-profile.sh"
+
+
+def network(configured=(), **settings) -> NetworkSetup:
     asked = request(cluster(**settings))
-    return network_of(asked.cluster, asked.facts, image=asked.cluster.image)
+    return network_of(asked.cluster, asked.facts, image=asked.cluster.image, configured=configured)
 
 
 def test_pods_and_hosts_of_one_machine_name_their_interfaces_differently():
     pods, hosts = network(platform="vertex"), network(platform="slurm")
     assert pods.environment["NCCL_LIB_DIR"] == "/usr/local/nvidia/lib64"
-    assert pods.profile_script == "/usr/local/nvidia/lib64/nccl-env-profile.sh"
+    assert "\n. /usr/local/nvidia/lib64/nccl-env-profile.sh\n" in pods.file.content
     assert "NCCL_FASTRAK_CTRL_DEV" not in pods.environment
     assert hosts.environment["NCCL_LIB_DIR"] == "/var/lib/tcpxo/lib64"
-    assert hosts.profile_script == "/var/lib/tcpxo/lib64/nccl-env-profile.sh"
+    assert f"\n. {SCRIPT}\n" in hosts.file.content
     assert hosts.environment["NCCL_FASTRAK_CTRL_DEV"] == hosts.environment["NCCL_SOCKET_IFNAME"] == "enp0s12"
     assert len(hosts.environment["NCCL_FASTRAK_IFNAME"].split(",")) == 8
 
@@ -42,7 +46,7 @@ def test_settings_of_gib_depend_on_the_machine():
     assert ultra.environment["NCCL_TUNER_CONFIG_PATH"] == "/usr/local/gib/configs/tuner_config_a3u.txtpb"
     assert a4.environment["NCCL_TUNER_CONFIG_PATH"] == "/usr/local/gib/configs/tuner_config_a4.txtpb"
     assert ultra.environment["NCCL_SOCKET_IFNAME"] == "enp0s19,enp192s20"
-    assert ultra.profile_script == "/usr/local/gib/scripts/set_nccl_env.sh"
+    assert "\n. /usr/local/gib/scripts/set_nccl_env.sh\n" in ultra.file.content
 
 
 def test_infiniband_and_efa_are_variables_alone():
@@ -50,12 +54,12 @@ def test_infiniband_and_efa_are_variables_alone():
     assert infiniband.environment["NCCL_IB_HCA"] == "mlx5"
     efa = network(machine="p5.48xlarge")
     assert efa.environment["FI_EFA_USE_HUGE_PAGE"] == "0"
-    assert network_file(infiniband, []) is network_file(efa, []) is None
+    assert infiniband.file is efa.file is None
 
 
 def test_no_machine_and_no_stack_is_no_network():
     assert network(machine=None) == NetworkSetup()
-    assert network(machine=None, network_stack="infiniband").stack == "infiniband"
+    assert network(machine=None, network_stack="infiniband").fields[0].value == "infiniband"
 
 
 def test_one_node_needs_no_data_nics_and_the_plan_says_so():
@@ -71,7 +75,10 @@ def test_every_setting_is_reported_with_its_reason_and_source(name, platform):
     asked = request(cluster(platform=platform, machine=name, **bought))
     found = network_of(asked.cluster, asked.facts, image="i:1")
     message = {field.place: field for field in found.fields}
-    wanted = {f"environment: {key}" for key in (*found.environment, *found.shell_environment)}
+    expanded = re.findall(
+        r'^export (?!LD_LIBRARY_PATH)(\w+)="(?!\$kept_)', found.file.content if found.file else "", re.M
+    )
+    wanted = {f"environment: {key}" for key in (*found.environment, *expanded)}
     assert wanted | {f"mount: {path}" for path in found.mounts} <= set(message)
     assert all(field.reason and field.source for field in found.fields)
     assert all(message[f"environment: {key}"].value == value for key, value in found.environment.items())
@@ -83,23 +90,17 @@ def test_ethernet_can_be_asked_for_anywhere_and_keeps_nccl_off_what_else_is_ther
     assert found.fields[0].source == "cluster.yaml: network_stack"
 
 
-def test_a_stack_that_the_machine_lacks_is_refused_with_what_it_has():
-    with pytest.raises(UserError, match=r"a3-megagpu-8g has no 'gib' .*write tcpxo, or ethernet"):
-        network(network_stack="gib")
-
-
 def test_tcpx_needs_the_daemon_that_a_slurm_job_has():
-    slurm = network_file(network(machine="a3-highgpu-8g"), [])
+    slurm = network(machine="a3-highgpu-8g").file
     assert 'NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX="/run/tcpx-${SLURM_JOB_ID}"' in slurm.content
     with pytest.raises(UserError, match=r"prolog(.|\n)*slurm, gke, vertex"):
         network(platform="ssh", machine="a3-highgpu-8g")
 
 
-def sourced(found: NetworkSetup, profile: Path, environment: dict[str, str], shell: str = "bash") -> dict[str, str]:
+def sourced(profile: Path, environment: dict[str, str], shell: str = "bash") -> dict[str, str]:
     """The variables of a command that is started as the agent starts it, with `profile` as the stack's script."""
-    file = network_file(found, environment)
     script = profile.parent / "network.sh"
-    script.write_text(file.content.replace(found.profile_script, str(profile)))
+    script.write_text(network(environment).file.content.replace(SCRIPT, str(profile)))
     start = [shell, "-c", '. "$0" && exec "$@"', str(script), "env", "-0"]
     ended = subprocess.run(start, env={"PATH": "/usr/bin:/bin", **environment}, capture_output=True, text=True)
     if ended.returncode:
@@ -121,10 +122,9 @@ def profile(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_the_script_is_sourced_and_does_not_undo_what_plan_and_configs_set(profile, shell):
-    found = network()
-    environment = {**found.environment, "NCCL_DEBUG": "a 'b' \"c\" $d\nsecond line", "LD_LIBRARY_PATH": "/mine"}
-    assert "second line" not in network_file(found, environment).content
-    seen = sourced(found, profile, environment, shell)
+    environment = {**network().environment, "NCCL_DEBUG": "a 'b' \"c\" $d\nsecond line", "LD_LIBRARY_PATH": "/mine"}
+    assert "second line" not in network(environment).file.content
+    seen = sourced(profile, environment, shell)
     assert seen["NCCL_TUNER_CONFIG_PATH"] == "/var/lib/tcpxo/lib64/a3plus_tuner_config.textproto"
     assert seen["NCCL_FASTRAK_CTRL_DEV"] == seen["NCCL_SOCKET_IFNAME"] == "enp0s12"
     assert seen["NCCL_DEBUG"] == environment["NCCL_DEBUG"]
@@ -136,14 +136,12 @@ def test_the_script_is_sourced_and_does_not_undo_what_plan_and_configs_set(profi
 def test_a_library_path_without_another_has_no_empty_part(profile, others):
     # An empty part of LD_LIBRARY_PATH is the working directory.
     profile.write_text("")
-    found = network()
-    assert sourced(found, profile, {**found.environment, **others})["LD_LIBRARY_PATH"] == "/var/lib/tcpxo/lib64"
+    assert sourced(profile, {**network().environment, **others})["LD_LIBRARY_PATH"] == "/var/lib/tcpxo/lib64"
 
 
 def test_a_node_without_the_stack_ends_the_run_for_good_and_says_what_is_missing(profile):
-    found = network()
     profile.unlink()
-    ended = sourced(found, profile, dict(found.environment))
+    ended = sourced(profile, dict(network().environment))
     assert ended["exit"] == "2"
     assert "network stack tcpxo" in ended["error"]
     assert "set network_stack: ethernet" in ended["error"]

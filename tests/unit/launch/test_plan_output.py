@@ -11,19 +11,15 @@ from pathlib import Path
 import pytest
 
 from drillyard.errors import UserError
+from drillyard.launch.agent.job import Job
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, Program
 from drillyard.launch.plan_output import explain_text, plan_text, write_plan
-from drillyard.launch.run_status import Handle
 
 
 def plan(target: Path, here: Path) -> Plan:
     unpack = ("tar", "-C", str(target), "-xf", "-")
     return Plan(
-        handle=Handle("slurm", "here", "run"),
-        nodes=1,
-        processes_per_node=1,
-        run_directory="/runs/run",
-        launch_directory="/runs/run/launch",
+        Job("run", "here", "slurm", 1, 1, "/runs/run", "/runs/run/launch", []),
         code="there already",
         files=(PlanFile("job.json", "{}\n"), PlanFile("agent/__main__.py", "print('it''s')\n", 0o755)),
         steps=(
@@ -31,7 +27,6 @@ def plan(target: Path, here: Path) -> Plan:
             Program("carry this directory", ("tar", "-C", f"{target}/code", "-xf", "-"), sends_directory=str(here)),
             Program("submit", ("sh", "-c", f'echo "it\'s" submitted >{target}/said')),
         ),
-        fields=(),
     )
 
 
@@ -90,8 +85,8 @@ def test_an_edited_plan_is_replaced_only_on_request(tmp_path: Path) -> None:
 def shown_plan(
     *steps: Program | Call, files: tuple[PlanFile, ...] = (), fields: tuple[ExplainedField, ...] = (), script: str = ""
 ) -> Plan:
-    handle = Handle("slurm", "h100", "llama-8b")
-    return Plan(handle, 2, 8, "/r", "/r/launch", "there already: /p", files, steps, fields, ("first\nsecond",), script)
+    job = Job("llama-8b", "h100", "slurm", 2, 8, "/r", "/r/launch", [])
+    return Plan(job, files, fields, ("first\nsecond",), code="there already: /p", steps=steps, script=script)
 
 
 def test_a_plan_shows_steps_as_shell_lines_and_calls_with_their_bodies() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from drillyard.config import load_cluster_config, load_launch_config
+from drillyard.config.load import load_cluster_config, load_launch_config
 
 ROOT = Path(__file__).parents[3]
 GLAIVE = ROOT / "recipes/qwen2-7b-glaive-soperator"

@@ -13,15 +13,16 @@ from tests.unit.launch.requests import TRAINING, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job, read_job
-from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, port_of, prepare
+from drillyard.launch.plan import Plan
+from drillyard.launch.prepared_run import ClusterPaths, port_of, prepare
 from drillyard.launch.run_status import Handle, parse_handle
 
 PLACE = ClusterPaths("/project", "/shared/runs", "/project/.venv/bin/python")
 SHARED = cluster(storage="{directory: /shared}")
 
 
-def prepared(cluster: str = SHARED, run: str = TRAINING, **options) -> PreparedRun:
-    return prepare(request(cluster, run, **options), PLACE)
+def prepared(cluster: str = SHARED, run: str = TRAINING, **options) -> Plan:
+    return prepare(request(cluster, run, **options), paths=PLACE)
 
 
 def workload(**settings) -> str:

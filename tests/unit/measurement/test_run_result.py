@@ -219,6 +219,11 @@ def test_printed_tflops_are_used_under_their_own_label():
 def test_more_than_the_hardware_can_do_is_doubted():
     result = measure(run_log(seconds=[1.0] * 10), EXAMPLE)
     assert any(says(warning, "units") for warning in result.warnings)
+    assert result.speed.mfu == pytest.approx(6.165, abs=0.005), "not clipped"
+    # The best matmul rate published for B200 in bf16 is 77.6 % of its peak.
+    assert not measure(run_log(seconds=[8.0] * 10), EXAMPLE).warnings
+    (warning,) = measure(run_log(seconds=[7.9] * 10), EXAMPLE).warnings
+    assert says(warning, "MFU 78.0% ... 77.6% of peak")
 
 
 def test_a_rate_that_its_own_step_time_contradicts_is_a_warning():

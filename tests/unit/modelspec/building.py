@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from drillyard.modelspec import all_families
+from drillyard.modelspec import ModelSpec, all_families
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -28,6 +28,14 @@ def built_model(config: Any) -> Any:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+def named_shapes(spec: ModelSpec) -> Shapes:
+    """Every tensor of a spec by its full name, as `named_parameters` of the transformers model gives them."""
+    shapes = {tensor.name: tensor.shape for tensor in spec.root}
+    for index, block in enumerate(spec.blocks):
+        shapes |= {f"{spec.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors}
+    return shapes
 
 
 def shapes_of(model: Any) -> Shapes:

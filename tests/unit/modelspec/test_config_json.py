@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
+from tests.unit.modelspec.building import named_shapes
 
 from drillyard.errors import UserError
 from drillyard.modelspec import all_families, model_spec, read_config
@@ -169,7 +170,7 @@ def test_any_value_of_any_field_gives_a_spec_or_an_error_for_the_user(family, da
         assert len(str(error).splitlines()) <= 2
     else:
         assert 0 < spec.active_parameters <= spec.total_parameters
-        assert spec.total_parameters == sum(_size(shape) for shape in spec.named_shapes().values())
+        assert spec.total_parameters == sum(_size(shape) for shape in named_shapes(spec).values())
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.modelspec.building import built_model, shapes_of, small_configs, transformers_config, windows_of
+from tests.unit.modelspec.building import (
+    built_model,
+    named_shapes,
+    shapes_of,
+    small_configs,
+    transformers_config,
+    windows_of,
+)
 
 from drillyard.modelspec import ModelSpec, all_families, model_spec, spec_from_shapes
 from drillyard.modelspec.config_fields import is_ignored
@@ -28,7 +35,7 @@ def test_tensors_equal_those_of_the_model_built_on_the_meta_device(family, data)
     resolved = transformers_config(config)
     model = built_model(resolved)
     spec = model_spec(config)
-    assert spec.named_shapes() == shapes_of(model)
+    assert named_shapes(spec) == shapes_of(model)
     assert spec.windows == windows_of(resolved)
     assert spec.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
     assert spec.embedding_parameters == model.get_input_embeddings().weight.numel()
@@ -121,7 +128,7 @@ def test_ignored_fields_change_no_tensor(family):
     }
     changed = {name: value for name, value in changed.items() if value is not None}
     assert len(changed) >= 3
-    assert shapes_of(built_model(transformers_config(config | changed))) == model_spec(config | changed).named_shapes()
+    assert shapes_of(built_model(transformers_config(config | changed))) == named_shapes(model_spec(config | changed))
 
 
 # Fields that transformers derives or checks against others, and tokens that must be in the vocabulary.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.facts import says
-from tests.unit.modelspec.building import built_model, shapes_of, transformers_config
+from tests.unit.modelspec.building import built_model, named_shapes, shapes_of, transformers_config
 from tests.unit.modelspec.public_configs import AS_PUBLISHED, CONFIGS, TOTALS
 
 from drillyard.modelspec import model_spec
@@ -14,7 +14,7 @@ from drillyard.modelspec import model_spec
 @pytest.mark.parametrize("repository", CONFIGS)
 def test_tensors_equal_those_of_the_model_built_on_the_meta_device(repository):
     config = CONFIGS[repository]
-    assert model_spec(config).named_shapes() == shapes_of(built_model(transformers_config(config)))
+    assert named_shapes(model_spec(config)) == shapes_of(built_model(transformers_config(config)))
 
 
 @pytest.mark.parametrize("repository", TOTALS)

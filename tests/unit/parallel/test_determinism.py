@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
-from drillyard.config import RunConfig
+from drillyard.config.run import RunConfig
 from drillyard.parallel.model_setup import set_determinism
 
 

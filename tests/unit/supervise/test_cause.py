@@ -132,10 +132,35 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
 
 
 def test_a_counted_kill_of_the_kernel_is_reported_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cause, "kernel_names_victim", lambda pid: False)
     monkeypatch.setattr(cause, "oom_kills", lambda: 3)
-    assert "memory ran out" in cause.memory_verdict(1, oom_kills_before=2)
-    assert cause.memory_verdict(1, oom_kills_before=3).startswith("possibly out of memory")
+    assert "memory ran out" in cause.memory_verdict(oom_kills_before=2)
+    assert cause.memory_verdict(oom_kills_before=3).startswith("possibly out of memory")
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"/proc/self/cgroup": "0::/job\n", "/sys/fs/cgroup/job/memory.events": "oom 9\noom_kill 3\n"}, 3),
+        ({"/proc/self/cgroup": "0::/job\n", "/sys/fs/cgroup/memory.events": "oom 9\noom_kill 0\n"}, 0),
+        (
+            {
+                "/proc/self/cgroup": "4:cpu,memory:/job\n0::/\n",
+                "/sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n",
+            },
+            4,
+        ),
+        ({"/proc/self/cgroup": "0::/\n"}, 7),
+        ({"/proc/self/cgroup": "4:cpu:/job\n0::/\n"}, 7),
+        ({}, 7),
+        ({"/proc/vmstat": "nr_free_pages 1\n"}, 0),
+    ],
+)
+def test_kills_are_counted_in_the_control_group_else_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], kills: int
+) -> None:
+    found = {"/proc/vmstat": "pgfault 5\noom_kill 7\nthp_fault 1\n", **files}
+    monkeypatch.setattr(cause, "_read", lambda path: found.get(path, ""))
+    assert cause.oom_kills() == kills
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drillyard.errors import UserError
 from drillyard.supervise.heartbeat import BOARD, HeartbeatBoard, heartbeat_writer
 
 
@@ -41,8 +42,17 @@ def test_a_new_phase_and_a_new_step_are_later_signs() -> None:
     assert moments == sorted(moments) and moments[0] < moments[-1]
 
 
-def test_a_board_that_cannot_be_reached_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    signs = heartbeat_writer({BOARD: "/proc/1/no-such-board", "LOCAL_RANK": "0"})
-    signs.step(1, 2)
-    assert signs.last().step == 1
-    assert "the watchdog sees only logged steps" in capsys.readouterr().err
+def test_a_rank_whose_board_cannot_be_opened_does_not_start() -> None:
+    """Its supervisor would take it for hung."""
+    with pytest.raises(UserError, match="/proc/1/no-such-board"):
+        heartbeat_writer({BOARD: "/proc/1/no-such-board", "LOCAL_RANK": "0"})
+
+
+def test_a_step_of_an_earlier_attempt_is_not_one_of_this() -> None:
+    signs = heartbeat_writer({})
+    signs.step(50, 100, trained=False)
+    signs.begin("data")
+    assert (signs.last().step, signs.last().trained) == (50, False)
+    signs.step(51, 100)
+    signs.begin("between steps")
+    assert (signs.last().step, signs.last().trained) == (51, True)

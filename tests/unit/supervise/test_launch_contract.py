@@ -11,13 +11,13 @@ from drillyard.supervise.launch_contract import (
     ATTEMPT,
     EXIT_RECORD,
     SUBMISSION,
+    ExitRecord,
     FailureElsewhere,
     failure_elsewhere,
     first_attempt,
-    record_exit,
     write_failure_elsewhere,
 )
-from drillyard.supervise.training_supervisor import is_started
+from drillyard.supervise.supervisor import is_started
 from drillyard.telemetry.events import append_event
 
 
@@ -28,10 +28,10 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_exit(rank=3, exit_code=1, reason="no launcher asks")
+    ExitRecord(3, 1, "no launcher asks").write()
     record = tmp_path / "exit.json"
     monkeypatch.setenv(EXIT_RECORD, str(record))
-    record_exit(rank=3, exit_code=137, reason="rank 3: killed", lines=["a"], lost_peer=True)
+    ExitRecord(3, 137, "rank 3: killed", ["a"], lost_peer=True).write()
     message = {
         "rank": 3,
         "exit_code": 137,

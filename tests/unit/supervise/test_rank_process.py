@@ -1,4 +1,4 @@
-"""A rank's place and environment, and the lines about a rank that is silent or cannot be killed."""
+"""Options of a node, and the lines about a rank that is silent or cannot be killed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from drillyard.cli.main import app
 from drillyard.errors import UserError
 from drillyard.supervise.heartbeat import Heartbeat
 from drillyard.supervise.process_identity import process_state
-from drillyard.supervise.rank_process import NodePlacement, rank_environments, silence, unkillable
-
-
-def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
-    node = NodePlacement(count=3, rank=1, master_addr="n0", master_port=2000)
-    ranks = rank_environments({"MASTER_PORT": "2000"}, 2, 0, node)
-    assert [(rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks] == [("2", "0"), ("3", "1")]
-    assert {(rank["WORLD_SIZE"], rank["LOCAL_WORLD_SIZE"], rank["MASTER_ADDR"]) for rank in ranks} == {("6", "2", "n0")}
+from drillyard.supervise.rank_process import silence, unkillable
 
 
 @pytest.mark.parametrize(
@@ -40,16 +33,6 @@ def test_a_second_node_has_the_ranks_after_those_of_the_first() -> None:
 def test_options_of_nodes_that_do_not_fit_together_are_refused(options: list[str], said: str) -> None:
     ended = CliRunner().invoke(app, ["train", "run.yaml", *options])
     assert isinstance(ended.exception, UserError) and said in str(ended.exception)
-
-
-def test_each_rank_knows_its_place() -> None:
-    first, second = rank_environments({"MASTER_PORT": "20000", "HOME": "/home"}, 2, 3)
-    assert (first["RANK"], second["RANK"]) == ("0", "1")
-    assert (first["LOCAL_RANK"], second["LOCAL_RANK"]) == ("0", "1")
-    shared = {name: value for name, value in first.items() if name not in ("RANK", "LOCAL_RANK")}
-    assert shared == {name: value for name, value in second.items() if name not in ("RANK", "LOCAL_RANK")}
-    assert shared["WORLD_SIZE"] == shared["LOCAL_WORLD_SIZE"] == "2"
-    assert shared["DRILLYARD_ROUND"] == "3" and shared["MASTER_PORT"] == "20000" and shared["HOME"] == "/home"
 
 
 def test_the_state_of_a_process_is_read_and_a_gone_one_has_none() -> None:

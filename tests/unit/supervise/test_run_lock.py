@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.module_time import set_time
 
 from drillyard.errors import UserError
 from drillyard.supervise import run_lock
@@ -61,7 +62,7 @@ def test_a_live_process_of_this_machine_is_named_and_not_waited_for(
     tmp_path: Path, launched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(run_lock.time, "sleep", lambda seconds: pytest.fail("is waited for"))
+    set_time(monkeypatch, run_lock.__name__, sleep=lambda seconds: pytest.fail("is waited for"))
     with held(tmp_path, this_process()), pytest.raises(UserError) as refused, exclusive_run_lock(tmp_path, said.append):
         pass
     assert f"a run is active in it (process {os.getpid()} on {this_process().host} since " in str(refused.value)
@@ -113,13 +114,12 @@ def test_each_holder_is_waited_for_in_its_own_right(tmp_path: Path, monkeypatch:
     """A process that has waited long does not refuse one that comes in between."""
     now = 1000.0
     monkeypatch.setattr(run_lock, "_SECONDS_BETWEEN_LOOKS", 1.0)
-    monkeypatch.setattr(run_lock.time, "monotonic", lambda: now)
 
     def sleep(seconds: float) -> None:
         nonlocal now
         now += 1.0
 
-    monkeypatch.setattr(run_lock.time, "sleep", sleep)
+    set_time(monkeypatch, run_lock.__name__, monotonic=lambda: now, sleep=sleep)
     monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record"))
     record = tmp_path / "logs" / ".holder.json"
     said: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.config import require_valid
+from drillyard.config.checks import require_valid
 from drillyard.config.run import RunConfig, TimeoutsConfig
 from drillyard.errors import UserError
 

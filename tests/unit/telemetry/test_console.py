@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -15,7 +14,6 @@ from drillyard.telemetry.console import (
     format_evaluation_line,
     format_parameters_line,
     format_step_line,
-    parse_step_line,
     significant,
 )
 
@@ -41,7 +39,6 @@ def step(**fields) -> dict:
 def test_the_line_of_the_worked_example():
     line = "Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620"
     assert format_step_line(step()) == line
-    assert parse_step_line(f"[0]: {line}\n") == (5, None)
 
 
 def test_the_parameters_line_names_count_and_formula():
@@ -70,24 +67,6 @@ def test_every_step_line_is_read_by_readers_of_the_perf_logger(number, seconds, 
     assert int(match[1]) == number
     assert float(match[2]) == pytest.approx(seconds, rel=0.5001e-3)
     assert float(match[5]) == pytest.approx(loss, rel=0.5001e-3, abs=0.5001e-4, nan_ok=True)
-    assert parse_step_line(line) == (number, None)
-
-
-@pytest.mark.parametrize(
-    ("line", "parsed"),
-    [
-        (json.dumps({"event": "step", "total_steps": 100, "step": 7, "loss": 1.0}), (7, 100)),
-        ("0: " + json.dumps({"event": "step", "step": 7}), (7, None)),
-        (json.dumps({"event": "resume", "step": 7}), None),
-        ('{"event": "step", "step": 7', None),
-        ("Step: 5 | Time: 14.5", None),
-        ("[PerfLogger] Using 70.55B parameters for TFLOPs calculation.", None),
-        ("Evaluation after step 5 | loss: 0.5", None),
-        ("", None),
-    ],
-)
-def test_step_lines_are_distinguished_from_others(line, parsed):
-    assert parse_step_line(line) == parsed
 
 
 def test_an_evaluation_is_reported_by_part_with_its_headlines():

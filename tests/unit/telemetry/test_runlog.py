@@ -127,8 +127,13 @@ def test_optional_work_that_fails_is_a_warning_and_signals_are_not_caught(tmp_pa
                 raise AssertionError("no such term")
         with pytest.raises(KeyboardInterrupt), log.optional("the estimate"):
             raise KeyboardInterrupt
-    (warning,) = [event for event in read_events(tmp_path) if event["event"] == "warning"]
-    assert warning["text"] == "the estimate failed: AssertionError: no such term"
+        with pytest.raises(TypeError), log.optional("writing data.json", OSError):
+            raise TypeError
+        with log.optional("writing data.json", OSError):
+            raise PermissionError(13, "Permission denied")
+    estimate, record = [event["text"] for event in read_events(tmp_path) if event["event"] == "warning"]
+    assert estimate == "the estimate failed: AssertionError: no such term"
+    assert record == "writing data.json failed: PermissionError: [Errno 13] Permission denied"
 
 
 def test_the_json_console_prints_one_object_a_line(open_log, record, capsys):

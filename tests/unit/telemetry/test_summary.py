@@ -151,6 +151,14 @@ def test_a_run_that_never_took_a_step_has_a_summary(tmp_path):
     assert (summary["steps"], summary["final_loss"], summary["goodput"]) == (0, None, 0.0)
 
 
+def test_a_summary_that_a_killed_writer_left_half_made_goes_with_the_next(tmp_path):
+    append_event(tmp_path, "run_start")
+    for name in ("summary.txt", "summary.json"):
+        (tmp_path / f"{name}.tmp").write_text("half")
+    write_summary(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "summary.txt", "summary.json"}
+
+
 def test_a_directory_of_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no events\.jsonl"):
         write_summary(tmp_path)

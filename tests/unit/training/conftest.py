@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from drillyard.config import save_resolved
+from drillyard.config.load import save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
 from drillyard.data.data_record import write_record
+from drillyard.data.prepared_data import prepare
 from drillyard.telemetry.events import append_event
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 

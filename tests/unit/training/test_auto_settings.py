@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_a_disk_that_takes_no_more_ends_no_run(
         raise OSError(28, "No space left on device")
 
     log: Any = Log()
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     save_auto_settings(load_auto_settings(config, ranks(), trained), resolve(config), trained, log)
     (warning,) = log.warnings
     assert str(trained / RESOLVED_RECORD) in warning and "No space left" in warning

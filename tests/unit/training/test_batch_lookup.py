@@ -16,10 +16,11 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from drillyard.cli.data import register
-from drillyard.config import save_resolved
+from drillyard.config.load import save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.data import prepare
 from drillyard.data.data_record import write_record
+from drillyard.data.prepared_data import prepare
+from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError
 from drillyard.telemetry.events import append_event, read_events
 from drillyard.training.batch_lookup import batch_of_step
@@ -30,11 +31,11 @@ MakeRun = Callable[..., Path]
 
 def test_the_samples_are_those_that_the_step_drew(make_run: MakeRun, config: RunConfig) -> None:
     batch = batch_of_step(make_run((2, 10, 2)), 7)
-    assert [sample.ref for sample in batch.samples] == prepare(config).train.indices(6, 4)
+    assert [sample.ref for sample in batch.samples] == prepare(config).train.indices(6, BatchShape(4))
 
 
 def test_ranks_have_what_the_trainer_dealt_out(make_run: MakeRun) -> None:
-    """As in Trainer.micro_batches: micro-batch k of the global batch goes to rank k mod ranks."""
+    """As in Mixture.read_step: micro-batch k of the global batch goes to rank k mod ranks."""
     batch = batch_of_step(make_run((2, 10, 2)), 7)
     assert [(sample.rank, sample.micro_batch) for sample in batch.samples] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [sample.number for sample in batch.of_rank(1)] == [1, 3]
@@ -134,7 +135,7 @@ def test_the_command_prints_places_text_and_counts(make_run: MakeRun, tmp_path: 
 @pytest.mark.parametrize("size", [1, 7, 166])
 def test_data_show_prints_each_sequence_of_an_epoch_once(tmp_path: Path, size: int) -> None:
     """On 1 to 4 ranks, of which some have nothing in the last step."""
-    batch = 36
+    batch = 12
     rows = [{"text": f"row {n} " + "and so on " * (n % 9)} for n in range(size)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RunConfig.model_validate(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import xxhash
 
-from drillyard.config import load_run_config, save_resolved
+from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.training import resume

@@ -16,9 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drillyard.config.run import RunConfig
-from drillyard.data import Mixture
+from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.telemetry import RunLog
-from drillyard.training.sample_order import BatchShape
 from drillyard.training.spikes import (
     FIRST_JUDGED,
     SIGMA_PER_MAD,
@@ -173,7 +172,7 @@ def test_the_event_names_the_samples_of_the_batch(tmp_path: Path, config: RunCon
     assert (spike["event"], spike["step"], spike["num_samples"]) == ("loss_spike", 251, 6)
     assert spike["median"] < spike["limit"] < spike["loss"]
     named = [(name, index) for name, indices in spike["samples"].items() for index in indices]
-    expected = [("ab"[source], index) for source, index in spikes.data.indices(250, 6)]
+    expected = [("ab"[source], index) for source, index in spikes.data.indices(250, BatchShape(6))]
     assert sorted(named) == sorted(expected)
 
 

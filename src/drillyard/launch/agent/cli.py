@@ -2,7 +2,8 @@
 
 Exit codes of `run` and `keep`: 0 done; 85 stopped from outside with everything saved: start it again, not counted;
 2 refused; 75 a node was lost for good: start it again elsewhere, not counted; 1 failed; 130 cancelled. The other verbs:
-0, 1 where it could not be done, 2 for a mistake in the call.
+0, 1 where it could not be done, 2 for a mistake in the call; `place` and `submit`: 3 where another launch of this name
+has submitted meanwhile, or is about to.
 """
 
 from __future__ import annotations
@@ -50,16 +51,18 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--launch-directory", help="list this run's agents on this host")
     check.add_argument("--image", help="a container image: whether it is here and can be run")
     check.add_argument("--runs", action="store_true", help="list the runs that are active here")
-    prepare = _add(verbs, "prepare", submit.prepare, "make a launch directory that only its owner may write to")
-    prepare.add_argument("--launch-directory", required=True)
-    entry = _add(verbs, "index", index.write_entry, "add a submission to this host's index")
-    entry.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
+    place = _add(verbs, "place", submit.place, "lock and write a launch directory, and note its run in the index")
+    place.add_argument("--sent", required=True, help="directory of the files")
+    place.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
+    for each in (place, _add(verbs, "unlock", submit.unlock, "let other launches use a launch directory again")):
+        each.add_argument("--launch-directory", required=True)
+        each.add_argument("--submission", required=True)
     submit_ = _add(verbs, "submit", submit.submit, "write launch directories and submit their job to Slurm")
     for name in ("cluster", "sent", "launch-directory", "script"):
         submit_.add_argument(f"--{name}", required=True)
     submit_.add_argument("--after", help="handle of the run that must have succeeded before")
-    listing = _add(verbs, "list", index.list_runs, "the runs in this host's index")
-    listing.add_argument("--cluster")
+    listing = _add(verbs, "list", index.list_runs, "a cluster's runs in this host's index")
+    listing.add_argument("--cluster", required=True)
     forget = _add(verbs, "forget", index.forget, "remove a run from this host's index")
     forget.add_argument("--cluster", required=True)
     forget.add_argument("--run", required=True)

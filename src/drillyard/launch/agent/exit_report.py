@@ -46,11 +46,11 @@ def merged_rank_output(printed: str, ranks: Sequence[str], first_rank: int) -> s
     return "".join(text if text.endswith("\n") else f"{text}\n" for local in order if (text := ranks[local])) + printed
 
 
-def last_lines(text: str, limit: int = 6) -> list[str]:
+def last_lines(text: str) -> list[str]:
     """The lines that best say why a command ended: those of its ranks, where torchrun's own lines follow them."""
     found = _LAUNCHERS_WORDS.search(text)
     before = text[: text.rfind("\n", 0, found.start()) + 1] if found else text
-    return cause.last_words(before if before.strip() else text, limit)
+    return cause.last_words(before if before.strip() else text)
 
 
 def make_report(

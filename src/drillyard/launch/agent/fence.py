@@ -7,8 +7,8 @@ next number in epochs/ (O_EXCL), and
 - when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process, which also works when
   the agent is stopped or waits for a disk that does not answer;
 - an agent whose launch directory was deleted `lease_seconds` ago, or was replaced, ends its command and itself;
-- an agent that sees a newer epoch kills its command at once and writes `NNNN.node-K.gone`;
-- a leader starts nothing before every lease of earlier epochs is gone, was not renewed for `lease_seconds` on the
+- an agent that sees a newer epoch kills its command at once and removes its lease;
+- a leader starts nothing before every lease of earlier epochs is removed, was not renewed for `lease_seconds` on the
   leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
 
 Clocks of two hosts are never compared. An agent claims its lease and then looks for the next epoch; a leader takes its
@@ -34,7 +34,7 @@ from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes, marked
 
 from .state_file import json_object, read_json_object
 
-_ALIVE = re.compile(r"(\d{4,})\.node-(\d+)\.alive")
+_ALIVE = re.compile(r"(\d{4,})\.node-\d+\.alive")
 _EPOCH = re.compile(r"\d{4,}")
 _LEASE_BYTES = 511
 
@@ -87,28 +87,22 @@ class Epochs:
         return mark if mark.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
-        """The file that a node renews while it belongs to an epoch."""
+        """The file that a node renews while it belongs to an epoch, and removes once nothing of it runs there."""
         return self.directory / f"{number:04d}.node-{node}.alive"
 
-    def gone(self, number: int, node: int) -> Path:
-        """The file that a node writes once nothing of it runs in an epoch."""
-        return self.directory / f"{number:04d}.node-{node}.gone"
-
     def leases_before(self, epoch: int) -> list[Path]:
-        """The leases of earlier epochs without a `gone` file."""
-        found = []
-        for name in sorted(os.listdir(self.directory)):
-            parts = _ALIVE.fullmatch(name)
-            if parts and int(parts[1]) < epoch and not self.gone(int(parts[1]), int(parts[2])).exists():
-                found.append(self.directory / name)
-        return found
+        """The leases of earlier epochs."""
+        paths = [self.directory / name for name in sorted(os.listdir(self.directory))]
+        earlier = [path for path in paths if (part := _ALIVE.fullmatch(path.name)) and int(part[1]) < epoch]
+        # An earlier version marked a released lease in this way.
+        return [path for path in earlier if not path.with_suffix(".gone").exists()]
 
     def tidy(self, epoch: int) -> None:
         """Remove the leases before an epoch, which all have ended; the epochs' own files stay as a history."""
         for name in os.listdir(self.directory):
             number = name.split(".")[0]
             if "." in name and number.isdigit() and int(number) < epoch:
-                (self.directory / name).unlink()
+                (self.directory / name).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:04d}"
@@ -194,8 +188,7 @@ class Lease:
     @property
     def fresh(self) -> bool:
         """Whether a command may be started: at least half of the time until the reaper kills it is left."""
-        young = time.monotonic() - self._renewed_at < self.seconds / 4
-        return self._epoch is not None and self.fenced_by is None and young
+        return self._epoch is not None and self.fenced_by is None and self.silent_seconds < self.seconds / 4
 
     @property
     def silent_seconds(self) -> float:
@@ -222,30 +215,28 @@ class Lease:
         """Join an epoch. The lease is written when this returns. Raises OSError."""
         with self._lock:
             if self._epoch not in (None, epoch):
-                self._say_gone()
+                self._remove()
             self._epoch, self.fenced_by, self._missing_since = epoch, None, None
-            with contextlib.suppress(FileNotFoundError):
-                self._epochs.gone(epoch, self._node).unlink()
             self._renew()
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
 
     def release(self) -> None:
-        """Leave the epoch, once nothing of this node runs: write the `gone` file."""
+        """Leave the epoch, once nothing of this node runs."""
         with self._lock:
             if self._epoch is not None:
-                self._say_gone()
+                self._remove()
             self._epoch = None
 
-    def _say_gone(self) -> None:
+    def _remove(self) -> None:
         assert self._epoch is not None
         if not self._is_ours(self._epoch):
             # The file would be of another start's node.
             return
         # A lease that is not renewed has the same effect, only later.
         with contextlib.suppress(OSError):
-            self._epochs.gone(self._epoch, self._node).write_text(json.dumps(self._holder) + "\n", encoding="utf-8")
+            self._epochs.lease(self._epoch, self._node).unlink()
 
     def _watch(self) -> None:
         while True:

@@ -8,7 +8,6 @@ of the run kills its command and exits: the run continues elsewhere.
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import Any
 
@@ -17,9 +16,9 @@ from drillyard.supervise.sockets import wait_for
 
 from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
-from .messages import StartMessage, StopMessage, parse_leave, parse_start, parse_stop
+from .messages import StartMessage, parse_leave, parse_start, parse_stop
 from .node_agent import AgentExit, NodeAgent
-from .protocol import Connection, ConnectionLost, JoinRefused, join
+from .protocol import Connection, ConnectionLost, join
 from .state_file import is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
@@ -32,9 +31,6 @@ class Follower(NodeAgent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._stop_sent = False
-        self._joined: int | None = None
-        """The epoch of the leader that was joined last."""
         self._due: StartMessage | None = None
         self._end_before = _end_of(last_state(self._directory))
 
@@ -48,12 +44,12 @@ class Follower(NodeAgent):
                         self._belong_to(epoch, connection)
                         self._follow(connection)
                     except ConnectionLost as lost:
-                        self._node.say(f"the leader on {self._address} is lost: {lost}")
+                        self._node.say(f"the leader on {self._node.address} is lost: {lost}")
                     finally:
                         connection.close()
-                        self._end_command()
+                        self._due = None
+                        self._end_command(SECONDS_AFTER_FAILURE)
             except AgentExit as left:
-                self._end_command()
                 self._lease.release()
                 return left.code
 
@@ -64,9 +60,9 @@ class Follower(NodeAgent):
         described = {**self._start, "node": self._node.rank, "host": self._me.host}
         while True:
             try:
-                return join(self._address, self._job.port, self._secret, described, silence, self._is_asked)
-            except (ConnectionLost, JoinRefused) as error:
-                words = f"node {self._node.rank} cannot join the leader on {self._address} yet: {error}"
+                return join(self._node.address, self._job.port, self._secret, described, silence, self._is_asked)
+            except ConnectionLost as error:
+                words = f"node {self._node.rank} cannot join the leader on {self._node.address} yet: {error}"
             if words != last_words:
                 last_words = words
                 self._node.say(words)
@@ -93,65 +89,46 @@ class Follower(NodeAgent):
         """Take this node's lease in an epoch, once an agent that had it before has ended. Raises ConnectionLost."""
         mine = self._epochs.lease(epoch, self._node.rank)
         if not self._lease.holds(epoch):
-            earlier = Predecessors(lambda: [mine] if mine.exists() else [], self._job.lease_seconds)
+            earlier = Predecessors(lambda: [mine], self._job.lease_seconds)
             while earlier.waiting_for(time.monotonic()):
                 wait_for([connection], 0.2)
                 for message in connection.receive():
-                    if "leave" in message:
-                        # The run ended before this node was part of it.
-                        raise AgentExit(parse_leave(message["leave"]))
+                    self._do(message)
                 connection.beat()
         try:
             self._lease.claim(epoch)
         except OSError as error:
             time.sleep(_SECONDS_BETWEEN_TRIES)
             raise ConnectionLost(f"this node cannot take its place in the run: {error}") from None
-        self._joined = epoch
 
     def _follow(self, connection: Connection) -> None:
         """Follow the leader's messages. Raises ConnectionLost, and AgentExit."""
         connection.send(ready=1)
-        reported = True
         while True:
-            wait_for([self._stop, connection], 0.02 if self._stop_sent else 0.2)
+            wait_for([self._stop, connection], self._node.poll_seconds)
             for message in connection.receive():
-                reported = reported and "start" not in message
                 self._do(message)
             if self._due is not None and self._lease.fresh:
                 start, self._due = self._due, None
-                self._node.start(start, self._address)
+                self._node.start(start)
             for number in self._stop.take():
                 connection.send(asked={"signal": int(number), "insisted": self._stop.insisted})
-            self._node.tick()
-            if not reported and self._node.report is not None and self._due is None:
-                reported, self._stop_sent = True, False
-                connection.send(exited=self._node.report)
-            connection.flush()
+            for report in self._node.tick():
+                connection.send(exited=report)
             connection.beat()
             self._look_at_fence()
 
     def _do(self, message: dict[str, Any]) -> None:
         if "start" in message:
-            self._due, self._node.report = parse_start(message["start"]), None
+            self._due = parse_start(message["start"])
         elif "stop" in message:
             stop = parse_stop(message["stop"])
-            self._stop_sent = True
             if self._due is not None:
                 # Its lease was too old to start anything, so there is nothing to stop.
                 raise ConnectionLost("stopped before the command could be started")
             self._node.stop(stop)
         elif "leave" in message:
             raise AgentExit(parse_leave(message["leave"]))
-
-    def _end_command(self) -> None:
-        """End everything of this node but what SIGKILL does not end."""
-        self._due, self._stop_sent = None, False
-        self._node.stop(StopMessage(signal.SIGTERM, SECONDS_AFTER_FAILURE, None, None))
-        while self._node.busy:
-            if self._lease.fenced_by is not None:
-                self._node.kill()
-            self._node.tick()
-            time.sleep(0.02)
 
     def _look_at_fence(self) -> None:
         self._require_directory()
@@ -163,14 +140,10 @@ class Follower(NodeAgent):
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it ended while this node was not connected."""
         state = last_state(self._directory)
-        code, epoch = _end_of(state)
-        if code is None:
-            return None
-        if self._joined is not None:
-            return code if epoch >= self._joined else None
+        end = _end_of(state)
         same = all(state.get(key) == value for key, value in self._start.items())
         # What ended before this agent started may be followed by another start of the same name.
-        return code if same and (code, epoch) != self._end_before else None
+        return end[0] if same and end != self._end_before else None
 
     def _fenced_for_good(self) -> bool:
         """Whether the newest epoch is of another start of the run; releases the lease then."""

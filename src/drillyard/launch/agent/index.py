@@ -39,10 +39,10 @@ def index_directory() -> Path:
     return Path(state) / "drillyard"
 
 
-def write_entry(options: Namespace) -> int:
-    """The verb `index`: note a submission. Raises UsageError."""
+def write_entry(text: str) -> None:
+    """Note a submission: JSON with run, cluster, platform, launch_directory and more. Raises UsageError."""
     try:
-        entry = json.loads(options.entry)
+        entry = json.loads(text)
         path = _path(entry["cluster"], entry["run"])
         entry["launch_directory"], entry["platform"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -50,7 +50,6 @@ def write_entry(options: Namespace) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     entry.setdefault("submitted_at", time.time())
     replace_file(path, json.dumps(entry, indent=2) + "\n")
-    return 0
 
 
 def forget(options: Namespace) -> int:
@@ -61,14 +60,12 @@ def forget(options: Namespace) -> int:
 
 
 def list_runs(options: Namespace) -> int:
-    """The verb `list`: all runs of a cluster, or of all, as a JSON list of {entry, state, agent, problem}."""
-    clusters = [options.cluster] if options.cluster else _names(index_directory())
-    seen = []
-    for cluster in clusters:
-        for name in _names(index_directory() / cluster):
-            if name.endswith(".json") and not name.startswith("."):
-                seen.append(_seen_entry(index_directory() / cluster / name))
-    print(json.dumps(seen))
+    """The verb `list`: all runs of a cluster, as a JSON list of {entry, state, agent, problem}."""
+    directory, names = index_directory() / options.cluster, []
+    with contextlib.suppress(FileNotFoundError):
+        names = sorted(os.listdir(directory))
+    entries = [directory / name for name in names if name.endswith(".json") and not name.startswith(".")]
+    print(json.dumps([_seen_entry(path) for path in entries]))
     return 0
 
 
@@ -108,10 +105,14 @@ def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
     That file is also the test of a read-only file system, of which statvfs does not always know.
     """
     epochs, epoch = Epochs(directory), state.get("epoch")
-    if not isinstance(epoch, int) or epochs.gone(epoch, 0).exists():
+    if not isinstance(epoch, int):
+        return None
+    lease = epochs.lease(epoch, 0)
+    if lease.with_suffix(".gone").exists():
+        # An earlier version marked a released lease in this way.
         return None
     try:
-        renewed_at = epochs.lease(epoch, 0).stat().st_mtime
+        renewed_at = lease.stat().st_mtime
         lease_seconds = read_job(directory / "job.json").lease_seconds
     except (OSError, ValueError, TypeError):
         return None
@@ -183,7 +184,3 @@ def _path(cluster: str, run: str) -> Path:
         if not _NAME.fullmatch(name):
             raise UsageError(f"'{name}' is no name of a run or cluster")
     return index_directory() / cluster / f"{run}.json"
-
-
-def _names(directory: Path) -> list[str]:
-    return sorted(os.listdir(directory)) if directory.is_dir() else []

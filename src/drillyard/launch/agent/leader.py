@@ -25,17 +25,17 @@ from . import exit_report, state_file
 from .exit_report import clean_exit_text, reason_with_node
 from .fence import Predecessors
 from .job import SECONDS_AFTER_FAILURE
-from .members import LocalMember, Members, RemoteMember
+from .members import Members, RemoteMember
 from .messages import StartMessage, StopMessage
 from .node_agent import AgentExit, NodeAgent
+from .node_command import NodeCommand
 from .protocol import NUM_PORTS, ConnectionLost
 
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
-_SECONDS_BETWEEN_LOOKS = 1.0
-"""At the scheduler's log of this start, which is read whole."""
-_SECONDS_FOR_LATE_ENDS = 2.0
-"""When one node's agent has ended before it joined, others may do so for the same reason."""
+_SECONDS_BETWEEN_LOOKS = 2.0
+"""At the scheduler's log of this start, which is read whole. When one node's agent has ended before it joined, others
+may end for the same reason before the next look."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP_SIGNALS)}
 
 
@@ -46,12 +46,11 @@ class Leader(NodeAgent):
         super().__post_init__()
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
-        local = LocalMember(self._node, self._address)
-        self._members = Members(self._job, {0: local}, hosts, self._start, self._secret)
+        self._members = Members(self._job, {0: self._node}, hosts, self._start, self._secret, self._ask_to_stop)
         self._stop_sent = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0
-        self._participants: dict[int, LocalMember | RemoteMember] = {}
+        self._participants: dict[int, NodeCommand | RemoteMember] = {}
         """The nodes of this attempt, or of the last one."""
         self._next_look_at_all = 0.0
         self._used_ports = set(range(self._job.port, self._job.port + NUM_PORTS))
@@ -117,13 +116,15 @@ class Leader(NodeAgent):
         code. None where it ended, or there was none."""
         if not before or before.get("exit_code") is not None:
             return None
-        newer = None
-        if self._job.checkpoints is not None:
-            known = before.get("checkpoint")
-            newer = state_file.newest_checkpoint(self._job.checkpoints) != (None if known is None else tuple(known))
         host = str((before.get("hosts") or [""])[0])
         asked = before.get("asked") is not None
+        newer = self._has_newer_checkpoint(before.get("checkpoint"))
         return restart_policy.leader_killed(host, asked, newer, self._counts, self._limits)
+
+    def _has_newer_checkpoint(self, before: object) -> bool | None:
+        """Whether there is a newer checkpoint than `before`; None where checkpoints cannot be seen."""
+        newest = state_file.newest_checkpoint(self._job.checkpoints)
+        return None if self._job.checkpoints is None else newest is not None and newest != before
 
     # The steps of a run.
 
@@ -165,7 +166,7 @@ class Leader(NodeAgent):
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
             reason = f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}"
-            self._show("starting", reason)
+            self._state.enter("starting", reason)
             self._turn()
         if not waiting:
             self._epochs.tidy(self._epoch)
@@ -175,7 +176,7 @@ class Leader(NodeAgent):
         patience = self._job.join_seconds or self._job.start_seconds
         deadline = time.monotonic() + patience
         num_missing = self._job.nodes
-        first_end_at: float | None = None
+        ended: dict[int, str] = {}
         next_look = 0.0
         while missing := [node for node in range(self._job.nodes) if not self._is_ready(node)]:
             self._turn()
@@ -184,10 +185,10 @@ class Leader(NodeAgent):
             now = time.monotonic()
             if now >= next_look:
                 next_look = now + _SECONDS_BETWEEN_LOOKS
-                if ended := {node: why for node, why in self._allocation.ended().items() if node in missing}:
-                    first_end_at = first_end_at or now
-                    if now >= first_end_at + _SECONDS_FOR_LATE_ENDS:
-                        return self._never_joined(ended)
+                before = ended
+                ended = {node: why for node, why in self._allocation.ended().items() if node in missing}
+                if before and ended:
+                    return self._never_joined(ended)
             if len(missing) < num_missing and self._job.join_seconds <= 0:
                 num_missing, deadline = len(missing), now + patience
             if now > deadline:
@@ -197,7 +198,7 @@ class Leader(NodeAgent):
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
             waits = f"waits for {restart_policy.names(self._members.named(missing))}"
-            self._show(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
+            self._state.enter(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
         # Nothing runs, so nothing is lost.
@@ -215,7 +216,7 @@ class Leader(NodeAgent):
 
     def _is_ready(self, node: int) -> bool:
         member = self._members.here.get(node)
-        return member is not None and member.ready and (node != 0 or self._lease.fresh)
+        return member is not None and not member.busy and (node != 0 or self._lease.fresh)
 
     def _make_attempt(self) -> RestartDecision:
         before = state_file.newest_checkpoint(self._job.checkpoints)
@@ -239,27 +240,22 @@ class Leader(NodeAgent):
 
     def _watch(self) -> None:
         """Wait until all commands of the attempt have ended or their nodes are lost; stop the rest after a failure."""
-        patience_ends: float | None = None
-        why = ""
         while len(self._ends) + len(self._lost()) < self._job.nodes:
             self._turn()
-            if patience_ends is None and self._ends and not self._stop_sent:
-                kind = clean_exit_text(self._ends[0]["status"])
-                why = (
-                    f"still ran {self._job.stop_seconds:.0f} s after node {self._ends[0]['node']} had ended with {kind}"
-                )
-                patience_ends = time.monotonic() + (self._job.stop_seconds if kind else 0.0)
             failed = any(not clean_exit_text(each["status"]) for each in self._ends)
-            late = patience_ends is not None and time.monotonic() >= patience_ends
-            if not self._stop_sent and (failed or self._lost() or late):
-                own = why if late and not failed else None
-                self._stop_members(signal.SIGTERM, SECONDS_AFTER_FAILURE, own, self._failure_elsewhere())
+            late = bool(self._ends) and time.monotonic() >= self._first_end_at + self._job.stop_seconds
+            if self._stop_sent or not (failed or late or self._lost()):
+                continue
+            why = None
+            if late and not failed:
+                first, kind = self._ends[0]["node"], clean_exit_text(self._ends[0]["status"])
+                why = f"still ran {self._job.stop_seconds:.0f} s after node {first} had ended with {kind}"
+            self._stop_members(StopMessage(signal.SIGTERM, SECONDS_AFTER_FAILURE, why, self._failure_elsewhere()))
         if any(each["status"] in _CODES_OF_A_REQUEST and not each["asked"] for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
             self._pause(_SECONDS_FOR_LATE_SIGNALS)
 
-    def _attempt_end(self, before: tuple[float, str] | None) -> AttemptEnd:
-        after = state_file.newest_checkpoint(self._job.checkpoints)
+    def _attempt_end(self, before: object) -> AttemptEnd:
         first = exit_report.first_cause(self._ends)
         lost = self._lost()
         if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
@@ -272,7 +268,7 @@ class Leader(NodeAgent):
             first=None if first is None else first["node"],
             asked=self._asked_in_time(),
             completed=state_file.summary_completed(Path(self._job.run_directory)),
-            newer_checkpoint=None if self._job.checkpoints is None else after is not None and after != before,
+            newer_checkpoint=self._has_newer_checkpoint(before),
             cause="" if first is None else reason_with_node(first, self._job.nodes),
             final=first is not None and first["final"],
             error="" if first is None else error_line(first["lines"]),
@@ -298,8 +294,7 @@ class Leader(NodeAgent):
 
     def _turn(self) -> None:
         """Look at everything once; waits at most a fifth of a second for something to look at."""
-        waits = self._members.wait_seconds(0.02 if self._stop_sent else _TURN_SECONDS)
-        readable = wait_for([self._stop, *self._members.sources], waits)
+        readable = wait_for([self._stop, *self._members.sources], self._node.poll_seconds)
         if self._stop.take():
             self._act_on_request()
         self._members.admit(self._epoch)
@@ -308,10 +303,10 @@ class Leader(NodeAgent):
         if look_at_all:
             self._next_look_at_all = time.monotonic() + _TURN_SECONDS
         for node, member in list(self._members.here.items()):
-            if not look_at_all and member.connection is not None and member.connection.fileno() not in readable:
+            if not look_at_all and isinstance(member, RemoteMember) and member.connection.fileno() not in readable:
                 continue
             try:
-                for end in member.turn(self._ask_to_stop):
+                for end in member.tick():
                     self._note_end(end)
             except ConnectionLost as lost:
                 self._node.say(f"{restart_policy.names(self._members.named([node]))} is lost: {lost}")
@@ -346,9 +341,9 @@ class Leader(NodeAgent):
             self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
         if not self._stop_sent:
             self._node.say(f"{self._stop.first.name}: the run stops")
-            self._stop_members(self._stop.forwarded, self._job.stop_seconds)
+            self._stop_members(StopMessage(self._stop.forwarded, self._job.stop_seconds))
         elif self._stop.insisted:
-            self._stop_members(signal.SIGKILL, 0.0)
+            self._stop_members(StopMessage(signal.SIGKILL, 0.0))
 
     def _failure_elsewhere(self) -> FailureElsewhere | None:
         """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
@@ -360,15 +355,8 @@ class Leader(NodeAgent):
             return FailureElsewhere(f"lost {restart_policy.names(self._members.named(lost))}", None, None)
         return None
 
-    def _stop_members(
-        self,
-        number: int,
-        patience_seconds: float,
-        why: str | None = None,
-        elsewhere: FailureElsewhere | None = None,
-    ) -> None:
+    def _stop_members(self, stop: StopMessage) -> None:
         self._stop_sent = True
-        stop = StopMessage(int(number), patience_seconds, why, elsewhere)
         for node, member in self._members.here.items():
             if self._participants.get(node) is member:
                 member.stop(stop)
@@ -379,10 +367,5 @@ class Leader(NodeAgent):
             self._end_where_lease_is_old()
             return
         self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
-        self._end_at_once()
+        self._end_command(0.0)
         raise AgentExit(EXIT_NODE_LOST)
-
-    def _show(self, state: str, reason: str) -> None:
-        """Enter a state, on every turn of a wait: written only where it changes."""
-        if (self._state.fields["state"], self._state.fields["reason"]) != (state, reason):
-            self._state.enter(state, reason)

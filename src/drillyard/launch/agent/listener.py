@@ -1,7 +1,7 @@
 """The leader's listening socket, and the connections on it that are not authenticated yet.
 
 Any host on the network can connect, so the cost of unauthenticated peers is bounded: `MAX_UNAUTHENTICATED` connections
-of `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a check every `_PAUSE_SECONDS` while none makes
+of `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a pause of `_PAUSE_SECONDS` where none makes
 progress, and none of the last `_RESERVED_FILES` descriptors. A new connection replaces the oldest one that has sent
 nothing. Connections that cannot be accepted now wait in the kernel's queue.
 """
@@ -15,18 +15,9 @@ import socket
 import time
 from typing import Any
 
-from drillyard.supervise.sockets import Pollable
+from drillyard.supervise.sockets import Pollable, wait_for
 
-from .protocol import (
-    HANDSHAKE_LINE_BYTES,
-    NUM_PORTS,
-    Connection,
-    ConnectionLost,
-    derive_key,
-    read_some,
-    seal,
-    unseal,
-)
+from .protocol import NUM_PORTS, Connection, ConnectionLost, derive_key
 
 MAX_UNAUTHENTICATED = 64
 """Enough also for 1,000 nodes that join at once: a handshake takes milliseconds, and the others wait in the queue."""
@@ -44,55 +35,37 @@ class Handshake:
     """The leader's side of a handshake: a connection that has yet to be authenticated."""
 
     def __init__(self, sock: socket.socket, secret: bytes, silence_seconds: float) -> None:
-        sock.setblocking(False)
         self.accepted_at = time.monotonic()
         self.hello: dict[str, Any] = {}
         """The node's description of itself; authentic, but during the handshake it may be a replay."""
         self._socket = sock
         self._secret = secret
         self._silence_seconds = silence_seconds
-        self._received = b""
-        self._connection: Connection | None = None
+        self.connection = self._connect(b"", derive_key(secret, "hello"))
 
     def fileno(self) -> int:
         """For `wait_for`."""
         return self._socket.fileno()
 
-    @property
-    def connection(self) -> Connection:
-        """To the node that sent the hello."""
-        assert self._connection is not None
-        return self._connection
-
     def advance(self) -> bool:
         """Read what has come; whether the other side is authenticated now. Raises ConnectionLost."""
-        if self._connection is not None:
+        messages = self.connection.receive()
+        if self.hello:
             # The first line under the new keys proves that the hello was not a repetition.
-            return bool(self._connection.receive())
-        self._received += read_some(self._socket, HANDSHAKE_LINE_BYTES)
-        hello, newline, rest = self._received.partition(b"\n")
-        if rest or len(hello) > HANDSHAKE_LINE_BYTES:
-            raise ConnectionLost("not a hello")
-        if newline:
-            self._answer(hello)
+            return bool(messages)
+        if messages:
+            self.hello = messages[0]
+            self._answer(str(self.hello.get("nonce")))
         return False
 
-    def close(self) -> None:
-        """End it."""
-        self._socket.close()
+    def _answer(self, nonce: str) -> None:
+        own = os.urandom(16).hex()
+        answer = self._connect(derive_key(self._secret, "answer", nonce), b"")
+        answer.send(nonce=own, port=self._socket.getsockname()[1])
+        self.connection = self._connect(*(derive_key(self._secret, each, nonce, own) for each in ("leader", "node")))
 
-    def _answer(self, hello: bytes) -> None:
-        self.hello = unseal(derive_key(self._secret, "hello"), 0, hello)
-        content = {"nonce": os.urandom(16).hex(), "port": self._socket.getsockname()[1]}
-        answer = seal(derive_key(self._secret, "answer", hello), 0, content)
-        try:
-            sent = self._socket.send(answer + b"\n")
-        except OSError as error:
-            raise ConnectionLost(str(error)) from None
-        if sent <= len(answer):
-            raise ConnectionLost("the other side reads nothing")
-        keys = (derive_key(self._secret, purpose, hello, answer) for purpose in ("leader", "node"))
-        self._connection = Connection(self._socket, self._silence_seconds, *keys)
+    def _connect(self, sending_key: bytes, receiving_key: bytes) -> Connection:
+        return Connection(self._socket, self._silence_seconds, sending_key, receiving_key)
 
 
 class Listener:
@@ -103,24 +76,17 @@ class Listener:
         self._secret = secret
         self._silence_seconds = silence_seconds
         self._handshakes: list[Handshake] = []
-        self._paused_until = 0.0
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._num_descriptors = None if limit == resource.RLIM_INFINITY else limit - _RESERVED_FILES
 
     @property
     def sources(self) -> list[Pollable]:
-        """For `wait_for`; none during a pause."""
-        return [] if self._pause_seconds > 0 else [self._server, *self._handshakes]
-
-    def wait_seconds(self, seconds: float) -> float:
-        """How long to wait at most, of `seconds`, before the next call of `authenticated`."""
-        return min(seconds, self._pause_seconds or seconds)
+        """For `wait_for`."""
+        return [self._server, *self._handshakes]
 
     def authenticated(self) -> list[Handshake]:
         """Connections authenticated since the last call; errors of the network are not raised."""
-        if self._pause_seconds > 0:
-            return []
-        self._accept()
+        refused = self._accept()
         waiting, self._handshakes = self._handshakes, []
         done: list[Handshake] = []
         progress = False
@@ -131,42 +97,42 @@ class Listener:
                 if not authenticated and time.monotonic() > peer.accepted_at + _HANDSHAKE_SECONDS:
                     raise ConnectionLost("no handshake in time")
             except (OSError, ConnectionLost):
-                peer.close()
+                peer.connection.close()
                 continue
             progress = progress or authenticated or bool(peer.hello) != had_said_hello
             (done if authenticated else self._handshakes).append(peer)
         self._evict()
-        if not progress:
-            # Strangers alone must not keep the leader busy.
-            self._paused_until = time.monotonic() + _PAUSE_SECONDS
+        if not progress and (waiting or refused or wait_for([self._server], 0)):
+            # Strangers alone, or connections that cannot be accepted now, must not keep the leader busy.
+            time.sleep(_PAUSE_SECONDS)
         return done
 
     def close(self) -> None:
         """Stop listening, and close the connections that are not authenticated."""
         for peer in self._handshakes:
-            peer.close()
+            peer.connection.close()
         self._server.close()
 
-    @property
-    def _pause_seconds(self) -> float:
-        return max(0.0, self._paused_until - time.monotonic())
-
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accept connections; whether one was closed at once, as no descriptor is left for it."""
+        refused = False
         for _ in range(MAX_UNAUTHENTICATED + _NEW_PER_CALL - len(self._handshakes)):
             try:
                 accepted = self._server.accept()[0]
             except BlockingIOError:
-                return
+                break
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
-                    return
+                    break
                 # accept(2): errors of the new connection's network are reported here; the next one may be well.
                 continue
             # The kernel gives out the lowest free number.
             if self._num_descriptors is not None and accepted.fileno() >= self._num_descriptors:
                 accepted.close()
+                refused = True
                 continue
             self._handshakes.append(Handshake(accepted, self._secret, self._silence_seconds))
+        return refused
 
     def _evict(self) -> None:
         """Close connections over the limit: the oldest without a hello first, then those without a timely answer."""
@@ -175,7 +141,7 @@ class Listener:
         silent = [peer for peer in self._handshakes if not peer.hello]
         slow = [peer for peer in self._handshakes if peer.hello and peer.accepted_at < late]
         for peer in (silent + slow)[: max(0, excess)]:
-            peer.close()
+            peer.connection.close()
             self._handshakes.remove(peer)
 
 

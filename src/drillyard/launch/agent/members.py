@@ -1,4 +1,4 @@
-"""The nodes of a run as their leader deals with them: its own command, and those of other agents over a connection."""
+"""The nodes of a run as their leader deals with them: its own NodeCommand, and those of other agents."""
 
 from __future__ import annotations
 
@@ -21,89 +21,50 @@ _OTHER_FILES = 128
 
 
 @dataclass(eq=False)
-class LocalMember:
-    """The leader's own node. `address`: how the nodes reach it."""
-
-    _node: NodeCommand
-    _address: str
-    connection: Connection | None = None
-    ready: bool = True
-    """Nothing of an earlier attempt runs there, and a command may be started."""
-
-    def start(self, start: StartMessage) -> None:
-        """Start the command of an attempt."""
-        self.ready = False
-        self._node.start(start, self._address)
-
-    def stop(self, stop: StopMessage) -> None:
-        """Send its command a signal, and kill it after a while. `why`: it is at fault; `elsewhere`: another node is."""
-        self._node.stop(stop)
-
-    def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
-        """Return reports of ended commands; pass stop requests on. Raises ConnectionLost."""
-        self._node.tick()
-        if self.ready or self._node.report is None:
-            return []
-        self.ready = True
-        return [self._node.report]
-
-    def leave(self, code: int) -> None:
-        """Make its agent exit."""
-
-    def close(self) -> None:
-        """Close its connection."""
-
-
-@dataclass(eq=False)
 class RemoteMember:
-    """A node whose agent has joined. It becomes ready when it says so, and with the end of each attempt."""
+    """The command of another node, by way of its agent; the methods are those of NodeCommand. `_on_request` gets the
+    stop requests of that node."""
 
     _node: int
     connection: Connection
-    ready: bool = False
-    _failed: ConnectionLost | None = None
+    _on_request: Callable[[int, bool], None]
+    busy: bool = True
+    """Until its agent reports that it is ready, and during an attempt."""
 
     def start(self, start: StartMessage) -> None:
-        self.ready = False
+        self.busy = True
         self._send(start=asdict(start))
 
     def stop(self, stop: StopMessage) -> None:
         self._send(stop=asdict(stop))
 
-    def turn(self, on_request: Callable[[int, bool], None]) -> list[dict[str, Any]]:
-        if self._failed is not None:
-            raise self._failed
+    def tick(self) -> list[dict[str, Any]]:
+        """Returns reports of ended commands. Raises ConnectionLost."""
         ends = []
         for message in self.connection.receive():
             if "ready" in message:
-                self.ready = True
+                self.busy = False
             elif "exited" in message:
                 ends.append(parse_report(message["exited"], self._node))
-                self.ready = True
+                self.busy = False
             elif "asked" in message:
-                on_request(*parse_request(message["asked"]))
-        self.connection.flush()
+                self._on_request(*parse_request(message["asked"]))
         self.connection.beat()
         return ends
 
     def leave(self, code: int) -> None:
+        """Make its agent exit."""
         self._send(leave=code)
         deadline = time.monotonic() + _SECONDS_TO_SAY_GOODBYE
         with contextlib.suppress(ConnectionLost):
-            while self.connection.wants_to_write and time.monotonic() < deadline:
-                self.connection.flush()
+            while not self.connection.flush() and time.monotonic() < deadline:
                 time.sleep(0.01)
         self.connection.close()
 
-    def close(self) -> None:
-        self.connection.close()
-
     def _send(self, **message: Any) -> None:
-        # A loss is raised in the next turn, where the leader expects it.
-        try:
+        # The next tick raises it again, where the leader expects it.
+        with contextlib.suppress(ConnectionLost):
             self.connection.send(**message)
-        except ConnectionLost as lost:
-            self._failed = lost
 
 
 @dataclass(repr=False)
@@ -112,10 +73,11 @@ class Members:
     `hosts`: the names that the scheduler gave them."""
 
     _job: Job
-    here: dict[int, LocalMember | RemoteMember]
+    here: dict[int, NodeCommand | RemoteMember]
     _hosts: dict[int, str]
     _start: dict[str, str]
     _secret: bytes
+    _on_request: Callable[[int, bool], None]
     _listener: Listener | None = None
 
     def listen(self) -> None:
@@ -127,11 +89,7 @@ class Members:
     def sources(self) -> list[Pollable]:
         """For `wait_for`."""
         handshakes = [] if self._listener is None else self._listener.sources
-        return [*handshakes, *(each.connection for each in self.here.values() if each.connection)]
-
-    def wait_seconds(self, seconds: float) -> float:
-        """How long to wait at most, of `seconds`, before the next `admit`."""
-        return seconds if self._listener is None else self._listener.wait_seconds(seconds)
+        return [*handshakes, *(each.connection for each in self._remote())]
 
     def named(self, nodes: Iterable[int]) -> dict[int, str]:
         """The nodes with their hosts; an empty name where none is known."""
@@ -141,29 +99,30 @@ class Members:
         """Add the nodes that have authenticated, and send them the epoch or the reason why they are refused."""
         for peer in [] if self._listener is None else self._listener.authenticated():
             refusal = self._refusal(peer)
-            answer = {"epoch": epoch} if refusal is None else {"refused": refusal}
-            try:
-                peer.connection.send(**answer)
-            except ConnectionLost as lost:
-                # It went away before it was answered; it will join again.
-                refusal = str(lost)
+            # If the node is gone, the next tick drops it, and the node joins again.
+            with contextlib.suppress(ConnectionLost):
+                peer.connection.send(**({"epoch": epoch} if refusal is None else {"refused": refusal}))
             if refusal is not None:
                 peer.connection.close()
                 continue
             node = peer.hello["node"]
-            self.here[node] = RemoteMember(node, peer.connection)
+            self.here[node] = RemoteMember(node, peer.connection, self._on_request)
             self._hosts[node] = peer.hello["host"]
 
     def lose(self, node: int) -> None:
         """Drop a node and close its connection; it may join again."""
-        self.here.pop(node).close()
+        if isinstance(member := self.here.pop(node), RemoteMember):
+            member.connection.close()
 
     def dismiss(self, code: int) -> None:
         """Make the other agents exit with a code, and stop listening."""
-        for member in self.here.values():
+        for member in self._remote():
             member.leave(code)
         if self._listener is not None:
             self._listener.close()
+
+    def _remote(self) -> list[RemoteMember]:
+        return [each for each in self.here.values() if isinstance(each, RemoteMember)]
 
     def _refusal(self, peer: Handshake) -> str | None:
         node, host = peer.hello.get("node"), peer.hello.get("host")

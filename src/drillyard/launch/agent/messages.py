@@ -62,8 +62,8 @@ class StopMessage:
 
     signal: int
     patience_seconds: float
-    why: str | None
-    elsewhere: FailureElsewhere | None
+    why: str | None = None
+    elsewhere: FailureElsewhere | None = None
 
 
 def parse_start(content: object) -> StartMessage:

@@ -14,7 +14,7 @@ from drillyard.supervise.process_identity import Process
 from drillyard.supervise.stop_requests import StopRequests
 
 from .fence import Epochs, Lease
-from .job import Job
+from .messages import StopMessage
 from .node_command import NodeCommand
 from .scheduler_env import Allocation
 
@@ -29,19 +29,17 @@ class AgentExit(Exception):
 
 @dataclass(repr=False)
 class NodeAgent(ABC):
-    """One node's place in a start of a run. `_address` is the host of node 0 as this node reaches it; `_start` names
-    the submission and the attempt."""
+    """One node's place in a start of a run. `_start` names the submission and the attempt."""
 
-    _job: Job
     _node: NodeCommand
     _me: Process
     _secret: bytes
-    _address: str
     _start: dict[str, str]
     _allocation: Allocation
 
     def __post_init__(self) -> None:
-        job, node = self._job, self._node
+        node = self._node
+        self._job = job = node.job
         self._directory = Path(job.launch_directory)
         self._epochs = Epochs(self._directory)
         self._lease = Lease(self._epochs, node.rank, self._me, node.token, job.lease_seconds, node.reaper.renewed)
@@ -58,7 +56,7 @@ class NodeAgent(ABC):
             gone = f"{self._job.launch_directory} is gone: what runs of {self._job.run} here is ended"
             # There is no log any more.
             print(f"error: {gone}", file=sys.stderr, flush=True)
-            self._end_at_once()
+            self._end_command(0.0)
             raise AgentExit(EXIT_FAILED)
 
     def _end_where_lease_is_old(self) -> None:
@@ -66,7 +64,11 @@ class NodeAgent(ABC):
         if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
             self._node.kill(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
-    def _end_at_once(self) -> None:
+    def _end_command(self, seconds: float) -> None:
+        """End everything of this node but what SIGKILL does not end; SIGKILL comes after `seconds`."""
+        self._node.stop(StopMessage(signal.SIGTERM if seconds else signal.SIGKILL, seconds))
         while self._node.busy:
-            self._node.kill()
+            if self._lease.fenced_by is not None:
+                self._node.kill()
+            self._node.tick()
             time.sleep(0.02)

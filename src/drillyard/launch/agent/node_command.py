@@ -45,17 +45,16 @@ def fill(text: str, values: dict[str, str]) -> str:
 
 
 class NodeCommand:
-    """The command of node `rank`, attempt after attempt. Use it from one thread."""
+    """The command of node `rank`, attempt after attempt; its ranks meet at `address`. Use it from one thread."""
 
     def __init__(
-        self, job: Job, rank: int, me: Process, quiet: bool = False, submission: str = "", umask: int = -1
+        self, job: Job, rank: int, me: Process, address: str, quiet: bool, submission: str, umask: int
     ) -> None:
         self.job = job
         self.rank = rank
+        self.address = address
         self.host = me.host
         self.token = f"{run_token(job.launch_directory)}-{rank}-{me.pid}-{me.started}"
-        self.report: dict[str, Any] | None = None
-        """How the attempt's command ended, once nothing of it is left."""
         self._directory = Path(job.launch_directory)
         self._umask = umask
         self._submission = submission
@@ -75,7 +74,7 @@ class NodeCommand:
         self._pump: Pump | None = None
         self._rank_pipes: RankPipes | None = None
         self._returncode: int | None = None
-        self._signalled = self._asked = False
+        self._asked = False
         self._why: str | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
@@ -92,11 +91,16 @@ class NodeCommand:
         """Whether anything of an attempt may still run."""
         return self._command is not None
 
-    def start(self, start: StartMessage, address: str) -> None:
-        """Start the command, with its ranks to meet at `address`."""
+    @property
+    def poll_seconds(self) -> float:
+        """How long to wait at most before the next `tick`."""
+        return 0.02 if self.busy and self._kill_at is not None else 0.2
+
+    def start(self, start: StartMessage) -> None:
+        """Start the command."""
         assert self._command is None
-        self.report, self._returncode, self._why = None, None, None
-        self._signalled = self._asked = False
+        self._returncode = self._why = None
+        self._asked = False
         self._kill_at = self._give_up_at = None
         exits = self._directory / "exits"
         name = f"{start.epoch:04d}-{start.attempt:04d}.node-{self.rank}"
@@ -108,7 +112,7 @@ class NodeCommand:
             "node_rank": str(self.rank),
             "nodes": str(job.nodes),
             "processes_per_node": str(job.processes_per_node),
-            "master_addr": address,
+            "master_addr": self.address,
             "master_port": str(start.port),
             "round": str(start.attempt),
             "run_directory": job.run_directory,
@@ -122,7 +126,7 @@ class NodeCommand:
             "NODE_RANK": values["node_rank"],
             "NNODES": values["nodes"],
             "NPROC_PER_NODE": values["processes_per_node"],
-            "MASTER_ADDR": address,
+            "MASTER_ADDR": self.address,
             "MASTER_PORT": values["master_port"],
             launch_contract.EXIT_RECORD: str(self._record),
             launch_contract.ATTEMPT: values["round"],
@@ -167,8 +171,7 @@ class NodeCommand:
         if self._command is None:
             return
         if self._returncode is None:
-            if not self._signalled:
-                self._signalled = True
+            if self._kill_at is None:
                 if stop.elsewhere is not None:
                     self.say(f"{signal.Signals(stop.signal).name} to the command: {stop.elsewhere.reason}")
                     launch_contract.write_failure_elsewhere(self._record, stop.elsewhere)
@@ -179,24 +182,21 @@ class NodeCommand:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def kill(self, why: str | None = None) -> None:
-        """SIGKILL everything of the attempt, from now on until nothing is left; `why`: the reason of its end, also
-        where the reaper was quicker."""
-        if self._command is None:
-            return
-        self._asked = self._asked or (self._returncode is None and why is None)
+        """SIGKILL everything of the attempt, from the next `tick` on until nothing is left; `why`: the reason of its
+        end, also where the reaper was quicker."""
+        self.stop(StopMessage(signal.SIGKILL, 0.0, why))
         self._why = self._why or why
-        self._kill_at = time.monotonic()
-        self.tick()
 
-    def tick(self) -> None:
-        """See whether the command ended, kill what is to be killed, and report once nothing is left."""
+    def tick(self) -> list[dict[str, Any]]:
+        """See whether the command ended, and kill what is to be killed; returns the report of its end, once, when
+        nothing is left."""
         if self._command is None:
-            return
+            return []
         if self._returncode is None:
             self._returncode = self._command.poll()
         due = self._kill_at is not None and time.monotonic() >= self._kill_at
         if self._returncode is None and not due:
-            return
+            return []
         left = kill_marked_processes(self.token, AGENT_MARK)
         if self._returncode is None:
             # It may have cleared its environment.
@@ -205,15 +205,15 @@ class NodeCommand:
             self._give_up_at = time.monotonic() + _SECONDS_TO_END
         given_up = time.monotonic() >= self._give_up_at
         if (left or self._returncode is None) and not given_up:
-            return
-        self._finish(left)
+            return []
+        return [self._finish(left)]
 
     def say(self, text: str) -> None:
         """Write a line of the agent's own to the node's log."""
         for line in self._redactor.text(text).splitlines():
             self._log.put(stamped_line(f"=== {line}"))
 
-    def _finish(self, left: list[int]) -> None:
+    def _finish(self, left: list[int]) -> dict[str, Any]:
         assert self._pump is not None
         patience = 0.2 if left else 2.0
         printed = self._pump.finish(patience).decode(errors="replace")
@@ -230,8 +230,9 @@ class NodeCommand:
             record = safe
             with contextlib.suppress(OSError):
                 state_file.replace_file(self._record, json.dumps(record) + "\n")
-        self.report = exit_report.make_report(self.rank, self.host, returncode, record, printed, self._asked, why)
-        self.report["left"] = left
+        report = exit_report.make_report(self.rank, self.host, returncode, record, printed, self._asked, why)
+        report["left"] = left
         self._command = self._pump = self._rank_pipes = None
         with contextlib.suppress(OSError):
-            state_file.replace_file(self._exit, json.dumps(self.report, indent=2) + "\n")
+            state_file.replace_file(self._exit, json.dumps(report, indent=2) + "\n")
+        return report

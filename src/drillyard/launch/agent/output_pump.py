@@ -55,12 +55,10 @@ class Sink:
         self._waiting: list[bytes] = []
         self._bytes = 0
         self._left_out = 0
-        self._closed = False
         self._hurried = False
         self._writing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._write_on, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._write_on, daemon=True).start()
 
     def put(self, data: bytes) -> None:
         """Queue `data` to be written in one piece, or leave it out where too much waits already."""
@@ -87,17 +85,12 @@ class Sink:
     def close(self) -> None:
         """Write what waits, for at most five seconds. The descriptor stays open."""
         self.drain(5.0)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
     def _write_on(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
+                while not self._waiting:
                     self._changed.wait()
-                if not self._waiting:
-                    return
                 self._gather()
                 data, self._waiting, self._bytes = b"".join(self._waiting), [], 0
                 self._writing = True
@@ -155,9 +148,7 @@ class SegmentedLog(Sink):
 
     def _gather(self) -> None:
         patience = self._written_at + GATHER_SECONDS - time.monotonic()
-        self._changed.wait_for(
-            lambda: self._hurried or self._closed or self._bytes >= _ENOUGH_BYTES, max(0.0, patience)
-        )
+        self._changed.wait_for(lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, patience))
 
     def _write(self, data: bytes) -> int:
         try:
@@ -176,12 +167,10 @@ class SegmentedLog(Sink):
         return 0
 
 
-class Stamper:
-    """Bytes in, stamped whole lines out, each with `mark` after its stamp. A line that has not ended waits, at most
-    1 MiB of it."""
+class OutputLines:
+    """Bytes in, whole lines out. A line that has not ended waits, at most 1 MiB of it."""
 
-    def __init__(self, mark: bytes = b"") -> None:
-        self._mark = mark
+    def __init__(self) -> None:
         self._open = b""
         self._redrawn_at = 0.0
 
@@ -195,12 +184,12 @@ class Stamper:
         lines += self._redraw(now)
         if len(self._open) > _LINE_BYTES:
             lines, self._open = lines + self._open + b"\n", b""
-        return _stamped(lines, stamp(now) + self._mark)
+        return lines
 
-    def close(self, now: float) -> bytes:
+    def close(self) -> bytes:
         """The rest: a line without an end."""
         left, self._open = _drawn(self._open), b""
-        return _stamped(left + b"\n", stamp(now) + self._mark) if left else b""
+        return left + b"\n" if left else b""
 
     def _redraw(self, now: float) -> bytes:
         # A \r at the very end may be half of \r\n.
@@ -215,15 +204,9 @@ class Stamper:
         return text + b"\n"
 
 
-def _stamped(lines: bytes, mark: bytes) -> bytes:
-    if not lines:
-        return b""
-    return mark + lines[:-1].replace(b"\n", b"\n" + mark) + b"\n"
-
-
-def _bare(lines: bytes, mark: bytes) -> bytes:
-    """Lines without the mark at the begin of each."""
-    return lines[len(mark) :].replace(b"\n" + mark, b"\n")
+def prefixed(lines: bytes, prefix: bytes) -> bytes:
+    """Whole lines with `prefix` before each."""
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n" if lines else b""
 
 
 def _drawn(line: bytes) -> bytes:
@@ -259,17 +242,17 @@ class Pump:
         return self._tail
 
     def _pump(self) -> None:
-        stamper = Stamper(self._mark)
+        splitter = OutputLines()
         ended = False
         while not ended:
             data = os.read(self._reader, _PIECE_BYTES)
             now, ended = time.time(), not data
             data = self._redacted.feed(data)
             self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
-            lines = stamper.feed(data, now) + (stamper.close(now) if ended else b"")
-            self._log.put(lines)
+            lines = splitter.feed(data, now) + (splitter.close() if ended else b"")
+            self._log.put(prefixed(lines, stamp(now) + self._mark))
             if self._passed_on is not None:
-                self._passed_on.put(_bare(lines, stamp(now)) if self._mark else data)
+                self._passed_on.put(prefixed(lines, self._mark) if self._mark else data)
         os.close(self._reader)
 
 

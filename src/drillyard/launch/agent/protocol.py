@@ -6,9 +6,9 @@ over the line's number and its JSON, under a key that only those who know the ru
 | line | from | its key is derived from the secret and | content |
 |---|---|---|---|
 | hello | node | nothing else | which node this is, and a nonce |
-| answer | leader | the hello | a nonce, and the port that the leader listens on |
-| 0, 1, ... | node | hello and answer | `join`, then messages |
-| 0, 1, ... | leader | hello and answer | the epoch or a refusal, then messages |
+| answer | leader | the node's nonce | another nonce, and the port that the leader listens on |
+| 0, 1, ... | node | both nonces | `join`, then messages |
+| 0, 1, ... | leader | both nonces | the epoch or a refusal, then messages |
 
 So a line that is unauthenticated, changed, repeated, dropped, moved, sent back or taken from another connection has a
 wrong MAC: it ends that connection, and the node joins again. The port in the answer reveals a program that took an
@@ -19,7 +19,6 @@ how commands ended. Either side considers the other lost after half of `lease_se
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os
@@ -42,7 +41,7 @@ class ConnectionLost(Exception):
     """The other side is gone, or is not of this run."""
 
 
-class JoinRefused(Exception):
+class JoinRefused(ConnectionLost):
     """The leader of this run does not accept this node; its reason."""
 
 
@@ -69,19 +68,14 @@ class Connection:
         """For `wait_for`."""
         return self._socket.fileno()
 
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether something waits until the other side reads."""
-        return bool(self._unsent)
-
     def send(self, **message: Any) -> None:
         """Send a message. Raises ConnectionLost."""
         self._unsent += seal(self._sending_key, self._num_sent, message) + b"\n"
         self._num_sent += 1
         self.flush()
 
-    def flush(self) -> None:
-        """Send on what waits. Raises ConnectionLost."""
+    def flush(self) -> bool:
+        """Send on what waits; whether all is sent. Raises ConnectionLost."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -90,6 +84,7 @@ class Connection:
                 raise ConnectionLost("the other side reads nothing") from None
         except OSError as error:
             raise ConnectionLost(str(error)) from None
+        return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages that have come, heartbeats left out. Raises ConnectionLost."""
@@ -111,7 +106,8 @@ class Connection:
         return message
 
     def beat(self) -> None:
-        """Send a heartbeat when one is due, and check that the other side's come. Raises ConnectionLost."""
+        """Send what waits, and a heartbeat when one is due. Raises ConnectionLost, also for a silent other side."""
+        self.flush()
         now = time.monotonic()
         if now - self._received_at > self._silence_seconds:
             raise ConnectionLost(f"silent for {now - self._received_at:.0f} s")
@@ -127,7 +123,15 @@ class Connection:
 
     def _read(self) -> None:
         longest = _LONGEST_LINE if self._num_received else HANDSHAKE_LINE_BYTES
-        self._received += read_some(self._socket, min(longest, _READ_BYTES))
+        try:
+            data = self._socket.recv(min(longest, _READ_BYTES))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionLost(str(error)) from None
+        if not data:
+            raise ConnectionLost("closed by the other side")
+        self._received += data
         if len(self._received) > longest and b"\n" not in self._received:
             raise ConnectionLost(f"a line of more than {longest} bytes")
 
@@ -141,19 +145,6 @@ class Connection:
         # Only an authentic line shows that the other side lives.
         self._received_at = time.monotonic()
         return message
-
-
-def read_some(sock: socket.socket, num_bytes: int) -> bytes:
-    """The bytes that have arrived on a non-blocking socket, maybe none. Raises ConnectionLost."""
-    try:
-        data = sock.recv(num_bytes)
-    except BlockingIOError:
-        return b""
-    except OSError as error:
-        raise ConnectionLost(str(error)) from None
-    if not data:
-        raise ConnectionLost("closed by the other side")
-    return data
 
 
 def seal(key: bytes, number: int, message: dict[str, Any]) -> bytes:
@@ -180,10 +171,9 @@ def _mac(key: bytes, number: int, text: bytes) -> bytes:
     return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256").hex().encode()
 
 
-def derive_key(secret: bytes, purpose: str, *lines: bytes) -> bytes:
-    """The key for `purpose`, bound to the lines of the handshake so far."""
-    hashes = b"".join(hashlib.sha256(line).digest() for line in lines)
-    return hmac.digest(secret, b"drillyard agent\0" + purpose.encode() + b"\0" + hashes, "sha256")
+def derive_key(secret: bytes, purpose: str, *nonces: str) -> bytes:
+    """The key for `purpose`, bound to the nonces of the handshake so far."""
+    return hmac.digest(secret, json.dumps(["drillyard-agent", purpose, *nonces]).encode(), "sha256")
 
 
 def join(
@@ -197,7 +187,7 @@ def join(
     """Find the leader of this run and join it as the node that is `described`; its connection and epoch.
 
     A host that answers nothing costs three seconds per port; `interrupted` is called before each.
-    Raises ConnectionLost when the leader is on none of the ports, and Refused.
+    Raises ConnectionLost when the leader is on none of the ports; JoinRefused when it is, and refuses.
     """
     last = ""
     for port in range(first_port, first_port + NUM_PORTS):
@@ -213,25 +203,27 @@ def join(
         try:
             return _shake_hands(sock, secret, described, silence_seconds)
         except (OSError, ConnectionLost) as error:
+            sock.close()
+            if isinstance(error, JoinRefused):
+                raise
             last = f"{leader} port {port}: {error}"
-            sock.close()
-        except JoinRefused:
-            sock.close()
-            raise
     raise ConnectionLost(last)
 
 
 def _shake_hands(
     sock: socket.socket, secret: bytes, described: dict[str, Any], silence_seconds: float
 ) -> tuple[Connection, int]:
-    hello = seal(derive_key(secret, "hello"), 0, {**described, "nonce": os.urandom(16).hex()})
-    sock.sendall(hello + b"\n")
-    line = _read_line(sock)
-    port = unseal(derive_key(secret, "answer", hello), 0, line).get("port")
+    nonce = os.urandom(16).hex()
+    keys = derive_key(secret, "hello"), derive_key(secret, "answer", nonce)
+    connection = Connection(sock, silence_seconds, *keys)
+    connection.send(**described, nonce=nonce)
+    answer = connection.wait_for_message(_CONNECT_SECONDS)
+    port = answer.get("port")
     if port != sock.getpeername()[1]:
         # A relay could delay or cut messages at any time.
         raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
-    keys = derive_key(secret, "node", hello, line), derive_key(secret, "leader", hello, line)
+    nonces = nonce, str(answer.get("nonce"))
+    keys = derive_key(secret, "node", *nonces), derive_key(secret, "leader", *nonces)
     connection = Connection(sock, silence_seconds, *keys)
     connection.send(join=1)
     answer = connection.wait_for_message(_CONNECT_SECONDS)
@@ -241,15 +233,3 @@ def _shake_hands(
     if not isinstance(epoch, int):
         raise ConnectionLost("no epoch")
     return connection, epoch
-
-
-def _read_line(sock: socket.socket) -> bytes:
-    # Byte by byte, so that nothing of the line after it is taken.
-    line = b""
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    while not line.endswith(b"\n"):
-        byte = sock.recv(1)
-        if not byte or len(line) > HANDSHAKE_LINE_BYTES or time.monotonic() > deadline:
-            raise ConnectionLost("no answer")
-        line += byte
-    return line[:-1]

@@ -15,11 +15,12 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from types import FrameType
 
 from drillyard.supervise.launch_contract import EXIT_FAILED
 from drillyard.supervise.process_identity import process_of, running_process
 from drillyard.supervise.reaper import RUN_MARK
+from drillyard.supervise.sockets import wait_for
+from drillyard.supervise.stop_requests import StopRequests
 
 from .job import run_token
 from .startup import UsageError, agents_here, load_job, locate_node
@@ -34,7 +35,7 @@ _SECONDS_OF_A_GOOD_LIFE = 600.0
 def start(options: Namespace) -> int:
     """Start an agent that is respawned, detached; prints JSON when it is up. Raises UsageError."""
     job = load_job(options.job)
-    node, address, start = locate_node(job, options)
+    node, _, start = locate_node(job, options)
     directory = Path(job.launch_directory)
     for each in agents_here(directory):
         agent = process_of(each["agent"])
@@ -48,12 +49,9 @@ def start(options: Namespace) -> int:
         print(json.dumps({**each, "already": True}))
         return 0
     log = directory / f"agent-{node}.log"
-    argv = [sys.executable, str(Path(__file__).resolve().parent), "keep", "--job", options.job]
-    argv += ["--node-rank", str(node), "--leader", address, "--submission", start["submission"]]
-    argv += ["--attempt", start["attempt"], "--quiet"]
     with open(log, "ab") as output:
         respawner = subprocess.Popen(
-            argv,
+            _this_call_as("keep", "--quiet"),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -87,53 +85,41 @@ def _ended_at_once(code: int, log: Path) -> int:
     return code if code > 0 else EXIT_FAILED
 
 
-class _Respawner:
-    """The agent's process, and the signals that came for it."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self._argv = argv
-        self._agent: subprocess.Popen[bytes] | None = None
-        self._asked: list[int] = []
-
-    def keep(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._pass_on)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def respawn(argv: list[str]) -> int:
+    """Run an agent until it exits, or until a stop signal, which is passed on; returns the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    pause = _FIRST_PAUSE_SECONDS
+    # SIGCHLD, so that waiting ends when the agent does.
+    with StopRequests(signal.SIGCHLD) as stop:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        pause = _FIRST_PAUSE_SECONDS
         while True:
             begun = time.monotonic()
-            self._agent = subprocess.Popen(self._argv)
-            for asked in self._asked:
-                # It came while the agent was being started.
-                self._agent.send_signal(asked)
-            code = self._agent.wait()
+            agent = subprocess.Popen(argv)
+            while (code := agent.poll()) is None:
+                wait_for([stop], 1.0)
+                for number in stop.take():
+                    agent.send_signal(number)
             if code >= 0:
                 return code
-            if self._asked:
+            if stop.first is not None:
                 return 128 - code
             if time.monotonic() - begun > _SECONDS_OF_A_GOOD_LIFE:
                 pause = _FIRST_PAUSE_SECONDS
             again_at = time.monotonic() + pause
             words = f"the agent was killed by {signal.Signals(-code).name}; it starts again in {pause:.1f} s"
             print(words, file=sys.stderr, flush=True)
-            while not self._asked and time.monotonic() < again_at:
-                time.sleep(0.1)
-            if self._asked:
-                return 128 + self._asked[-1]
+            while (left := again_at - time.monotonic()) > 0:
+                wait_for([stop], left)
+                if asked := stop.take():
+                    return 128 + asked[0]
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._asked.append(number)
-        if self._agent is not None:
-            self._agent.send_signal(number)
 
 
 def keep(options: Namespace) -> int:
     """Run an agent, and start it again when a signal kills it; returns the exit code of the agent that exited."""
-    argv = [sys.executable, str(Path(__file__).resolve().parent), "run", "--kept", "--job", options.job]
-    for name in ("node_rank", "leader", "submission", "attempt"):
-        value = getattr(options, name)
-        if value is not None:
-            argv += ["--" + name.replace("_", "-"), str(value)]
-    return _Respawner(argv + (["--quiet"] if options.quiet else [])).keep()
+    return respawn(_this_call_as("run", "--kept"))
+
+
+def _this_call_as(verb: str, *more: str) -> list[str]:
+    """The call of this process with another verb."""
+    return [sys.executable, str(Path(__file__).resolve().parent), verb, *sys.argv[2:], *more]

@@ -48,13 +48,12 @@ def run(options: Namespace) -> int:
     me = this_process()
     with (
         _announced(directory, node, me, options.kept, start),
-        contextlib.closing(NodeCommand(job, node, me, options.quiet, start["submission"], umask)) as command,
+        contextlib.closing(NodeCommand(job, node, me, address, options.quiet, start["submission"], umask)) as command,
     ):
         secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
         allocation = Allocation(options.hosts, log)
-        agent = (Leader if node == 0 else Follower)(job, command, me, secret, address, start, allocation)
-        return agent.run()
+        return (Leader if node == 0 else Follower)(command, me, secret, start, allocation).run()
 
 
 def _require_secrets(job: Job) -> None:

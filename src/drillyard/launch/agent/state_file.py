@@ -128,7 +128,9 @@ class StateFile:
         self._written = False
 
     def enter(self, state: str, reason: str | None = None, **fields: Any) -> None:
-        """Change to a state, or to another reason for it."""
+        """Change to a state, or to another reason for it; writes nothing where nothing changes."""
+        if not fields and (self.fields.get("state"), self.fields.get("reason")) == (state, reason):
+            return
         if state != self.fields.get("state"):
             self.fields["since"] = time.time()
         self.fields.update(fields, state=state, reason=reason)
@@ -196,16 +198,13 @@ def summary_completed(run_directory: Path) -> bool:
     return read_json_object(run_directory / "summary.json").get("status") == "completed"
 
 
-def newest_checkpoint(pattern: str | None) -> tuple[float, str] | None:
+def newest_checkpoint(pattern: str | None) -> list[Any] | None:
     """Time and path of the newest match, which change when a checkpoint is added; None: there is none."""
-    if pattern is None:
-        return None
-    newest: tuple[float, str] | None = None
-    for path in glob.glob(pattern):
+    found = []
+    for path in glob.glob(pattern) if pattern is not None else ():
         with contextlib.suppress(OSError):
-            found = os.stat(path).st_mtime, path
-            newest = found if newest is None else max(newest, found)
-    return newest
+            found.append([os.stat(path).st_mtime, path])
+    return max(found, default=None)
 
 
 def mark_cancelled(launch_directory: Path, submission: str) -> None:

@@ -1,10 +1,18 @@
-"""The verb `submit`, on the head host of a Slurm cluster: write launch directories, submit, note the runs in the index.
+"""The verbs that write launch directories on the head host, and keep other launches away: `submit`; `place`, `unlock`.
 
-All of it is done under one lock of the kernel, and only where the index has of each run the job that the launch has
-seen there. So of several launches of a name at the same moment one submits.
+`submit`, on Slurm, writes launch directories, submits, and notes the runs in the index: all of it under one lock of the
+kernel, and only where the index has of each run the job that the launch has seen there. So of several launches of a
+name at the same moment one submits.
 
-`--sent` is the unpacked archive of the launch: the files of the launch directory, `points/RUN/` with those of a sweep's
-other runs, and `index/RUN.json`, the entries. Launch directories are siblings: OUTPUT/RUN/launch.
+Where agents start on several hosts, no kernel lock can be held that long. The submit lock is the file `claim` of the
+launch directory, in which `place` notes the submission before it writes: a launch that finds another one there has
+submitted nothing. It ends with `unlock`, when the launching process of the same host dies, else after
+`SUBMIT_LOCK_SECONDS`. A plan that is applied by hand has no such process. `place` and `unlock` have a kernel lock to
+their ends, so a launch whose connection was lost cannot write after the next one.
+
+`--sent` is the unpacked archive of the launch: the files of the launch directory; for `place`, `client`, the launching
+process; for `submit`, `points/RUN/` with those of a sweep's other runs, and `index/RUN.json`, the entries. Launch
+directories are siblings: OUTPUT/RUN/launch.
 """
 
 from __future__ import annotations
@@ -21,25 +29,60 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from .index import index_directory
+from drillyard.supervise.process_identity import process_of
+
+from .host_probe import running_agents
+from .index import index_directory, write_entry
 from .ownership import make_launch_directory, problem_of
 from .startup import UsageError
 from .state_file import forget_secrets, read_json_object, replace_file
 
 TAKEN = 3
-"""Exit code: another launch has submitted a run of this name meanwhile."""
+"""Exit code: another launch of this name has submitted meanwhile, or is about to."""
+SUBMIT_LOCK_SECONDS = 900
+"""An older submit lock has expired."""
 SAYS = "drillyard: "
 """Begins a line of standard error that is for the user, although all went well."""
 ENTRIES, POINTS = "index", "points"
 _LAST_END = ("state.json", "ended.json")
-_LOCK_SECONDS = 120.0
+_PLACE_WAIT_SECONDS, _SUBMIT_WAIT_SECONDS = 30.0, 120.0
+"""How long a launch waits for another one's kernel lock: writing takes seconds, sbatch may try for a while."""
 _SBATCH_NOT_FOUND = 127
 
 
-def prepare(options: Namespace) -> int:
-    """The verb `prepare`: make a launch directory that only its owner may write to. Raises UsageError, OSError."""
-    if problem := make_launch_directory(Path(options.launch_directory)):
+def place(options: Namespace) -> int:
+    """Lock a launch directory, write what was sent, and note the run in the index. Raises UsageError, OSError."""
+    sent, launch = Path(options.sent), Path(options.launch_directory)
+    if problem := make_launch_directory(launch):
         raise UsageError(problem)
+    with _locked(launch / "claim", _PLACE_WAIT_SECONDS):
+        other = read_json_object(launch / "claim")
+        age = time.time() - float(other.get("at") or 0)
+        client = process_of(other.get("client"))
+        has_ended = age >= SUBMIT_LOCK_SECONDS or (client is not None and client.here and not client.alive)
+        if other.get("submission", options.submission) != options.submission and not has_ended:
+            words = f"submission {other['submission']}, {age:.0f} s ago; a lock ends after {SUBMIT_LOCK_SECONDS} s"
+            print(words, file=sys.stderr, flush=True)
+            return TAKEN
+        # Another launch may have had the lock, and released it, since the hosts were checked.
+        if agents := running_agents(launch):
+            print(f"submission {agents[0]['submission']}, running there", file=sys.stderr, flush=True)
+            return TAKEN
+        mine = {"submission": options.submission, "at": time.time(), "client": read_json_object(sent / "client")}
+        (launch / "claim").write_text(json.dumps(mine) + "\n", encoding="utf-8")
+        # A run that is submitted again has its other files.
+        again = None if (sent / "job.json").exists() else ("secret", "secrets.json")
+        _place(launch, *(path for path in sent.iterdir() if (path.name in again if again else path.name != "client")))
+        write_entry(options.entry)
+    return 0
+
+
+def unlock(options: Namespace) -> int:
+    """Release the submit lock, where it is still this submission's. Raises UsageError, OSError."""
+    noted = Path(options.launch_directory, "claim")
+    with _locked(noted, _PLACE_WAIT_SECONDS):
+        if read_json_object(noted).get("submission") == options.submission:
+            noted.write_text("", encoding="utf-8")
     return 0
 
 
@@ -52,7 +95,7 @@ def submit(options: Namespace) -> int:
     index = index_directory() / options.cluster
     index.mkdir(parents=True, exist_ok=True)
     entries = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted((sent / ENTRIES).glob("*.json"))}
-    with _locked(index / ".lock"):
+    with _locked(index / ".lock", _SUBMIT_WAIT_SECONDS):
         for path, entry in entries.items():
             there = read_json_object(index / path.name).get("job_id")
             if there != entry.pop("replaces"):
@@ -68,7 +111,7 @@ def submit(options: Namespace) -> int:
             for point in (sent / POINTS).glob("*"):
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
         elif (sent / "secrets.json").exists():
-            _copy(str(sent / "secrets.json"), str(launch / "secrets.json"))
+            _copy(sent / "secrets.json", launch / "secrets.json")
         argv = ["sbatch", "--parsable", *_dependency(options.after), str(launch / options.script)]
         try:
             done = subprocess.run(
@@ -95,17 +138,17 @@ def submit(options: Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock out other launches of the cluster; warn where the file system has no locks (Lustre without -o flock)."""
+def _locked(path: Path, seconds: float) -> Iterator[None]:
+    """Lock out other launches; warn where the file system has no locks (Lustre without -o flock)."""
     with open(path, "a", encoding="utf-8") as file:
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"{path}: another launch has had the lock for {_LOCK_SECONDS:.0f} s") from None
+                    raise UsageError(f"{path}: another launch has had the lock for {seconds:.0f} s") from None
                 time.sleep(0.1)
             except OSError as error:
                 words = f"no lock on {path} ({error.strerror}): launches at the very same moment are not kept apart"
@@ -122,15 +165,31 @@ def _place(launch: Path, *sources: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             (launch / name).unlink()
     for source in sources:
-        if source.is_dir():
-            shutil.copytree(source, launch / source.name, dirs_exist_ok=True, copy_function=_copy)
-        else:
-            _copy(str(source), str(launch / source.name))
+        files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        for file in files:
+            # The agent that was sent may have written bytecode.
+            if file.parent.name != "__pycache__":
+                target = launch / file.relative_to(source.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _copy(file, target)
 
 
-def _copy(source: str, target: str) -> None:
-    shutil.copy2(source, f"{target}.new")
-    os.replace(f"{target}.new", target)
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file in one step. The new one has its mode before its content, which may be a secret."""
+    draft = target.with_name(f"{target.name}.new")
+    draft.unlink(missing_ok=True)
+    with open(source, "rb") as content:
+        mode = os.fstat(content.fileno()).st_mode & 0o777
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with open(descriptor, "wb") as out:
+                shutil.copyfileobj(content, out)
+            draft.replace(target)
+        except BaseException as error:
+            draft.unlink()
+            if isinstance(error, OSError):
+                error.filename = error.filename or str(target)
+            raise
 
 
 def _dependency(handle: str | None) -> list[str]:

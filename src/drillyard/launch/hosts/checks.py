@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from drillyard.hardware.machines import Machine
+from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.protocol import NUM_PORTS
 from drillyard.launch.programs import Result
+from drillyard.version import __version__
 
 CLOCK_SECONDS = 2.0
 """Events of all hosts are ordered by their clocks, and certificates and file system leases depend on them."""
@@ -50,58 +53,32 @@ class HostAnswer:
         return reported if isinstance(reported, dict) else None
 
 
-@dataclass(frozen=True)
-class HostRequirements:
-    """What the run needs on every host."""
-
-    run: str
-    launch_directory: str
-    port: int
-    version: str
-    """Of drillyard, as this machine has it."""
-    image: str | None = None
-    machine: str | None = None
-    gpus: int | None = None
-    """Of `machine`, per host."""
+def problem_lines(problems: Iterable[tuple[str, str]]) -> list[str]:
+    """One line per problem, from pairs of a host and its problem: hosts with the same problem share it."""
+    hosts_with: dict[str, list[str]] = {}
+    for host, problem in problems:
+        hosts_with.setdefault(problem, []).append(host)
+    return [f"{_named(hosts)}: {problem}" for problem, hosts in hosts_with.items()]
 
 
-@dataclass
-class HostProblems:
-    """Problems by their text, each with the hosts that have it, in the order in which they were found."""
-
-    found: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, host: str, problem: str) -> None:
-        """Record a problem of `host`."""
-        self.found.setdefault(problem, []).append(host)
-
-    def lines(self) -> list[str]:
-        """One line per problem."""
-        return [f"{_named(hosts)}: {text}" for text, hosts in self.found.items()]
-
-
-def judge(answers: Sequence[HostAnswer], needed: HostRequirements) -> list[str]:
-    """The problems to fix before the run can start, a line each."""
-    problems = HostProblems()
-    reported = {}
-    for answer in answers:
-        facts = answer.parsed()
-        if facts is None:
-            problems.add(answer.host, no_answer_reason(answer))
-        else:
-            reported[answer.host] = facts
+def judge(
+    answers: Sequence[HostAnswer], job: Job, image: str | None = None, machine: Machine | None = None
+) -> list[str]:
+    """The problems to fix before the run can start, a line each. `machine`: what the cluster config says they are."""
+    parsed = {answer.host: answer.parsed() for answer in answers}
+    reported = {host: facts for host, facts in parsed.items() if facts is not None}
+    problems = [(answer.host, no_answer_reason(answer)) for answer in answers if parsed[answer.host] is None]
     for host, facts in reported.items():
-        for text in _problems_of(facts, needed):
-            problems.add(host, text)
+        problems += [(host, text) for text in _problems_of(facts, job, image, machine)]
     for what, value_of, advice in _COMPARED:
         values = {host: value for host, facts in reported.items() if (value := value_of(facts)) is not None}
         usual = statistics.mode(values.values()) if values else None
         for host, value in values.items():
             if value != usual:
                 other = next(each for each in values if values[each] == usual)
-                problems.add(host, f"{what}: {value}, where {other} has {usual}; {advice}")
-    _clocks({answer.host: answer for answer in answers}, reported, problems)
-    return problems.lines()
+                problems.append((host, f"{what}: {value}, where {other} has {usual}; {advice}"))
+    problems += _clocks({answer.host: answer for answer in answers}, reported)
+    return problem_lines(problems)
 
 
 def no_answer_reason(answer: HostAnswer) -> str:
@@ -117,24 +94,25 @@ def no_answer_reason(answer: HostAnswer) -> str:
     return f"the check failed there: {text}"
 
 
-def _problems_of(facts: Mapping[str, Any], needed: HostRequirements) -> Iterator[str]:
+def _problems_of(facts: Mapping[str, Any], job: Job, image_name: str | None, machine: Machine | None) -> Iterator[str]:
     """What is wrong with one host alone."""
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
-        yield f"image {needed.image}: {image['error']}"
+        yield f"image {image_name}: {image['error']}"
     elif drillyard and drillyard.get("version") is None:
         yield (
-            f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install drillyard {needed.version} "
+            f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install drillyard {__version__} "
             "there, or name another `python` in the cluster config"
         )
-    elif drillyard and drillyard["version"].split()[-1:] != [needed.version]:
+    elif drillyard and drillyard["version"].split()[-1:] != [__version__]:
         has = f"{drillyard['python']} has {drillyard['version']}"
-        yield f"{has}, and this machine launches with {needed.version}: install the same there"
+        yield f"{has}, and this machine launches with {__version__}: install the same there"
     gpus = facts.get("gpus") or 0
     if gpus and facts.get("gpu_models") is None:
         yield "nvidia-smi fails, and there are GPUs: the driver must work before anything can run"
-    elif needed.gpus is not None and gpus != needed.gpus:
-        yield f"{gpus} GPUs, and machine {needed.machine} has {needed.gpus}: find the missing, or name what it is"
+    elif machine is not None and gpus != machine.num_accelerators:
+        has = f"machine {machine.name} has {machine.num_accelerators}"
+        yield f"{gpus} GPUs, and {has}: find the missing, or name what it is"
     directory = facts.get("directory") or {}
     path, free = directory.get("path"), directory.get("free_bytes")
     if directory.get("error"):
@@ -144,13 +122,13 @@ def _problems_of(facts: Mapping[str, Any], needed: HostRequirements) -> Iterator
     if facts.get("unsafe"):
         yield facts["unsafe"]
     if facts.get("ports_free") == []:
-        ports = f"ports {needed.port} to {needed.port + NUM_PORTS - 1}"
+        ports = f"ports {job.port} to {job.port + NUM_PORTS - 1}"
         yield f"{ports}, on which the run's agents meet, are all taken: end the program that listens there (ss -ltnp)"
     if facts.get("agents"):
-        yield f"{needed.run} is still running there: drillyard runs cancel {needed.run}, or launch --replace"
+        yield f"{job.run} is still running there: drillyard runs cancel {job.run}, or launch --replace"
     for run in facts.get("runs") or []:
         # Runs without GPUs share a machine as any programs do.
-        if run["launch_directory"] != needed.launch_directory and facts.get("gpus"):
+        if run["launch_directory"] != job.launch_directory and facts.get("gpus"):
             active = f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs"
             yield f"{active}: wait for its end, or drillyard runs cancel {run['run']}"
 
@@ -172,9 +150,7 @@ _COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
 """What the hosts must have in common, how it is found in a host's facts, and what to do."""
 
 
-def _clocks(
-    answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]], problems: HostProblems
-) -> None:
+def _clocks(answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Compare the hosts' clocks, each known relative to this machine's within an interval, with the median."""
     ahead = {
         host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)
@@ -190,7 +166,7 @@ def _clocks(
         apart = max(low - most, least - high)
         if apart > CLOCK_SECONDS:
             way = "ahead of" if low > most else "behind"
-            problems.add(
+            yield (
                 host,
                 f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or ntpd (timedatectl)",
             )
@@ -198,7 +174,7 @@ def _clocks(
 
 def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
     """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
-    problems = HostProblems()
+    problems = []
     unseen = (
         f"{directory} is not the directory that {head} sees under that path: put `output` or storage.directory on "
         "storage that all hosts mount at the same path"
@@ -206,10 +182,10 @@ def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list
     for answer in answers:
         facts = answer.parsed()
         if facts is None:
-            problems.add(answer.host, no_answer_reason(answer))
+            problems.append((answer.host, no_answer_reason(answer)))
         elif not facts["directory"]["seen"]:
-            problems.add(answer.host, unseen)
-    return problems.lines()
+            problems.append((answer.host, unseen))
+    return problem_lines(problems)
 
 
 def _named(hosts: Sequence[str]) -> str:

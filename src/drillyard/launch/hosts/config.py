@@ -67,6 +67,6 @@ SSH = PlatformFacts(
     optional=("machine", "storage", "image", "mounts", "python"),
     section=SshConfig,
     machines="own",
-    capabilities=Capabilities(gang=True, image=True, sync=True),
+    capabilities=Capabilities(image=True, sync=True),
     launcher="drillyard.launch.hosts.launcher:HostsLauncher",
 )

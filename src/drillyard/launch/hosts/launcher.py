@@ -2,36 +2,51 @@
 
 Agents write a run's state into its launch directory, and the head host (the first of `ssh.hosts`, node 0) has an index
 of its runs, so every machine that reaches the head host sees the same runs.
+
+Each stage of a plan (plan.py) runs on all hosts in parallel, and nothing starts before all checks pass. Ctrl-C before
+the first file is written changes nothing. From then until all agents have started it is deferred. Where an agent cannot
+start, those that did are stopped. Of several launches of one run at once, one gets the submit lock; the others report
+that and undo nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import posixpath
+import secrets
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
+from drillyard.hardware import load_catalog
+from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import require_launchable
-from drillyard.launch.hosts import plan as host_plan
-from drillyard.launch.hosts.checks import HostAnswer, no_answer_reason
-from drillyard.launch.hosts.config import SshConfig
-from drillyard.launch.hosts.plan import HostLayout
-from drillyard.launch.hosts.submit import HostSubmission, ask_all
-from drillyard.launch.launcher import DirectoryLauncher, cancel_notice
+from drillyard.launch.agent.submit import TAKEN
+from drillyard.launch.hosts.checks import HostAnswer, judge, no_answer_reason, not_shared, problem_lines
+from drillyard.launch.hosts.plan import CHECK, FORGET, SHARE, START, UNLOCK, WRITE, layout_of, plan_again, plan_of
+from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.plan import Plan, PlanFile
-from drillyard.launch.prepared_run import SENT_AGENT, ClusterPaths, agent_files, paths_on
-from drillyard.launch.programs import Host, Programs, archive, require_success
-from drillyard.launch.remote_files import Files, open_files, read_file
+from drillyard.launch.prepared_run import SENT_AGENT, agent_files
+from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, parallel_map, require_success
+from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, failure_of
+from drillyard.launch.sync_archive import CARRY, archive_of_directory
+from drillyard.supervise.process_identity import this_process
 
+MOST_AT_ONCE = 64
+"""Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
+_SECONDS = {CHECK: 180.0, SHARE: 180.0, WRITE: 180.0, CARRY: None}
+"""Time limits of stages; None: no limit."""
+_OTHER_SECONDS = 120.0
+_RUNS_ALREADY = " runs here already (submission "
+"""An agent's `start` prints this about an agent of another submission (agent/respawn.py)."""
 _LIST_SECONDS = 120.0
 _STOP = (
     'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
@@ -58,28 +73,17 @@ class HostRun:
     job_title: str = ""
 
 
-class HostsLauncher(DirectoryLauncher[HostRun]):
+class HostsLauncher(Launcher[HostRun]):
     """Runs of a cluster whose config lists its hosts."""
 
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         super().__init__(cluster, programs)
-        layout = self.layout(None)
-        self._hosts, self._python = layout.hosts, layout.paths.agent_python
-
-    def layout(self, request: LaunchRequest | None) -> HostLayout:
-        """The hosts and the paths on them; without a request, only what does not depend on one."""
-        ssh = self.cluster.section
-        return (
-            _ssh_layout(self.cluster, ssh, request)
-            if isinstance(ssh, SshConfig)
-            else _local_layout(self.cluster, request)
-        )
+        self._layout = layout_of(cluster, sys.executable)
+        self._hosts = self._layout.hosts
 
     def plan(self, request: LaunchRequest) -> Plan:
         """What launching `request` writes and calls. Pure."""
-        # The layout needs a request without mistakes.
-        require_launchable(request)
-        return host_plan.plan_on(self.layout(request), request)
+        return plan_of(request)
 
     # What the shared flow needs.
 
@@ -95,31 +99,86 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
     def _open_files(self) -> Files:
         return open_files(self._hosts[0], self.programs)
 
-    def _free_names(self, handles: Sequence[Handle], replace: bool) -> list[HostRun]:
+    def _free_names(self, names: Collection[str], replace: bool) -> list[HostRun]:
         try:
-            return super()._free_names(handles, replace)
+            return super()._free_names(names, replace)
         except HeadFailed:
             # The check of all hosts reports that, together with every other problem.
             return []
 
-    def _execute(self, plan: Plan, secrets: PlanFile, existing: Sequence[HostRun]) -> None:
+    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[HostRun]) -> None:
         for run in existing:
             self._end_leftovers(run)
+        # A copy that has the secret: it is never shown or written as a plan.
+        plan = replace(plan, files=(*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n", 0o600)))
+        self._check(plan)
+        copied = self._do(plan, CARRY)
+        _require_done(plan, copied, "the working directory could not be copied")
+        for answer in copied:
+            print_notices(answer.stderr)
+        with defer_interrupt(str(plan.handle)):
+            try:
+                self._write(plan, secrets_json)
+                answers = self._do(plan, START)
+                _require_own(plan, answers[0])
+                try:
+                    _require_done(plan, answers, "the run could not be started, and what was is stopped")
+                except UserError:
+                    self._stop_agents(plan.launch_directory, _NOTHING_TO_SAVE_SECONDS)
+                    self._ask_head(["forget", "--cluster", self.cluster.name, "--run", plan.handle.run])
+                    raise
+            finally:
+                # Where that fails too, the lock expires with this process or with time.
+                self._do(plan, UNLOCK)
 
-        def undo() -> None:
-            self._stop_agents(plan.launch_directory, _NOTHING_TO_SAVE_SECONDS)
-            self._ask_head(["forget", "--cluster", self.cluster.name, "--run", plan.handle.run])
+    def _check(self, plan: Plan) -> None:
+        job, cluster = plan.job, self.cluster
+        machine = machine_of(cluster, load_catalog(cluster.hardware)) if cluster.machine else None
+        answers = self._do(plan, CHECK)
+        try:
+            problems = judge(answers, job, plan.image, machine)
+            if not problems:
+                output = posixpath.dirname(job.run_directory)
+                problems = not_shared(self._do(plan, SHARE), output, self._hosts[0].title)
+        finally:
+            if answers[0].parsed() is not None:
+                self._do(plan, FORGET)
+        if problems:
+            count = len(self._hosts)
+            what = f"{count} hosts were checked" if count > 1 else f"{self._hosts[0].title} was checked"
+            raise _error(plan, f"nothing was started; {what}", problems)
 
-        HostSubmission(plan, self._hosts, self.cluster, self.programs, undo).execute(secrets)
+    def _write(self, plan: Plan, secrets_json: PlanFile) -> None:
+        """Take the submit lock and write the launch directory. Raises UserError where another launch has the lock."""
+        client = PlanFile("client", json.dumps(this_process().as_json()))
+        (answer,) = answers = self._do(plan, WRITE, client, secrets_json)
+        if answer.result is not None and answer.result.returncode == TAKEN:
+            raise being_launched_error(plan.handle, answer.stderr.strip())
+        _require_done(plan, answers, "the launch directory could not be written")
+        print_notices(answer.stderr)
 
-    def _resubmit(self, run: HostRun, secrets: PlanFile) -> None:
-        job = self._job(run)
+    def _do(self, plan: Plan, stage: str, *sent: PlanFile) -> list[HostAnswer]:
+        """Execute a stage in parallel. Their input is `sent`, the secret and the files they name, or the directory."""
+        steps = plan.stage(stage)
+        if not steps:
+            return []
+        # A stage has a step for every host, for the first, or for all but the first; all get the same input.
+        hosts = self._hosts[-len(steps) :] if stage == SHARE else self._hosts[: len(steps)]
+        if (directory := steps[0].sends_directory) is not None:
+            stdin = archive_of_directory(Path(directory), self.programs)
+        else:
+            stdin = archive([*sent, *(file for file in plan.files if file.path in ("secret", *steps[0].sends))])
+        titles, argvs = [host.title for host in hosts], [step.argv for step in steps]
+        return ask_all(titles, argvs, self.programs, stdin=stdin, seconds=_SECONDS.get(stage, _OTHER_SECONDS))
+
+    def _resubmit(self, run: HostRun, secrets_json: PlanFile) -> None:
+        job = Job(**self._job_json(run))
         if job.nodes != len(self._hosts):
             raise UserError(
                 f"{run.handle}: was launched on {job.nodes} hosts, and the cluster config has {len(self._hosts)}; "
                 "launch its run config again: it continues from its checkpoint"
             )
-        self._execute(host_plan.plan_again(self.layout(None), job), secrets, [run])
+        self._execute(plan_again(self._layout, job), secrets_json, [run])
 
     def _may_still_run(self, run: HostRun) -> bool:
         # Its leader died and reported nothing, perhaps on a host that does not answer now.
@@ -161,7 +220,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """The answer of the agent on the head host."""
-        (answer,) = self._ask(self._hosts[:1], [SENT_AGENT, self._python, *words], _LIST_SECONDS)
+        (answer,) = self._ask(self._hosts[:1], [SENT_AGENT, self._layout.python, *words], _LIST_SECONDS)
         if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")
         try:
@@ -174,16 +233,15 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
     def _stop_seconds(self, run: HostRun) -> float:
         """The grace period that job.json gives the run; the file may be missing, incomplete or of another version."""
         try:
-            text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
-            return float(json.loads(text)["stop_seconds"])
+            return float(self._job_json(run)["stop_seconds"])
         except (UserError, ValueError, KeyError, TypeError, RecursionError):
             return Job.stop_seconds
 
-    def _job(self, run: HostRun) -> Job:
+    def _job_json(self, run: HostRun) -> Any:
         text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
         if not text:
             raise UserError(f"{run.handle}: {run.launch_directory} was deleted; launch the run config again")
-        return Job(**json.loads(text))
+        return json.loads(text)
 
     # Stopping agents.
 
@@ -197,7 +255,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
             return
         words = ["stop", "--launch-directory", run.launch_directory]
         words += ["--patience", f"{_NOTHING_TO_SAVE_SECONDS:g}", "--keep-state"]
-        self._ask(self._hosts, [SENT_AGENT, self._python, *words], _NOTHING_TO_SAVE_SECONDS + _STOP_SECONDS)
+        self._ask(self._hosts, [SENT_AGENT, self._layout.python, *words], _NOTHING_TO_SAVE_SECONDS + _STOP_SECONDS)
 
     def _stop_agents(self, launch_directory: str, grace_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts; returns the problems, host by host."""
@@ -210,7 +268,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         return problems
 
     def _ask_to_stop(self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float) -> list[HostAnswer]:
-        words = [_STOP, self._python, launch_directory, f"{grace_seconds:g}"]
+        words = [_STOP, self._layout.python, launch_directory, f"{grace_seconds:g}"]
         return self._ask(hosts, words, grace_seconds + _STOP_SECONDS)
 
     def _stop_without_head(self, run: str, error: UserError) -> UserError:
@@ -218,7 +276,7 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         others = self._hosts[1:]
         launches: dict[str, list[Host]] = {}
         for host, answer in zip(
-            others, self._ask(others, [SENT_AGENT, self._python, "check", "--runs"], _LIST_SECONDS), strict=True
+            others, self._ask(others, [SENT_AGENT, self._layout.python, "check", "--runs"], _LIST_SECONDS), strict=True
         ):
             for each in (answer.parsed() or {}).get("runs", []):
                 if (each["cluster"], each["run"]) == (self.cluster.name, run):
@@ -236,36 +294,54 @@ class HostsLauncher(DirectoryLauncher[HostRun]):
         return f"{state}; repeat the command when it is back"
 
 
+def ask_all(
+    hosts: Sequence[str],
+    argvs: Sequence[Sequence[str]],
+    programs: Programs,
+    *,
+    stdin: bytes = b"",
+    seconds: float | None,
+) -> list[HostAnswer]:
+    """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order given."""
+
+    def ask(host: str, argv: Sequence[str]) -> HostAnswer:
+        asked_at = time.time()
+        try:
+            result = programs.run(argv, stdin=stdin, timeout=seconds)
+        except UserError as error:
+            late = "no answer after" in str(error)
+            return HostAnswer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
+        return HostAnswer(host, result, "", asked_at, time.time())
+
+    return parallel_map(lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE)
+
+
+def _require_done(plan: Plan, answers: Sequence[HostAnswer], what: str) -> None:
+    """Raise UserError where a command failed on a host."""
+    failed = [answer for answer in answers if answer.result is None or answer.result.returncode != 0]
+    if failed:
+        raise _error(plan, what, problem_lines((answer.host, no_answer_reason(answer)) for answer in failed))
+
+
+def _require_own(plan: Plan, head: HostAnswer) -> None:
+    """Raise UserError where another submission's agent runs on the head host: this one must not stop it."""
+    answer = head.parsed() or {}
+    own = hashlib.sha256(plan.file("secret").content.encode()).hexdigest()[:16]
+    if answer.get("submission", own) != own or _RUNS_ALREADY in head.stderr:
+        whose = f"submission {answer['submission']}" if "submission" in answer else head.stderr.strip()
+        raise being_launched_error(plan.handle, whose)
+
+
+def _error(plan: Plan, what: str, problems: Sequence[str]) -> UserError:
+    return UserError("\n".join([f"{plan.handle}: {what}:", *(f"  {line}" for line in problems)]))
+
+
 class HeadFailed(UserError):
     """The head host cannot list its runs."""
 
 
 class HeadUnreachable(HeadFailed, UnreachableError):
     """ssh cannot reach the head host."""
-
-
-def _ssh_layout(cluster: ClusterConfig, ssh: SshConfig, request: LaunchRequest | None) -> HostLayout:
-    """Hosts that OpenSSH reaches. The first of `ssh.hosts` is node 0 and the head host."""
-    hosts = tuple(Host(name, ssh.user, ssh.port, ssh.identity_file, ssh.config_file) for name in ssh.hosts)
-    leader = ssh.rendezvous_host or ssh.hosts[0].rpartition("@")[2]
-    if request is None:
-        return HostLayout(hosts, leader, ClusterPaths("", "", ""), False, "")
-    paths, storage = paths_on(request), cluster.storage.directory
-    project = PurePosixPath(paths.project)
-    shared = len(hosts) == 1 or storage is None or project.is_relative_to(storage)
-    shared = shared or PurePosixPath(paths.output).is_relative_to(project)
-    return HostLayout(hosts, leader, paths, shared, f"there already: {paths.project} on every host")
-
-
-def _local_layout(cluster: ClusterConfig, request: LaunchRequest | None) -> HostLayout:
-    """This machine. The interpreter that launches starts the agent and, by default, the ranks."""
-    hosts, leader = (Host(),), "127.0.0.1"
-    if request is None:
-        return HostLayout(hosts, leader, ClusterPaths("", "", "", sys.executable), True, "")
-    root = os.path.expanduser(cluster.storage.directory or request.here)
-    output = posixpath.normpath(posixpath.join(request.here, root, request.run.output))
-    paths = ClusterPaths(request.here, output, cluster.python or request.python, request.python)
-    return HostLayout(hosts, leader, paths, True, f"there already: {request.here} on this machine")
 
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:

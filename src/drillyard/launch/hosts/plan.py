@@ -2,7 +2,7 @@
 
     check, share, forget   every host in parallel; whether all see a file of the head host; nothing is left there
     carry                  `--sync`: the working directory, once where the hosts share it, else to every host
-    claim, write, record   on the head host: the submit lock, the launch directory, the run in the index
+    write                  on the head host: the submit lock, the launch directory, the run in the index
     start, release         an agent on every host, detached from the connection; the submit lock, also after a failure
 
 Each stage is checked before the next one begins (`checks.py`). A submission is identified by a digest of its secret:
@@ -16,42 +16,37 @@ import posixpath
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from drillyard import redaction
+from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import mount_parts
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
-from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, agent_files, prepare
-from drillyard.launch.programs import Host
+from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on, prepare
+from drillyard.launch.programs import TEMPORARY, Host
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.run_status import Handle
-from drillyard.launch.submit_lock import LOCK, LOCK_ALL, UNLOCK, UNLOCK_ALL, UNPACKED
 from drillyard.launch.sync_archive import sync_step
 from drillyard.supervise import launch_contract
 from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK
 
-CHECK, SHARE, FORGET, CARRY = "check", "share", "forget", "carry"
-WRITE, RECORD, START = "write", "record", "start"
+CHECK, SHARE, FORGET = "check", "share", "forget"
+WRITE, START, UNLOCK = "write", "start", "release"
 
 CONTAINER_SCRIPT = "container.sh"
-_PROBE = f'{UNPACKED} && "$0" "$d/agent" check "$@"'
+_UNPACKED = f"""\
+{TEMPORARY} && tar -x -C "$d" -f - && n=$(sha256sum <"$d/secret" | cut -c1-16)"""
+"""Unpacks the archive on standard input into `$d`; `$n` is a digest of its secret."""
+_PROBE = f'{_UNPACKED} && "$0" "$d/agent" check "$@"'
 """Runs the agent from the archive on standard input, in a temporary directory. `$0` is its Python."""
 _FORGET = 'n=$(tar -x -O -f - secret | sha256sum | cut -c1-16) && rm -f -- "$0/.drillyard-$n"'
-_LOCK = f"""\
-umask go-w && {UNPACKED} || exit 1
-launch=$1
-"$0" "$d/agent" prepare --launch-directory "$launch" || exit 1
-set -- "$launch/claim"
-{LOCK_ALL}"$0" "$d/agent" check --launch-directory "$launch" 9>&-
+_WRITE = f"""\
+umask go-w && {_UNPACKED} &&
+"$0" "$d/agent" place --sent "$d" --launch-directory "$1" --submission "$n" --entry "$2"
 """
-"""Creates LAUNCH_DIR, or refuses it, locks LAUNCH_DIR/claim, then lists the run's agents that are alive there: another
-launch may have had the lock, and released it, since the hosts were checked."""
-_UNLOCK = f"""\
-set -- "$0/claim"
-{UNLOCK_ALL}"""
-_UNPACK = 'umask go-w && cd "$0" && rm -f state.json && exec tar -x --no-same-permissions --no-same-owner -f -'
+_UNLOCK = f'{_UNPACKED} && "$0" "$d/agent" unlock --launch-directory "$1" --submission "$n"'
 _START = """\
 scope=
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-/run/user/$(id -u)}"
@@ -71,54 +66,57 @@ manager, which survives the logout."""
 
 @dataclass(frozen=True)
 class HostLayout:
-    """The hosts of a cluster and the paths on them."""
+    """The hosts of a cluster. The first is node 0 and the head host."""
 
     hosts: tuple[Host, ...]
     leader: str
     """Name or address under which all hosts reach the first one."""
-    paths: ClusterPaths
-    project_is_shared: bool
-    """Whether the hosts see the same project directory."""
-    code: str
-    """Where the code is without --sync and without an image, for people."""
+    python: str = "python3"
+    """The interpreter that starts the agents; it needs no packages."""
 
 
-def plan_on(layout: HostLayout, request: LaunchRequest) -> Plan:
-    """The plan of `request` on hosts. Raises UserError for every mistake in it."""
-    prepared = prepare(request, layout.paths)
+def layout_of(cluster: ClusterConfig, python: str) -> HostLayout:
+    """The hosts of a cluster: those of its config, or this machine, where `python` starts the agent."""
+    ssh = cluster.section
+    if not isinstance(ssh, SshConfig):
+        return HostLayout((Host(),), "127.0.0.1", python)
+    hosts = tuple(Host(name, ssh.user, ssh.port, ssh.identity_file, ssh.config_file) for name in ssh.hosts)
+    return HostLayout(hosts, ssh.rendezvous_host or ssh.hosts[0].rpartition("@")[2])
+
+
+def plan_of(request: LaunchRequest) -> Plan:
+    """The plan of a request. Raises UserError for every mistake in it."""
+    layout, paths = layout_of(request.cluster, request.python), paths_on(request)
+    prepared = prepare(request, paths=paths)
     if prepared.image:
         prepared = _in_containers(prepared)
     else:
         # First on PATH, as an ssh login activates no environment.
-        path = PlanFile("path", f"{posixpath.dirname(layout.paths.python)}\n")
+        path = PlanFile("path", f"{posixpath.dirname(paths.python)}\n")
         prepared = replace(prepared, files=(*prepared.files, path))
-    needs = ["--python", layout.paths.python] if request.workload is None else []
+    needs = ["--python", paths.python] if request.workload is None else []
     needs = ["--image", prepared.image] if prepared.image else needs
-    sync = []
-    if request.sync:
-        hosts = layout.hosts[:1] if layout.project_is_shared else layout.hosts
-        sync = [sync_step(host, request.here, layout.paths.project, CARRY) for host in hosts]
+    synced = _synced_hosts(layout, paths, request)
+    sync = [sync_step(host, request.here, paths.project) for host in synced]
     steps = _steps(layout, prepared.job, needs, [file.path for file in prepared.files], sync)
-    return prepared.plan(_code(layout, prepared, request), steps, fields=_fields(layout, prepared, request))
+    fields = (*prepared.fields, *_fields(layout, paths, prepared, request))
+    return replace(prepared, code=_code(paths, len(synced), prepared, request), steps=steps, fields=fields)
 
 
 def plan_again(layout: HostLayout, job: Job) -> Plan:
     """The plan of a run whose launch directory exists: its agents start as before, from the files in it."""
     needs = ["--python", job.command[0]] if job.command[1:3] == ["-m", "drillyard"] else []
-    again = PreparedRun(Handle(job.platform, job.cluster, job.run), job, None, (), agent_files(), (), ())
-    files = (PlanFile("job.json", job.as_json()), *again.files)
-    return again.plan("as it was", _steps(layout, job, needs, (), ()), files=files)
+    files = agent_files()
+    return Plan(job, files, code="as it was", steps=_steps(layout, job, needs, [file.path for file in files], ()))
 
 
 def _steps(
     layout: HostLayout, job: Job, needs: Sequence[str], files: Sequence[str], sync: Sequence[Program]
-) -> list[Program]:
-    """All steps. `needs`: what each host is checked for; `files`: paths of the launch directory's files."""
+) -> tuple[Program, ...]:
+    """All steps. `needs`: what each host is checked for; `files`: paths of the files to write."""
     head, *others = layout.hosts
-    python, launch, output = layout.paths.agent_python, job.launch_directory, posixpath.dirname(job.run_directory)
+    python, launch, output = layout.python, job.launch_directory, posixpath.dirname(job.run_directory)
     agent = [file.path for file in agent_files()]
-    # The step reads only the secret, which the launcher adds; the archive of a step is never empty.
-    something = ["agent/job.py"]
 
     def step(
         stage: str, host: Host, purpose: str, words: Sequence[str], sends: Sequence[str] = (), parallel: bool = False
@@ -139,17 +137,15 @@ def _steps(
         steps.append(probe(SHARE, host, purpose, ["--directory", output], '--nonce "$n"'))
     if others:
         purpose = "remove the file that all hosts should see"
-        steps.append(step(FORGET, head, purpose, ["sh", "-c", _FORGET, output], something))
-    purpose = f"lock the launch directory on {head.title}: no other launch and no agent of the run may use it"
+        # The step reads only the secret, which the launcher adds; the archive of a step is never empty.
+        steps.append(step(FORGET, head, purpose, ["sh", "-c", _FORGET, output], agent[:1]))
+    purpose = f"lock the launch directory on {head.title}, write it and enter the run into the index"
     names = ("run", "cluster", "platform", "nodes", "run_directory", "launch_directory")
     entry = json.dumps({name: getattr(job, name) for name in names})
-    index = [python, posixpath.join(launch, "agent"), "index", "--entry", entry]
-    return [
+    return (
         *steps,
         *sync,
-        step(LOCK, head, purpose, ["sh", "-c", _LOCK, python, launch], agent),
-        step(WRITE, head, f"write the launch directory on {head.title}", ["sh", "-c", _UNPACK, launch], files),
-        step(RECORD, head, f"enter the run into the index of {head.title}", index),
+        step(WRITE, head, purpose, ["sh", "-c", _WRITE, python, launch, entry], files),
         *(
             step(
                 START,
@@ -160,22 +156,32 @@ def _steps(
             )
             for node, host in enumerate(layout.hosts)
         ),
-        step(UNLOCK, head, f"release the lock on {head.title}", ["sh", "-c", _UNLOCK, launch], something),
-    ]
+        step(UNLOCK, head, f"release the lock on {head.title}", ["sh", "-c", _UNLOCK, python, launch], agent),
+    )
 
 
-def _code(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> str:
+def _synced_hosts(layout: HostLayout, paths: ClusterPaths, request: LaunchRequest) -> Sequence[Host]:
+    """The hosts that `--sync` copies to: the first, where all see the same project directory."""
+    if not request.sync:
+        return ()
+    storage, project = request.cluster.storage.directory, PurePosixPath(paths.project)
+    shared = storage is None or project.is_relative_to(storage) or PurePosixPath(paths.output).is_relative_to(project)
+    return layout.hosts[:1] if shared else layout.hosts
+
+
+def _code(paths: ClusterPaths, num_synced: int, prepared: Plan, request: LaunchRequest) -> str:
     image = f"in the image {prepared.image}" if prepared.image else ""
     if not request.sync:
-        return image or layout.code
-    times = "once, as the hosts share it" if layout.project_is_shared else f"to each of {len(layout.hosts)} hosts"
-    carried = f"carried (--sync): {request.here}, what git does not ignore, to {layout.paths.project}, {times}"
+        where = "on every host" if isinstance(request.cluster.section, SshConfig) else "on this machine"
+        return image or f"there already: {paths.project} {where}"
+    times = "once, as the hosts share it" if num_synced == 1 else f"to each of {num_synced} hosts"
+    carried = f"carried (--sync): {request.here}, what git does not ignore, to {paths.project}, {times}"
     return f"{carried}; the rest is {image}" if image else carried
 
 
-def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -> list[ExplainedField]:
-    paths, section = layout.paths, request.cluster.section
-    fields = [("agent: python", paths.agent_python, "starts the agents, which need no packages", "drillyard")]
+def _fields(layout: HostLayout, paths: ClusterPaths, prepared: Plan, request: LaunchRequest) -> list[ExplainedField]:
+    section = request.cluster.section
+    fields = [("agent: python", layout.python, "starts the agents, which need no packages", "drillyard")]
     default = "the interpreter that launches"
     if isinstance(section, SshConfig):
         default = "the .venv of the project's directory"
@@ -190,24 +196,21 @@ def _fields(layout: HostLayout, prepared: PreparedRun, request: LaunchRequest) -
     return [ExplainedField(*field) for field in fields]
 
 
-def _in_containers(prepared: PreparedRun) -> PreparedRun:
+def _in_containers(prepared: Plan) -> Plan:
     """The same run with its command in a container of the image."""
-    job = prepared.job
     assert prepared.image is not None
     script = PlanFile(CONTAINER_SCRIPT, _container_script(prepared), 0o755)
-    inside = replace(
-        job,
-        command=["sh", f"{{launch_directory}}/{CONTAINER_SCRIPT}", *job.command],
-        working_directory=None,
-        profile_script=None,
-    )
+    command = ["sh", f"{{launch_directory}}/{CONTAINER_SCRIPT}", *prepared.job.command]
+    job = replace(prepared.job, command=command, working_directory=None, profile_script=None)
     why = "the agent runs on the host and the command in the container, which the agent stops as its own"
     source = "run.yaml: workload.image, or cluster.yaml: image"
     fields = [ExplainedField("container.sh: docker run", prepared.image, why, source)]
     for mount in prepared.mounts:
         source = "storage, project, cluster.yaml: mounts"
         fields.append(ExplainedField("container.sh: --volume", mount, "the nodes' paths inside", source))
-    return prepared.with_job(inside, fields, [script])
+    files = [file for file in prepared.files if file.path != "job.json"]
+    files = [PlanFile("job.json", job.as_json()), *files, script]
+    return replace(prepared, job=job, files=tuple(files), fields=(*prepared.fields, *fields))
 
 
 def volume_options(mounts: Iterable[str]) -> Iterator[str]:
@@ -217,7 +220,7 @@ def volume_options(mounts: Iterable[str]) -> Iterator[str]:
         yield shlex.join(["--volume", f"{host}:{inside}{':ro' if mount.endswith(':ro') else ''}"])
 
 
-def _container_script(prepared: PreparedRun) -> str:
+def _container_script(prepared: Plan) -> str:
     """container.sh: starts its arguments in the image, as the command of one node.
 
     The container belongs to the agent as any other command does: signals are passed on (`--init` hands them to the

@@ -94,22 +94,27 @@ def run_logs(
 
 
 def _until_end(reader: _Reader) -> Iterator[bytes]:
+    """What is written already. Of a run that is followed, the newest lines are held back, as later ones are."""
+    follow, tail = reader.wanted.follow, reader.wanted.tail
     reader.look()
-    while any(not log.source.ended for log in reader.logs):
+    at_end = False
+    while not at_end:
         reader.fill()
-        for log in reader.logs:
+        at_end = reader.at_end
+        for log in reader.logs if not follow else ():
             if log.source.paused:
                 # At once: a last line that was cut off has its place among the lines of the others.
                 log.source.finish()
-        if piece := reader.merge.final():
+        if not (follow and at_end) and (piece := reader.merge.final()):
             yield piece
-    if piece := reader.merge.final():
+    # But the last N are returned together.
+    if follow and tail is not None and (piece := reader.merge.upto(LAST_KEY)):
         yield piece
 
 
 def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
     ended = _when_over(over)
-    yield from _tailed(_caught_up(reader), reader.wanted.tail)
+    yield from _tailed(_until_end(reader), reader.wanted.tail)
     marks: deque[tuple[float, bytes]] = deque()
     """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
     ends, free = math.inf, b""
@@ -158,20 +163,6 @@ def _when_over(over: Callable[[], bool]) -> threading.Event:
 
     threading.Thread(target=ask, daemon=True).start()
     return ended
-
-
-def _caught_up(reader: _Reader) -> Iterator[bytes]:
-    """What was written before following began."""
-    reader.look()
-    while True:
-        reader.fill()
-        if reader.at_end:
-            break
-        if piece := reader.merge.final():
-            yield piece
-    # The newest lines are held back, as later ones are; but the last N are returned together.
-    if reader.wanted.tail is not None and (piece := reader.merge.upto(LAST_KEY)):
-        yield piece
 
 
 def _tailed(pieces: Iterator[bytes], tail: int | None) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from drillyard.hardware.machines import Machine
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error, warning
-from drillyard.launch.slurm.config import slurm_of
+from drillyard.launch.slurm.config import SlurmConfig
 
 FLEX_START_DAYS = 7
 _FLEX_SOURCE = "Google Cloud: Dynamic Workload Scheduler, flex-start runs for at most 7 days"
@@ -20,7 +20,7 @@ _DAY_SECONDS = 86400
 
 def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """Every setting that Slurm refuses or misreads. Pure."""
-    cluster, slurm = request.cluster, slurm_of(request.cluster)
+    cluster, slurm = request.cluster, request.cluster.section_as(SlurmConfig)
     if slurm.gres is not None and machine is not None:
         yield from _gres(slurm.gres, request, machine)
     if slurm.segment is not None and cluster.nodes % slurm.segment:

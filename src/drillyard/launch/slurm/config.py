@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection, SshHost
 
 
@@ -79,22 +78,6 @@ SLURM = PlatformFacts(
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",
     has_prolog=True,
-    capabilities=Capabilities(
-        gang=True,
-        requeue=True,
-        queue=True,
-        array=True,
-        image=True,
-        sync=True,
-        time_limit=True,
-        exclude_nodes=True,
-        dependency=True,
-    ),
+    capabilities=Capabilities(queue=True, image=True, sync=True, dependency=True),
     launcher="drillyard.launch.slurm.launcher:SlurmLauncher",
 )
-
-
-def slurm_of(cluster: ClusterConfig) -> SlurmConfig:
-    """The cluster's `slurm` section, with defaults where it has none."""
-    assert isinstance(cluster.section, SlurmConfig)
-    return cluster.section

@@ -19,12 +19,11 @@ from typing import NamedTuple
 from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.plan import ExplainedField
-from drillyard.launch.prepared_run import PreparedRun
+from drillyard.launch.plan import ExplainedField, Plan
 from drillyard.launch.programs import comment_safe
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
-from drillyard.launch.slurm.config import slurm_of
+from drillyard.launch.slurm.config import SlurmConfig
 
 SCRIPT = "job.sbatch"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
@@ -58,7 +57,7 @@ class Directive(NamedTuple):
 
 def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
     """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
-    cluster, slurm = request.cluster, slurm_of(request.cluster)
+    cluster, slurm = request.cluster, request.cluster.section_as(SlurmConfig)
 
     def as_set(option: str) -> Iterator[Directive]:
         value = getattr(slurm, option)
@@ -107,7 +106,7 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
         yield Directive(argument, "as set", "cluster.yaml: slurm.arguments")
 
 
-def job_script(request: LaunchRequest, prepared: PreparedRun, agent_python: str) -> tuple[str, list[ExplainedField]]:
+def job_script(request: LaunchRequest, prepared: Plan) -> tuple[str, list[ExplainedField]]:
     """The text of job.sbatch and the reason of each of its parts. Raises UserError."""
     lines = list(directives(request, prepared.handle))
     srun = list(_srun(request, prepared))
@@ -133,11 +132,11 @@ launch={shlex.quote(launch)}
 {_variables(request, prepared.handle)}
 run_on_all_nodes() {{
     srun {_BREAK.join(option for option, _, _ in srun)} \\
-        {shlex.quote(agent_python)} "$@"
+        python3 "$@"
 }}
 
 """
-    setup = slurm_of(request.cluster).setup
+    setup = request.cluster.section_as(SlurmConfig).setup
     # Scripts that `module load` and the like source use unset variables.
     shell = "\n".join(["set +u", *setup, "set -u", ""]) if setup else ""
     text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", shell)
@@ -145,7 +144,7 @@ run_on_all_nodes() {{
     for line in (*lines, *(Directive(f"srun {option}", reason, source) for option, reason, source in srun)):
         option, equals, value = line.option.partition("=")
         fields.append(ExplainedField(f"{SCRIPT}: {option}", value if equals else "set", line.reason, line.source))
-    return text, [*fields, *_flow(request, agent_python)]
+    return text, [*fields, *_flow(request)]
 
 
 def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
@@ -176,7 +175,7 @@ def _sbatch_lines(lines: Sequence[Directive]) -> str:
 
 def _variables(request: LaunchRequest, handle: Handle) -> str:
     """The variables that requeue.sh and job.sh read, besides `launch`."""
-    max_requeues = slurm_of(request.cluster).max_requeues
+    max_requeues = request.cluster.section_as(SlurmConfig).max_requeues
     return f"handle={handle}\nmax_requeues={max_requeues}\nmax_failures={request.max_failures}"
 
 
@@ -197,7 +196,7 @@ def enroot_image(image: str) -> str:
     return f"{registry}#{path}"
 
 
-def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, str, str]]:
+def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[tuple[str, str, str]]:
     job = prepared.job
     yield f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1", "one agent on each node", _OURS
     yield (
@@ -219,14 +218,14 @@ def _srun(request: LaunchRequest, prepared: PreparedRun) -> Iterator[tuple[str, 
         yield f"--container-mounts={shlex.quote(mounts)}", reason, "cluster.yaml: mounts"
 
 
-def _flow(request: LaunchRequest, agent_python: str) -> Iterator[ExplainedField]:
+def _flow(request: LaunchRequest) -> Iterator[ExplainedField]:
     """The parts of the script that are no options."""
-    slurm = slurm_of(request.cluster)
+    slurm = request.cluster.section_as(SlurmConfig)
     again = "all is saved, or a node was lost: queued again, the second time without that node"
     limit = "a run that is queued again more often has failed"
     parts = [
         ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
-        ("agent", f"{agent_python} LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
+        ("agent", "python3 LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
         ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
         ("code 85, 75", "scontrol requeue", again, _OURS),
         ("max_requeues", str(slurm.max_requeues), limit, "cluster.yaml: slurm.max_requeues"),

@@ -1,10 +1,10 @@
 """Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
 
-`plan_of` and `plan_array` plan: copy the code with --sync, then write the launch directory and submit. One program on
-the head host does the latter under a lock and enters the run into the index, so that of several launches of one name
-only one submits: agent/submit.py. Only Slurm knows job ids, so a run that waits for another names it by handle, and
-that program finds the job. Nothing is stored on this machine: the queue has the jobs, the head host an index of all
-submissions, and each run's files the rest (commands.py reads them).
+A plan copies the code with --sync, then writes the launch directory and submits. One program on the head host does the
+latter under a lock and enters the run into the index, so that of several launches of one name only one submits:
+agent/submit.py. Only Slurm knows job ids, so a run that waits for another names it by handle, and that program finds
+the job. Nothing is stored on this machine: the queue has the jobs, the head host an index of all submissions, and each
+run's files the rest (commands.py reads them).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import posixpath
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,30 +22,25 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
-from drillyard.hardware.machines import Machine
 from drillyard.launch.agent.job import Job
-from drillyard.launch.agent.submit import ENTRIES, POINTS, SAYS, TAKEN
-from drillyard.launch.launcher import DirectoryLauncher, cancel_notice
+from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
+from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
-from drillyard.launch.prepared_run import PreparedRun, agent_files, paths_on, prepare
-from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, require_success
-from drillyard.launch.remote_files import Files, open_files, print_notice
-from drillyard.launch.request import LaunchFinding, LaunchRequest
+from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
+from drillyard.launch.programs import TEMPORARY, Host, Programs, archive, defer_interrupt, require_success
+from drillyard.launch.remote_files import Files, open_files, print_notices
+from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
 from drillyard.launch.slurm.checks import findings
 from drillyard.launch.slurm.commands import Slurm
-from drillyard.launch.slurm.config import slurm_of
+from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
 from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
-from drillyard.launch.submit_lock import being_launched_error
-from drillyard.launch.sync_archive import archive_of_directory, print_edited_notice, sync_step
+from drillyard.launch.sync_archive import archive_of_directory, sync_step
 
-CARRY, SUBMIT = "carry", "submit"
 ARRAY = "array.sbatch"
-TASKS = "points.json"
-"""Next to array.sbatch: the runs of a sweep in the order of the array's tasks."""
-_SUBMIT = """\
-d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && (umask go-w && tar -x -C "$d" -f -) &&
+_SUBMIT = f"""\
+{TEMPORARY} && (umask go-w && tar -x -C "$d" -f -) &&
 python3 "$d/agent" "$@" --sent "$d\""""
 _SAVE_SHARE = 0.9
 """The share of the time between the signal and the time limit after which agents kill ranks that have not saved."""
@@ -58,115 +53,91 @@ _POLL_SECONDS = 10.0
 _CANCEL_SECONDS = 300.0
 _AFTER_STOP_SECONDS = 15.0
 """After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
+_POINT = ("run", "launch_directory", "nodes")
+"""What an entry of the index has of the job."""
 _LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
 """Slurm's reasons why a job waits for nodes."""
 _PAUSES = (0.3, 5.0)
 """Seconds between two reads of a run that is stopping: the first, and the longest."""
 
 
-def plan_of(request: LaunchRequest) -> Plan:
-    """The plan of one run. Raises UserError for every mistake that can be seen without asking Slurm."""
-    paths, host = paths_on(request), host_of(request.cluster)
-    prepared = _with_times(prepare(request, paths), request)
-    script, script_fields = job_script(request, prepared, paths.agent_python)
-    files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
-    steps = [_submit_step(host, prepared.handle, prepared.job.launch_directory, SCRIPT, files, request.dependency)]
-    code = f"there already: {paths.project}" if request.image is None else f"in the image {request.image}"
-    if request.sync:
-        if host.name is None and paths.project == posixpath.normpath(request.here):
-            raise UserError(
-                f"--sync: {paths.project} is this directory itself; name another in slurm.directory, "
-                "or leave --sync out"
-            )
-        steps.insert(0, sync_step(host, request.here, paths.project, CARRY))
-        code = f"carried (--sync): {request.here}, what git does not ignore, to {paths.project}"
-    return prepared.plan(code, steps, files=files, fields=script_fields, script=SCRIPT)
-
-
-def plan_array(requests: list[LaunchRequest]) -> list[Plan]:
-    """The plans of a sweep. The first one writes the files of all runs and submits them as one array job."""
-    plans = [plan_of(request) for request in requests]
-    if len(plans) == 1:
-        return plans
-    first, host = plans[0], host_of(requests[0].cluster)
-    points = [{"run": plan.handle.run, "launch_directory": plan.launch_directory} for plan in plans]
-    files = (
-        PlanFile(ARRAY, array_script(requests[0], [plan.launch_directory for plan in plans]), 0o755),
-        *first.files,
-        PlanFile(TASKS, json.dumps(points, indent=2) + "\n"),
-        *(
-            replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
-            for plan in plans[1:]
-            for file in plan.files
-            if not file.path.startswith("agent/")
-        ),
-    )
-    why = "one task per point: Slurm runs as many at a time as it has nodes for"
-    tasks = ExplainedField(f"{ARRAY}: --array", f"0-{len(plans) - 1}", why, "--sweep")
-    submit = _submit_step(host, first.handle, first.launch_directory, ARRAY, files, requests[0].dependency)
-    steps = (*first.stage(CARRY), submit)
-    array = replace(first, files=files, fields=(*first.fields, tasks), steps=steps, script=ARRAY)
-    return [array, *(replace(plan, steps=()) for plan in plans[1:])]
-
-
-def host_of(cluster: ClusterConfig) -> Host:
-    """The host on which Slurm's commands run."""
-    slurm = slurm_of(cluster)
-    return Host() if slurm.login_host is None else Host(slurm.login_host, config_file=slurm.config_file)
-
-
-def _with_times(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
-    """The job with Slurm's times: a lost node does not come back, and saving must end before the time limit."""
-    start = Job.start_seconds if prepared.image else _START_SECONDS
-    stop = slurm_of(request.cluster).signal_seconds * _SAVE_SHARE
+def _job_settings(request: LaunchRequest) -> JobSettings:
+    """The job's times: a lost node does not come back, and saving must end before the time limit."""
+    start = Job.start_seconds if request.image else _START_SECONDS
+    stop = request.cluster.section_as(SlurmConfig).signal_seconds * _SAVE_SHARE
     late = "a node that does not join so long after the one before is left out"
-    late += ": images take time" if prepared.image else ""
+    late += ": images take time" if request.image else ""
     saving = f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving"
-    fields = [
-        ("join_seconds", "0", "a lost node does not come back; Slurm finds another one", "drillyard"),
-        ("start_seconds", f"{start:g}", late, "drillyard"),
-        ("stop_seconds", f"{stop:g}", saving, "cluster.yaml: slurm.signal_seconds"),
-    ]
-    job = replace(prepared.job, join_seconds=0.0, start_seconds=start, stop_seconds=stop)
-    return prepared.with_job(job, [ExplainedField(f"job.json: {name}", *rest) for name, *rest in fields])
+    return {
+        "join_seconds": (0.0, "a lost node does not come back; Slurm finds another one", "drillyard"),
+        "start_seconds": (start, late, "drillyard"),
+        "stop_seconds": (stop, saving, "cluster.yaml: slurm.signal_seconds"),
+    }
 
 
-def _submit_step(
-    host: Host,
-    handle: Handle,
-    launch_directory: str,
-    script: str,
-    files: Sequence[PlanFile],
-    dependency: str | None = None,
-) -> Program:
-    words = ["submit", "--cluster", handle.cluster, "--launch-directory", launch_directory, "--script", script]
-    purpose = f"write the launch directory on {host.title} and submit the job"
-    if dependency is not None:
-        words += ["--after", str(parse_handle(dependency))]
-        purpose += f", to begin when {words[-1]} has succeeded"
-    # A launch directory that exists keeps its secret. Neither file is in a plan.
-    sends = [file.path for file in files]
-    sends += ["secret", "secrets.json"] if script in sends else ["secrets.json"]
-    return Program(purpose, host.argv(["sh", "-c", _SUBMIT, "sh", *words]), sends=tuple(sends), stage=SUBMIT)
-
-
-class SlurmLauncher(DirectoryLauncher[SlurmRun]):
+class SlurmLauncher(Launcher[SlurmRun]):
     """Runs of one Slurm cluster."""
 
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         super().__init__(cluster, programs)
-        self._host = host_of(cluster)
+        slurm = cluster.section_as(SlurmConfig)
+        self._host = Host(slurm.login_host, config_file=slurm.config_file)
         self._slurm = Slurm(cluster.name, self._host, programs)
 
-    @classmethod
-    def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        return findings(request, machine)
-
     def plan(self, request: LaunchRequest) -> Plan:
-        return plan_of(request)
+        prepared = prepare(request, checks=[findings], settings=_job_settings(request))
+        script, script_fields = job_script(request, prepared)
+        files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
+        fields = (*prepared.fields, *script_fields)
+        project = paths_on(request).project
+        code = f"there already: {project}" if request.image is None else f"in the image {request.image}"
+        sync = []
+        if request.sync:
+            if self._host.name is None and project == posixpath.normpath(request.here):
+                raise UserError(
+                    f"--sync: {project} is this directory itself; name another in slurm.directory, or leave --sync out"
+                )
+            sync = [sync_step(self._host, request.here, project)]
+            code = f"carried (--sync): {request.here}, what git does not ignore, to {project}"
+        submit = self._submit_step(prepared.launch_directory, SCRIPT, files, request.dependency)
+        return replace(prepared, code=code, steps=(*sync, submit), files=files, fields=fields, script=SCRIPT)
 
-    def plan_sweep(self, requests: list[LaunchRequest]) -> list[Plan]:
-        return plan_array(requests)
+    def plan_sweep(self, requests: Sequence[LaunchRequest]) -> list[Plan]:
+        """The first plan writes the files of all runs and submits them as one array job."""
+        plans = [self.plan(request) for request in requests]
+        first = plans[0]
+        files = (
+            PlanFile(ARRAY, array_script(requests[0], [plan.launch_directory for plan in plans]), 0o755),
+            *first.files,
+            *(
+                replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
+                for plan in plans[1:]
+                for file in plan.files
+                if not file.path.startswith("agent/")
+            ),
+        )
+        why = "one task per point: Slurm runs as many at a time as it has nodes for"
+        tasks = ExplainedField(f"{ARRAY}: --array", f"0-{len(plans) - 1}", why, "--sweep")
+        submit = self._submit_step(first.launch_directory, ARRAY, files, requests[0].dependency)
+        steps = (*first.steps[:-1], submit)
+        sweep = tuple(plan.job for plan in plans)
+        array = replace(first, files=files, fields=(*first.fields, tasks), steps=steps, script=ARRAY, sweep=sweep)
+        return [array, *(replace(plan, steps=()) for plan in plans[1:])]
+
+    def _submit_step(
+        self, launch_directory: str, script: str, files: Sequence[PlanFile], dependency: str | None = None
+    ) -> Program:
+        after = [] if dependency is None else ["--after", str(parse_handle(dependency))]
+        purpose = f"write the launch directory on {self._host.title} and submit the job"
+        if after:
+            purpose += f", to begin when {after[-1]} has succeeded"
+        # The last two are in no plan.
+        sends = (*(file.path for file in files), "secret", "secrets.json")
+        return Program(purpose, self._submit_argv(launch_directory, script, *after), sends=sends, stage="submit")
+
+    def _submit_argv(self, launch_directory: str, script: str, *options: str) -> tuple[str, ...]:
+        words = ["submit", "--cluster", self.cluster.name, "--launch-directory", launch_directory, "--script", script]
+        return self._host.argv(["sh", "-c", _SUBMIT, "sh", *words, *options])
 
     def status(self, run: str) -> RunStatus:
         # Where it waits for nodes, with those that are down.
@@ -190,25 +161,22 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
     def _files(self) -> Files:
         return self._slurm.files
 
-    def _handles(self, plan: Plan) -> list[Handle]:
-        return [Handle("slurm", self.cluster.name, point["run"]) for point in _points(plan)]
-
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[SlurmRun]) -> None:
-        for step in plan.stage(CARRY):
+        *carry, submit = [step for step in plan.steps if isinstance(step, Program)]
+        for step in carry:
             assert step.sends_directory is not None
             stdin = archive_of_directory(Path(step.sends_directory), self.programs)
             what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
-            print_edited_notice(require_success(self.programs.run(step.argv, stdin=stdin), what).stderr)
-        (step,) = plan.stage(SUBMIT)
+            print_notices(require_success(self.programs.run(step.argv, stdin=stdin), what).stderr)
         sent = [*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n", 0o600), secrets_json]
-        jobs = {run.handle.run: run.entry.get("job_id") for run in existing}
-        self._submit(plan.handle, step.argv, sent, _points(plan), jobs)
+        points = [{name: getattr(job, name) for name in _POINT} for job in plan.jobs]
+        self._submit(plan.handle, submit.argv, sent, points, existing)
 
     def _resubmit(self, run: SlurmRun, secrets_json: PlanFile) -> None:
-        point = {key: run.entry[key] for key in ("run", "launch_directory", "nodes") if key in run.entry}
-        step = _submit_step(self._host, run.handle, run.launch_directory, SCRIPT, agent_files())
-        jobs = {run.handle.run: run.entry.get("job_id")}
-        self._submit(run.handle, step.argv, [*agent_files(), secrets_json], [point], jobs)
+        point = {key: run.entry[key] for key in _POINT if key in run.entry}
+        # Without a new secret: the launch directory keeps its own.
+        argv = self._submit_argv(run.launch_directory, SCRIPT)
+        self._submit(run.handle, argv, [*agent_files(), secrets_json], [point], [run])
 
     def _submit(
         self,
@@ -216,35 +184,33 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
         argv: Sequence[str],
         files: Sequence[PlanFile],
         points: Sequence[Mapping[str, Any]],
-        jobs: Mapping[str, str | None],
+        existing: Sequence[SlurmRun],
     ) -> None:
         """Submit, and enter the runs into the index, so that they are found once Slurm has forgotten the job.
 
-        `jobs`: the job that the index has of each run. Raises UserError where it has another one now: another launch
-        has submitted the run since.
+        `existing`: the runs that were there. Raises UserError where the index has another job of one now: another
+        launch has submitted it since.
         """
+        jobs = {run.handle.run: run.entry.get("job_id") for run in existing}
         entries = []
         for number, point in enumerate(points):
             entry = {
-                "run": point["run"],
                 "cluster": self.cluster.name,
                 "platform": "slurm",
-                "launch_directory": point["launch_directory"],
-                "run_directory": posixpath.dirname(point["launch_directory"]),
                 "nodes": self.cluster.nodes,
+                **point,
+                "run_directory": posixpath.dirname(point["launch_directory"]),
                 "submitted_at": time.time(),
                 "replaces": jobs.get(point["run"]),
                 **({"task": number} if len(points) > 1 else {}),
             }
-            entries.append(PlanFile(f"{ENTRIES}/{point['run']}.json", json.dumps(entry | dict(point)) + "\n"))
+            entries.append(PlanFile(f"{ENTRIES}/{point['run']}.json", json.dumps(entry) + "\n"))
         with defer_interrupt(str(handle)):
             result = self.programs.run(argv, stdin=archive([*files, *entries]), timeout=_SUBMIT_SECONDS)
             if result.returncode == TAKEN:
                 raise being_launched_error(handle, result.stderr.strip())
             self._slurm.require_submitted(result)
-        for line in result.stderr.splitlines():
-            if line.startswith(SAYS):
-                print_notice(line.removeprefix(SAYS))
+        print_notices(result.stderr)
 
     def _may_still_run(self, run: SlurmRun) -> bool:
         # An interrupted cancel has marked the run and not ended the job.
@@ -310,10 +276,3 @@ class SlurmLauncher(DirectoryLauncher[SlurmRun]):
             return answer
 
         return over
-
-
-def _points(plan: Plan) -> list[Mapping[str, Any]]:
-    """The runs that a plan submits, in the order of the array's tasks."""
-    tasks = next((file.content for file in plan.files if file.path == TASKS), None)
-    own = {"run": plan.handle.run, "launch_directory": plan.launch_directory, "nodes": plan.nodes}
-    return [own] if tasks is None else list(json.loads(tasks))

@@ -13,9 +13,7 @@ import fnmatch
 import os
 import posixpath
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -23,8 +21,9 @@ from typing import TypeVar
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.file_server import HEAD_BYTES
-from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
-from drillyard.launch.vertex.bucket_paths import BucketPath, bucket_of
+from drillyard.launch.programs import parallel_map
+from drillyard.launch.remote_files import Files, ReadRequest, ReadResult
+from drillyard.launch.vertex.config import bucket_of, mounted, uri_of
 
 try:
     from google.api_core import exceptions
@@ -39,15 +38,10 @@ PART = re.compile(r"(?P<log>.*/node-\d+\.log)\.(?P<number>\d{4,})")
 _AT_ONCE = 10
 """As many connections as Google's client keeps."""
 _SECONDS = 60.0
-_LONGEST_PAUSE = 15.0
 _LISTED = "items(name,size),nextPageToken"
 # Safe for all that is done here: an object is written whole or not, and twice the same content is the same object.
 _RETRY = DEFAULT_RETRY.with_timeout(30.0)
 _T = TypeVar("_T")
-
-
-class BucketUnreachable(UnreachableError):
-    """The bucket does not answer now."""
 
 
 class BucketFiles(Files):
@@ -56,8 +50,8 @@ class BucketFiles(Files):
     def __init__(self, cluster: ClusterConfig) -> None:
         assert cluster.location is not None
         self._name = bucket_of(cluster)
-        self.title = f"gs://{self._name}"
-        self._has_answered = False
+        self._root = mounted(self._name) + "/"
+        self.title = uri_of(self._name)
         # Google's own variable, by which its client finds a server for tests: it has no accounts.
         emulated = "STORAGE_EMULATOR_HOST" in os.environ
         with self._words():
@@ -82,42 +76,43 @@ class BucketFiles(Files):
         parts: dict[str, list[tuple[str, int]]] = {}
         for directory in directories:
             parts.update(_logs(self._objects(directory)))
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda request: self._piece(request, parts.get(request.path)), requests))
+        return parallel_map(lambda request: self._piece(request, parts.get(request.path)), requests, _AT_ONCE)
 
     def close(self) -> None:
         pass  # Nothing stays open between requests.
 
-    def text(self, path: BucketPath) -> str | None:
+    def text(self, path: str) -> str | None:
         """An object as text; None where there is none."""
-        blob = self._bucket.blob(path.key)
-        found: bytes | None = self._retried(lambda: blob.download_as_bytes(timeout=_SECONDS, retry=_RETRY), None)
+        blob = self._bucket.blob(self._key(path))
+        found: bytes | None = self._answer(lambda: blob.download_as_bytes(timeout=_SECONDS, retry=_RETRY), None)
         return None if found is None else found.decode("utf-8", errors="replace")
 
-    def remove(self, path: BucketPath) -> None:
+    def remove(self, path: str) -> None:
         """Remove an object, where it exists."""
-        blob = self._bucket.blob(path.key)
-        self._retried(lambda: blob.delete(timeout=_SECONDS, retry=_RETRY), None)
+        blob = self._bucket.blob(self._key(path))
+        self._answer(lambda: blob.delete(timeout=_SECONDS, retry=_RETRY), None)
 
-    def write(self, directory: BucketPath, contents: Mapping[str, bytes]) -> None:
+    def write(self, directory: str, contents: Mapping[str, bytes]) -> None:
         """Write objects below a directory. Directories become objects too, for mounts that need them."""
-        made = {posixpath.join(directory.key, path): content for path, content in contents.items()}
-        made.update({f"{parent}/": b"" for parent in {p for name in made for p in _parents(name, directory.key)}})
-        with self._words(), ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self._put, made, made.values()))
+        top = self._key(directory)
+        made = {posixpath.join(top, path): content for path, content in contents.items()}
+        made.update({f"{parent}/": b"" for parent in {p for name in made for p in _parents(name, top)}})
 
-    def _put(self, name: str, content: bytes) -> None:
-        kind = "application/octet-stream"
-        self._bucket.blob(name).upload_from_string(content, content_type=kind, timeout=_SECONDS, retry=_RETRY)
+        def put(name: str) -> None:
+            kind, blob = "application/octet-stream", self._bucket.blob(name)
+            blob.upload_from_string(made[name], content_type=kind, timeout=_SECONDS, retry=_RETRY)
+
+        with self._words():
+            parallel_map(put, list(made), _AT_ONCE)
 
     def _objects(self, prefix: str) -> dict[str, int]:
         """Mounted path and size of the objects with this prefix."""
 
         def listed() -> dict[str, int]:
             blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, timeout=_SECONDS, retry=_RETRY)
-            return {BucketPath(self._name, b.name).mounted: int(b.size) for b in blobs if not b.name.endswith("/")}
+            return {f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")}
 
-        return self._retried(listed)
+        return self._answer(listed)
 
     def _whole(self, prefix: str) -> dict[str, int]:
         """Like `_objects`, with parts added up."""
@@ -139,41 +134,31 @@ class BucketFiles(Files):
             if begin < size and len(data) < length:
                 last = min(size, begin + length - len(data)) - 1
                 blob = self._bucket.blob(self._key(path))
-                data += self._retried(
+                data += self._answer(
                     partial(blob.download_as_bytes, start=begin, end=last, timeout=_SECONDS, retry=_RETRY), b""
                 )
             begin = max(0, begin - size)
         return data
 
     def _key(self, path: str) -> str:
-        return path.removeprefix(BucketPath(self._name, "").mounted + "/")
+        if not path.startswith(self._root):
+            raise UserError(f"{path}: is not in {self.title}")
+        return path.removeprefix(self._root)
 
-    def _retried(self, ask: Callable[[], _T], *absent: _T) -> _T:
-        """The answer; `absent`, where given, for an object that is not there, or is shorter than its listing.
+    def _answer(self, ask: Callable[[], _T], *absent: _T) -> _T:
+        """The answer; `absent`, where given, for an object that is not there, or is shorter than its listing."""
 
-        Where `patient`, retries as long as a bucket that has answered before cannot be reached.
-        """
-        pause = 1.0
-        while True:
-            try:
-                with self._words():
-                    try:
-                        answer = ask()
-                    except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
-                        # A missing bucket is a mistake, unlike a missing object.
-                        if not absent or re.search("bucket (does not exist|not found)", str(error), re.I):
-                            raise
-                        (answer,) = absent
-            except BucketUnreachable as error:
-                if not (self.patient and self._has_answered):
-                    raise
-                if pause == 1.0:
-                    print_notice(f"{str(error).splitlines()[0]}; trying again until it is back")
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                continue
-            self._has_answered = True
-            return answer
+        def answered() -> _T:
+            with self._words():
+                try:
+                    return ask()
+                except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
+                    # A missing bucket is a mistake, unlike a missing object.
+                    if not absent or re.search("bucket (does not exist|not found)", str(error), re.I):
+                        raise
+                    return absent[0]
+
+        return self._retried(answered)
 
     @contextmanager
     def _words(self) -> Iterator[None]:
@@ -195,7 +180,7 @@ class BucketFiles(Files):
                 "`gcloud auth application-default login`"
             ) from None
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
-            raise BucketUnreachable(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
+            raise UnreachableError(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
 
 
 def _logs(objects: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from drillyard.config.cluster import ClusterConfig
 from drillyard.hardware.machines import Machine
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
-from drillyard.launch.vertex.config import VertexConfig, vertex_of
+from drillyard.launch.vertex.config import VertexConfig
 
 MAX_DISPLAY_NAME = 128
 MAX_ENVIRONMENT = 100
@@ -45,7 +45,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     if machine is None or machine.cloud not in (None, cluster.cloud):
         # Refused before, or by planning.
         return
-    vertex = vertex_of(cluster)
+    vertex = cluster.section_as(VertexConfig)
     for key, message in (*_bought(cluster, vertex, machine), *_settings(cluster, vertex, machine), *_labels(vertex)):
         yield error("cluster", key, message)
     if not _IMAGE.fullmatch(request.image or ""):

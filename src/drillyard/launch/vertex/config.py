@@ -1,13 +1,26 @@
-"""Platform `vertex`: its settings in cluster.yaml, and what holds for every such cluster."""
+"""Platform `vertex`: its settings in cluster.yaml, what holds for every such cluster, and the paths in its bucket.
+
+Every container sees gs://BUCKET as the directory /gcs/BUCKET. The mount is Cloud Storage FUSE
+(https://cloud.google.com/vertex-ai/docs/training/cloud-storage-file-system). Plans contain the containers' paths; this
+machine reads and writes the bucket itself.
+"""
 
 from __future__ import annotations
 
+import posixpath
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
+from drillyard.errors import UserError
+
+MOUNT = "/gcs"
+_SCHEME = "gs://"
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 class VertexConfig(PlatformSection):
@@ -45,13 +58,50 @@ VERTEX = PlatformFacts(
     consumption=("on-demand", "reservation", "spot", "flex-start"),
     cloud="gcp",
     in_pods=True,
-    bucket_mount="/gcs",
-    capabilities=Capabilities(gang=True, queue=True, image=True, time_limit=True),
+    bucket_mount=MOUNT,
+    capabilities=Capabilities(queue=True, image=True),
     launcher="drillyard.launch.vertex.launcher:VertexLauncher",
 )
 
 
-def vertex_of(cluster: ClusterConfig) -> VertexConfig:
-    """The cluster's `vertex` section, with defaults where it has none."""
-    assert isinstance(cluster.section, VertexConfig)
-    return cluster.section
+def uri_of(path: str) -> str:
+    """The gs:// address of a container's path."""
+    return _SCHEME + path.removeprefix(f"{MOUNT}/")
+
+
+def mounted(uri: str) -> str:
+    """The path under which containers see gs://BUCKET/KEY."""
+    return posixpath.join(MOUNT, uri.removeprefix(_SCHEME)).rstrip("/")
+
+
+def bucket_of(cluster: ClusterConfig) -> str:
+    """The bucket of the cluster. Raises UserError where its name cannot be one."""
+    name = cluster.storage.bucket or ""
+    if not _BUCKET.fullmatch(name):
+        raise UserError(
+            f"cluster config: storage.bucket: '{name}' cannot be a bucket's name: 3 to 222 lower case letters, digits, "
+            "'-', '_' and '.' (https://cloud.google.com/storage/docs/buckets#naming); write it without gs://"
+        )
+    return name
+
+
+def project_of(cluster: ClusterConfig) -> str:
+    """What relative paths of a run config refer to: `storage.directory`, which lies in the bucket, or the bucket."""
+    directory, root = cluster.storage.directory or "", mounted(bucket_of(cluster))
+    return _in_bucket(directory, root, root, "cluster config: storage.directory")
+
+
+def output_of(output: str, cluster: ClusterConfig) -> str:
+    """The directory that holds run directories: `output` of the run config, in the cluster's bucket."""
+    return _in_bucket(output, project_of(cluster), mounted(bucket_of(cluster)), "run config: output")
+
+
+def _in_bucket(path: str, base: str, root: str, where: str) -> str:
+    whole = posixpath.normpath(posixpath.join(base, mounted(path) if path.startswith(_SCHEME) else path))
+    if whole != root and not whole.startswith(root + "/"):
+        bucket = posixpath.basename(root)
+        raise UserError(
+            f"{where}: {path} is not in the bucket {bucket}: on Vertex AI only a bucket is seen by all nodes and "
+            f"outlives them\nWrite a relative path, or one below {root} (that is {uri_of(root)})."
+        )
+    return whole

@@ -8,12 +8,11 @@ job can read the request, so it has nothing of the run's environment.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
@@ -21,16 +20,14 @@ from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
 from drillyard.launch.network import cited
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
-from drillyard.launch.prepared_run import ClusterPaths, PreparedRun, prepare
+from drillyard.launch.prepared_run import ClusterPaths, JobSettings, prepare
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.vertex.bucket_paths import BucketPath, output_of, project_of
-from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS
-from drillyard.launch.vertex.config import vertex_of
+from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS, findings
+from drillyard.launch.vertex.config import VertexConfig, output_of, project_of, uri_of
 from drillyard.version import __version__
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"
 REQUEST_FILE = "custom-job.json"
-UPLOAD = "upload"
 
 JOIN_SECONDS = 3600.0
 LEASE_SECONDS = 120.0
@@ -52,32 +49,31 @@ def plan_of(request: LaunchRequest) -> Plan:
     cluster = request.cluster
     assert cluster.location is not None
     output = output_of(request.run.output, cluster)
-    project = project_of(cluster)
-    paths = ClusterPaths(project.mounted, output.mounted, cluster.python or "python3")
-    prepared = _as_vertex_needs(prepare(request, paths), request)
+    paths = ClusterPaths(project_of(cluster), output, cluster.python or "python3")
+    prepared = prepare(request, checks=[findings], paths=paths, settings=_job_settings(request))
     machine = machine_of(cluster, request.facts)
     # Refuses the machine of another cloud.
     quota_needed(cluster, request.facts)
-    launch = output.below(f"{prepared.job.run}/launch")
-    body, fields = custom_job(prepared, cluster, machine, launch)
+    launch = uri_of(prepared.job.launch_directory)
+    body, fields = custom_job(prepared, cluster, machine)
     files = (*prepared.files, PlanFile(REQUEST_FILE, json.dumps(body, indent=2) + "\n"))
-    upload = Call(
-        "put the run's files into the bucket", UPLOAD, f"{launch.uri}/", {}, tuple(file.path for file in files)
-    )
+    upload = Call("put the run's files into the bucket", "upload", f"{launch}/", {}, tuple(file.path for file in files))
     address = f"{service_of(cluster)}/v1/{parent_of(cluster)}/customJobs"
-    plan = prepared.plan(
-        f"in the image {prepared.image}",
-        [upload, Call("create the custom job", "POST", address, body)],
+    return replace(
+        prepared,
+        code=f"in the image {prepared.image}",
+        steps=(upload, Call("create the custom job", "POST", address, body)),
         files=files,
-        warnings=_warnings(cluster, prepared, launch),
+        fields=(*fields, *prepared.fields),
+        warnings=(*prepared.warnings, *_warnings(cluster, prepared, launch)),
     )
-    return dataclasses.replace(plan, fields=(*fields, *prepared.fields))
 
 
 def service_of(cluster: ClusterConfig) -> str:
     """Address of the service: jobs are created and found in their region alone."""
     assert cluster.location is not None
-    address = (vertex_of(cluster).endpoint or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
+    endpoint = cluster.section_as(VertexConfig).endpoint
+    address = (endpoint or f"{cluster.location.region}-aiplatform.googleapis.com").rstrip("/")
     return address if "://" in address else f"https://{address}"
 
 
@@ -98,11 +94,9 @@ def label_of(name: str) -> str:
     return f"{re.sub('[^a-z0-9_-]', '_', name)[: MAX_LABEL_LETTERS - 9]}-{digest}"
 
 
-def custom_job(
-    prepared: PreparedRun, cluster: ClusterConfig, machine: Machine, launch: BucketPath
-) -> tuple[dict[str, Any], list[ExplainedField]]:
+def custom_job(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> tuple[dict[str, Any], list[ExplainedField]]:
     """The CustomJob, and why each of its fields has its value."""
-    entries = [*_job_entries(prepared, cluster, launch)]
+    entries = [*_job_entries(prepared, cluster)]
     pool = [*_pool_entries(prepared, cluster, machine)]
     body = _assembled(entries)
     shared = _assembled(pool)
@@ -167,9 +161,10 @@ _SETTINGS = {
 """Fields of the job spec by the settings that they are copied from, where those are given."""
 
 
-def _job_entries(prepared: PreparedRun, cluster: ClusterConfig, launch: BucketPath) -> Iterator[_Entry]:
+def _job_entries(prepared: Plan, cluster: ClusterConfig) -> Iterator[_Entry]:
     """All of the request but the worker pools."""
-    job, vertex, bought, where = prepared.job, vertex_of(cluster), cluster.consumption or "", "jobSpec.scheduling"
+    job, vertex = prepared.job, cluster.section_as(VertexConfig)
+    bought, where = cluster.consumption or "", "jobSpec.scheduling"
     found_by = "by which `drillyard runs` finds it again, from any machine"
     version = re.sub("[^a-z0-9_-]", "-", __version__)
     yield _Entry("displayName", job.run, "the run's name", "run.yaml: name")
@@ -192,15 +187,15 @@ def _job_entries(prepared: PreparedRun, cluster: ClusterConfig, launch: BucketPa
     for field, setting in _SETTINGS.items():
         if value := getattr(vertex, setting):
             yield _set(f"jobSpec.{field}", value, setting)
-    output = BucketPath(launch.bucket, launch.key.rpartition("/")[0]).uri + "/"
+    output = uri_of(job.run_directory) + "/"
     reason = "AIP_TENSORBOARD_LOG_DIR and the like point into the run's directory"
     yield _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)
 
 
-def _pool_entries(prepared: PreparedRun, cluster: ClusterConfig, machine: Machine) -> Iterator[_Entry]:
+def _pool_entries(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> Iterator[_Entry]:
     """What all worker pools have in common."""
     assert cluster.location is not None
-    vertex, launch = vertex_of(cluster), prepared.job.launch_directory
+    vertex, launch = cluster.section_as(VertexConfig), prepared.job.launch_directory
     yield _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine")
     yield _fact("machineSpec.acceleratorType", machine, "vertex_accelerator_type", f"the GPU of {machine.name}")
     yield _fact("machineSpec.acceleratorCount", machine, "num_accelerators", f"GPUs of one {machine.name}")
@@ -233,26 +228,24 @@ def _pool_entries(prepared: PreparedRun, cluster: ClusterConfig, machine: Machin
     yield _Entry("containerSpec.command", command, reason, _OURS)
 
 
-def _as_vertex_needs(prepared: PreparedRun, request: LaunchRequest) -> PreparedRun:
-    """The job with the timeouts that the service and its mounts need."""
-    job = dataclasses.replace(prepared.job, join_seconds=JOIN_SECONDS, lease_seconds=LEASE_SECONDS, log_parts=True)
+def _job_settings(request: LaunchRequest) -> JobSettings:
+    """What the service and its mounts need of the job."""
     lease = "a bucket's mount may show another node's file 60 s late; a lease that is renewed must not look expired"
-    fields = [
-        ("join_seconds", f"{JOIN_SECONDS:g}", "replicas start when each has its machine and image", _SERVICE),
-        ("lease_seconds", f"{LEASE_SECONDS:g}", lease, _FUSE),
-        ("log_parts", "true", "a bucket shows what is appended once the file is closed", _FUSE),
-    ]
+    settings: dict[str, tuple[Any, str, str]] = {
+        "join_seconds": (JOIN_SECONDS, "replicas start when each has its machine and image", _SERVICE),
+        "lease_seconds": (LEASE_SECONDS, lease, _FUSE),
+        "log_parts": (True, "a bucket shows what is appended once the file is closed", _FUSE),
+    }
     if not (request.workload and request.workload.working_directory):
-        job = dataclasses.replace(job, working_directory=None)
-        fields.append(("working_directory", "null", "the code is in the image: where the image starts", _OURS))
-    return prepared.with_job(job, [ExplainedField(f"job.json: {name}", *rest) for name, *rest in fields])
+        settings["working_directory"] = (None, "the code is in the image: where the image starts", _OURS)
+    return settings
 
 
-def _warnings(cluster: ClusterConfig, prepared: PreparedRun, launch: BucketPath) -> list[str]:
+def _warnings(cluster: ClusterConfig, prepared: Plan, launch: str) -> list[str]:
     warnings = []
     if secret_names(prepared.files):
         warnings.append(
-            f"secrets of the run go to {launch.uri}/secrets.json: everybody who may read the bucket can read them "
+            f"secrets of the run go to {launch}/secrets.json: everybody who may read the bucket can read them "
             "(a bucket has no file modes)"
         )
     if cluster.consumption == "spot":

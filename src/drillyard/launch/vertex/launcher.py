@@ -11,22 +11,20 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.hardware.machines import Machine
-from drillyard.launch.launcher import DirectoryLauncher
+from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Call, Plan, PlanFile
 from drillyard.launch.programs import defer_interrupt, parallel_map
-from drillyard.launch.request import LaunchFinding, LaunchRequest
+from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
-from drillyard.launch.vertex.bucket_paths import BucketPath
-from drillyard.launch.vertex.checks import findings
-from drillyard.launch.vertex.custom_job import REQUEST_FILE, UPLOAD, plan_of
+from drillyard.launch.vertex.config import uri_of
+from drillyard.launch.vertex.custom_job import REQUEST_FILE, plan_of
 from drillyard.launch.vertex.run_status import is_over, job_id, status_of
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ class VertexRun:
         return f"{self.status.run_directory}/launch"
 
 
-class VertexLauncher(DirectoryLauncher[VertexRun]):
+class VertexLauncher(Launcher[VertexRun]):
     """Runs of one cluster on Vertex AI."""
 
     @cached_property
@@ -74,12 +72,8 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
         return Service(self.cluster)
 
     @cached_property
-    def _bucket(self) -> BucketFiles:
+    def _files(self) -> BucketFiles:
         return self._open_files()
-
-    @classmethod
-    def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        return findings(request, machine)
 
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
@@ -88,9 +82,9 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
         """Write the files and create the job."""
         from drillyard.launch.vertex.service import parse_request
 
-        for step in plan.steps:
-            if isinstance(step, Call) and step.method != UPLOAD:
-                parse_request(step.body)
+        for step in plan.steps[1:]:
+            assert isinstance(step, Call)
+            parse_request(step.body)
         return super().submit(plan, replace=replace)
 
     # What the shared flow needs.
@@ -109,8 +103,8 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
 
         return BucketFiles(self.cluster)
 
-    def _free_names(self, handles: Sequence[Handle], replace: bool) -> list[VertexRun]:
-        existing = super()._free_names(handles, replace)
+    def _free_names(self, names: Collection[str], replace: bool) -> list[VertexRun]:
+        existing = super()._free_names(names, replace)
         deadline = time.monotonic() + _CANCEL_SECONDS
         for run in existing:
             while not is_over(self._service.job(run.job["name"])):
@@ -120,27 +114,23 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
         return existing
 
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[VertexRun]) -> None:
-        secret = PlanFile("secret", secrets.token_hex(32) + "\n")
-        for step in plan.steps:
-            assert isinstance(step, Call)
-            if step.method == UPLOAD:
-                sent = [*(file for file in plan.files if file.path in step.sends), secret, secrets_json]
-                launch = BucketPath.at(plan.launch_directory)
-                self._bucket.write(launch, {file.path: file.content.encode() for file in sent})
-            else:
-                with defer_interrupt(str(plan.handle)):
-                    self._service.create(step.body)
+        _, create = plan.steps
+        assert isinstance(create, Call)
+        sent = (*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n"), secrets_json)
+        self._files.write(plan.launch_directory, {file.path: file.content.encode() for file in sent})
+        with defer_interrupt(str(plan.handle)):
+            self._service.create(create.body)
 
     def _resubmit(self, run: VertexRun, secrets_json: PlanFile) -> None:
-        launch = BucketPath.at(run.launch_directory)
-        request = launch.below(REQUEST_FILE)
-        planned = self._bucket.text(request)
+        launch = run.launch_directory
+        request = f"{launch}/{REQUEST_FILE}"
+        planned = self._files.text(request)
         if planned is None:
             raise UserError(
-                f"{request.uri}: was deleted, so the run cannot be submitted again; launch its run config again"
+                f"{uri_of(request)}: was deleted, so the run cannot be submitted again; launch its run config again"
             )
         with defer_interrupt(str(run.handle)):
-            self._bucket.write(launch, {secrets_json.path: secrets_json.content.encode()})
+            self._files.write(launch, {secrets_json.path: secrets_json.content.encode()})
             self._service.create(json.loads(planned))
 
     def _may_still_run(self, run: VertexRun) -> bool:
@@ -154,9 +144,9 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
             # So that the agents report it as cancelled; without a bucket the service's state is enough.
             with suppress(UserError):
                 mark = {"submission": job_id(job), "at": time.time()}
-                launch = BucketPath.at(self._run_of(job).launch_directory)
-                self._bucket.write(launch, {"cancelled": json.dumps(mark).encode() + b"\n"})
-                self._bucket.remove(launch.below("secrets.json"))
+                launch = self._run_of(job).launch_directory
+                self._files.write(launch, {"cancelled": json.dumps(mark).encode() + b"\n"})
+                self._files.remove(f"{launch}/secrets.json")
             self._service.cancel(str(job["name"]))
         return self._run_of(self._service.job(str(run.job["name"]))).status
 
@@ -171,6 +161,5 @@ class VertexLauncher(DirectoryLauncher[VertexRun]):
             return VertexRun(job, bare)
         state = None
         with suppress(UserError, ValueError):
-            path = BucketPath.at(bare.run_directory).below("launch/state.json")
-            state = json.loads(self._bucket.text(path) or "{}")
+            state = json.loads(self._files.text(f"{bare.run_directory}/launch/state.json") or "{}")
         return VertexRun(job, status_of(job, state if isinstance(state, dict) else None, self.cluster.name))

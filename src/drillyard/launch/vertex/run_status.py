@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of
-from drillyard.launch.vertex.bucket_paths import BucketPath
+from drillyard.launch.vertex.config import mounted
 
 CustomJobJson = Mapping[str, Any]
 AgentState = Mapping[str, Any]
@@ -49,7 +49,7 @@ def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunSt
     own = own if own and own.get("submission") in ("", None, job_id(job)) else {}
     spec = job.get("jobSpec", {})
     output = spec.get("baseOutputDirectory", {}).get("outputUriPrefix")
-    written_to = BucketPath.at(output).mounted if isinstance(output, str) else None
+    written_to = mounted(output) if isinstance(output, str) else None
     native = {
         "job": job.get("name"),
         "state": job.get("state"),

@@ -18,7 +18,7 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware.capacity import quota_needed
-from drillyard.launch.vertex.config import vertex_of
+from drillyard.launch.vertex.config import VertexConfig
 from drillyard.launch.vertex.custom_job import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
 
 try:
@@ -205,7 +205,7 @@ def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
         case HTTPStatus.FORBIDDEN if disabled:
             return f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"
         case HTTPStatus.FORBIDDEN:
-            account = vertex_of(cluster).service_account
+            account = cluster.section_as(VertexConfig).service_account
             act_as = f", and roles/iam.serviceAccountUser on {account}" if account else ""
             return f"You need roles/aiplatform.user in project {project}{act_as}: ask its owner."
         case HTTPStatus.UNAUTHORIZED:

@@ -5,9 +5,9 @@ GPT-NeoX, whose loss is `lm_loss`).
      iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 | learning rate: 1.5E-06 | global batch size:
      128 | lm loss: 1.103E+01 | ... | number of skipped iterations:   0 | number of nan iterations:   0 |
 
-The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at all
-(`training_supervisor.py`: only if `avg >= 0.0`), so where other lines have a loss, a line without one is taken for
-non-finite. Source of the fields: NVIDIA/Megatron-LM megatron/training/training.py.
+The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at all (only if
+`avg >= 0.0`), so where other lines have a loss, a line without one is taken for non-finite. Source of this and of the
+fields: NVIDIA/Megatron-LM megatron/training/training.py.
 """
 
 from __future__ import annotations

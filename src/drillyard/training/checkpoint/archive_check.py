@@ -116,21 +116,11 @@ def check_archive_stream(stream: io.RawIOBase | io.BytesIO, size: int) -> None:
             if pickles[0].file_size > LARGEST_READ_BYTES:
                 raise UnsafeContent(f"has a pickle of {pickles[0].file_size} bytes")
             content = archive.read(pickles[0])
-    except UnsafeContent:
-        raise
-    except Exception as error:  # zipfile has no list of what a damaged directory raises
-        raise UnsafeContent(f"cannot be read ({type(error).__name__}: {error})") from error
-    _require_plain(content)
-
-
-def _require_plain(content: bytes) -> None:
-    """Raise UnsafeContent unless the pickle builds nothing but tensors and plain values, of bounded size and depth."""
-    try:
         _Builder().run(content)
     except UnsafeContent:
         raise
-    except Exception as error:
-        raise UnsafeContent(f"has a pickle that cannot be read ({type(error).__name__}: {error})") from error
+    except Exception as error:  # zipfile and pickletools have no list of what damaged files raise
+        raise UnsafeContent(f"cannot be read ({type(error).__name__}: {error})") from error
 
 
 @dataclass(slots=True)
@@ -145,7 +135,7 @@ class _Value:
 
 
 class _Builder:
-    """Follows a pickle with sizes in the place of values.
+    """Follows a pickle with sizes in the place of values, and refuses all but tensors and plain values.
 
     A few bytes can build a tuple of 2**40 members, by containing the one before twice, or one of a million levels.
     Hashing the first never ends, and hashing the second overflows the stack and kills the process.

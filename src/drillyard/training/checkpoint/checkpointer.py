@@ -99,8 +99,9 @@ class Checkpointer:
         self.keep_best = keep_best
         self.asynchronous = asynchronous
         self.identity = json_value(identity)
-        self.blocked_seconds = 0.0
         self.saves_failed = 0
+        self.step_on_disk: int | None = None
+        """The step that was saved, or loaded from here, last. A save in flight does not count."""
         self._on_event = on_event
         self._group: dist.ProcessGroup | None = None
         if dist.is_initialized():
@@ -113,15 +114,14 @@ class Checkpointer:
         self._planner = RepeatedSavePlanner()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[bool] | None = None
-        self._step_on_disk: int | None = None
         self._leftovers_removed = False
         self._group_is_lost = False
         self._is_closed = False
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: dict[str, Any], *, metadata: Mapping[str, Any], wait: bool = False) -> float:
-        """Save the state after `step` steps; returns the seconds that training waited for it. Collective.
+    def save(self, step: int, state: dict[str, Any], *, metadata: Mapping[str, Any], wait: bool = False) -> None:
+        """Save the state after `step` steps. Collective.
 
         `state`: nested dictionary of DTensors, tensors and small objects; keys that only one rank has are fine, a key
         that several ranks have names the same value on all of them. The state may change as soon as this returns.
@@ -133,22 +133,21 @@ class Checkpointer:
         if self._group_is_lost:
             # gloo closes a group in which a collective has failed: no save of this round could work any more.
             raise RuntimeError("an earlier save lost the other ranks: this round ends, as it could not save any more")
-        if step == self._step_on_disk:
-            return self._blocked_since(started)
+        if step == self.step_on_disk:
+            return
         flat = flatten(state)
         copies = self.asynchronous and not wait
-        staged = self._staging.stage(flat) if copies else self._staging.live(flat)
+        staged = self._staging.stage(flat, copies=copies)
         path = self.directory / step_directory_name(step)
         save = _Save(step, path, flat, staged, json_value(metadata), time.perf_counter() - started)
         self._in_flight = self._thread.submit(self._write, save)
         if not copies:
             self.wait()
-        return self._blocked_since(started)
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Allocate the buffers for saving such a state, so that the first save need not: worth a call before step 1."""
         if self.asynchronous:
-            self._staging.stage(flatten(state)).wait()
+            self._staging.stage(flatten(state), copies=True).wait()
 
     def wait(self) -> bool:
         """Wait for the save in flight; True when it (or, with none in flight, nothing) has gone well."""
@@ -156,11 +155,6 @@ class Checkpointer:
             return True
         in_flight, self._in_flight = self._in_flight, None
         return in_flight.result()
-
-    @property
-    def step_on_disk(self) -> int | None:
-        """The step that was saved, or loaded from here, last; None without any. A save in flight does not count."""
-        return self._step_on_disk
 
     def close(self) -> None:
         """Wait for the save in flight and end the thread and the process group. Collective."""
@@ -170,11 +164,6 @@ class Checkpointer:
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
-
-    def _blocked_since(self, started: float) -> float:
-        seconds = time.perf_counter() - started
-        self.blocked_seconds += seconds
-        return seconds
 
     def _write(self, save: _Save) -> bool:
         """The saving thread: write, then tidy up."""
@@ -195,17 +184,17 @@ class Checkpointer:
                 )
         except CheckpointException as failure:
             advice = self._advice([failure.failures[rank][0] for rank in sorted(failure.failures)])
-            self._failed(save, failure_text(failure.failures) + advice, report=self._is_coordinator)
+            self._failed(save, failure_text(failure.failures) + advice)
             return False
         except RuntimeError as failure:
             # A rank that is lost after the manifest was written takes nothing from the checkpoint.
-            if not writer.completed:
+            if writer.manifest is None:
                 self._group_is_lost = True
-                self._failed(save, f"lost the other ranks: {failure}", report=True)
+                self._failed(save, f"lost the other ranks: {failure}")
                 return False
         finally:
             self._planner.staged = None
-        self._step_on_disk = save.step
+        self.step_on_disk = save.step
         if self._is_coordinator:
             assert writer.manifest is not None
             size = sum(record.bytes for record in writer.manifest.files.values())
@@ -225,7 +214,7 @@ class Checkpointer:
             metadata=save.metadata,
         )
 
-    def _failed(self, save: _Save, reason: str, *, report: bool) -> None:
+    def _failed(self, save: _Save, reason: str) -> None:
         """Forget the plans, which may differ between ranks now, and remove what was written of this save.
 
         At once, as it may fill the disk; where that fails too (the mount is gone), before the next save.
@@ -233,7 +222,7 @@ class Checkpointer:
         self.saves_failed += 1
         self._planner = RepeatedSavePlanner()
         self._leftovers_removed = False
-        if report:
+        if self._is_coordinator or self._group_is_lost:
             self._event("checkpoint_failed", save.step, save.path, reason=reason)
         if self._is_coordinator:
             self._remove(save.step, save.path, report=False)
@@ -263,7 +252,7 @@ class Checkpointer:
             self._thread.submit(self._record_held_out_loss, step, loss)
 
     def _record_held_out_loss(self, step: int, loss: float) -> None:
-        if not self._is_coordinator or self._step_on_disk != step:
+        if not self._is_coordinator or self.step_on_disk != step:
             return
         path = self.directory / step_directory_name(step)
         try:
@@ -322,18 +311,14 @@ class Checkpointer:
 
     # -- loading -------------------------------------------------------------------------------------------------------
 
-    def candidates(self) -> list[CheckpointInfo]:
-        """The complete checkpoints, newest first; the same on all ranks. Collective."""
-        return [info for info in reversed(self._all()) if info.complete]
-
     def latest(self) -> CheckpointInfo | None:
         """The newest complete checkpoint, judged by manifest and sizes; None when there is none. Collective."""
-        return next(iter(self.candidates()), None)
+        return next((info for info in reversed(self._all()) if info.complete), None)
 
     def load(
-        self, state: StateSource, source: int | Path | None = None, *, accept: AcceptMetadata | None = None
+        self, state: StateSource, source: Path | None = None, *, accept: AcceptMetadata | None = None
     ) -> LoadedCheckpoint | None:
-        """Fill `state` from a checkpoint: the newest good one, or with `source` that of a step or path. Collective.
+        """Fill `state` from a checkpoint: the newest good one, or with `source` the one at that path. Collective.
 
         Without `source` a damaged checkpoint is passed over for the next older one, with an event that names the
         file; None when nothing was ever completely saved. `state` may be a function of the checkpoint's metadata, and
@@ -342,9 +327,8 @@ class Checkpointer:
         """
         self.wait()
         if source is not None:
-            path = self.directory / step_directory_name(source) if isinstance(source, int) else source
             try:
-                loaded = load_checkpoint(path, state, process_group=self._group, accept=accept)
+                loaded = load_checkpoint(source, state, process_group=self._group, accept=accept)
             except DamagedCheckpoint as damage:
                 raise UserError(
                     f"the checkpoint is damaged: {damage}; name an older one, or use resume: auto"
@@ -395,5 +379,5 @@ class Checkpointer:
 
     def _loaded(self, loaded: LoadedCheckpoint) -> LoadedCheckpoint:
         if loaded.info.path.resolve().parent == self.directory.resolve():
-            self._step_on_disk = loaded.step
+            self.step_on_disk = loaded.step
         return loaded

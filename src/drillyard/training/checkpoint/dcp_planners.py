@@ -1,9 +1,8 @@
 """What is written by whom, and the copy of it that training cannot change.
 
 State is a flat dictionary: `flatten` turns nested ones into dotted keys. DTensors are planned from their own mesh and
-placements, while the bytes come from `StagingBuffers`: one kept CPU tensor per key (pinned when the state is on a
-GPU) into
-which each save copies. On a CPU the copy is a memcpy that has ended when `stage` returns. On a GPU the copies are
+placements, while the bytes come from `StagingBuffers`: one kept CPU tensor per key (pinned when the state is on a GPU)
+into which each save copies. On a CPU the copy is a memcpy that has ended when `stage` returns. On a GPU the copies are
 queued on the current stream, ahead of whatever the training queues next, so the host does not wait for them;
 `StagedState.wait` does, in the saving thread. Cost: host memory as large as the rank's state, kept between saves.
 
@@ -27,8 +26,6 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, W
 from torch.distributed.tensor import DTensor
 
 from drillyard.training.checkpoint.archive_check import check_archive_stream
-
-_IMMUTABLE = (int, float, str, bytes, bool, type(None))
 
 
 def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -60,59 +57,48 @@ def local_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 class StagedState:
-    """One save's data by key: what `stage` copied, or (`live`) the state itself while training waits."""
+    """One save's data by key: copies, or the state itself while training waits."""
 
-    def __init__(self, values: dict[str, Any], copied: torch.cuda.Event | None) -> None:
+    def __init__(self, values: dict[str, Any], device: torch.device | None) -> None:
+        """`device`: the GPU on whose current stream the values are being computed or copied."""
         self.values = values
-        self._copied = copied
+        self._event: torch.cuda.Event | None = None
+        if device is not None:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
-        """Block until queued device-to-host copies have ended."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        """Block until what was queued on the device has ended."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 class StagingBuffers:
     """Kept CPU buffers, one per tensor of the state."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, tuple[torch.Tensor, bool]] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
 
-    def stage(self, flat: Mapping[str, Any]) -> StagedState:
-        """Copy the state. The buffers of the save before are overwritten: that save must have ended."""
+    def stage(self, flat: Mapping[str, Any], *, copies: bool) -> StagedState:
+        """The state, copied or itself. Copies overwrite those of the save before, which must have ended."""
         values: dict[str, Any] = {}
         device: torch.device | None = None
         with torch.no_grad():
             for key, value in flat.items():
                 if isinstance(value, torch.Tensor):
                     local = local_tensor(value)
-                    values[key] = self._buffer(key, local).copy_(local, non_blocking=True)
+                    values[key] = self._buffer(key, local).copy_(local, non_blocking=True) if copies else local
                     device = local.device if local.is_cuda else device
                 else:
-                    values[key] = value if isinstance(value, _IMMUTABLE) else copy.deepcopy(value)
-        return StagedState(values, _recorded(device))
-
-    def live(self, flat: Mapping[str, Any]) -> StagedState:
-        """The state itself, not copied: only while nothing changes it."""
-        values = {key: local_tensor(v) if isinstance(v, torch.Tensor) else v for key, v in flat.items()}
-        device = next((v.device for v in values.values() if isinstance(v, torch.Tensor) and v.is_cuda), None)
-        return StagedState(values, _recorded(device))
+                    values[key] = copy.deepcopy(value) if copies else value
+        return StagedState(values, device)
 
     def _buffer(self, key: str, local: torch.Tensor) -> torch.Tensor:
-        buffer, pinned = self._buffers.get(key, (None, False))
-        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype or pinned != local.is_cuda:
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
             buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
-            self._buffers[key] = (buffer, local.is_cuda)
+            self._buffers[key] = buffer
         return buffer
-
-
-def _recorded(device: torch.device | None) -> torch.cuda.Event | None:
-    """An event behind everything queued on the device's current stream so far; None on a CPU."""
-    if device is None:
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 class RepeatedSavePlanner(DefaultSavePlanner):

@@ -21,7 +21,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,9 @@ class HashingFileSystem(FileSystem):
         try:
             yield stream
         except BaseException:
-            _close_after_error(stream)
+            # The writer's own failure is the one to report.
+            with suppress(OSError):
+                stream.close()
             raise
         stream.close()
         self.written[Path(path).name] = stream.record
@@ -172,14 +174,6 @@ class HashingFileSystem(FileSystem):
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         super().rename(path, new_path)
         self.written[Path(new_path).name] = self.written.pop(Path(path).name)
-
-
-def _close_after_error(stream: _HashingStream) -> None:
-    """Close a stream whose writer already failed: that failure is the one to report."""
-    try:
-        stream.close()
-    except OSError:
-        return
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -190,7 +184,7 @@ class CheckpointWriter(FileSystemWriter):
         self._make_manifest = make_manifest
         self.fs: HashingFileSystem = HashingFileSystem()
         self.manifest: Manifest | None = None
-        self.completed = False
+        """Of the complete checkpoint, on the coordinator."""
 
     @property
     def directory(self) -> Path:
@@ -241,12 +235,12 @@ class CheckpointWriter(FileSystemWriter):
         files[METADATA_NAME] = self.fs.written[METADATA_NAME]
         _require_readable(self.directory / METADATA_NAME, files[METADATA_NAME])
         _require_visible(self.directory, files)
-        self.manifest = self._make_manifest(files)
+        manifest = self._make_manifest(files)
         sync_directory(self.directory)
-        write_manifest(self.directory, self.manifest)
-        raw = encode(self.manifest)
+        write_manifest(self.directory, manifest)
+        raw = encode(manifest)
         _require_readable(self.directory / MANIFEST_NAME, FileRecord(len(raw), checksum(raw)))
-        self.completed = True
+        self.manifest = manifest
 
 
 class CheckpointReader(FileSystemReader):

@@ -161,23 +161,6 @@ def _shape(values: object) -> tuple[int, ...]:
     return values
 
 
-def _layout(name: object) -> str:
-    """torch.serialization._get_layout; the name is not used."""
-    if type(name) is not str:
-        raise UnsafeContent("it has a layout that is no text")
-    return name[:40]
-
-
-def _memory_format(value: object) -> int:
-    """An enumeration of DCP, by its number; not used."""
-    return value if type(value) is int else 0
-
-
-def _memory_format_by_name(_enumeration: object, _name: object) -> int:
-    """How Python 3.11 before 3.11.4 pickled a member of an enumeration: getattr(class, name)."""
-    return 0
-
-
 _DCP: Final = "torch.distributed.checkpoint.metadata"
 _CLASSES: Final[dict[str, Any]] = {
     name: _Inert(name, (_Object,), {})
@@ -194,11 +177,12 @@ _CLASSES: Final[dict[str, Any]] = {
 _STAND_INS: Final[dict[tuple[str, str], Any]] = {
     **{(_DCP, name): stand_in for name, stand_in in _CLASSES.items() if name != "_StorageInfo"},
     (_DCP, "TensorProperties"): _TensorProperties,
-    (_DCP, "_MEM_FORMAT_ENCODING"): _Function(_memory_format),
+    # What these give is not used. getattr(enumeration, name) is how Python 3.11 before 3.11.4 pickled a member.
+    (_DCP, "_MEM_FORMAT_ENCODING"): _Function(lambda *_: 0),
+    ("torch.serialization", "_get_layout"): _Function(lambda *_: 0),
+    ("builtins", "getattr"): _Function(lambda *_: 0),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _CLASSES["_StorageInfo"],
-    ("torch.serialization", "_get_layout"): _Function(_layout),
     ("torch", "Size"): _Function(_shape),
-    ("builtins", "getattr"): _Function(_memory_format_by_name),
 }
 DTYPE: Final = re.compile(r"b?float\d\w*|bool|u?int\d+|b?complex\d+")
 

@@ -74,10 +74,6 @@ class CheckpointInfo:
         return dict(self.manifest.metadata) if self.manifest else {}
 
     @property
-    def identity(self) -> dict[str, Any]:
-        return dict(self.manifest.identity) if self.manifest else {}
-
-    @property
     def created(self) -> str | None:
         """When the manifest was written: UTC, ISO 8601."""
         return self.manifest.created if self.manifest else None

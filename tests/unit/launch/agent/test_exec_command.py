@@ -14,7 +14,7 @@ from drillyard.launch.agent import exec_command
 from drillyard.launch.programs import defer_interrupt
 
 SHOWN = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-KEPT = "import sys; from drillyard.launch.agent.respawn import _Respawner; sys.exit(_Respawner(sys.argv[1:]).keep())"
+KEPT = "import sys; from drillyard.launch.agent.respawn import respawn; sys.exit(respawn(sys.argv[1:]))"
 
 
 @pytest.fixture

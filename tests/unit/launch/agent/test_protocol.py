@@ -87,7 +87,7 @@ def test_a_node_without_the_secret_stays_outside(ports: tuple[int, list[Leader]]
 def test_a_repeated_hello_proves_nothing(ports: tuple[int, list[Leader]]) -> None:
     leader = listen(ports)
     hello = seal(derive_key(SECRET, "hello"), 0, {**described(), "nonce": "n"}) + b"\n"
-    heard = seal(derive_key(b"guessed", "node", b"", b""), 0, {"join": 1}) + b"\n"
+    heard = seal(derive_key(b"guessed", "node", "n", "n"), 0, {"join": 1}) + b"\n"
     for after in (heard, hello):
         raw = socket.create_connection(("127.0.0.1", ports[0]), timeout=10)
         raw.sendall(hello)
@@ -112,13 +112,13 @@ def test_nobody_listens() -> None:
         join("127.0.0.1", free_port(set()), SECRET, described(), 5.0)
 
 
-def test_a_key_is_of_the_secret_the_purpose_and_each_line() -> None:
+def test_a_key_is_of_the_secret_the_purpose_and_each_nonce() -> None:
     keys = [
-        derive_key(b"s", "node", b"a", b"b"),
-        derive_key(b"t", "node", b"a", b"b"),
-        derive_key(b"s", "leader", b"a", b"b"),
-        derive_key(b"s", "node", b"ab"),
-        derive_key(b"s", "node", b"b", b"a"),
+        derive_key(b"s", "node", "a", "b"),
+        derive_key(b"t", "node", "a", "b"),
+        derive_key(b"s", "leader", "a", "b"),
+        derive_key(b"s", "node", "ab"),
+        derive_key(b"s", "node", "b", "a"),
     ]
     assert len(set(keys)) == len(keys)
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from drillyard.launch.agent import index, shipped_files, startup
+from drillyard.launch.agent import index, startup
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
 from drillyard.launch.agent.state_file import mark_cancelled, replace_file
+from drillyard.launch.prepared_run import agent_files
 from drillyard.supervise.process_identity import process_of, this_process
 
+SHIPPED = {Path(file.path).name: file.content for file in agent_files()}
 JOB = Job(
     run="tiny",
     cluster="here",
@@ -29,9 +31,9 @@ JOB = Job(
 )
 
 
-@pytest.mark.parametrize("name", sorted(shipped_files()))
+@pytest.mark.parametrize("name", sorted(SHIPPED))
 def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
-    tree = ast.parse(shipped_files()[name], feature_version=(3, 9))
+    tree = ast.parse(SHIPPED[name], feature_version=(3, 9))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             assert all(each.name.split(".")[0] in sys.stdlib_module_names for each in node.names)
@@ -39,7 +41,7 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
             module = (node.module or "").split(".")[0]
             assert module in sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert f"{node.module}.py" in shipped_files()
+            assert f"{node.module}.py" in SHIPPED
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             # Both came with Python 3.10.
             assert not (node.func.id == "zip" and any(each.arg == "strict" for each in node.keywords))
@@ -47,7 +49,7 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
 
 
 def test_shared_modules_travel() -> None:
-    assert {"reaper.py", "cause.py", "restart_policy.py", "__main__.py", "job.py"} <= set(shipped_files())
+    assert {"reaper.py", "cause.py", "restart_policy.py", "__main__.py", "job.py"} <= set(SHIPPED)
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
-from tests.unit.launch.requests import WORKLOAD, cluster, request
+import pytest
+from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
+from drillyard.launch.agent import submit
 from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.plan_output import write_plan
-from drillyard.launch.slurm.launcher import plan_of
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -74,7 +79,7 @@ def test_of_two_programs_at_once_one_submits(tmp_path: Path) -> None:
 
 def test_a_plan_that_is_applied_by_hand_is_written_and_submitted(tmp_path: Path) -> None:
     asked = request(cluster(storage=f"{{directory: {tmp_path}}}"), WORKLOAD)
-    plan = plan_of(asked)
+    plan = planned(asked)
     write_plan(plan, tmp_path / "out")
     environment = fake_sbatch(tmp_path, f'echo "$@" >{tmp_path}/submitted; echo 12')
     done = subprocess.run(["sh", tmp_path / "out" / "apply.sh"], env=environment, capture_output=True, text=True)
@@ -83,3 +88,45 @@ def test_a_plan_that_is_applied_by_hand_is_written_and_submitted(tmp_path: Path)
     launch = Path(plan.launch_directory)
     assert {path for path in (file.path for file in plan.files) if not (launch / path).is_file()} == set()
     assert (launch / "secret").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
+def test_a_copy_has_its_mode_before_its_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    source, target = tmp_path / "sent", tmp_path / "secrets.json"
+    source.write_text("s3cret")
+    source.chmod(mode)
+    # Of a copy that was killed.
+    (tmp_path / "secrets.json.new").write_text("half")
+    copy, seen = shutil.copyfileobj, []
+
+    def look(content: BinaryIO, out: BinaryIO) -> None:
+        status = (tmp_path / "secrets.json.new").stat()
+        seen.append((stat.S_IMODE(status.st_mode), status.st_size))
+        copy(content, out)
+
+    monkeypatch.setattr(shutil, "copyfileobj", look)
+    before = os.umask(0)
+    try:
+        submit._copy(source, target)
+    finally:
+        os.umask(before)
+    assert seen == [(mode, 0)]
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("s3cret", mode)
+    assert {path.name for path in tmp_path.iterdir()} == {"sent", "secrets.json"}
+
+
+def test_a_copy_that_fails_names_its_file_and_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "sent", tmp_path / "secrets.json"
+    source.write_text("new")
+    target.write_text("old")
+
+    def full(content: BinaryIO, out: BinaryIO) -> None:
+        out.write(b"n")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{target}'"):
+        submit._copy(source, target)
+    assert target.read_text() == "old" and not (tmp_path / "secrets.json.new").exists()

@@ -8,12 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.launch.hosts.checks import HostAnswer, HostRequirements, judge, not_shared
+from drillyard.hardware import catalog
+from drillyard.launch.agent.job import Job
+from drillyard.launch.hosts.checks import HostAnswer, judge, not_shared
 from drillyard.launch.programs import Result
+from drillyard.version import __version__
 
-WANTED = HostRequirements(
-    run="r", launch_directory="/s/r/launch", port=21000, version="1.2.0", machine="a3-megagpu-8g", gpus=8
-)
+JOB = Job("r", "c", "ssh", 1, 8, "/s/r", "/s/r/launch", [], port=21000)
+MACHINE = catalog().machines["a3-megagpu-8g"]
 H100 = ["NVIDIA H100 80GB HBM3"] * 8
 
 
@@ -27,7 +29,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "gpu_models": H100,
         "directory": {"path": "/s", "error": None, "free_bytes": 1 << 40, "seen": None},
         "ports_free": [21001],
-        "drillyard": {"python": "/p/bin/python", "version": "drillyard 1.2.0", "error": None},
+        "drillyard": {"python": "/p/bin/python", "version": f"drillyard {__version__}", "error": None},
         "agents": [],
         "runs": [],
     }
@@ -39,9 +41,13 @@ def answer(host: str, **changes: Any) -> HostAnswer:
     return HostAnswer(host, Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""), "", 1000.0, 1001.0)
 
 
+def judged_of(answers: list[HostAnswer]) -> list[str]:
+    return judge(answers, JOB, machine=MACHINE)
+
+
 def judged(*changes: dict[str, Any]) -> list[str]:
     """The problems of hosts a, b, c, ..."""
-    return judge([answer(host, **each) for host, each in zip("abcdefgh", changes, strict=False)], WANTED)
+    return judged_of([answer(host, **each) for host, each in zip("abcdefgh", changes, strict=False)])
 
 
 def test_hosts_that_are_well_have_no_problem() -> None:
@@ -51,7 +57,7 @@ def test_hosts_that_are_well_have_no_problem() -> None:
 def test_a_host_that_ssh_cannot_reach_is_reported_in_sshs_own_words() -> None:
     said = "Warning: ...\nssh: connect to host b port 22: Connection refused\n"
     unreached = HostAnswer("b", Result(("ssh", "b"), 255, "", said))
-    assert judge([answer("a"), unreached], WANTED) == [
+    assert judged_of([answer("a"), unreached]) == [
         "b: cannot be reached: ssh: connect to host b port 22: Connection refused (try: ssh b true)"
     ]
 
@@ -59,7 +65,7 @@ def test_a_host_that_ssh_cannot_reach_is_reported_in_sshs_own_words() -> None:
 def test_a_host_that_does_not_answer_or_has_no_python_is_reported() -> None:
     lost = HostAnswer("a", None, "no answer after 180 s")
     bare = HostAnswer("b", Result(("ssh", "b"), 127, "", "sh: 1: python3: not found\n"))
-    message = judge([lost, bare], WANTED)
+    message = judged_of([lost, bare])
     assert message[0] == "a: no answer after 180 s"
     assert message[1].startswith("b: has no python3 on its PATH")
 
@@ -68,7 +74,7 @@ def test_hosts_with_the_same_problem_share_its_line() -> None:
     missing = {"drillyard": {"python": "/p/bin/python", "version": None, "error": "No such file"}}
     (message,) = judged(*[missing] * 6)
     assert message.startswith(
-        "a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install drillyard 1.2.0"
+        f"a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install drillyard {__version__}"
     )
 
 
@@ -81,7 +87,7 @@ def test_every_problem_of_every_host_is_reported() -> None:
     )
     assert [line[:2] for line in message] == ["a:", "b:", "c:", "d:", "c:"]
     assert "ports 21000 to 21015" in message[0] and "ss -ltnp" in message[0]
-    assert "/p has drillyard 1.1.9, and this machine launches with 1.2.0" in message[1]
+    assert f"/p has drillyard 1.1.9, and this machine launches with {__version__}" in message[1]
     assert "7 GPUs, and machine a3-megagpu-8g has 8" in message[2]
     assert "/s: cannot be written: /s: Read-only file system" in message[3]
     assert "GPUs: 7 x NVIDIA H100 80GB HBM3, where a has 8 x" in message[4]
@@ -104,8 +110,7 @@ def test_agents_of_the_run_and_other_runs_with_the_gpus_are_reported() -> None:
     message = judged({"agents": [{"node": 0}], "runs": [own]}, {"runs": [other]})
     assert message[0].startswith("a: r is still running there: drillyard runs cancel r")
     assert message[1].startswith("b: run other of cluster c is active there and has the GPUs")
-    on_cpus = HostRequirements(run="r", launch_directory="/s/r/launch", port=1, version="1.2.0")
-    assert judge([answer("a", gpus=0, gpu_models=None, runs=[other])], on_cpus) == []
+    assert judge([answer("a", gpus=0, gpu_models=None, runs=[other])], JOB) == []
 
 
 def test_images_and_users_must_be_the_same() -> None:
@@ -144,7 +149,7 @@ def test_clocks_within_two_seconds_are_never_accused_however_slow_the_connection
         message = facts(clock=2e4 + before + offset, clock_at_end=2e4 + before + amid + offset)
         result = Result(("ssh",), 0, json.dumps(message), "")
         answers.append(HostAnswer(host, result, "", 2e4 + here, 2e4 + before + amid + after + here))
-    assert judge(answers, WANTED) == []
+    assert judged_of(answers) == []
 
 
 @given(off=st.floats(2.01, 1e6), waits=st.tuples(st.floats(0, 5), st.floats(0, 5)))
@@ -162,7 +167,7 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_repo
         )
         for host in "ab"
     ]
-    assert any(line.startswith("c: its clock is") for line in judge([*prompt, late], WANTED))
+    assert any(line.startswith("c: its clock is") for line in judged_of([*prompt, late]))
 
 
 def test_hosts_that_do_not_share_the_directory_are_named() -> None:

@@ -151,8 +151,12 @@ def test_a_run_whose_leader_cannot_renew_its_lease_is_not_running(
     assert status.state == state
     assert status.reason is None if words is None else words in str(status.reason)
     assert not list((tmp_path / "launch").glob(".look-*"))
-    # A lease that was given up says that nothing runs, by the agent's own word.
-    (tmp_path / "launch" / "epochs" / "0001.node-0.gone").touch()
+    # A lease that was released, by an earlier version and by this one: nothing runs.
+    lease = tmp_path / "launch" / "epochs" / "0001.node-0.alive"
+    lease.with_suffix(".gone").touch()
+    assert seen_status(tmp_path, platform, process_identity.this_process()).state == "running"
+    lease.with_suffix(".gone").unlink()
+    lease.unlink()
     assert seen_status(tmp_path, platform, process_identity.this_process()).state == "running"
 
 

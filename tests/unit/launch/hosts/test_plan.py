@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
-import os
 import shlex
 import subprocess
 import sys
+import threading
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.module_time import set_time
 from tests.unit.launch.requests import TRAINING, WORKLOAD, request
 
 from drillyard.errors import UserError
+from drillyard.launch.agent import submit
+from drillyard.launch.agent.startup import UsageError
+from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS, TAKEN
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Programs, Result, archive
-from drillyard.launch.submit_lock import LOCK_SECONDS, LOCKED_BY_OTHER, print_unlocked_notice
+from drillyard.launch.remote_files import print_notices
+from drillyard.launch.submission import plan_requests
 from drillyard.supervise.process_identity import Process, this_process
 
 PAIR = """
@@ -56,9 +65,7 @@ def test_all_hosts_are_looked_at_and_the_run_is_recorded_before_anything_is_star
         "share",
         "forget",
         "carry",
-        "claim",
         "write",
-        "record",
         "start",
         "release",
     ]
@@ -69,6 +76,15 @@ def test_what_is_executed_is_ssh_with_the_clusters_settings_and_one_shared_conne
     argv = steps(plan(), "check")[1].argv
     assert argv[:9] == ("ssh", "-F", "/etc/conf", "-l", "me", "-p", "2222", "-o", "BatchMode=yes")
     assert argv[-2] == "b" and "ControlMaster=auto" in argv
+
+
+def test_a_plan_has_the_sizes_and_directories_of_its_job() -> None:
+    planned = plan()
+    assert (planned.nodes, planned.processes_per_node) == (2, 8)
+    assert (planned.run_directory, planned.launch_directory) == (
+        planned.job.run_directory,
+        planned.job.launch_directory,
+    )
 
 
 def test_each_host_starts_its_node_and_all_join_the_first() -> None:
@@ -146,9 +162,7 @@ def test_local_is_one_host_without_ssh() -> None:
     planned = plan(LOCAL)
     assert [step.stage for step in planned.steps if isinstance(step, Program)] == [
         "check",
-        "claim",
         "write",
-        "record",
         "start",
         "release",
     ]
@@ -160,7 +174,7 @@ def test_local_is_one_host_without_ssh() -> None:
 def test_a_sweep_is_refused_where_all_points_would_run_at_once() -> None:
     asked = request(PAIR, WORKLOAD)
     with pytest.raises(UserError, match=r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, vertex"):
-        launcher_for(asked.cluster).plan_sweep([asked, asked])
+        plan_requests([asked, asked])
 
 
 def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tmp_path: Path) -> None:
@@ -195,18 +209,6 @@ def _names(directory: Path) -> list[str]:
     return [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
 
 
-def test_the_launch_directory_keeps_modes_and_an_old_state_is_gone(tmp_path: Path) -> None:
-    planned = plan(PAIR.replace("user: me", f"directory: {tmp_path}"))
-    launch = Path(planned.launch_directory)
-    launch.mkdir(parents=True)
-    (launch / "state.json").write_text('{"state": "failed"}')
-    done = Programs().run(remote(steps(planned, "write")[0]), stdin=archive(planned.files))
-    assert done.returncode == 0, done.stderr
-    assert not (launch / "state.json").exists()
-    assert (launch / "run.yaml").stat().st_mode & 0o777 == 0o600
-    assert (launch / "agent" / "__main__.py").exists()
-
-
 def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: Path) -> None:
     start = remote(steps(plan(), "start")[0])
     (tmp_path / "secret").write_text("x")
@@ -231,71 +233,192 @@ def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: P
     assert said().startswith(f"scoped --user --scope --quiet --collect {fakes}/python3")
 
 
-SECRETS = [PlanFile("secret", secret) for secret in ("one\n", "two\n")]
-
-
-def _claimed(tmp_path: Path, which: int, client: Process, stage: str = "claim") -> Result:
-    """What claiming or releasing says, for one of two submissions."""
-    planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
-    step = steps(planned, stage)[0]
-    agent = [file for file in planned.files if file.path in step.sends]
-    message = PlanFile("client", f"{client.machine} {client.pid} {client.started}\n")
-    words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
-    return Programs().run(words, stdin=archive([*agent, SECRETS[which], message]))
-
-
-def test_a_claim_keeps_others_out_until_it_is_released(tmp_path: Path) -> None:
-    me = this_process()
-    first = _claimed(tmp_path, 0, me)
-    assert first.returncode == 0 and json.loads(first.stdout)["agents"] == [], first.stderr
-    second = _claimed(tmp_path, 1, me)
-    assert second.returncode == LOCKED_BY_OTHER and "submission " in second.stderr
-    # Who has no claim releases none.
-    assert _claimed(tmp_path, 1, me, "release").returncode == 0
-    assert _claimed(tmp_path, 1, me).returncode == LOCKED_BY_OTHER
-    assert _claimed(tmp_path, 0, me, "release").returncode == 0
-    assert _claimed(tmp_path, 1, me).returncode == 0
-
-
-def test_a_claim_ends_with_the_process_that_launches_and_that_of_another_machine_with_time(tmp_path: Path) -> None:
-    me = this_process()
-    elsewhere, reused = replace(me, machine="other/1"), replace(me, started=me.started + 1)
-    assert _claimed(tmp_path, 0, reused).returncode == 0
-    assert _claimed(tmp_path, 1, elsewhere).returncode == 0
-    assert _claimed(tmp_path, 0, me).returncode == LOCKED_BY_OTHER
-    (claim,) = tmp_path.rglob("launch/claim")
-    whose, since, rest = claim.read_text().split(" ", 2)
-    claim.write_text(f"{whose} {int(since) - LOCK_SECONDS} {rest}")
-    assert _claimed(tmp_path, 0, me).returncode == 0
+SECRETS = [PlanFile("secret", secret, 0o600) for secret in ("one\n", "two\n")]
 
 
 @pytest.fixture
-def no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """flock(1) as it is on a file system without locks; a test may write another one."""
-    flock = tmp_path / "bin" / "flock"
-    flock.parent.mkdir()
-    flock.write_text("#!/bin/sh\necho 'flock: 9: No locks available' >&2\nexit 71\n")
-    flock.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{flock.parent}:{os.environ['PATH']}")
-    return flock
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "drillyard" / "desk" / "nccl.json"
 
 
-def test_where_a_file_system_has_no_locks_claims_are_kept_all_the_same_and_that_is_reported(
-    tmp_path: Path, no_locks: Path, capsys: pytest.CaptureFixture[str]
+def _placed(tmp_path: Path, which: int, client: Process, stage: str = "write") -> Result:
+    """What writing the launch directory or releasing it says, for one of two submissions."""
+    planned = plan(LOCAL.replace("here", "desk") + f"storage: {{directory: {tmp_path}}}\n")
+    step = steps(planned, stage)[0]
+    files = [file for file in planned.files if file.path in step.sends]
+    message = PlanFile("client", json.dumps(client.as_json()))
+    words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
+    return Programs().run(
+        words, stdin=archive([*files, SECRETS[which], PlanFile("secrets.json", "{}", 0o600), message])
+    )
+
+
+def test_the_launch_directory_keeps_modes_and_an_old_state_is_gone(tmp_path: Path, index: Path) -> None:
+    launch = tmp_path / "runs" / "nccl" / "launch"
+    launch.mkdir(parents=True)
+    (launch / "state.json").write_text('{"state": "failed"}')
+    done = _placed(tmp_path, 0, this_process())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (launch / "state.json").exists() and not (launch / "client").exists()
+    assert {(launch / name).stat().st_mode & 0o777 for name in ("run.yaml", "secret", "secrets.json")} == {0o600}
+    assert (launch / "agent" / "__main__.py").exists()
+    assert json.loads(index.read_text())["launch_directory"] == str(launch)
+
+
+def test_the_submit_lock_keeps_others_out_until_it_is_released(tmp_path: Path, index: Path) -> None:
+    me = this_process()
+    assert _placed(tmp_path, 0, me).returncode == 0
+    second = _placed(tmp_path, 1, me)
+    assert second.returncode == TAKEN and "submission " in second.stderr
+    assert (tmp_path / "runs" / "nccl" / "launch" / "secret").read_text() == "one\n"
+    # A launch without the lock releases nothing.
+    assert _placed(tmp_path, 1, me, "release").returncode == 0
+    assert _placed(tmp_path, 1, me).returncode == TAKEN
+    assert _placed(tmp_path, 0, me, "release").returncode == 0
+    assert _placed(tmp_path, 1, me).returncode == 0
+
+
+def test_the_submit_lock_ends_with_the_process_that_launches_and_that_of_another_machine_with_time(
+    tmp_path: Path, index: Path
 ) -> None:
     me = this_process()
-    first = _claimed(tmp_path, 0, me)
-    assert first.returncode == 0 and json.loads(first.stdout)["agents"] == []
-    print_unlocked_notice(first.stderr)
-    (claim,) = tmp_path.rglob("launch/claim")
+    elsewhere, reused = replace(me, machine="other/1"), replace(me, started=me.started + 1)
+    assert _placed(tmp_path, 0, reused).returncode == 0
+    assert _placed(tmp_path, 1, elsewhere).returncode == 0
+    assert _placed(tmp_path, 0, me).returncode == TAKEN
+    (lock,) = tmp_path.rglob("launch/claim")
+    held = json.loads(lock.read_text())
+    lock.write_text(json.dumps({**held, "at": held["at"] - SUBMIT_LOCK_SECONDS}))
+    assert _placed(tmp_path, 0, me).returncode == 0
+
+
+def test_a_run_that_is_submitted_again_gets_its_secrets_and_keeps_its_files(tmp_path: Path, index: Path) -> None:
+    assert _placed(tmp_path, 0, this_process()).returncode == 0
+    options = _options(tmp_path, "two")
+    assert submit.unlock(_options(tmp_path, _submission("one\n"))) == 0
+    launch = Path(options.launch_directory)
+    (launch / "agent" / "cli.py").write_text("as it was")
+    (Path(options.sent) / "agent").mkdir(parents=True)
+    for name in ("agent/cli.py", "secret", "secrets.json"):
+        (Path(options.sent) / name).write_text("new")
+    assert submit.place(options) == 0
+    assert [(launch / name).read_text() for name in ("agent/cli.py", "secret", "secrets.json")] == [
+        "as it was",
+        "new",
+        "new",
+    ]
+
+
+def test_agents_of_the_run_that_are_alive_keep_a_launch_out(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit, "running_agents", lambda launch: [{"node": 0, "submission": "0123"}])
+    options = _options(tmp_path, "two")
+    assert submit.place(options) == TAKEN and "submission 0123" in capsys.readouterr().err
+    assert not index.exists() and Path(options.launch_directory, "claim").read_text() == ""
+
+
+def test_a_launch_that_still_writes_is_waited_for_by_the_next_one(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is lost, so the launching process releases the lock while the program on the host goes on."""
+    options = {name: _options(tmp_path, name) for name in ("one", "two")}
+    for name, each in options.items():
+        for path in ("job.json", "secret", "secrets.json"):
+            Path(each.sent, path).write_text(name)
+    copy, writes, may_go_on = submit._copy, threading.Event(), threading.Event()
+
+    def slow(source: Path, target: Path) -> None:
+        copy(source, target)
+        if source.parent.name == "one":
+            writes.set()
+            assert may_go_on.wait(60)
+
+    monkeypatch.setattr(submit, "_copy", slow)
+    codes: dict[str, list[int]] = {}
+
+    def lost() -> None:
+        codes["one"] = [submit.place(options["one"])]
+
+    def next_one() -> None:
+        codes["two"] = [submit.unlock(options["one"]), submit.place(options["two"])]
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (lost, next_one)]
+    threads[0].start()
+    assert writes.wait(60)
+    threads[1].start()
+    threads[1].join(0.5)
+    may_go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert codes == {"one": [0], "two": [0, 0]}
+    launch = Path(options["two"].launch_directory)
+    assert {(launch / name).read_text() for name in ("job.json", "secret", "secrets.json")} == {"two"}
+
+
+def _submission(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
+
+
+def _options(tmp_path: Path, submission: str) -> Namespace:
+    launch = str(tmp_path / "runs" / "nccl" / "launch")
+    entry = json.dumps({"run": "nccl", "cluster": "desk", "platform": "local", "launch_directory": launch})
+    (sent := tmp_path / "sent" / submission).mkdir(parents=True, exist_ok=True)
+    return Namespace(launch_directory=launch, submission=submission, sent=str(sent), entry=entry)
+
+
+def test_where_a_file_system_has_no_kernel_locks_the_submit_lock_holds_and_that_is_reported(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_lock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    one, two = _options(tmp_path, "one"), _options(tmp_path, "two")
+    assert submit.place(one) == 0
+    print_notices(capsys.readouterr().err)
+    lock = Path(one.launch_directory, "claim")
     output = capsys.readouterr().err
-    assert output == f"drillyard: no lock on {claim}: launches of a run at the very same moment are not kept apart\n"
-    assert _claimed(tmp_path, 1, me).returncode == LOCKED_BY_OTHER
-    assert _claimed(tmp_path, 0, me, "release").returncode == 0 and claim.read_text() == ""
+    assert output.startswith(f"drillyard: no lock on {lock} (No locks available): ") and output.count("\n") == 1
+    assert submit.place(two) == TAKEN
+    assert submit.unlock(one) == 0 and lock.read_text() == ""
+    assert submit.place(two) == 0
 
 
-def test_a_lock_that_another_launch_keeps_is_waited_for_and_refuses(tmp_path: Path, no_locks: Path) -> None:
-    # What flock(1) does when its time is over: it exits with the code that -E names.
-    no_locks.write_text('#!/bin/sh\n[ "$1 $3" = "-w -E" ] || exit 64\nexit "$4"\n')
-    refused = _claimed(tmp_path, 0, this_process())
-    assert refused.returncode == 1 and "another launch has had its lock for 30 s" in refused.stderr
+def test_a_lock_that_another_launch_keeps_is_waited_for_and_refuses(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    set_time(monkeypatch, "drillyard.launch.agent.submit", monotonic=lambda: sum(waited), sleep=waited.append)
+    options = _options(tmp_path, "one")
+    assert submit.place(options) == 0
+    with open(Path(options.launch_directory, "claim"), encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for verb in (submit.place, submit.unlock):
+            waited.clear()
+            with pytest.raises(UsageError, match=r"another launch has had the lock for 30 s"):
+                verb(options)
+            assert 29 < sum(waited) < 31
+    assert submit.place(options) == 0
+
+
+def test_bytecode_is_not_placed_and_a_failure_names_one_file(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = _options(tmp_path, "one")
+    for name in ("job.json", "agent/cli.py", "agent/index.py", "agent/__pycache__/cli.pyc", "files/data/a.txt"):
+        Path(options.sent, name).parent.mkdir(parents=True, exist_ok=True)
+        Path(options.sent, name).touch()
+    launch = Path(options.launch_directory)
+    assert submit.place(options) == 0
+    placed = {str(path.relative_to(launch)) for path in launch.rglob("*") if path.is_file()}
+    assert placed == {"claim", "job.json", "agent/cli.py", "agent/index.py", "files/data/a.txt"}
+
+    def full(content: object, out: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(OSError, match=r"No space left on device: ") as failure:
+        submit.place(options)
+    assert str(failure.value).count("No space left") == 1 and str(failure.value.filename).startswith(f"{launch}/")

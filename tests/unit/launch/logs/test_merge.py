@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.module_time import set_time
 
 from drillyard.launch.logs.merge import LONGEST_LINE, LogMerge, LogSource, StampKeys, key_of
 
@@ -179,9 +180,9 @@ def test_stamps_of_other_forms_are_times_too() -> None:
 
 def test_who_follows_for_days_does_not_take_todays_lines_for_tomorrows(monkeypatch: pytest.MonkeyPatch) -> None:
     stamps, line = StampKeys(), b"2025-11-24 12:00:00 text"
-    monkeypatch.setattr("time.time", lambda: NOON / 1e6 - 3 * 86_400)
+    set_time(monkeypatch, "drillyard.launch.logs.merge", time=lambda: NOON / 1e6 - 3 * 86_400)
     assert stamps.keys([line], b"") == [b""]
-    monkeypatch.setattr("time.time", lambda: NOON / 1e6)
+    set_time(monkeypatch, "drillyard.launch.logs.merge", time=lambda: NOON / 1e6)
     assert stamps.keys([line], b"") == [key_of(NOON)]
 
 

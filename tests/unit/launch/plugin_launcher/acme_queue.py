@@ -9,15 +9,15 @@ from __future__ import annotations
 import posixpath
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.hardware.machines import Machine
-from drillyard.launch.launcher import DirectoryLauncher
+from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
-from drillyard.launch.prepared_run import paths_on, prepare
+from drillyard.launch.prepared_run import prepare
 from drillyard.launch.programs import Host, archive, require_success
 from drillyard.launch.remote_files import Files, open_files
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
@@ -31,6 +31,13 @@ class AcmeConfig(PlatformSection):
     """Settings of the Acme queue: the section `acme` of cluster.yaml."""
 
     priority: int = Field(default=5, description="Priority of the job, 1 to 9.")
+
+
+def checks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
+    """What the queue refuses. Pure."""
+    section = request.cluster.section_as(AcmeConfig)
+    if not 1 <= section.priority <= 9:
+        yield error("cluster", "acme.priority", f"{section.priority} is not a priority of the queue: 1 to 9")
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class AcmeRun:
         return f"job {self.handle.run}"
 
 
-class AcmeLauncher(DirectoryLauncher[AcmeRun]):
+class AcmeLauncher(Launcher[AcmeRun]):
     """Runs of one Acme queue."""
 
     facts = PlatformFacts(
@@ -57,19 +64,10 @@ class AcmeLauncher(DirectoryLauncher[AcmeRun]):
         capabilities=Capabilities(queue=True),
     )
 
-    @classmethod
-    def checks(cls, request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-        """What the queue refuses. Pure."""
-        section = request.cluster.section
-        assert isinstance(section, AcmeConfig)
-        if not 1 <= section.priority <= 9:
-            yield error("cluster", "acme.priority", f"{section.priority} is not a priority of the queue: 1 to 9")
-
     def plan(self, request: LaunchRequest) -> Plan:
         """A job script that starts the agent on each node, and the command that queues it. Pure."""
-        prepared = prepare(request, paths_on(request))
-        section = request.cluster.section
-        assert isinstance(section, AcmeConfig)
+        prepared = prepare(request, checks=[checks])
+        section = request.cluster.section_as(AcmeConfig)
         launch, run = prepared.job.launch_directory, prepared.handle.run
         agent = (
             f'exec python3 {launch}/agent run --job {launch}/job.json --node-rank "$ACME_RANK" --leader "$ACME_HEAD"'
@@ -77,13 +75,10 @@ class AcmeLauncher(DirectoryLauncher[AcmeRun]):
         script = f"#!/bin/sh\n# acme: priority={section.priority} nodes={prepared.job.nodes}\n{agent}\n"
         files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
         argv = ("sh", "-c", UNPACK, launch, run)
-        return prepared.plan(
-            "there already",
-            [Program("write the launch directory and queue the job", argv, tuple(file.path for file in files))],
-            files=files,
-            fields=[ExplainedField(f"{SCRIPT}: priority", str(section.priority), "as set", "cluster.yaml: acme")],
-            script=SCRIPT,
-        )
+        put = Program("write the launch directory and queue the job", argv, tuple(file.path for file in files))
+        priority = ExplainedField(f"{SCRIPT}: priority", str(section.priority), "as set", "cluster.yaml: acme")
+        fields = (*prepared.fields, priority)
+        return replace(prepared, code="there already", steps=(put,), files=files, fields=fields, script=SCRIPT)
 
     def _runs(self) -> list[AcmeRun]:
         """`acme list` prints a job a line: its name, state, and the path of its script."""

@@ -8,20 +8,20 @@ import shlex
 import subprocess
 
 import pytest
-from tests.unit.launch.requests import WORKLOAD, cluster, request
+from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 from drillyard.errors import UserError
+from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Plan, Program
 from drillyard.launch.plan_output import plan_text
 from drillyard.launch.slurm.job_script import enroot_image
-from drillyard.launch.slurm.launcher import plan_array, plan_of
 
 SHARED = {"storage": "{directory: /shared}"}
 
 
 def made(run: str = WORKLOAD, **settings: str) -> Plan:
     """The plan of a run on a Slurm cluster with these settings."""
-    return plan_of(request(cluster(**(SHARED | settings)), run))
+    return planned(request(cluster(**(SHARED | settings)), run))
 
 
 def options(plan: Plan, file: str = "job.sbatch") -> dict[str, str]:
@@ -142,13 +142,13 @@ def test_the_plan_begins_with_the_job_script_and_is_one_program():
 
 
 def test_a_run_after_another_asks_slurm_for_its_job():
-    plan = plan_of(request(cluster(**SHARED), WORKLOAD, dependency="slurm://c/first"))
+    plan = planned(request(cluster(**SHARED), WORKLOAD, dependency="slurm://c/first"))
     assert argv(plan, "submit")[-2:] == ("--after", "slurm://c/first")
 
 
 def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
     asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
-    plans = plan_array(asked)
+    plans = launcher_for(asked[0].cluster).plan_sweep(asked)
     assert [[step.stage for step in plan.steps] for plan in plans] == [["submit"], [], []]
     assert plans[0].files[0].path == "array.sbatch"
     array = plans[0].file("array.sbatch").content
@@ -156,9 +156,8 @@ def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
     for plan in plans[1:]:
         written = plans[0].file(f"points/{plan.handle.run}/job.sbatch").content
         assert written == plan.file("job.sbatch").content
-    points = [point["launch_directory"] for point in json.loads(plans[0].file("points.json").content)]
-    assert points == [plan.launch_directory for plan in plans]
-    positions = [array.index(f"    {launch}\n") for launch in points]
+    assert [job.run for job in plans[0].jobs] == ["nccl-8m", "nccl-1g", "nccl-4g"]
+    positions = [array.index(f"    {launch}\n") for launch in [plan.launch_directory for plan in plans]]
     assert positions == sorted(positions)
     assert {*options(plans[0])} | {"--array"} == {*options(plans[0], "array.sbatch")}
     assert subprocess.run(["bash", "-n"], input=array, text=True).returncode == 0
@@ -167,7 +166,7 @@ def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
 def test_a_sweep_carries_the_code_once():
     slurm = "{directory: /elsewhere}"
     asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
-    stages = [[step.stage for step in plan.steps] for plan in plan_array(asked)]
+    stages = [[step.stage for step in plan.steps] for plan in launcher_for(asked[0].cluster).plan_sweep(asked)]
     assert stages == [["carry", "submit"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
-        plan_of(request(cluster(**SHARED), WORKLOAD, sync=True))
+        planned(request(cluster(**SHARED), WORKLOAD, sync=True))

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.launch.requests import WORKLOAD, cluster, request
-
-from drillyard.launch.slurm.launcher import plan_of
+from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 FACTS = "Reason=None PreemptTime=None ExcNodeList=(null)"
 SCONTROL = """
@@ -40,7 +38,7 @@ class Play:
 
     def __init__(self, directory: Path, agents: str, restarts: int = 0, slurm: str = "{max_requeues: 2}") -> None:
         self.directory = directory
-        plan = plan_of(request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD))
+        plan = planned(request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD))
         self.launch = Path(plan.launch_directory)
         self.launch.mkdir(parents=True, exist_ok=True)
         for name in ("job.sbatch", "job.json"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.module_time import set_time
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
@@ -14,7 +16,6 @@ from drillyard.launch.agent import output_pump
 from drillyard.launch.agent.output_pump import SegmentedLog
 from drillyard.launch.remote_files import ReadRequest
 from drillyard.launch.vertex.bucket_files import BucketFiles
-from drillyard.launch.vertex.bucket_paths import BucketPath
 
 LAUNCH = "/gcs/my-bucket/runs/a/launch"
 
@@ -93,7 +94,7 @@ def test_what_is_not_there_is_none(bucket: FakeBucket, files: BucketFiles) -> No
 
 
 def test_directories_become_objects_for_mounts_that_know_no_others(bucket: FakeBucket, files: BucketFiles) -> None:
-    files.write(BucketPath("my-bucket", "runs/a/launch"), {"job.json": b"{}", "agent/cli.py": b"pass"})
+    files.write(LAUNCH, {"job.json": b"{}", "agent/cli.py": b"pass"})
     assert sorted(bucket.objects) == [
         "runs/a/launch/",
         "runs/a/launch/agent/",
@@ -106,7 +107,7 @@ def test_directories_become_objects_for_mounts_that_know_no_others(bucket: FakeB
 def test_a_patient_reader_waits_for_a_bucket_that_has_answered(
     bucket: FakeBucket, files: BucketFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.launch.vertex.bucket_files.time.sleep", lambda seconds: None)
+    set_time(monkeypatch, "drillyard.launch.remote_files", sleep=lambda seconds: None)
     bucket.objects = {"runs/a/launch/job.json": b"{}"}
     bucket.fails = [OSError("no route to host")]
     with pytest.raises(UserError, match="cannot be reached"):
@@ -115,6 +116,44 @@ def test_a_patient_reader_waits_for_a_bucket_that_has_answered(
     files.patient = True
     bucket.fails = [OSError("no route to host")] * 3
     assert files.tree(LAUNCH) == [("job.json", 2)]
+
+
+def test_threads_that_wait_for_a_bucket_report_once_that_it_is_away_and_once_that_it_is_back(
+    bucket: FakeBucket, files: BucketFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_time(monkeypatch, "drillyard.launch.remote_files", sleep=lambda seconds: None)
+    bucket.objects = {f"runs/a/launch/node-{node}.log": b"log" for node in range(10)}
+    requests = [ReadRequest(f"{LAUNCH}/{path}", 0, 3) for path, _ in files.tree(LAUNCH)]
+    files.patient = True
+    all_failed, all_retry = threading.Barrier(10), threading.Barrier(10)
+    failed: set[str] = set()
+    download = Blob.download_as_bytes
+
+    def fails_once(blob: Blob, **options: Any) -> bytes:
+        if blob.name not in failed:
+            failed.add(blob.name)
+            all_failed.wait(60)
+            raise OSError("no route to host")
+        all_retry.wait(60)
+        return download(blob, **options)
+
+    monkeypatch.setattr(Blob, "download_as_bytes", fails_once)
+    assert [piece and piece.data for piece in files.read(requests)] == [b"log"] * 10
+    away, back = capsys.readouterr().err.splitlines()
+    assert "no route to host" in away and back == "drillyard: gs://my-bucket: connected again"
+
+
+@pytest.mark.parametrize(
+    "path", ["/gcs/other/runs/a/launch", "/home/me/launch", "/gcs/my-bucket-2/a", "gs://my-bucket/a"]
+)
+def test_a_path_outside_of_the_bucket_is_refused(bucket: FakeBucket, files: BucketFiles, path: str) -> None:
+    bucket.objects = {"runs/a/launch/job.json": b"{}"}
+    for ask in (files.tree, files.text, files.remove, lambda path: files.write(path, {"job.json": b"{}"})):
+        with pytest.raises(UserError, match=f"{path}.* is not in gs://my-bucket"):
+            ask(path)
+    with pytest.raises(UserError, match="is not in gs://my-bucket"):
+        files.read([ReadRequest(f"{path}/job.json", 0, 1)])
+    assert list(bucket.objects) == ["runs/a/launch/job.json"]
 
 
 def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,12 @@ from tests.unit.launch.requests import WORKLOAD, request
 from drillyard.errors import UserError
 from drillyard.launch import launcher as launcher_module
 from drillyard.launch.agent.job import Job
-from drillyard.launch.hosts.launcher import HostsLauncher, run_status
-from drillyard.launch.hosts.submit import MOST_AT_ONCE, ask_all
+from drillyard.launch.agent.submit import TAKEN
+from drillyard.launch.hosts.launcher import MOST_AT_ONCE, HostsLauncher, ask_all, run_status
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
 from drillyard.launch.programs import Programs, Result, defer_interrupt
 from drillyard.launch.run_status import Handle
-from drillyard.launch.submit_lock import LOCKED_BY_OTHER
 from drillyard.version import __version__
 
 CLUSTER = """
@@ -55,17 +54,15 @@ class Hosts(Programs):
         assert argv[0] == "ssh"
         host, command = argv[-2], argv[-1]
         verbs = (
-            "whose rest",
-            "/claim",
+            'agent" unlock',
+            'agent" place',
             "list",
             "forget",
             " stop ",
-            "index",
             'agent" start',
             "--nonce",
             "check",
             "rm -f -- ",
-            "rm -f state.json",
         )
         verb = next(verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command))
         self.calls.append((verb.strip(), host, stdin))
@@ -89,7 +86,7 @@ class Hosts(Programs):
         return list(dict.fromkeys(verb for verb, _, _ in self.calls))
 
 
-def made(hosts: Hosts, nodes: int = 2, run: str = WORKLOAD) -> tuple[Launcher, Plan]:
+def made(hosts: Hosts, nodes: int = 2, run: str = WORKLOAD) -> tuple[Launcher[Any], Plan]:
     names = ", ".join(f"n{node}" for node in range(nodes))
     asked = request(CLUSTER.format(nodes=nodes, hosts=names), run)
     launcher = launcher_for(asked.cluster, hosts)
@@ -100,7 +97,7 @@ def failed(words: str, code: int = 1) -> Result:
     return Result(("ssh",), code, "", words)
 
 
-STARTED = ["/claim", "rm -f state.json", "index", 'agent" start', "whose rest"]
+STARTED = ['agent" place', 'agent" start', 'agent" unlock']
 
 
 def test_stages_follow_one_another_and_every_host_gets_its_agent() -> None:
@@ -120,12 +117,12 @@ def test_the_secret_and_values_of_the_environment_go_to_the_launch_directory_alo
     launcher, plan = made(hosts, run=run)
     launcher.submit(plan)
     sent = {verb: stdin for verb, _, stdin in hosts.calls}
-    with tarfile.open(fileobj=io.BytesIO(sent["rm -f state.json"])) as tar:
+    with tarfile.open(fileobj=io.BytesIO(sent['agent" place'])) as tar:
         members = {member.name: member for member in tar.getmembers()}
         message = tar.extractfile("secrets.json")
         assert message is not None and json.loads(message.read()) == {"TOKEN": "hush-hush"}
     assert members["secret"].mode == members["secrets.json"].mode == 0o600
-    assert not any(b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != "rm -f state.json")
+    assert not any(b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != 'agent" place')
     assert "hush-hush" not in repr(plan)
 
 
@@ -161,30 +158,30 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
     with pytest.raises(UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"):
         launcher.submit(plan)
     assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
-    assert hosts.verbs()[-2:] == ["forget", "whose rest"]
+    assert hosts.verbs()[-2:] == ["forget", 'agent" unlock']
 
 
-def test_a_launch_that_another_one_has_claimed_writes_nothing_and_stops_nothing() -> None:
-    hosts = Hosts(says={("/claim", "n0"): failed("submission 0123, 4 s ago", LOCKED_BY_OTHER)})
+def test_a_launch_that_another_one_has_locked_out_writes_nothing_and_stops_nothing() -> None:
+    hosts = Hosts(says={('agent" place', "n0"): failed("submission 0123, 4 s ago", TAKEN)})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"):
         launcher.submit(plan)
-    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", "/claim", "whose rest"]
+    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", 'agent" place', 'agent" unlock']
 
 
 def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    claimed = Result(("ssh",), 0, json.dumps({"agents": []}), "Welcome!\nno lock on /p/claim: so and so\n")
-    hosts = Hosts(says={("/claim", "n0"): claimed})
+    unlocked = Result(("ssh",), 0, "", "Welcome!\ndrillyard: no lock on /p/claim: so and so\n")
+    hosts = Hosts(says={('agent" place', "n0"): unlocked})
     launcher, plan = made(hosts)
     launcher.submit(plan)
-    assert hosts.verbs()[-5:] == STARTED
+    assert hosts.verbs()[-3:] == STARTED
     assert capsys.readouterr().err == "drillyard: no lock on /p/claim: so and so\n"
 
 
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        ("/claim", Result(("ssh",), 0, json.dumps({"agents": [{"node": 0, "submission": "0123"}]}), "")),
+        ('agent" place', failed("submission 0123, running there", TAKEN)),
         ('agent" start', Result(("ssh",), 0, json.dumps({"submission": "0123", "already": True}), "")),
         ('agent" start', failed("error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2)),
     ],
@@ -195,7 +192,7 @@ def test_agents_of_another_submission_are_reported_and_left_alone(verb: str, sai
     with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
         launcher.submit(plan)
     assert not {"stop", "forget"} & set(hosts.verbs())
-    assert hosts.verbs()[-1] == "whose rest"
+    assert hosts.verbs()[-1] == 'agent" unlock'
 
 
 def known(state: dict[str, Any] | None, **more: Any) -> list[dict[str, Any]]:
@@ -387,7 +384,8 @@ def test_programs_that_are_started_meanwhile_do_not_hear_ctrl_c() -> None:
 
 
 def test_versions_are_this_packages() -> None:
-    hosts = Hosts(says={("check", "n0"): Result(("ssh",), 0, json.dumps(facts(gpus=0)), "")})
+    drillyard = {"python": "/p", "version": "drillyard 1.2.0", "error": None}
+    hosts = Hosts(says={("check", "n0"): Result(("ssh",), 0, json.dumps(facts(gpus=0, drillyard=drillyard)), "")})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=f"has drillyard 1.2.0, and this machine launches with {__version__}"):
         launcher.submit(plan)

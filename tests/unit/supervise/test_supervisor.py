@@ -1,4 +1,4 @@
-"""What `drillyard train` hands to the supervisor."""
+"""What a run config decides for the supervisor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from drillyard.config.run import RunConfig
 from drillyard.launch.agent.exit_report import make_report
-from drillyard.supervise import launch_contract, training_supervisor
-from drillyard.supervise.training_supervisor import supervise_training, threads_per_rank
+from drillyard.supervise import launch_contract
+from drillyard.supervise.supervisor import required_metrics_code, threads_per_rank
 
 
 def run_config(**training: object) -> RunConfig:
@@ -47,8 +47,7 @@ def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
     )
     record = tmp_path / "exit.json"
     monkeypatch.setenv(launch_contract.EXIT_RECORD, str(record))
-    monkeypatch.setattr(training_supervisor, "supervise", lambda *_, **__: 0)
-    assert supervise_training(["train"], run, num_ranks=1, max_restarts=3) == 1
+    assert required_metrics_code(run) == 1
     report = make_report(0, "host", 1, json.loads(record.read_text()), "", False, None)
     assert report["final"] and "sql-execution of rows/held_out" in report["reason"]
     # Any other end is for the launcher to judge.

@@ -1,0 +1,306 @@
+"""Bytes of a step, for one small model of each family and each setting that changes what lies in memory.
+
+tests/distributed/test_memory_tracker.py compares the same sums with what torch allocates. Where a change of the
+estimate is meant, the numbers here follow that comparison.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drillyard.estimation.memory.step_memory import StepMemory
+from drillyard.estimation.setup import LoraSetup, Setup
+from drillyard.modelspec import model_spec
+
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 500,
+}  # fmt: skip
+WITHOUT_GROUPS = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
+GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 256, "vocab_size": 500}
+WIDE_HEADS = {**SIZES, "head_dim": 32}
+MIXTRAL = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE = {**WIDE_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+LATENT = {
+    **SIZES, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+LORA = LoraSetup(4, ("q_proj", "down_proj"))
+LORA_ON_ALL = LoraSetup(8, "all-linear")
+STEP: dict[str, Any] = {
+    "precision": "bf16", "sequence_length": 64, "micro_batch_size": 2, "gradient_accumulation": 1,
+    "activation_checkpointing": "none", "shard": 4, "replicate": 1, "gpus_per_node": 8, "kernel": "sdpa",
+    "compiled": False, "loss_chunk_tokens": 32, "torch_release": (2, 15),
+}  # fmt: skip
+
+
+def step_of(family: str, sizes: dict[str, Any], changes: dict[str, Any]) -> StepMemory:
+    variants = {name: changes[name] for name in ("fuses", "skips_first_product") if name in changes}
+    settings = {**STEP, **{name: value for name, value in changes.items() if name not in variants}}
+    return StepMemory(Setup(spec=model_spec({"model_type": family, **sizes}), **settings), **variants)
+
+
+BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
+    ("llama", SIZES, {}, "backward of a layer", 7424412, 54311632),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 2, "torch_release": (2, 14), "shard": 1},
+        "reduction of a layer's gradients",
+        18855708,
+        162070096,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 2, "shard": 1, "activation_checkpointing": "full"},
+        "backward of a recomputed layer",
+        16698652,
+        149108560,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 3, "replicate": 2, "torch_release": (2, 14), "precision": "fp32", "shard": 3},
+        "backward of a layer",
+        14919280,
+        102245904,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 3, "replicate": 2, "activation_checkpointing": "full", "sequence_length": 8},
+        "backward of a recomputed layer",
+        6760220,
+        54080080,
+    ),
+    (
+        "llama",
+        {**SIZES, "tie_word_embeddings": True},
+        {"gradient_accumulation": 2, "replicate": 2, "sequence_length": 63},
+        "backward of a layer",
+        7972396,
+        58688764,
+    ),
+    (
+        "llama",
+        {**SIZES, "tie_word_embeddings": True},
+        {"gradient_accumulation": 3, "keeps_unsharded": True, "shard": 3, "sequence_length": 9},
+        "loss",
+        8954028,
+        75895440,
+    ),
+    (
+        "llama",
+        {**SIZES, "tie_word_embeddings": True},
+        {"adapters": LORA, "torch_release": (2, 14)},
+        "forward of a layer",
+        4615744,
+        27367424,
+    ),
+    (
+        "llama",
+        SIZES,
+        {
+            "gradient_accumulation": 2,
+            "keeps_unsharded": True,
+            "torch_release": (2, 14),
+            "activation_checkpointing": "selective",
+        },
+        "backward of a recomputed layer",
+        9827996,
+        76260560,
+    ),
+    ("llama", SIZES, {"gradient_accumulation": 2, "keeps_unsharded": True, "shard": 1}, "loss", 19638812, 166242128),
+    (
+        "llama",
+        SIZES,
+        {"gradient_accumulation": 2, "keeps_unsharded": True, "precision": "fp32", "torch_release": (2, 14)},
+        "loss",
+        16285340,
+        111907280,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"keeps_unsharded": True, "replicate": 2, "shard": 1, "precision": "fp64"},
+        "loss",
+        40595228,
+        329083272,
+    ),
+    (
+        "llama",
+        {**SIZES, "attention_bias": True, "mlp_bias": True},
+        {"adapters": LORA, "shard": 3, "gradient_accumulation": 2},
+        "forward of a layer",
+        5204050,
+        32940238,
+    ),
+    (
+        "llama",
+        {**SIZES, "num_key_value_heads": 1},
+        {"adapters": LORA_ON_ALL, "activation_checkpointing": "selective", "precision": "fp64"},
+        "backward of a recomputed layer",
+        14543456,
+        82822976,
+    ),
+    ("llama", {**SIZES, "num_key_value_heads": 1}, {"kernel": "eager"}, "backward of a layer", 7880860, 56482256),
+    (
+        "llama",
+        {**SIZES, "num_key_value_heads": 4},
+        {"kernel": "eager", "activation_checkpointing": "selective", "shard": 1},
+        "backward of a recomputed layer",
+        16686876,
+        141897552,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"kernel": "eager", "micro_batch_size": 1, "precision": "fp32"},
+        "backward of a layer",
+        8458652,
+        59487952,
+    ),
+    ("llama", SIZES, {"kernel": "eager", "precision": "fp64"}, "backward of a layer", 23067676, 148805768),
+    (
+        "llama",
+        SIZES,
+        {"activation_checkpointing": "selective", "skips_first_product": True, "gradient_accumulation": 2},
+        "backward of a recomputed layer",
+        7018780,
+        52405200,
+    ),
+    (
+        "llama",
+        SIZES,
+        {"activation_checkpointing": "selective", "adapters": LORA},
+        "backward of a recomputed layer",
+        3810624,
+        22905344,
+    ),
+    ("mistral", SIZES, {"kernel": "varlen", "fuses": True}, "backward of a layer", 6135196, 47129040),
+    (
+        "qwen2",
+        SIZES,
+        {"kernel": "varlen", "fuses": True, "activation_checkpointing": "selective", "loss_chunk_tokens": 100},
+        "backward of a recomputed layer",
+        5993228,
+        45298320,
+    ),
+    (
+        "qwen3",
+        WIDE_HEADS,
+        {"kernel": "flex", "fuses": True, "activation_checkpointing": "full", "adapters": LORA_ON_ALL},
+        "backward of a recomputed layer",
+        3263456,
+        20750208,
+    ),
+    ("gemma", WIDE_HEADS, {}, "backward of a layer", 7304088, 52534944),
+    ("gemma2", WIDE_HEADS, {"kernel": "eager"}, "loss", 9327544, 62773280),
+    (
+        "gemma2",
+        WIDE_HEADS,
+        {"kernel": "eager", "activation_checkpointing": "full", "adapters": LORA_ON_ALL},
+        "backward of a recomputed layer",
+        3707360,
+        20324736,
+    ),
+    (
+        "gemma2",
+        WIDE_HEADS,
+        {"kernel": "varlen", "sequence_length": 16, "loss_chunk_tokens": 64},
+        "backward of a layer",
+        5471672,
+        41356576,
+    ),
+    (
+        "gemma3_text",
+        WIDE_HEADS,
+        {"activation_checkpointing": "selective", "gradient_accumulation": 2, "keeps_unsharded": True},
+        "backward of a recomputed layer",
+        9656792,
+        72496672,
+    ),
+    ("olmo", SIZES, {}, "backward of a layer", 7028216, 51523744),
+    ("olmo2", SIZES, {}, "loss", 8359996, 59316304),
+    ("olmo2", SIZES, {"adapters": LORA_ON_ALL, "kernel": "varlen"}, "backward of a layer", 5647072, 34055552),
+    ("olmo3", SIZES, {"precision": "fp32"}, "backward of a layer", 11816380, 76198224),
+    ("phi3", SIZES, {}, "backward of a layer", 7522668, 54900880),
+    (
+        "phi3",
+        SIZES,
+        {"kernel": "eager", "activation_checkpointing": "selective"},
+        "backward of a recomputed layer",
+        6736236,
+        47257488,
+    ),
+    ("phi", SIZES, {}, "backward of a layer", 6180632, 44781620),
+    ("cohere", SIZES, {"activation_checkpointing": "full"}, "backward of a recomputed layer", 5772680, 39784160),
+    ("cohere2", SIZES, {"kernel": "varlen"}, "backward of a layer", 6847752, 49825888),
+    ("granite", SIZES, {"activation_checkpointing": "selective"}, "backward of a recomputed layer", 6422940, 45793744),
+    ("smollm3", SIZES, {"kernel": "flex"}, "backward of a layer", 6948760, 50304160),
+    ("stablelm", SIZES, {}, "backward of a layer", 7040576, 51622912),
+    ("starcoder2", SIZES, {}, "backward of a layer", 5162092, 37935392),
+    ("glm4", SIZES, {}, "backward of a layer", 12394332, 89976528),
+    ("nemotron", {**SIZES, "hidden_act": "relu2"}, {}, "backward of a layer", 5643824, 41036608),
+    ("gpt_neox", WITHOUT_GROUPS, {}, "backward of a layer", 5927088, 44363536),
+    ("gpt2", GPT2, {}, "backward of a layer", 8158032, 57973632),
+    (
+        "gpt2",
+        GPT2,
+        {"activation_checkpointing": "selective", "adapters": LORA_ON_ALL, "micro_batch_size": 1},
+        "backward of a recomputed layer",
+        3571072,
+        23558208,
+    ),
+    (
+        "gpt2",
+        GPT2,
+        {"gradient_accumulation": 2, "keeps_unsharded": True, "sequence_length": 8},
+        "loss",
+        8910928,
+        74255808,
+    ),
+    ("mixtral", MIXTRAL, {}, "backward of a layer", 17889692, 131425872),
+    (
+        "mixtral",
+        MIXTRAL,
+        {"activation_checkpointing": "selective", "shard": 8, "gradient_accumulation": 2},
+        "backward of a recomputed layer",
+        22131228,
+        147181648,
+    ),
+    ("qwen2_moe", {**QWEN3_MOE, "shared_expert_intermediate_size": 128}, {}, "backward of a layer", 8975628, 66463504),
+    ("qwen3_moe", QWEN3_MOE, {"kernel": "varlen"}, "backward of a layer", 7860220, 57690768),
+    (
+        "qwen3_moe",
+        QWEN3_MOE,
+        {"activation_checkpointing": "full", "adapters": LORA},
+        "backward of a recomputed layer",
+        3011616,
+        18471040,
+    ),
+    (
+        "deepseek_v2",
+        {**LATENT, "q_lora_rank": None},
+        {"activation_checkpointing": "selective"},
+        "backward of a recomputed layer",
+        5859440,
+        42068288,
+    ),
+    ("deepseek_v3", LATENT, {"kernel": "varlen"}, "loss", 7008336, 50426816),
+]
+"""Model, sizes and settings; then the moment of the peak, its bytes, and the peaks of all phases of the step added."""
+
+
+@pytest.mark.parametrize(("family", "sizes", "changes", "moment", "peak", "of_all_phases"), BYTES)
+def test_the_bytes_of_a_step(
+    family: str, sizes: dict[str, Any], changes: dict[str, Any], moment: str, peak: int, of_all_phases: int
+) -> None:
+    step = step_of(family, sizes, changes)
+    assert (step.moment, step.ledger.peak) == (moment, peak)
+    assert sum(step.moments.values()) == of_all_phases
+    assert not any(step.ledger.live[4:])
