@@ -93,12 +93,12 @@ def look(launch_directory: str) -> dict[str, Any]:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
         elif agent == "gone":
             state = _corrected(state, knows_cause=failed is not None)
-        if state["state"] != "cancelled" and (why := _why_without_lease(directory, state)) is not None:
+        if state["state"] != "cancelled" and (why := _why_without_lease(directory, state, agent)) is not None:
             state = _without_lease(state, why)
     return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
 
 
-def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
+def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> str | None:
     """Why the leader's lease is not renewed (fence.py), None where it is: then its agents have ended the ranks.
 
     Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written next to it.
@@ -116,7 +116,7 @@ def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
         lease_seconds = read_job(directory / "job.json").lease_seconds
     except (OSError, ValueError, TypeError):
         return None
-    if 0 <= time.time() - renewed_at < lease_seconds / 2:
+    if agent != "gone" and 0 <= time.time() - renewed_at < lease_seconds / 2:
         return None
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".look-") as probe:
@@ -135,7 +135,7 @@ def _why_without_lease(directory: Path, state: dict[str, Any]) -> str | None:
 def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     """The state of a run whose leader cannot write it."""
     if state["state"] not in _ACTIVE:
-        how = f"{why}, so how the run ended is not recorded there"
+        how = f"{why}, so how the agent ended is not recorded there"
         return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
     reason = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
     return {**state, "state": "restarting", "reason": reason}

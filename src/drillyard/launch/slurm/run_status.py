@@ -206,7 +206,7 @@ def _running(job: SlurmJob, own: Mapping[str, Any]) -> tuple[State, str | None]:
     state = State(own["state"])
     if state.over and own.get("exit_code") is None:
         # The index found the leader dead. While the job exists, its script decides.
-        return State.restarting, "the agent of node 0 has died"
+        return State.restarting, own.get("reason")
     if job.state == "COMPLETING" and not state.over:
         return state, own.get("reason") or "Slurm ends the job"
     return state, own.get("reason")

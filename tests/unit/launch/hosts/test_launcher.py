@@ -160,14 +160,15 @@ def test_a_run_whose_leader_cannot_renew_its_lease_is_not_running(
     assert seen_status(tmp_path, platform, process_identity.this_process()).state == "running"
 
 
+@pytest.mark.parametrize("seconds_ago", [0.0, 700.0])
 def test_a_run_that_ended_where_nothing_can_be_written_has_failed_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_ago: float
 ) -> None:
     def refuse(**options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     job_in(tmp_path)
-    lease_of(tmp_path, 700.0)
+    lease_of(tmp_path, seconds_ago)
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
     status = seen_status(tmp_path, "ssh", DEAD)
     assert status.state == "failed" and status.failure is not None

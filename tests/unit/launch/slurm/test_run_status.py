@@ -73,7 +73,8 @@ def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
 
 def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():
     dead = own("failed", "agent gone: the agent of node 0 was killed", failure=FAILURE)
-    assert status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead)).state is State.restarting
+    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead))
+    assert (status.state, status.reason) == (State.restarting, dead["reason"])
 
 
 @pytest.mark.parametrize(
