@@ -22,18 +22,20 @@ ON_GPUS = (
 
 def print_campaign(result: CampaignResult, console: Console) -> None:
     """Print the table, the problems and the totals."""
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
-    table.add_column("#", justify="right", style="dim")
-    table.add_column("fault", no_wrap=True)
-    table.add_column("moment", max_width=30)
-    table.add_column("what happened", max_width=32)
-    table.add_column("redone", justify="right")
-    table.add_column("lost", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    columns = (
+        Column("#", justify="right", style="dim"),
+        Column("fault", no_wrap=True),
+        Column("moment", max_width=30),
+        Column("what happened", max_width=32),
+        Column("redone", justify="right"),
+        Column("lost", justify="right", no_wrap=True),
+        Column("verdict", no_wrap=True),
+    )
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
     for verdict in result.verdicts:
         fault, lost = verdict.fault, verdict.seconds_lost
         table.add_row(

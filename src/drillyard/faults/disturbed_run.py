@@ -83,10 +83,9 @@ class MarkFiles:
     def get(self, fault: Fault, phase: str) -> dict[str, Any] | None:
         """The mark of a phase, or None if the fault has not reached it."""
         try:
-            value: dict[str, Any] = json.loads((self.directory / f"{fault.number}.{phase}.json").read_text())
+            return dict(json.loads((self.directory / f"{fault.number}.{phase}.json").read_text()))
         except FileNotFoundError:
             return None
-        return value
 
     def reached(self, planned: PlannedRun) -> dict[tuple[int, str], dict[str, Any]]:
         """The marks of all phases that were reached, by (fault number, phase)."""

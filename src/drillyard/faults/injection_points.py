@@ -47,28 +47,23 @@ _LEFT_BYTES = 4096
 
 def main(arguments: Sequence[str]) -> None:
     """Install the faults of this process, then run the command."""
-    marks_directory, separator, *command = arguments
+    marks_directory, separator, *drillyard_command = arguments
     assert separator == "--"
-    if "RANK" in os.environ:
-        install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
-    else:
-        wrapper = _starting_ranks_here(marks_directory)
-        patch_function("drillyard.supervise.supervisor", "supervise_training", wrapper)
-    from drillyard.cli.main import main as drillyard
 
-    drillyard(command)
-
-
-def _starting_ranks_here(marks_directory: str) -> Callable[..., int]:
-    """A wrapper with which the supervisor starts this module instead of `drillyard train ...`."""
-
-    def supervise_training(original: Any, command: Sequence[str], *arguments: Any, **options: Any) -> int:
+    def start_ranks_here(original: Any, command: Sequence[str], *arguments: Any, **options: Any) -> int:
+        """Instead of `drillyard train ...` the supervisor starts this module."""
         python, dash_m, package, *rest = command
         assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
         here = [python, "-m", "drillyard.faults.injection_points", marks_directory, "--", *rest]
         return int(original(here, *arguments, **options))
 
-    return supervise_training
+    if "RANK" in os.environ:
+        install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
+    else:
+        patch_function("drillyard.supervise.supervisor", "supervise_training", start_ranks_here)
+    from drillyard.cli.main import main as drillyard
+
+    drillyard(drillyard_command)
 
 
 def find_attribute(module: str, name: str) -> tuple[Any, str, Any]:
@@ -158,9 +153,8 @@ class RankFaults:
             victim = self.supervisor
         else:
             victim = os.getpid() if fault.target == self.rank else self.marks.pid(fault.target)
-        number = _SIGNALS[fault.kind]
-        _send(victim, number)
-        while number != signal.SIGTERM:
+        _send(victim, _SIGNALS[fault.kind])
+        while fault.kind != "term":
             time.sleep(1)
 
     def strike_after(self, seconds: float, fault: Fault, phase: str = "hit") -> None:

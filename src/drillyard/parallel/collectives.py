@@ -6,6 +6,7 @@ Leaf module: torch and the error type only, so models, checkpoints and evaluatio
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -13,6 +14,13 @@ import torch.distributed as dist
 from drillyard.errors import UserError
 
 T = TypeVar("T")
+
+
+def own_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
+    """A further group of all ranks, between their CPUs, which mixes with no other collectives. Collective."""
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def rank_and_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:

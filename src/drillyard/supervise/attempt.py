@@ -169,9 +169,8 @@ class Attempt:
                     rank.kill_group()
                     rank.reap()
             self._drain()
-            if self.output.refresh_seconds is not None:
-                self.output.refresh(self._board.read()[0])
-            trained = [beat.step for beat in self._board.read() if beat.trained and beat.step is not None]
+            self.output.refresh(self._board.read()[0])
+            trained = (beat.step for beat in self._board.read() if beat.trained and beat.step is not None)
             self._result.last_step = max(trained, default=None)
         self._result.summary_written = self._summary_written()
         if self._first_end is not None:
@@ -217,21 +216,23 @@ class Attempt:
             self._silent_since = time.monotonic()
         return happened
 
-    def _last_heartbeat(self) -> float:
-        return max([self._silent_since, *(heartbeat.at for heartbeat in self._board.read())])
+    def _hung_at(self) -> float | None:
+        """When the attempt will count as hung, unless a heartbeat comes before; None: never."""
+        if self.grace.watchdog is None or self._asked_to_end:
+            return None
+        return max([self._silent_since, *(heartbeat.at for heartbeat in self._board.read())]) + self.grace.watchdog
 
     def _seconds_to_wait(self) -> float | None:
-        now = time.monotonic()
-        moments = [self._pending[0]] if self._pending else []
-        if self._resume_reading is not None:
-            moments.append(self._resume_reading)
-        if self.grace.watchdog is not None and not self._asked_to_end:
-            moments.append(self._last_heartbeat() + self.grace.watchdog)
-        if self.output.refresh_seconds is not None:
-            moments.append(now + self.output.refresh_seconds)
-        if self.standby is not None:
-            moments.append(now + _STANDBY_LOOK_SECONDS)
-        return max(0.0, min(moments) - now) if moments else None
+        now, refresh_seconds = time.monotonic(), self.output.refresh_seconds
+        moments = (
+            None if self._pending is None else self._pending[0],
+            self._resume_reading,
+            self._hung_at(),
+            None if refresh_seconds is None else now + refresh_seconds,
+            None if self.standby is None else now + _STANDBY_LOOK_SECONDS,
+        )
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return None if first is None else max(0.0, first - now)
 
     def _on_time(self) -> None:
         now = time.monotonic()
@@ -243,9 +244,10 @@ class Attempt:
         if self._pending is not None and now >= self._pending[0]:
             action, self._pending = self._pending[1], None
             action()
-        watchdog = self.grace.watchdog
-        if watchdog is not None and not self._asked_to_end and now >= self._last_heartbeat() + watchdog:
-            self._on_hang()
+        if (hung_at := self._hung_at()) is not None and now >= hung_at:
+            self._result.hung = True
+            self._first_end = self._first_end or time.monotonic()
+            self._ask_for_stacks()
         if self.standby is not None and not self._asked_to_end and all(beat.trained for beat in self._board.read()):
             if (reason := self.standby.start()) is not None:
                 self.output.say(f"no standby ranks for a restart: {reason}")
@@ -310,11 +312,6 @@ class Attempt:
             rank.left_behind = True
             self._selector.unregister(rank.pidfd)
             self._result.left_behind.append(unkillable(rank.number, rank.pid))
-
-    def _on_hang(self) -> None:
-        self._result.hung = True
-        self._first_end = self._first_end or time.monotonic()
-        self._ask_for_stacks()
 
     def _ask_for_stacks(self) -> None:
         """Record what the remaining ranks do, let them write their stacks, and then end them."""

@@ -14,6 +14,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from drillyard.supervise.process_identity import read_kernel_file
+
 _PEER_LOST = re.compile(
     r"\b(DistNetworkError|DistStoreError): |connectFullMesh|monitoredBarrier"
     r"|unhandled system error|remote process exited|nccl(Remote|System)Error"
@@ -53,6 +55,7 @@ _NOT_A_CAUSE = re.compile(
 )
 _STACK = re.compile(r'hread 0x\w+[^\n]*\(most recent call first\):\n((?:  File "[^\n]*\n)+)')
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (\S+)')
+_RANK_MARK = re.compile(r"^\[rank\d+\]: ?")
 _TAIL_BYTES = 64 * 1024
 
 
@@ -93,19 +96,16 @@ def oom_kills() -> int:
     cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control. Where neither is there, as in the root group,
     that of the whole host in /proc/vmstat (Linux 4.13).
     """
-    for line in _read("/proc/self/cgroup").splitlines():
+    texts = []
+    for line in read_kernel_file("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            text = _read(f"/sys/fs/cgroup{path}/memory.events") or _read("/sys/fs/cgroup/memory.events")
+            texts += [read_kernel_file(f"/sys/fs/cgroup{place}/memory.events") for place in (path, "")]
         elif "memory" in controllers.split(","):
-            text = _read(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
-        else:
-            continue
-        found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-        if found:
-            return int(found[1])
-    found = re.search(r"^oom_kill (\d+)$", _read("/proc/vmstat"), re.MULTILINE)
-    return int(found[1]) if found else 0
+            texts.append(read_kernel_file(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    texts.append(read_kernel_file("/proc/vmstat"))
+    counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(found[1]) for found in counts if found), 0)
 
 
 def memory_verdict(oom_kills_before: int) -> str:
@@ -134,7 +134,7 @@ def last_words(text: str, limit: int = 6) -> list[str]:
     the last lines that are neither steps nor warnings of a collective library.
     """
     lines = [line.rstrip() for line in text.splitlines()]
-    bare = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    bare = [_RANK_MARK.sub("", line) for line in lines]
     patterns = (_MESSAGE, _TERMINATED, _FATAL_LOG, _EXCEPTION)
     message, terminated, fatal, raised = (_last_match(pattern, bare) for pattern in patterns)
     if message > max(terminated, fatal, raised):
@@ -175,7 +175,7 @@ def user_message(text: str) -> str | None:
 def error_line(words: Sequence[str]) -> str:
     """The one line of `last_words` that names the error: the first that is no traceback, or nothing."""
     for line in words:
-        bare = re.sub(r"^\[rank\d+\]: ?", "", line)
+        bare = _RANK_MARK.sub("", line)
         if _EXCEPTION.match(bare) or bare.startswith("error: "):
             return bare
     return words[-1].strip() if words else ""
@@ -183,9 +183,8 @@ def error_line(words: Sequence[str]) -> str:
 
 def memory_advice(words: list[str]) -> str | None:
     """What to do where a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
-    if not any(_NO_MEMORY.search(re.sub(r"^\[rank\d+\]: ?", "", line)) for line in words):
-        return None
-    return "memory could not be allocated; lower micro_batch_size or the ranks per host"
+    failed = any(_NO_MEMORY.search(_RANK_MARK.sub("", line)) for line in words)
+    return "memory could not be allocated; lower micro_batch_size or the ranks per host" if failed else None
 
 
 def speaks_of_lost_peer(words: list[str]) -> bool:
@@ -212,10 +211,3 @@ def innermost_frame(log: str) -> str | None:
     stacks = _STACK.findall(log)
     frame = _FRAME.search(stacks[-1]) if stacks else None
     return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else None
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

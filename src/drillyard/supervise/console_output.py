@@ -35,18 +35,11 @@ class PlainOutput:
     """How often `refresh` must be called; None: never."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream: IO[str] | None = stream
+        self._stream = stream
 
     def lines(self, text: str) -> None:
         """Pass on whole lines of rank 0; when the reader is gone (`| head`) its logs still hold everything."""
-        if self._stream is None:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            _redirect_to_null(self._stream)
-            self._stream = None
+        _print(text, self._stream, end="")
 
     def say(self, text: str) -> None:
         """Print a message of the supervisor itself."""
@@ -57,7 +50,7 @@ class PlainOutput:
         print_error(text)
 
     def refresh(self, heartbeat: Heartbeat) -> None:
-        """Show rank 0's last heartbeat."""
+        """Show rank 0's last heartbeat; nothing here."""
 
     def close(self) -> None:
         """Print nothing more."""
@@ -70,10 +63,14 @@ def print_message(text: str) -> None:
 
 def print_error(text: str) -> None:
     """Print to standard error; a reader that is gone ends no run."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: IO[str], end: str = "\n") -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text, end=end, file=stream, flush=True)
     except OSError:
-        _redirect_to_null(sys.stderr)
+        _redirect_to_null(stream)
 
 
 def _redirect_to_null(stream: IO[str]) -> None:
@@ -90,17 +87,18 @@ class TerminalOutput(PlainOutput):
 
     def __init__(self, console: Console, name: str, total_steps: int | None) -> None:
         # rich takes 50 ms to import its bars: only on a terminal.
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
+        from rich import progress
 
         super().__init__(console.file)
-        columns = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn())
         # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
         # from those of the last ten.
-        self._progress = Progress(
-            *columns,
-            TextColumn("left"),
-            TimeLeft(compact=True),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(None),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(compact=True),
             console=console,
             auto_refresh=False,
             expand=True,
@@ -119,8 +117,8 @@ class TerminalOutput(PlainOutput):
                 action()
             except (OSError, SystemExit):
                 self._is_watched = False
-                for stream in (sys.stdout, sys.stderr):
-                    _redirect_to_null(stream)
+                _redirect_to_null(sys.stdout)
+                _redirect_to_null(sys.stderr)
 
     def lines(self, text: str) -> None:
         """Print lines above the bar."""

@@ -73,13 +73,17 @@ def this_machine() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
+def read_kernel_file(path: str) -> str:
+    """The text of a file of /proc or /sys; empty where it is not there, as for a process that is gone."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process that is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return fields_of_stat(stat)
+    return fields_of_stat(read_kernel_file(f"/proc/{pid}/stat"))
 
 
 def fields_of_stat(stat: str) -> list[str]:

@@ -17,11 +17,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.supervise.heartbeat import Heartbeat
-from drillyard.supervise.process_identity import process_state
+from drillyard.supervise.process_identity import process_state, read_kernel_file
 
 _PR_SET_PDEATHSIG = 1
 _STATES = {
@@ -59,33 +58,28 @@ class NodePlacement:
 ONE_NODE = NodePlacement()
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """A function for the child between fork and exec: die with `parent`, even if that has ended already.
-
-    Safe after a fork because the supervisor has no other thread, which is why its progress bar refreshes from its loop.
-    """
-
-    def prepare() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
-
-
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, keep_open: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start a process that leads a session of its own and ends when this thread does. Raises OSError."""
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        """In the child between fork and exec, even if the parent has ended already. Safe after a fork because the
+        supervisor has no other thread, which is why its progress bar refreshes from its loop."""
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
     return subprocess.Popen(
-        list(command),
-        env=dict(environment),
+        command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        preexec_fn=_die_with(os.getpid()),
-        pass_fds=tuple(keep_open),
+        preexec_fn=die_with_parent,
+        pass_fds=keep_open,
     )
 
 
@@ -118,12 +112,12 @@ class Standby:
 
     def start(self) -> str | None:
         """Start one process for every rank that has none; returns why one could not be started, if so."""
-        for environment in self._environments:
-            if environment["RANK"] not in self._waiting:
-                try:
+        try:
+            for environment in self._environments:
+                if environment["RANK"] not in self._waiting:
                     self._waiting[environment["RANK"]] = self._started(environment)
-                except OSError as error:
-                    return str(error)
+        except OSError as error:
+            return str(error)
         return None
 
     def _started(self, environment: Mapping[str, str]) -> _Waiting:
@@ -234,20 +228,16 @@ def await_turn(prepare: Callable[[], object]) -> None:
 def silence(rank: int, pid: int, heartbeat: Heartbeat, now: float) -> str:
     """A line about a rank that has made no progress; `now` is time.monotonic."""
     state = _STATES.get(process_state(pid))
-    words = [f"rank {rank}: {state}"] if state else [f"rank {rank}"]
+    known = [state] if state else []
     if heartbeat.at:
         where = heartbeat.phase if heartbeat.step is None else f"{heartbeat.phase} after step {heartbeat.step}"
-        words.append(f"{where}, last heartbeat {now - heartbeat.at:.1f} s ago")
-    return "; ".join(words) if state else ": ".join(words)
+        known.append(f"{where}, last heartbeat {now - heartbeat.at:.1f} s ago")
+    return f"rank {rank}" + (f": {'; '.join(known)}" if known else "")
 
 
 def unkillable(rank: int, pid: int) -> str:
     """A line about a rank that SIGKILL has not ended: its process, its state, and where it is in the kernel."""
-    letter = process_state(pid)
-    try:
-        place = Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        place = ""
+    letter, place = process_state(pid), read_kernel_file(f"/proc/{pid}/wchan")
     where = f", in {place} of the kernel" if place.strip("0") else ""
     state = f"it is {_STATES.get(letter, f'in state {letter}')}{where}" if letter else "it is gone now"
     return f"rank {rank}: process {pid} did not end after SIGKILL and is left behind; {state}"

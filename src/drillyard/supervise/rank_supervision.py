@@ -95,9 +95,8 @@ class RankSupervision:
         self._closed = False
         self._tick_seconds = tick_seconds(watchdog_seconds)
         self._judge_seconds = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
-        self._watchdog: _Watchdog | None = None
-        if self._judge_seconds:
-            self._watchdog = _Watchdog(self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
+        limit_seconds = self._judge_seconds + 10 * self._tick_seconds
+        self._watchdog = _Watchdog(limit_seconds, self._tick_seconds) if self._judge_seconds else None
         self._lock = threading.Lock()
         # Of its own: `answer` may hold the other while a disk hangs.
         self._watchdog_lock = threading.Lock()
@@ -150,12 +149,9 @@ class RankSupervision:
             if seconds < self._tick_seconds:
                 continue
             looked = now
-            if seconds > 3 * self._tick_seconds + 1:
-                # This process was stopped meanwhile, or starved: that it did no work says nothing.
+            # Where this process was stopped meanwhile, or starved, that it did no work says nothing.
+            if seconds > 3 * self._tick_seconds + 1 or (self._kind == "waiting" and self._is_first_of_further_node):
                 self.signs.show()
-            elif self._kind == "waiting":
-                if self._is_first_of_further_node:
-                    self.signs.show()
             elif self._kind == "working":
                 # A read of /proc may fail; this thread must still answer signals.
                 with contextlib.suppress(OSError):
@@ -219,7 +215,18 @@ class RankSupervision:
                 append_event(self._run_directory, event, round=self.attempt, rank=0, **fields)
 
     def _write_stacks(self, message: str) -> None:
-        file = stacks_file(self._run_directory, self._rank, message)
+        """Into logs/rank-N.log, or standard error if that cannot be."""
+        print(f"[rank {self._rank}] {message}", file=sys.stderr, flush=True)
+        path = self._run_directory / "logs" / f"rank-{self._rank}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
+            file.write(f"{message}\n")
+            file.flush()
+        except OSError:
+            file = sys.stderr
+        else:
+            print(f"[rank {self._rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
 
@@ -230,9 +237,16 @@ class _Watchdog:
     def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
         read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
-        script = str(Path(watchdog_process.__file__))
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script, str(os.getpid()), str(limit_seconds), str(tick_seconds)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                watchdog_process.__file__,
+                str(os.getpid()),
+                str(limit_seconds),
+                str(tick_seconds),
+            ],
             stdin=read_end,
             stdout=subprocess.DEVNULL,
         )
@@ -276,18 +290,3 @@ def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float
 def tick_seconds(watchdog_seconds: float) -> float:
     """How often a rank checks itself: 20 times within the limit, and at least every 5 s."""
     return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS
-
-
-def stacks_file(run_directory: Path, rank: int, message: str) -> IO[str]:
-    """Where a rank without a supervisor puts its stacks: logs/rank-N.log, or standard error if that cannot be."""
-    print(f"[rank {rank}] {message}", file=sys.stderr, flush=True)
-    path = run_directory / "logs" / f"rank-{rank}.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
-        file.write(f"{message}\n")
-        file.flush()
-    except OSError:
-        return sys.stderr
-    print(f"[rank {rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
-    return file

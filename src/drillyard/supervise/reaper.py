@@ -67,7 +67,7 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
 
 
 class Reaper:
-    """The parent's side of the process; use it with `with`.
+    """The parent's side of the process, until `close`.
 
     `silence_seconds`: kill them too when `renewed` was not called for so long after the last call. Descriptors in
     `keep_open` are inherited: a lock on them is held until everything has ended.
@@ -95,15 +95,9 @@ class Reaper:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=tuple(keep_open),
+            pass_fds=keep_open,
         )
         os.close(reader)
-
-    def __enter__(self) -> Reaper:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def renewed(self) -> None:
         """Report that the lease was renewed."""

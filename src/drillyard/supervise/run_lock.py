@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.safe_files import close_quietly
+from drillyard.safe_files import close_quietly, replace_file
 from drillyard.supervise.console_output import print_message
 from drillyard.supervise.launch_contract import is_launched
-from drillyard.supervise.process_identity import Process, process_of, stat_fields, this_process
+from drillyard.supervise.process_identity import Process, process_of, read_kernel_file, stat_fields, this_process
 
 TRAINS = "trains"
 """What a supervisor does in its run directory, until its run is over."""
@@ -151,41 +151,32 @@ def _patience_for(owner: LockOwner | None) -> float:
 
 def _is_being_killed(pid: int) -> bool:
     """Whether a process that may still be there is being killed, or is exiting, or is gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-    return is_exiting(status, stat_fields(pid))
+    return is_exiting(read_kernel_file(f"/proc/{pid}/status"), stat_fields(pid))
 
 
 def is_exiting(status: str, stat: Sequence[str]) -> bool:
     """Whether, by /proc/PID/status and `stat_fields`, a process has SIGKILL pending or has begun to exit: then the
     kernel takes the signal out of the pending ones."""
     pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
-    exiting = not stat or int(stat[6]) & _PF_EXITING
+    exiting = not status or not stat or int(stat[6]) & _PF_EXITING
     return bool(exiting) or any(int(signals, 16) >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
 def _write_owner(record: Path, does: str) -> None:
     """Record this process as the owner. On a full disk no record is better than that of an earlier owner."""
     content = {**this_process().as_json(), "since": time.time(), "does": does}
-    draft = record.with_name(f"{record.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        try:
-            draft.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            os.replace(draft, record)
-        except OSError:
-            record.unlink(missing_ok=True)
-            draft.unlink(missing_ok=True)
+    try:
+        replace_file(record, f"{json.dumps(content)}\n".encode())
+    except OSError:
+        with contextlib.suppress(OSError):
+            record.unlink()
 
 
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
     return True
 
 

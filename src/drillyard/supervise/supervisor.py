@@ -136,7 +136,7 @@ def supervise(
         token = f"{os.getpid()}-{time.time_ns()}"
         if AGENT_MARK not in os.environ:
             # Else the agent's reaper reaches these processes too.
-            stack.enter_context(Reaper(token, SUPERVISOR_MARK, keep_open=[lock]))
+            stack.callback(Reaper(token, SUPERVISOR_MARK, keep_open=[lock]).close)
         requests = stack.enter_context(StopRequests())
         output: PlainOutput = (
             TerminalOutput(console, run_directory.name, total_steps)
@@ -148,11 +148,9 @@ def supervise(
         run = _Run(run_directory, writes_events and node.is_first, output, limits, node.count > 1)
         used_ports: set[int] = set()
         shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
-        ready = None
-        if standby:
-            ready = stack.enter_context(Standby(command, rank_environments(shared, num_ranks, 0, node)))
-        launch = {} if (submission := launch_contract.submission()) is None else {"launch": submission}
-        run.event("run_start", world_size=num_ranks * node.count, **launch)
+        environments = rank_environments(shared, num_ranks, 0, node)
+        ready = stack.enter_context(Standby(command, environments)) if standby else None
+        run.event("run_start", world_size=num_ranks * node.count, launch=launch_contract.submission())
         while True:
             shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
             attempt = Attempt(
@@ -171,8 +169,7 @@ def supervise(
             result = attempt.run()
             end_marked_processes(token, SUPERVISOR_MARK, spare=[] if ready is None else ready.pids)
             requests.take()
-            code = run.after(result, requests.first)
-            if code is not None:
+            if (code := run.after(result, requests.first)) is not None:
                 return code
 
 
@@ -186,8 +183,7 @@ def _fresh_port(used: set[int]) -> int:
 def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
     """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
     asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
-    code = next(asked, None)
-    return None if code is None else signal.Signals(cause.exit_status(code) - 128)
+    return next((signal.Signals(cause.exit_status(code) - 128) for code in asked), None)
 
 
 @dataclass
@@ -287,13 +283,15 @@ class _Run:
     def _report_failure(self, result: AttemptResult, why: ExitRecord) -> None:
         if self._elsewhere is None or not why.lost_peer:
             # Else it is the effect of a failure that has its event already.
-            about = {"reason": why.reason, "failed_rank": why.rank, "exit_code": why.exit_code}
-            self.event("failure", step=why.step, **about)
+            self.event("failure", step=why.step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
         where = "before its first step" if why.step is None else f"after step {why.step}"
         self._output.say(f"attempt {self.attempt} failed {where}: {why.reason}")
         why.write()
-        for line in [*why.lines, *self._stacks(result)]:
+        for line in why.lines:
             self._output.say(f"  {line}")
+        for rank, line in result.silent.items():
+            frame = cause.innermost_frame(result.log_of(rank))
+            self._output.say(f"  {line}; at {frame}" if frame else f"  {line}")
 
     def _end(self, status: str, text: str, code: int) -> int:
         if self._elsewhere is not None:
@@ -306,8 +304,7 @@ class _Run:
         """Show a rank's message to the user once, whichever and however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
         texts = [result.log_of(end.rank) for end in mistaken]
-        message = next((found for text in texts if (found := cause.user_message(text))), None)
-        message = message or "\n".join(cause.last_words(texts[0]))
+        message = next(filter(None, map(cause.user_message, texts)), None) or "\n".join(cause.last_words(texts[0]))
         self._output.error(message)
         reason = message.partition("\n")[0].removeprefix("error: ") or "refused"
         ExitRecord(mistaken[0].rank, EXIT_USER_ERROR, reason, message.splitlines()).write()
@@ -343,11 +340,3 @@ class _Run:
             reason += f"; it waited for {next(iter(result.silent.values()))}"
         code = cause.exit_status(end.returncode)
         return ExitRecord(end.rank, code, reason, words, lost_peer=not own_fault, step=result.last_step)
-
-    def _stacks(self, result: AttemptResult) -> list[str]:
-        """A line per rank that was silent when the attempt was given up: its state, and the line of code it was at."""
-        lines = []
-        for rank, line in result.silent.items():
-            frame = cause.innermost_frame(result.log_of(rank))
-            lines.append(f"{line}; at {frame}" if frame else line)
-        return lines

@@ -73,13 +73,10 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
     """The object of one line with its non-finite floats restored; None for a torn or foreign line."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    try:
+        if not isinstance(record, dict):
+            return None
         _join_nonfinite(record, record.pop("nonfinite", {}))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError):
         return None
     return record
 
@@ -91,10 +88,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with file:
-        for line in file:
-            record = decode(line)
-            if record is not None:
-                yield record
+        yield from (record for line in file if (record := decode(line)) is not None)
 
 
 class LineFile:

@@ -137,8 +137,7 @@ class MLflow(Tracker):
 def _tracker_ids(run_directory: Path) -> dict[str, str]:
     """The trackers' ids of this run from earlier attempts."""
     path = run_directory / IDS_FILE
-    ids: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    return ids
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None:

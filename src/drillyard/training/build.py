@@ -140,9 +140,8 @@ def build_callbacks(
         "settings": recorded_settings(config),
         "parallelism": config.parallelism.model_dump(),
     }
-    spikes = None
-    if ranks.rank == 0:
-        spikes = SpikeReporter(log, directory, data.train, parts.trainer.shape, config.training.schedule.warmup_steps)
+    warmup_steps = config.training.schedule.warmup_steps
+    spikes = SpikeReporter(log, directory, data.train, parts.trainer.shape, warmup_steps) if ranks.rank == 0 else None
     return StepCallbacks(config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, spikes)
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from drillyard.config.run import RunConfig
 from drillyard.evaluation.evaluator import EvaluationResults, HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
+from drillyard.parallel.collectives import own_cpu_group
 from drillyard.parallel.ranks import COLLECTIVE_TIMEOUT, Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog
@@ -43,11 +44,7 @@ class StopRequest:
         self, world_size: int, side: RankSupervision | None = None, timeout: timedelta = COLLECTIVE_TIMEOUT
     ) -> None:
         self.side = side
-        self._group: dist.ProcessGroup | None = None
-        if world_size > 1:
-            group = dist.new_group(backend="gloo", timeout=timeout)
-            assert isinstance(group, dist.ProcessGroup)
-            self._group = group
+        self._group = own_cpu_group(timeout) if world_size > 1 else None
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._pending: dist.Work | None = None
         self._agreed: signal.Signals | None = None

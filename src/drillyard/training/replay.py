@@ -103,19 +103,22 @@ class ReplayVerdict:
                 f"equal: loss and gradient norm of {_steps(self.compared)} are the same to the bit, {where}\n"
                 "These steps were computed correctly both times (or wrongly in the same way, as by a bug)."
             )
-        first = self.differences[0]
-        differing = sorted({difference.step for difference in self.differences})
-        lines = [f"different: {len(differing)} of {len(self.compared)} logged steps, {where}"]
-        for difference in (d for d in self.differences if d.step == first.step):
-            lines.append(
-                f"  step {difference.step}, {difference.metric}: {difference.logged!r} was logged, "
-                f"{difference.replayed!r} is computed now ({_by(difference)})"
-            )
-        lines.append(
-            f"Step {first.step} or one since the logged step before it was computed wrongly, now or then. Replay it "
-            "again, on another host of the same kind: a host that disagrees with itself or with others is at fault."
+        step = self.differences[0].step
+        differing = {difference.step for difference in self.differences}
+        return "\n".join(
+            [
+                f"different: {len(differing)} of {len(self.compared)} logged steps, {where}",
+                *(
+                    f"  step {step}, {each.metric}: {each.logged!r} was logged, "
+                    f"{each.replayed!r} is computed now ({_by(each)})"
+                    for each in self.differences
+                    if each.step == step
+                ),
+                f"Step {step} or one since the logged step before it was computed wrongly, now or then. Replay it "
+                "again, on another host of the same kind: a host that disagrees with itself or with others is at "
+                "fault.",
+            ]
         )
-        return "\n".join(lines)
 
 
 def read_verdict(directory: Path) -> ReplayVerdict:
@@ -225,13 +228,8 @@ def _flat(numerics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    names = dict.fromkeys([*old, *new])
-    absent = "not set"
-    return [
-        (name, old.get(name, absent), new.get(name, absent))
-        for name in names
-        if old.get(name, absent) != new.get(name, absent)
-    ]
+    values = [(name, old.get(name, "not set"), new.get(name, "not set")) for name in dict.fromkeys([*old, *new])]
+    return [(name, before, after) for name, before, after in values if before != after]
 
 
 def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich.align import Align
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from drillyard import formatting
@@ -83,14 +83,11 @@ def progress_line(run: LiveRun, now_us: int) -> str:
     seconds, rate = run.median("step_seconds"), run.median("tokens_per_second_per_gpu")
     if seconds is not None and rate is not None:
         parts += [f"{formatting.duration(seconds)} a step", f"{formatting.number(rate)} tokens/s/{run.device}"]
-    mfu = run.median("mfu")
-    if mfu is not None:
+    if (mfu := run.median("mfu")) is not None:
         parts.append(f"MFU {formatting.percent(mfu)}")
-    dollars = run.dollars(now_us)
-    if dollars is not None:
+    if (dollars := run.dollars(now_us)) is not None:
         parts.append(formatting.dollars(dollars))
-    left = run.seconds_left(now_us)
-    if left is not None:
+    if (left := run.seconds_left(now_us)) is not None:
         parts.append(f"{formatting.duration(left)} left")
     return " | ".join(parts)
 
@@ -106,31 +103,25 @@ def _header(run: LiveRun, now_us: int) -> RenderableType:
     devices = formatting.plural(run.num_gpus, run.device) if run.num_gpus else ""
     hardware = f"{devices} ({run.accelerator})" if run.accelerator else devices
     name = Text.assemble((run.name, "bold"), "  ", (run.phase, PHASE_STYLES.get(run.phase, "bold cyan")))
-    silent = run.silent_seconds(now_us)
-    if silent is not None:
+    if (silent := run.silent_seconds(now_us)) is not None:
         name.append(f"  silent for {formatting.duration(silent)}", style="bold yellow")
     wall = run.wall_seconds(now_us)
     right = "  ".join(part for part in (hardware, formatting.duration(wall) if wall is not None else "") if part)
-    row = Table.grid(expand=True)
-    row.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    row.add_column(no_wrap=True, justify="right")
+    left_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    row = Table.grid(left_column, Column(no_wrap=True, justify="right"), expand=True)
     row.add_row(name, Text(right, style="dim"))
     return row
 
 
 def _progress(run: LiveRun, now_us: int) -> RenderableType:
-    left = run.seconds_left(now_us)
     parts = [_steps(run)]
     if run.total_steps:
         parts.append(formatting.percent(min(1.0, run.step / run.total_steps)))
-    if left is not None:
+    if (left := run.seconds_left(now_us)) is not None:
         parts.append(f"{formatting.duration(left)} left, until {_clock(now_us, left)}")
-    text = "  ".join(parts)
-    row = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    row.add_column(ratio=1)
-    row.add_column(no_wrap=True, justify="right")
+    row = Table.grid(Column(ratio=1), Column(no_wrap=True, justify="right"), expand=True, padding=(0, 2, 0, 0))
     bar = ProgressBar(total=run.total_steps or 1, completed=run.step if run.total_steps else 0, width=None)
-    row.add_row(bar, Text(text))
+    row.add_row(bar, Text("  ".join(parts)))
     return row
 
 
@@ -176,10 +167,9 @@ def _figures(run: LiveRun, now_us: int) -> RenderableType:
 def _events(run: LiveRun, height: int) -> RenderableType:
     """The last events, the newest at the bottom."""
     shown = list(run.events)[-(height - 2) :]
-    grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
-    for style in ("dim", "dim"):
-        grid.add_column(no_wrap=True, style=style)
-    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    time_column, step_column = Column(no_wrap=True, style="dim"), Column(no_wrap=True, style="dim")
+    text_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    grid = Table.grid(time_column, step_column, text_column, expand=True, padding=(0, 1, 0, 0))
     for one in shown:
         step = "" if one.step is None else f"step {one.step:,}"
         time = "" if one.time_us is None else f"{utc_time(one.time_us):%H:%M:%S}"

@@ -73,14 +73,12 @@ class FollowedRun:
         has_new = False
         with refusing_odd_values(self._directory):
             try:
-                for event in self._events.poll():
-                    if is_event(event):
-                        self.run.add_event(event)
-                        has_new = True
-                for record in self._metrics.poll():
-                    if is_step(record):
-                        self.run.add_metrics(record)
-                        has_new = True
+                for event in filter(is_event, self._events.poll()):
+                    self.run.add_event(event)
+                    has_new = True
+                for record in filter(is_step, self._metrics.poll()):
+                    self.run.add_metrics(record)
+                    has_new = True
             except OSError as error:
                 raise UserError(f"{self._directory}: cannot be read: {describe_os_error(error)}") from error
             self.run.refresh_goodput()

@@ -159,7 +159,7 @@ def test_kills_are_counted_in_the_control_group_else_on_the_host(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], kills: int
 ) -> None:
     found = {"/proc/vmstat": "pgfault 5\noom_kill 7\nthp_fault 1\n", **files}
-    monkeypatch.setattr(cause, "_read", lambda path: found.get(path, ""))
+    monkeypatch.setattr(cause, "read_kernel_file", lambda path: found.get(path, ""))
     assert cause.oom_kills() == kills
 
 

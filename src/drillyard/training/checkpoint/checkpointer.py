@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from drillyard.errors import UserError
-from drillyard.parallel.collectives import from_first_rank
+from drillyard.parallel.collectives import from_first_rank, own_cpu_group
 from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.training.checkpoint.dcp_planners import RepeatedSavePlanner, StagedState, StagingBuffers, flatten
 from drillyard.training.checkpoint.dcp_storage import CheckpointWriter, DamagedCheckpoint
@@ -103,11 +103,7 @@ class Checkpointer:
         self.step_on_disk: int | None = None
         """The step that was saved, or loaded from here, last. A save in flight does not count."""
         self._on_event = on_event
-        self._group: dist.ProcessGroup | None = None
-        if dist.is_initialized():
-            group = dist.new_group(backend="gloo", timeout=timeout)
-            assert isinstance(group, dist.ProcessGroup)
-            self._group = group
+        self._group = own_cpu_group(timeout) if dist.is_initialized() else None
         self._world_size = dist.get_world_size(self._group) if self._group is not None else 1
         self._is_coordinator = self._group is None or dist.get_rank(self._group) == 0
         self._staging = StagingBuffers()
@@ -350,7 +346,11 @@ class Checkpointer:
                 self._passed_over("checkpoint_damaged", info, reason)
             elif info.status == "incomplete":
                 self._passed_over("checkpoint_incomplete", info, reason)
-        damage_seen += self._lost(found)
+        # Those whose manifest is lost are asked for when nothing can be loaded; the answer is the same on all ranks.
+        lost = from_first_rank(lambda: lost_checkpoints(found, self.directory.parent), self._group)
+        damage_seen += [
+            f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete" for info in lost
+        ]
         if damage_seen:
             raise UserError(
                 f"{self.directory}: none of its {len(damage_seen)} checkpoints can be used ({damage_seen[0]}); "
@@ -361,13 +361,6 @@ class Checkpointer:
     def _passed_over(self, event: str, info: CheckpointInfo, reason: str) -> None:
         if self._is_coordinator:
             self._event(event, info.step, info.path, reason=reason)
-
-    def _lost(self, found: list[CheckpointInfo]) -> list[str]:
-        """What is said of those whose manifest is lost. Asked when nothing can be loaded; the same on all ranks."""
-        lost = from_first_rank(lambda: lost_checkpoints(found, self.directory.parent), self._group)
-        return [
-            f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete" for info in lost
-        ]
 
     def _all(self) -> list[CheckpointInfo]:
         try:

@@ -204,8 +204,7 @@ class CheckpointWriter(FileSystemWriter):
         self.directory.parent.mkdir(exist_ok=True)
         self.directory.mkdir()
         sync_directory(self.directory.parent)
-        plans_with_prefix: list[SavePlan] = super().prepare_global_plan(plans)
-        return plans_with_prefix
+        return list(super().prepare_global_plan(plans))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file, durably. A rank with nothing to write (a replica) writes none."""
