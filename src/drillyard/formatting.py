@@ -69,6 +69,11 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.0f} bytes" if unit == "bytes" else f"{significant(num_bytes, 3)} {unit}"
 
 
+def first_few(names: Sequence[str], most: int) -> str:
+    """A list for people, at most `most` of it named: `a, b and 3 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def number(value: float, digits: int = 4) -> str:
     """A rate or a loss: thousands are grouped (12,345), small values keep `digits` significant ones; NaN is a word."""
     if not math.isfinite(value):

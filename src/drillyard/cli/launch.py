@@ -86,6 +86,7 @@ def launch(
     Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's own: 0 succeeded,
     1 failed, 2 refused, 130 cancelled.
     """
+    from drillyard.launch.plan_output import write_plan
     from drillyard.launch.submission import check_memory, plan_launch
 
     requests, plans = plan_launch(
@@ -98,7 +99,10 @@ def launch(
         after=after,
     )
     if output is not None:
-        _write(plans, output, overwrite=overwrite)
+        for plan in plans:
+            directory = output if len(plans) == 1 else output / plan.handle.run
+            written = write_plan(plan, directory, overwrite=overwrite)
+            print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
     if dry_run or explain:
         _show(plans, dry_run=dry_run, files=files, explain=explain, as_json=as_json)
     if output is not None or dry_run or explain:
@@ -109,15 +113,6 @@ def launch(
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
     _submit(requests[0].cluster, plans, replace=replace, wait=wait, as_json=as_json)
-
-
-def _write(plans: list[Plan], output: Path, *, overwrite: bool) -> None:
-    from drillyard.launch.plan_output import write_plan
-
-    for plan in plans:
-        directory = output if len(plans) == 1 else output / plan.handle.run
-        written = write_plan(plan, directory, overwrite=overwrite)
-        print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
 
 
 def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool) -> None:

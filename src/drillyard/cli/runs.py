@@ -6,6 +6,7 @@ user has launched on. The status always comes from the cluster.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -18,12 +19,12 @@ import typer
 
 from drillyard.cli.options import AsJson, Cluster, RunArgument, RunsArgument
 from drillyard.errors import UserError
+from drillyard.launch.run_status import RunStatus, State
 
 if TYPE_CHECKING:
     from drillyard.launch.cluster_registry import FoundRun
     from drillyard.launch.launcher import Launcher
     from drillyard.launch.request import Cancellation
-    from drillyard.launch.run_status import RunStatus
 
 JSON_VERSION = 1
 """Raise it when a field of `--json` changes its meaning."""
@@ -70,20 +71,22 @@ def list_command(
     from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
 
-    wanted = _states(state or [])
-    listing = clusters_to_search(cluster).all_runs()
-    chosen = [status for status in listing.runs if not wanted or status.state in wanted][:last]
+    for text in state or ():
+        if text not in set(State):
+            raise UserError(f"--state {text}: is not a state; these are: {', '.join(State)}")
+    found, silent = clusters_to_search(cluster).all_runs()
+    chosen = [status for status in found if not state or status.state in state][:last]
     if as_json:
-        silent = [{"cluster": name, "error": why} for name, why in listing.silent.items()]
-        print_json({"runs": [status_json(status) for status in chosen], "no_answer": silent})
+        no_answer = [{"cluster": name, "error": why} for name, why in silent.items()]
+        print_json({"runs": [status_json(status) for status in chosen], "no_answer": no_answer})
     elif chosen:
         _print_runs(chosen)
-    elif not listing.silent:
-        typer.echo("no runs" + (" in that state" if wanted and listing.runs else ""), err=True)
-    for name, why in listing.silent.items():
+    elif not silent:
+        typer.echo("no runs" + (" in that state" if state and found else ""), err=True)
+    for name, why in silent.items():
         first, *more = why.splitlines()
         typer.echo("\n".join([f"cluster {name}: no answer: {first}", *(f"    {line}" for line in more)]), err=True)
-    if listing.silent:
+    if silent:
         raise typer.Exit(1)
 
 
@@ -248,29 +251,14 @@ def wait_for(launcher: Launcher[Any], run: str) -> int:
 
 def exit_code(status: RunStatus) -> int:
     """0 succeeded, 1 failed, 2 refused its config, 130 cancelled."""
-    from drillyard.launch.run_status import State
-
     if status.state is State.failed:
-        refused = status.failure is not None and status.failure.exit_code == 2
-        return 2 if refused else 1
+        return 2 if status.failure is not None and status.failure.exit_code == 2 else 1
     return 0 if status.state is State.succeeded else 130
 
 
 def print_json(document: dict[str, Any]) -> None:
     """Print a JSON object to standard output."""
-    import json
-
     typer.echo(json.dumps({"version": JSON_VERSION, **document}, indent=2, ensure_ascii=False))
-
-
-def _states(texts: Sequence[str]) -> set[str]:
-    from drillyard.launch.run_status import State
-
-    known = {str(state) for state in State}
-    for text in texts:
-        if text not in known:
-            raise UserError(f"--state {text}: is not a state; these are: {', '.join(State)}")
-    return set(texts)
 
 
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
@@ -300,8 +288,6 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
 
 
 def _after_cancel(done: Cancellation) -> str:
-    from drillyard.launch.run_status import State
-
     status, before = done.status, done.before
     if before is not None:
         return "was already cancelled" if before is State.cancelled else f"had already {before}"

@@ -28,7 +28,6 @@ from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchReq
 from drillyard.supervise import launch_contract
 
 _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
-_BUILTIN = "builtin:"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 
@@ -71,8 +70,7 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         except UserError as missing:
             yield error("cluster", "machine", " ".join(str(missing).splitlines()))
         return
-    problem = consumption_problem(cluster.consumption, machine)
-    if problem is not None:
+    if (problem := consumption_problem(cluster.consumption, machine)) is not None:
         yield error("cluster", "consumption", f"{problem} ({machine.fact('consumption').source})")
     if stack_lacking := stack_problem(cluster, machine):
         yield error("cluster", "network_stack", stack_lacking)
@@ -80,9 +78,8 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     if processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
         return
     if processes > available:
-        source = machine.fact("num_accelerators").source
-        message = f"{processes} ranks, but {machine.name} has {available} accelerators ({source}); "
-        message += f"write {available}, or more nodes"
+        has = f"{machine.name} has {available} accelerators ({machine.fact('num_accelerators').source})"
+        message = f"{processes} ranks, but {has}; write {available}, or more nodes"
         own = isinstance(request.run, WorkloadRunConfig) and request.run.processes_per_node is not None
         yield error("run" if own else "cluster", "processes_per_node", message)
     elif processes < available and request.workload is None:
@@ -97,7 +94,7 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
     if stack is None or cluster.nodes == 1:
         return
     source = stack.provenance.row.text
-    for config, key, environment in _environments(request):
+    for config, key, environment in environments(request):
         for name, value in environment.items():
             at, right = f"{key}.{name}", stack.profile_environment.get(name)
             if name in stack.forbidden:
@@ -113,7 +110,7 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
     reserved = (*ours, *_TORCHRUN_VARIABLES) if request.workload is None else ours
-    for config, key, environment in _environments(request):
+    for config, key, environment in environments(request):
         for name in environment:
             if name in reserved:
                 yield error(config, f"{key}.{name}", "is set by the launcher for each attempt and node; remove it")
@@ -269,7 +266,8 @@ def mount_parts(mount: str) -> tuple[str, str]:
     return host, rest[0] if rest else host
 
 
-def _environments(request: LaunchRequest) -> Iterator[tuple[ConfigName, str, dict[str, str]]]:
+def environments(request: LaunchRequest) -> Iterator[tuple[ConfigName, str, dict[str, str]]]:
+    """The variables that each config sets, with the config and its key."""
     yield "cluster", "environment", request.cluster.environment
     if request.workload is not None:
         yield "run", "workload.environment", request.workload.environment
@@ -288,9 +286,7 @@ def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
         for number, one in enumerate(many):
             at = f"{key}.{number}" if isinstance(value, list) else key
             text = one.path if isinstance(one, SourceConfig) else one
-            if isinstance(text, str) and not text.startswith(_BUILTIN) and _is_path(text):
+            if not isinstance(text, str) or text.startswith("builtin:"):
+                continue
+            if text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS):
                 yield at, text
-
-
-def _is_path(text: str) -> bool:
-    return text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS)

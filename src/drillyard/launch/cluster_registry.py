@@ -86,14 +86,6 @@ class FoundRun:
         return self.launcher.logs(self.handle.run, selection)
 
 
-@dataclass(frozen=True)
-class RunListing:
-    """The runs of all clusters that answered, newest first, and the errors of the others, by cluster name."""
-
-    runs: list[RunStatus]
-    silent: dict[str, str]
-
-
 class Clusters:
     """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used, by name."""
 
@@ -102,8 +94,9 @@ class Clusters:
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
 
-    def all_runs(self) -> RunListing:
-        """The runs of all clusters, read in parallel."""
+    def all_runs(self) -> tuple[list[RunStatus], dict[str, str]]:
+        """The runs of all clusters that answered, newest first, and the errors of the others, by cluster name. All are
+        read in parallel."""
         answers = parallel_map(self._runs_of, self._clusters, _MAX_PARALLEL)
         silent = dict(self._unreadable)
         runs: list[RunStatus] = []
@@ -114,7 +107,7 @@ class Clusters:
                 remember_runs(cluster.name, [status.handle for status in answer])
                 runs += answer
         runs.sort(key=lambda status: (-(status.submitted_at or 0.0), status.handle))
-        return RunListing(runs, silent)
+        return runs, silent
 
     def _runs_of(self, cluster: ClusterConfig) -> list[RunStatus] | UserError:
         try:
@@ -128,17 +121,18 @@ class Clusters:
         A bare name is looked up on all clusters, which are read once. Raises UserError for an unknown cluster, a run
         that no cluster has, and a name that several have.
         """
-        listing = self.all_runs() if len(self._clusters) > 1 and any("://" not in text for text in texts) else None
-        return [self._found(text, listing or RunListing([], self._unreadable)) for text in texts]
+        is_read = len(self._clusters) > 1 and any("://" not in text for text in texts)
+        runs, silent = self.all_runs() if is_read else ([], self._unreadable)
+        return [self._found(text, runs, silent) for text in texts]
 
-    def _found(self, text: str, listing: RunListing) -> FoundRun:
+    def _found(self, text: str, runs: Sequence[RunStatus], silent: Mapping[str, str]) -> FoundRun:
         if "://" in text:
             handle = parse_handle(text)
         elif len(self._clusters) == 1:
             # The only cluster has its own message for a name that it does not have.
             handle = Handle(self._clusters[0].platform, self._clusters[0].name, text)
         else:
-            handle = self._only(text, listing)
+            handle = self._only(text, runs, silent)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
                 return FoundRun(handle, cluster, self._launcher(cluster))
@@ -150,15 +144,15 @@ class Clusters:
             "give its config: --cluster FILE"
         )
 
-    def _only(self, name: str, listing: RunListing) -> Handle:
+    def _only(self, name: str, runs: Sequence[RunStatus], silent: Mapping[str, str]) -> Handle:
         """The only run of that name."""
-        handles = sorted({status.handle for status in listing.runs if status.handle.run == name})
+        handles = sorted({status.handle for status in runs if status.handle.run == name})
         if len(handles) > 1:
             several = "\n".join(str(handle) for handle in handles)
             raise UserError(f"{name}: several clusters have a run of that name; name the one you mean:\n{several}")
         if not handles:
-            asked = [cluster.name for cluster in self._clusters if cluster.name not in listing.silent]
-            without = "".join(f"\nno answer from {each}: {_first_line(why)}" for each, why in listing.silent.items())
+            asked = [cluster.name for cluster in self._clusters if cluster.name not in silent]
+            without = "".join(f"\nno answer from {each}: {_first_line(why)}" for each, why in silent.items())
             raise NotFoundError(
                 f"{name}: no such run (clusters asked: {', '.join(asked) or 'none'}); see drillyard runs list{without}"
             )

@@ -65,7 +65,11 @@ def network_of(
     script = stack.profile_script if in_pods else stack.host_profile_script
     library_path = settings.pop(_LIBRARIES, None) if in_pods else stack.host_library_path
     mounts = stack.host_volumes if image is not None and not in_pods else ()
-    fields = [_why(stack, machine), *_settings(stack, settings, name, "environment" if in_pods else "host_environment")]
+    why, source = stack.title, "cluster.yaml: network_stack"
+    if machine is not None and stack.name == machine.network_stack:
+        why, source = f"{stack.title}: what {machine.name} has", cited(machine, "network_stack")
+    fields = [ExplainedField("network stack", stack.name, why, source)]
+    fields += _settings(stack, settings, name, "environment" if in_pods else "host_environment")
     if script is not None:
         reason = f"sourced, not copied: it belongs to the node's version of {stack.name}"
         source = cited(stack, "profile_script" if in_pods else "host_profile_script")
@@ -132,33 +136,23 @@ def _file(
     if library_path is not None:
         lines.append(f'export {_LIBRARIES}="{library_path}${{{_LIBRARIES}:+:${_LIBRARIES}}}"')
     lines += [f'export {name}="{value}"' for name, value in expanded.items()]
-    lines += _sourcing(stack, script, kept) if script is not None else []
+    if script is not None:
+        missing = (
+            f"error: network stack {stack}: {script} is not on this node, or not in its container;"
+            " install the stack, or set network_stack: ethernet in the cluster config"
+        )
+        lines += [
+            f"if [ ! -r {shlex.quote(script)} ]; then",
+            f"    echo {shlex.quote(missing)} >&2",
+            # Refused: no restart fixes this.
+            "    return 2",
+            "fi",
+            "# Settings of the plan and the configs take precedence over the script's.",
+            *(f'kept_{name}="${name}"' for name in kept),
+            f". {shlex.quote(script)}",
+            *(f'export {name}="$kept_{name}"' for name in kept),
+        ]
     return PlanFile(NETWORK_FILE, "\n".join(lines) + "\n") if len(lines) > 1 else None
-
-
-def _sourcing(stack: str, script: str, kept: list[str]) -> list[str]:
-    missing = (
-        f"error: network stack {stack}: {script} is not on this node, or not in its container;"
-        " install the stack, or set network_stack: ethernet in the cluster config"
-    )
-    return [
-        f"if [ ! -r {shlex.quote(script)} ]; then",
-        f"    echo {shlex.quote(missing)} >&2",
-        # Refused: no restart fixes this.
-        "    return 2",
-        "fi",
-        "# Settings of the plan and the configs take precedence over the script's.",
-        *(f'kept_{name}="${name}"' for name in kept),
-        f". {shlex.quote(script)}",
-        *(f'export {name}="$kept_{name}"' for name in kept),
-    ]
-
-
-def _why(stack: NetworkStack, machine: Machine | None) -> ExplainedField:
-    if machine is None or stack.name != machine.network_stack:
-        return ExplainedField("network stack", stack.name, stack.title, "cluster.yaml: network_stack")
-    why = f"{stack.title}: what {machine.name} has"
-    return ExplainedField("network stack", stack.name, why, cited(machine, "network_stack"))
 
 
 def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str) -> Iterator[ExplainedField]:

@@ -110,13 +110,11 @@ def _step_lines(number: int, step: Step, together: bool) -> list[str]:
         body = json.dumps(step.body, indent=2, ensure_ascii=False) if step.body else ""
         lines += [f"   {line}" for line in body.splitlines()]
     if step.sends:
-        lines.append(f"   < a tar archive of {_sent(step.sends)}")
+        # The agent's files are one entry, the last.
+        others = [path for path in step.sends if not path.startswith(_AGENT)]
+        others += [f"{_AGENT}*"] if len(others) < len(step.sends) else []
+        lines.append(f"   < a tar archive of {', '.join(others)}")
     return lines
-
-
-def _sent(paths: Sequence[str]) -> str:
-    others = [path for path in paths if not path.startswith(_AGENT)]
-    return ", ".join([*others, *([f"{_AGENT}*"] if len(others) < len(paths) else [])])
 
 
 def _whole(file: PlanFile) -> list[str]:
@@ -135,7 +133,10 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
     files: dict[Path, tuple[str, int]] = {
         directory / "launch" / file.path: (file.content, file.mode) for file in plan.files
     }
-    lines = [_HEADER.format(handle=plan.handle) + _secrets(secret_names(plan.files))]
+    names = secret_names(plan.files)
+    checks = "\n".join(f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"' for name in names)
+    secrets = _SECRETS.format(checks=checks, names=" ".join(names)) if names else _NO_SECRETS
+    lines = [_HEADER.format(handle=plan.handle) + secrets]
     for number, step in enumerate(plan.steps, 1):
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):
@@ -143,7 +144,12 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         lines.append(f"# {comment_safe(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n")
     files[script] = ("\n".join(lines), 0o755)
     try:
-        _require_plan(directory, script)
+        if (
+            directory.exists()
+            and any(directory.iterdir())
+            and not (script.is_file() and _MADE_BY in script.read_text(encoding="utf-8", errors="replace"))
+        ):
+            raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
         changed = [
             path for path, (content, _) in files.items() if path.exists() and path.read_bytes() != content.encode()
         ]
@@ -153,22 +159,16 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         raise UserError(
             f"{changed[0]}: exists with other content; give --overwrite to replace this plan, or name a new directory"
         )
-    return [_write(path, content, mode) for path, (content, mode) in files.items()]
-
-
-def _require_plan(directory: Path, script: Path) -> None:
-    """Raise UserError where a directory contains something that is not a plan."""
-    if not directory.exists() or not any(directory.iterdir()):
-        return
-    if not script.is_file() or _MADE_BY not in script.read_text(encoding="utf-8", errors="replace"):
-        raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
-
-
-def _secrets(names: Sequence[str]) -> str:
-    if not names:
-        return _NO_SECRETS
-    checks = "\n".join(f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"' for name in names)
-    return _SECRETS.format(checks=checks, names=" ".join(names))
+    for path, (content, mode) in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A new file, so that the umask applies and a link is replaced.
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return list(files)
 
 
 def _line(step: Step, request: str) -> str:
@@ -185,18 +185,5 @@ def _line(step: Step, request: str) -> str:
         return command
     if step.sends:
         return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"
-    token = '"Authorization: Bearer $(gcloud auth print-access-token)"'
-    body = f"-H 'Content-Type: application/json' -d @{request}"
-    return f"curl --fail -X {step.method} -H {token} {body} {shlex.quote(step.target)}"
-
-
-def _write(path: Path, content: str, mode: int) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A new file, so that the umask applies and a link is replaced.
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    return path
+    headers = """-H "Authorization: Bearer $(gcloud auth print-access-token)" -H 'Content-Type: application/json'"""
+    return f"curl --fail -X {step.method} {headers} -d @{request} {shlex.quote(step.target)}"

@@ -26,7 +26,7 @@ from drillyard.hardware.capacity import machine_of
 from drillyard.launch import agent
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import require_launchable
+from drillyard.launch.checks import environments, require_launchable
 from drillyard.launch.network import NETWORK_FILE, network_of
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile
 from drillyard.launch.programs import TEMPORARY
@@ -98,8 +98,7 @@ def prepare(
     processes = processes_per_node(request)
     if isinstance(run, RunConfig):
         require_valid(run, cluster.nodes * processes)
-    own = workload.environment if workload else {}
-    configured = {**own, **cluster.environment}
+    configured = {**(workload.environment if workload else {}), **cluster.environment}
     network = network_of(cluster, request.facts, image=image, configured=configured)
     run_directory = posixpath.join(paths.output, run.name)
     launch_directory = posixpath.join(run_directory, "launch")
@@ -161,10 +160,9 @@ def agent_files() -> tuple[PlanFile, ...]:
 
     Read as resources of the packages, so that a zipped wheel has them too.
     """
-    found = {each.name: each for each in files(agent).iterdir() if each.name.endswith(".py")}
-    for package, names in _SHARED.items():
-        found.update({f"{name}.py": files(package).joinpath(f"{name}.py") for name in names})
-    texts = {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    found = [each for each in files(agent).iterdir() if each.name.endswith(".py")]
+    found += [files(package).joinpath(f"{name}.py") for package, names in _SHARED.items() for name in names]
+    texts = {each.name: each.read_text(encoding="utf-8") for each in sorted(found, key=lambda each: each.name)}
     return tuple(
         PlanFile(f"agent/{name}", _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", text))
         for name, text in texts.items()
@@ -218,8 +216,8 @@ def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
 
 
 def _fields(request: LaunchRequest, job: Job) -> Iterator[ExplainedField]:
-    cluster, workload = request.cluster, request.workload
-    what = ("Drillyard's trainer", "drillyard") if workload is None else ("the command", "run.yaml: workload")
+    cluster = request.cluster
+    what = ("Drillyard's trainer", "drillyard") if request.workload is None else ("the command", "run.yaml: workload")
     ranks = ("one rank per accelerator", f"cluster.yaml: machine {cluster.machine}")
     if cluster.processes_per_node is not None:
         ranks = ("as set", "cluster.yaml: processes_per_node")
@@ -228,7 +226,6 @@ def _fields(request: LaunchRequest, job: Job) -> Iterator[ExplainedField]:
     why = "derived from the run's handle, so that the plan repeats"
     yield ExplainedField("job.json: port", str(job.port), why, "drillyard")
     yield ExplainedField("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures")
-    for name, value in cluster.environment.items():
-        yield ExplainedField(f"environment: {name}", value, "as set", "cluster.yaml: environment")
-    for name, value in workload.environment.items() if workload else ():
-        yield ExplainedField(f"environment: {name}", value, "as set", "run.yaml: workload.environment")
+    for config, key, environment in environments(request):
+        for name, value in environment.items():
+            yield ExplainedField(f"environment: {name}", value, "as set", f"{config}.yaml: {key}")

@@ -56,11 +56,9 @@ class Programs:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
         """Run to the end. Raises UserError where the program is missing or takes longer than `timeout` seconds."""
-        _make_directory_of_connections(argv)
         try:
-            done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
-        except FileNotFoundError:
-            raise _not_installed(argv) from None
+            with _installed(argv):
+                done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
             raise UserError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
@@ -68,21 +66,20 @@ class Programs:
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program that answers requests: its standard streams are pipes. The caller ends it."""
-        _make_directory_of_connections(argv)
-        try:
+        with _installed(argv):
             return subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        except FileNotFoundError:
-            raise _not_installed(argv) from None
 
 
-def _make_directory_of_connections(argv: Sequence[str]) -> None:
-    """ssh does so only without -F."""
+@contextlib.contextmanager
+def _installed(argv: Sequence[str]) -> Iterator[None]:
+    """Raise UserError where the program that the block starts is missing."""
     if argv[0] == "ssh":
+        # The directory of shared connections, which ssh makes only without -F.
         Path(pwd.getpwuid(os.getuid()).pw_dir, ".ssh").mkdir(mode=0o700, exist_ok=True)
-
-
-def _not_installed(argv: Sequence[str]) -> UserError:
-    return UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shlex.join(argv)}")
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shlex.join(argv)}") from None
 
 
 def comment_safe(text: str) -> str:
@@ -127,10 +124,10 @@ class Host:
             "ControlPath": _CONTROL_PATH,
             "ControlPersist": "60",
         }
+        given = {"-F": self.config_file, "-l": self.user, "-i": self.identity_file, "-p": self.port}
         words = ["ssh"]
-        for name, value in (("-F", self.config_file), ("-l", self.user), ("-i", self.identity_file)):
-            words += [name, value] if value is not None else []
-        words += ["-p", str(self.port)] if self.port is not None else []
+        for name, value in given.items():
+            words += [name, str(value)] if value is not None else []
         for name, value in options.items():
             words += ["-o", f"{name}={value}"]
         return (*words, "--", self.name, shlex.join(command))

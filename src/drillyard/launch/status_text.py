@@ -16,6 +16,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from drillyard.formatting import first_few
 from drillyard.launch.run_status import RunFailure, RunStatus, State, beyond_failure
 from drillyard.supervise.restart_policy import FINAL_EXIT_CODES
 
@@ -47,8 +48,7 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
         rows.append(("reason", reason))
     times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
     rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
-    more = f" and {len(status.hosts) - _MOST_HOSTS} more" if len(status.hosts) > _MOST_HOSTS else ""
-    hosts = f": {', '.join(status.hosts[:_MOST_HOSTS])}{more}" if status.hosts else ""
+    hosts = f": {first_few(status.hosts, _MOST_HOSTS)}" if status.hosts else ""
     rows.append(("nodes", f"{status.nodes}{hosts}"))
     if status.round:
         rows.append(("restarts", f"{status.round}, {status.failures or 'none'} of them counted as failures"))
@@ -180,9 +180,8 @@ def _reason(status: RunStatus) -> str | None:
 def status_json(status: RunStatus) -> dict[str, Any]:
     """A run for programs: the fields of `RunStatus`, the handle as text and in parts. Times are Unix seconds."""
     fields = asdict(status)
-    handle = status.handle
-    parts = {"handle": str(handle), "platform": handle.platform, "cluster": handle.cluster, "run": handle.run}
-    return {**parts, **{name: value for name, value in fields.items() if name != "handle"}, "over": status.state.over}
+    parts = {"handle": str(status.handle), **fields.pop("handle")}
+    return {**parts, **fields, "over": status.state.over}
 
 
 def moment(seconds: float) -> str:

@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from drillyard.formatting import first_few
 from drillyard.launch.plan import Program
 from drillyard.launch.programs import TEMPORARY, Host, Programs
 from drillyard.launch.remote_files import print_notice
@@ -71,7 +72,7 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             path, member = directory / name, tarfile.TarInfo(str(name))
             target = os.readlink(path) if path.is_symlink() else None
             if not Path(os.path.realpath(path)).is_relative_to(root) or (target and not _stays(name, target)):
-                left_out.append(str(name))
+                left_out.append(repr(str(name)))
                 continue
             if target is not None:
                 member.type, member.linkname, member.mode = tarfile.SYMTYPE, target, 0o777
@@ -80,15 +81,15 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 content = file.read()
                 member.size, member.mode = len(content), os.fstat(file.fileno()).st_mode & 0o777
-            if _is_credential(name.name, content):
-                credentials.append(str(name))
+            named = _CREDENTIALS.fullmatch(name.name) is not None and _HARMLESS.fullmatch(name.name) is None
+            if named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]):
+                credentials.append(repr(str(name)))
             tar.addfile(member, io.BytesIO(content))
     if credentials:
-        print_notice(
-            f"--sync copies files that look like credentials: {_some(credentials)}; git-ignored files are not copied"
-        )
+        shown = first_few(credentials, _MOST_SHOWN)
+        print_notice(f"--sync copies files that look like credentials: {shown}; git-ignored files are not copied")
     if left_out:
-        print_notice(f"--sync leaves out links that point outside of {directory}: {_some(left_out)}")
+        print_notice(f"--sync leaves out links that point outside of {directory}: {first_few(left_out, _MOST_SHOWN)}")
     return buffer.getvalue()
 
 
@@ -120,13 +121,3 @@ def _stays(name: Path, target: str) -> bool:
     """Whether a relative link points below the directory."""
     landed = os.path.normpath(name.parent / target)
     return not os.path.isabs(target) and landed.split("/")[0] != ".."
-
-
-def _is_credential(name: str, content: bytes) -> bool:
-    named = _CREDENTIALS.fullmatch(name) is not None and _HARMLESS.fullmatch(name) is None
-    return named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]) is not None
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(map(repr, names[:_MOST_SHOWN])) + more

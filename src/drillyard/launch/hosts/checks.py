@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drillyard.formatting import first_few
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.protocol import NUM_PORTS
@@ -58,7 +59,7 @@ def problem_lines(problems: Iterable[tuple[str, str]]) -> list[str]:
     hosts_with: dict[str, list[str]] = {}
     for host, problem in problems:
         hosts_with.setdefault(problem, []).append(host)
-    return [f"{_named(hosts)}: {problem}" for problem, hosts in hosts_with.items()]
+    return [f"{first_few(hosts, _SHOWN_HOSTS)}: {problem}" for problem, hosts in hosts_with.items()]
 
 
 def judge(
@@ -174,20 +175,13 @@ def _clocks(answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[st
 
 def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
     """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
-    problems = []
     unseen = (
         f"{directory} is not the directory that {head} sees under that path: put `output` or storage.directory on "
         "storage that all hosts mount at the same path"
     )
-    for answer in answers:
-        facts = answer.parsed()
-        if facts is None:
-            problems.append((answer.host, no_answer_reason(answer)))
-        elif not facts["directory"]["seen"]:
-            problems.append((answer.host, unseen))
-    return problem_lines(problems)
-
-
-def _named(hosts: Sequence[str]) -> str:
-    shown = ", ".join(hosts[:_SHOWN_HOSTS])
-    return f"{shown} and {len(hosts) - _SHOWN_HOSTS} more" if len(hosts) > _SHOWN_HOSTS else shown
+    parsed = [(answer, answer.parsed()) for answer in answers]
+    return problem_lines(
+        (answer.host, no_answer_reason(answer) if facts is None else unseen)
+        for answer, facts in parsed
+        if facts is None or not facts["directory"]["seen"]
+    )

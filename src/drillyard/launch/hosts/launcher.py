@@ -82,7 +82,6 @@ class HostsLauncher(Launcher[HostRun]):
         self._hosts = self._layout.hosts
 
     def plan(self, request: LaunchRequest) -> Plan:
-        """What launching `request` writes and calls. Pure."""
         return plan_of(request)
 
     # What the shared flow needs.
@@ -215,8 +214,9 @@ class HostsLauncher(Launcher[HostRun]):
     def _ask(self, hosts: Sequence[Host], words: Sequence[str], seconds: float) -> list[HostAnswer]:
         """What a command gives on each host, with the agent's source as its input."""
         argvs = [host.argv(["sh", "-c", *words]) for host in hosts]
-        titles = [host.title for host in hosts]
-        return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
+        return ask_all(
+            [host.title for host in hosts], argvs, self.programs, stdin=archive(agent_files()), seconds=seconds
+        )
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """The answer of the agent on the head host."""

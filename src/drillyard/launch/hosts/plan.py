@@ -88,14 +88,14 @@ def plan_of(request: LaunchRequest) -> Plan:
     """The plan of a request. Raises UserError for every mistake in it."""
     layout, paths = layout_of(request.cluster, request.python), paths_on(request)
     prepared = prepare(request, paths=paths)
+    needs = ["--python", paths.python] if request.workload is None else []
     if prepared.image:
+        needs = ["--image", prepared.image]
         prepared = _in_containers(prepared)
     else:
         # First on PATH, as an ssh login activates no environment.
         path = PlanFile("path", f"{posixpath.dirname(paths.python)}\n")
         prepared = replace(prepared, files=(*prepared.files, path))
-    needs = ["--python", paths.python] if request.workload is None else []
-    needs = ["--image", prepared.image] if prepared.image else needs
     synced = _synced_hosts(layout, paths, request)
     sync = [sync_step(host, request.here, paths.project) for host in synced]
     steps = _steps(layout, prepared.job, needs, [file.path for file in prepared.files], sync)
@@ -208,9 +208,9 @@ def _in_containers(prepared: Plan) -> Plan:
     for mount in prepared.mounts:
         source = "storage, project, cluster.yaml: mounts"
         fields.append(ExplainedField("container.sh: --volume", mount, "the nodes' paths inside", source))
-    files = [file for file in prepared.files if file.path != "job.json"]
-    files = [PlanFile("job.json", job.as_json()), *files, script]
-    return replace(prepared, job=job, files=tuple(files), fields=(*prepared.fields, *fields))
+    others = (file for file in prepared.files if file.path != "job.json")
+    files = (PlanFile("job.json", job.as_json()), *others, script)
+    return replace(prepared, job=job, files=files, fields=(*prepared.fields, *fields))
 
 
 def volume_options(mounts: Iterable[str]) -> Iterator[str]:

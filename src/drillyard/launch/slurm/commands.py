@@ -151,15 +151,12 @@ class Slurm:
 
     def require_submitted(self, result: Result) -> None:
         """Raise UserError where the submitting program failed, with its words or those of sbatch, and what to do."""
-        if result.returncode == 0:
-            return
         stderr = result.stderr.lower()
-        missing = "sbatch: not found" in stderr and result.returncode == 127
-        advice = [text for words, text in _ADVICE.items() if words in stderr]
-        if missing:
-            advice = [f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"]
+        advice = next((text for words, text in _ADVICE.items() if words in stderr), "")
+        if "sbatch: not found" in stderr and result.returncode == 127:
+            advice = f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"
         what = "sbatch refused the job" if "sbatch:" in stderr else "nothing was submitted"
-        require_success(result, f"{self.host.title}: {what}", advice[0] if advice else "")
+        require_success(result, f"{self.host.title}: {what}", advice)
 
     def cancel(self, job_id: str) -> None:
         """scancel; does nothing to a job that is over. Raises UserError."""
@@ -174,15 +171,14 @@ class Slurm:
     def unusable_nodes(self, partition: str) -> list[str]:
         """Nodes of a partition that are down or drained, with the reason; empty where sinfo fails."""
         words = ["sinfo", "--noheader", "--list-reasons", "--format=%N|%T|%E"]
-        result = self._run([*words, *([f"--partition={partition}"] if partition else [])])
-        rows = [line.split("|", 2) for line in result.stdout.splitlines() if line.count("|") >= 2]
+        words += [f"--partition={partition}"] if partition else []
+        rows = [line.split("|", 2) for line in self._run(words).stdout.splitlines() if line.count("|") >= 2]
         return [f"{nodes} {state.rstrip('*')} ({reason})" for nodes, state, reason in rows]
 
     def _require(self, result: Result, what: str) -> Result:
-        missing = result.returncode == 127
         advice = f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node that has them"
         try:
-            return require_success(result, f"{self.host.title}: {what}", advice if missing else "")
+            return require_success(result, f"{self.host.title}: {what}", advice if result.returncode == 127 else "")
         except UserError as error:
             if result.unreachable or _NO_CONTROLLER.search(result.stderr):
                 raise UnreachableError(str(error)) from None

@@ -59,15 +59,14 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
     """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
     cluster, slurm = request.cluster, request.cluster.section_as(SlurmConfig)
 
-    def as_set(option: str) -> Iterator[Directive]:
-        value = getattr(slurm, option)
-        if value is not None:
-            yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
+    def as_set(*options: str) -> Iterator[Directive]:
+        for option in options:
+            if (value := getattr(slurm, option)) is not None:
+                yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
 
     yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
     yield Directive(_option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS)
-    for option in ("partition", "account", "qos"):
-        yield from as_set(option)
+    yield from as_set("partition", "account", "qos")
     yield Directive(f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes")
     yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
     if slurm.gres is not None:
@@ -80,8 +79,7 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
         yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
     if slurm.exclude:
         yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
-    for option in ("constraint", "segment"):
-        yield from as_set(option)
+    yield from as_set("constraint", "segment")
     if slurm.time_limit is not None:
         yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
     yield Directive(
@@ -136,15 +134,26 @@ run_on_all_nodes() {{
 }}
 
 """
-    setup = request.cluster.section_as(SlurmConfig).setup
+    slurm = request.cluster.section_as(SlurmConfig)
     # Scripts that `module load` and the like source use unset variables.
-    shell = "\n".join(["set +u", *setup, "set -u", ""]) if setup else ""
+    shell = "\n".join(["set +u", *slurm.setup, "set -u", ""]) if slurm.setup else ""
     text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", shell)
     fields = []
     for line in (*lines, *(Directive(f"srun {option}", reason, source) for option, reason, source in srun)):
         option, equals, value = line.option.partition("=")
         fields.append(ExplainedField(f"{SCRIPT}: {option}", value if equals else "set", line.reason, line.source))
-    return text, [*fields, *_flow(request)]
+    again = "all is saved, or a node was lost: queued again, the second time without that node"
+    limit = "a run that is queued again more often has failed"
+    # The parts of the script that are no options.
+    parts = [
+        ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
+        ("agent", "python3 LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
+        ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
+        ("code 85, 75", "scontrol requeue", again, _OURS),
+        ("max_requeues", str(slurm.max_requeues), limit, "cluster.yaml: slurm.max_requeues"),
+        *(("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup),
+    ]
+    return text, [*fields, *(ExplainedField(f"{SCRIPT}: {name}", *explained) for name, *explained in parts)]
 
 
 def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
@@ -216,23 +225,6 @@ def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[tuple[str, str, st
         mounts = ",".join(prepared.mounts)
         reason = "the run's directory, the project, the network stack's libraries, and what is set"
         yield f"--container-mounts={shlex.quote(mounts)}", reason, "cluster.yaml: mounts"
-
-
-def _flow(request: LaunchRequest) -> Iterator[ExplainedField]:
-    """The parts of the script that are no options."""
-    slurm = request.cluster.section_as(SlurmConfig)
-    again = "all is saved, or a node was lost: queued again, the second time without that node"
-    limit = "a run that is queued again more often has failed"
-    parts = [
-        ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
-        ("agent", "python3 LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
-        ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
-        ("code 85, 75", "scontrol requeue", again, _OURS),
-        ("max_requeues", str(slurm.max_requeues), limit, "cluster.yaml: slurm.max_requeues"),
-        *(("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup),
-    ]
-    for name, value, reason, source in parts:
-        yield ExplainedField(f"{SCRIPT}: {name}", value, reason, source)
 
 
 def _option(name: str, value: str) -> str:

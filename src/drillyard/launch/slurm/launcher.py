@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +82,8 @@ class SlurmLauncher(Launcher[SlurmRun]):
         slurm = cluster.section_as(SlurmConfig)
         self._host = Host(slurm.login_host, config_file=slurm.config_file)
         self._slurm = Slurm(cluster.name, self._host, programs)
+        # One connection for the list of runs and their files.
+        self._files = self._slurm.files
 
     def plan(self, request: LaunchRequest) -> Plan:
         prepared = prepare(request, checks=[findings], settings=_job_settings(request))
@@ -156,10 +157,6 @@ class SlurmLauncher(Launcher[SlurmRun]):
 
     def _open_files(self) -> Files:
         return open_files(self._host, self.programs)
-
-    @cached_property
-    def _files(self) -> Files:
-        return self._slurm.files
 
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[SlurmRun]) -> None:
         *carry, submit = [step for step in plan.steps if isinstance(step, Program)]

@@ -265,15 +265,15 @@ def _failure(run: SlurmRun, reason: str | None) -> RunFailure:
     if failure is not None:
         # Slurm or the job script ended the run, and no rank caused that.
         return replace(failure, reason=reason or failure.reason, rank=None, node=None)
-    code = run.own_end.get("code") or (run.job.exit_code if run.job else None)
-    return RunFailure(reason=reason or "unknown", exit_code=code)
+    return RunFailure(
+        reason or "unknown", exit_code=run.own_end.get("code") or (run.job.exit_code if run.job else None)
+    )
 
 
 def _since(run: SlurmRun, state: State) -> float | None:
     job, own = run.job, run.own_state
     if own and State(own["state"]) is state:
-        since = own.get("since")
-        return float(since) if since is not None else None
+        return None if own.get("since") is None else float(own["since"])
     if job is None or state is State.queued:
         return _submitted_at(run)
     return job.ended_at if state.over else job.started_at
@@ -288,9 +288,8 @@ def _submitted_at(run: SlurmRun) -> float | None:
 
 
 def _native(run: SlurmRun) -> dict[str, Any]:
-    job = run.job
     native: dict[str, Any] = {"job_id": run.job_id}
-    if job is not None:
+    if (job := run.job) is not None:
         native |= {"state": job.state, "partition": job.partition}
         native |= {name: value for name, value in (("reason", job.reason), ("nodes", job.node_list)) if value}
         if job.state == "PENDING" and job.started_at:

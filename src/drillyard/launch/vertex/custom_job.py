@@ -31,7 +31,6 @@ REQUEST_FILE = "custom-job.json"
 
 JOIN_SECONDS = 3600.0
 LEASE_SECONDS = 120.0
-_SECONDS_PER_HOUR = 3600
 _RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 _STRATEGIES = {"on-demand": "STANDARD", "reservation": "STANDARD", "spot": "SPOT", "flex-start": "FLEX_START"}
 _BOOT_DISKS = ("pd-ssd", "hyperdisk-balanced")
@@ -96,10 +95,9 @@ def label_of(name: str) -> str:
 
 def custom_job(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> tuple[dict[str, Any], list[ExplainedField]]:
     """The CustomJob, and why each of its fields has its value."""
-    entries = [*_job_entries(prepared, cluster)]
-    pool = [*_pool_entries(prepared, cluster, machine)]
-    body = _assembled(entries)
-    shared = _assembled(pool)
+    entries = list(_job_entries(prepared, cluster))
+    pool = list(_pool_entries(prepared, cluster, machine))
+    body, shared = _assembled(entries), _assembled(pool)
     pools = [{**shared, "replicaCount": "1"}]
     replicas = [
         ExplainedField("workerPoolSpecs[0].replicaCount", "1", "the chief, which is node 0: exactly one", _SPEC)
@@ -112,9 +110,8 @@ def custom_job(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> tupl
     body["jobSpec"] = {"workerPoolSpecs": pools, **body["jobSpec"]}
     assert len(body["displayName"]) <= MAX_DISPLAY_NAME
     assert len(shared["containerSpec"].get("env", [])) <= MAX_ENVIRONMENT
-    fields = [entry.field() for entry in entries]
-    fields += [*replicas, *(entry.field("workerPoolSpecs[*].") for entry in pool)]
-    return body, fields
+    pool_fields = [entry.field("workerPoolSpecs[*].") for entry in pool]
+    return body, [*(entry.field() for entry in entries), *replicas, *pool_fields]
 
 
 @dataclass(frozen=True)
@@ -257,4 +254,4 @@ def _warnings(cluster: ClusterConfig, prepared: Plan, launch: str) -> list[str]:
 
 
 def _duration(hours: float) -> str:
-    return f"{round(hours * _SECONDS_PER_HOUR)}s"
+    return f"{round(hours * 3600)}s"

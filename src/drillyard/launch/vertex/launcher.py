@@ -29,7 +29,7 @@ from drillyard.launch.vertex.run_status import is_over, job_id, status_of
 
 if TYPE_CHECKING:
     from drillyard.launch.vertex.bucket_files import BucketFiles
-    from drillyard.launch.vertex.service import CustomJobJson, Service
+    from drillyard.launch.vertex.service import Service
 
 _CANCEL_SECONDS = 600.0
 _POLL_SECONDS = 2.0
@@ -57,8 +57,7 @@ class VertexRun:
     def launch_directory(self) -> str:
         """As containers see it."""
         if self.status.run_directory is None:
-            title = self.job_title
-            raise UserError(f"{title} has no directory in a bucket: it was not made by `drillyard launch`")
+            raise UserError(f"{self.job_title} has no directory in a bucket: it was not made by `drillyard launch`")
         return f"{self.status.run_directory}/launch"
 
 
@@ -90,7 +89,7 @@ class VertexLauncher(Launcher[VertexRun]):
     # What the shared flow needs.
 
     def _runs(self) -> list[VertexRun]:
-        newest: dict[str, CustomJobJson] = {}
+        newest: dict[str, dict[str, Any]] = {}
         for job in self._service.jobs():
             newest.setdefault(str(job.get("displayName")), job)
         return parallel_map(self._run_of, list(newest.values()), _MAX_PARALLEL)
@@ -154,7 +153,7 @@ class VertexLauncher(Launcher[VertexRun]):
         name = str(run.job["name"])
         return lambda: is_over(self._service.job(name))
 
-    def _run_of(self, job: CustomJobJson) -> VertexRun:
+    def _run_of(self, job: dict[str, Any]) -> VertexRun:
         """A job with the state.json of its run, where that is readable; else the service's state alone."""
         bare = status_of(job, None, self.cluster.name)
         if bare.state in (State.queued, State.succeeded) or bare.run_directory is None:

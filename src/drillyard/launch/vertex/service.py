@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -36,7 +36,6 @@ RETRY_SECONDS = 60.0
 _CALL_SECONDS = 60.0
 _PAGE = 100
 _CREATE_ATTEMPTS = 3
-_PLAIN = "http://"
 
 _TRANSIENT = (
     exceptions.ServiceUnavailable,
@@ -52,8 +51,6 @@ _TRANSIENT = (
 )
 
 _RETRY = retry.Retry(predicate=retry.if_exception_type(*_TRANSIENT), initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
-CustomJobJson = dict[str, Any]
-"""A CustomJob in protobuf's JSON form."""
 
 
 class ServiceUnreachable(UnreachableError):
@@ -68,24 +65,24 @@ class Service:
         self._parent = parent_of(cluster)
         self._label = f"labels.{CLUSTER_LABEL}={label_of(cluster.name)}"
         endpoint = service_of(cluster)
-        plain = endpoint.startswith(_PLAIN)
+        plain = endpoint.startswith("http://")
         credentials = AnonymousCredentials() if plain else None  # type: ignore[no-untyped-call]
         with self._words("connect"):
             self._client = JobServiceClient(
                 credentials=credentials, transport="rest", client_options={"api_endpoint": endpoint}
             )
 
-    def create(self, body: CustomJobJson) -> CustomJobJson:
+    def create(self, body: dict[str, Any]) -> dict[str, Any]:
         """Create the job of a plan. Raises UserError; then, as far as is known, no job was created."""
         request = CreateCustomJobRequest(parent=self._parent, custom_job=parse_request(body))
-        run_label = body["labels"][RUN_LABEL]
-        before = {job["name"] for job in self._list(f"labels.{RUN_LABEL}={run_label}")}
+        run = body["labels"][RUN_LABEL]
+        before = {job["name"] for job in self._list(run)}
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 with self._words("create the job"):
                     return _plain(self._client.create_custom_job(request, timeout=_CALL_SECONDS))
             except ServiceUnreachable:
-                made = [job for job in self._list(f"labels.{RUN_LABEL}={run_label}") if job["name"] not in before]
+                made = [job for job in self._list(run) if job["name"] not in before]
                 if made:
                     return made[0]
                 if attempt == _CREATE_ATTEMPTS - 1:
@@ -93,12 +90,12 @@ class Service:
                 time.sleep(2.0**attempt)
         raise AssertionError("unreachable")
 
-    def jobs(self, run: str | None = None) -> list[CustomJobJson]:
+    def jobs(self, run: str | None = None) -> list[dict[str, Any]]:
         """The cluster's jobs, of one run or all, newest first."""
-        found = self._list(None if run is None else f"labels.{RUN_LABEL}={label_of(run)}")
+        found = self._list(None if run is None else label_of(run))
         return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
 
-    def job(self, name: str) -> CustomJobJson:
+    def job(self, name: str) -> dict[str, Any]:
         """One job by its resource name."""
         with self._words("read the job"):
             return _plain(self._client.get_custom_job(name=name, retry=_RETRY, timeout=_CALL_SECONDS))
@@ -113,12 +110,12 @@ class Service:
                 if _body(error).get("status") != "FAILED_PRECONDITION":
                     raise
 
-    def _list(self, extra: str | None) -> list[CustomJobJson]:
-        wanted = " AND ".join([self._label, *([extra] if extra else [])])
+    def _list(self, run: str | None) -> list[dict[str, Any]]:
+        """The cluster's jobs, of the run with this label or all."""
+        wanted = self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={run}"
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
-            found = self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)
-            return [_plain(job) for job in found]
+            return [_plain(job) for job in self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)]
 
     @contextmanager
     def _words(self, doing: str) -> Iterator[None]:
@@ -145,7 +142,7 @@ class Service:
             ) from None
 
 
-def parse_request(body: CustomJobJson) -> CustomJob:
+def parse_request(body: dict[str, Any]) -> CustomJob:
     """The request as Google's type. Raises UserError for an unknown field or a wrong value."""
     try:
         return CustomJob(json_format.ParseDict(body, CustomJob.pb()(), ignore_unknown_fields=False))
@@ -156,8 +153,9 @@ def parse_request(body: CustomJobJson) -> CustomJob:
         ) from None
 
 
-def _plain(job: CustomJob) -> CustomJobJson:
-    plain: CustomJobJson = json.loads(json_format.MessageToJson(CustomJob.pb(job)))
+def _plain(job: CustomJob) -> dict[str, Any]:
+    """A CustomJob in protobuf's JSON form."""
+    plain: dict[str, Any] = json.loads(json_format.MessageToJson(CustomJob.pb(job)))
     return plain
 
 
@@ -172,10 +170,6 @@ def _body(error: exceptions.GoogleAPICallError) -> dict[str, Any]:
 
 def _first(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-_QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
-_DISABLED = "SERVICE_DISABLED"
 
 
 def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterConfig) -> str:
@@ -193,7 +187,7 @@ def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterC
         reason = str(detail.get("reason") or reason)
     said = f"Vertex AI ({project}, {region}) was asked to {doing} and said {status}: {message.strip()}"
     details = [f"  {each}" for each in (*fields, *quotas) if each not in message]
-    disabled = reason == _DISABLED or "has not been used in project" in message
+    disabled = reason == "SERVICE_DISABLED" or "has not been used in project" in message
     return "\n".join([said, *details, _advice(status, disabled, cluster)])
 
 
@@ -216,14 +210,13 @@ def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
                 "`vertex` are there: gcloud projects list; gcloud ai custom-jobs list --region REGION"
             )
         case HTTPStatus.TOO_MANY_REQUESTS:
-            try:
-                quotas = [
+            quotas: list[str] = []
+            with suppress(UserError):
+                quotas += [
                     f"{each.metric}: {each.amount} {each.unit} in {each.region}" for each in quota_needed(cluster)
                 ]
-            except UserError:
-                quotas = []
             needs = f"The job needs {'; '.join(quotas)}.\n" if quotas else ""
-            more = f"Ask for more at {_QUOTAS}?project={project}"
+            more = f"Ask for more at https://console.cloud.google.com/iam-admin/quotas?project={project}"
             return f"{needs}{more}, take fewer `nodes`, or buy otherwise (`consumption`)."
         case HTTPStatus.BAD_REQUEST:
             return "What was sent: drillyard launch ... --dry-run; where each value comes from: --explain"
