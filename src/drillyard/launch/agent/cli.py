@@ -20,9 +20,8 @@ from . import host_cleanup, host_probe, index, respawn, startup, submit
 def main() -> int:
     """Run the verb of the command line; returns the exit code."""
     options = _parser().parse_args()
-    verb: Callable[[argparse.Namespace], int] = options.verb
     try:
-        return verb(options)
+        return int(options.verb(options))
     except (startup.UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR if isinstance(error, startup.UsageError) else EXIT_FAILED
@@ -31,18 +30,35 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agent", description="Runs one node's part of a launched run.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def add(name: str, verb: Callable[[argparse.Namespace], int], text: str, *required: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.set_defaults(verb=verb)
+        for option in required:
+            added.add_argument(f"--{option}", required=True)
+        return added
+
     for name, verb, text in (
         ("run", startup.run, "run this node's part in the foreground"),
         ("start", respawn.start, "run it detached, and start it again when it is killed"),
         ("keep", respawn.keep, "run an agent and start it again when it is killed, in the foreground"),
     ):
-        _add_run_options(_add(verbs, name, verb, text))
-    stop = _add(verbs, "stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
+        run = add(name, verb, text)
+        run.add_argument("--job", required=True, help="job.json")
+        run.add_argument("--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says")
+        run.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
+        run.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
+        run.add_argument("--attempt", default="0", help="which start of this submission")
+        run.add_argument("--hosts", help="names of all nodes' hosts in the order of their ranks, with commas between")
+        run.add_argument("--srun-log", nargs=2, metavar=("FILE", "BYTES"), help="where srun writes, from which byte on")
+        run.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
+        run.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
+    stop = add("stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
     stop.add_argument("--launch-directory", required=True, help="also one that is gone")
     stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
     stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
     stop.add_argument("--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed")
-    check = _add(verbs, "check", host_probe.check, "facts of this host")
+    check = add("check", host_probe.check, "facts of this host")
     check.add_argument("--directory", help="whether it can be written, and shows a nonce of another host")
     check.add_argument("--write-nonce", help="write a file .drillyard-NONCE into the directory")
     check.add_argument("--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds")
@@ -51,42 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--launch-directory", help="list this run's agents on this host")
     check.add_argument("--image", help="a container image: whether it is here and can be run")
     check.add_argument("--runs", action="store_true", help="list the runs that are active here")
-    place = _add(verbs, "place", submit.place, "lock and write a launch directory, and note its run in the index")
+    what = "lock and write a launch directory, and note its run in the index"
+    place = add("place", submit.place, what, "launch-directory", "submission")
     place.add_argument("--sent", required=True, help="directory of the files")
     place.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
-    for each in (place, _add(verbs, "unlock", submit.unlock, "let other launches use a launch directory again")):
-        each.add_argument("--launch-directory", required=True)
-        each.add_argument("--submission", required=True)
-    submit_ = _add(verbs, "submit", submit.submit, "write launch directories and submit their job to Slurm")
-    for name in ("cluster", "sent", "launch-directory", "script"):
-        submit_.add_argument(f"--{name}", required=True)
-    submit_.add_argument("--after", help="handle of the run that must have succeeded before")
-    listing = _add(verbs, "list", index.list_runs, "a cluster's runs in this host's index")
-    listing.add_argument("--cluster", required=True)
-    forget = _add(verbs, "forget", index.forget, "remove a run from this host's index")
-    forget.add_argument("--cluster", required=True)
-    forget.add_argument("--run", required=True)
+    what = "let other launches use a launch directory again"
+    add("unlock", submit.unlock, what, "launch-directory", "submission")
+    what = "write launch directories and submit their job to Slurm"
+    submitting = add("submit", submit.submit, what, "cluster", "sent", "launch-directory", "script")
+    submitting.add_argument("--after", help="handle of the run that must have succeeded before")
+    add("list", index.list_runs, "a cluster's runs in this host's index", "cluster")
+    add("forget", index.forget, "remove a run from this host's index", "cluster", "run")
     return parser
-
-
-def _add(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    verb: Callable[[argparse.Namespace], int],
-    text: str,
-) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=text, description=text)
-    parser.set_defaults(verb=verb)
-    return parser
-
-
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--job", required=True, help="job.json")
-    parser.add_argument("--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says")
-    parser.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
-    parser.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
-    parser.add_argument("--attempt", default="0", help="which start of this submission")
-    parser.add_argument("--hosts", help="names of all nodes' hosts in the order of their ranks, with commas between")
-    parser.add_argument("--srun-log", nargs=2, metavar=("FILE", "BYTES"), help="where srun writes, from which byte on")
-    parser.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
-    parser.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)

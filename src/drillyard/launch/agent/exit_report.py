@@ -31,8 +31,7 @@ _LAUNCHERS_WORDS = re.compile(r"failed \(exitcode: -?\d+\) local_rank: |Sending 
 def torchrun_cause(text: str) -> tuple[int | None, int] | None:
     """Rank (None: not reported) and exit code (negative: a signal) of the first rank that torchrun saw failing, or
     None."""
-    blocks = list(_ROOT_CAUSE.finditer(text))
-    if blocks:
+    if blocks := list(_ROOT_CAUSE.finditer(text)):
         return int(blocks[-1][1]), int(blocks[-1][2])
     lines = list(_FAILED_LINE.finditer(text))
     return (None, int(lines[-1][1])) if lines else None
@@ -105,12 +104,11 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     end its ranks, and the report of an effect on another node may be quicker.
     """
     failed = [each for each in reports if each["status"] != 0]
-    unasked = [each for each in failed if not each["asked"]]
+    suspects = [each for each in failed if not each["asked"]]
     # `told` in the reports of an earlier version, whose launch directories a newer one reads.
     own = [each for each in failed if each["status"] < 128 or each.get("has_record", each.get("told"))]
-    suspects = unasked + [each for each in own if each["asked"]]
-    faults = [each for each in suspects if not each["lost_peer"]]
-    return next(iter(faults or suspects), None)
+    suspects += [each for each in own if each["asked"]]
+    return min(suspects, key=lambda each: bool(each["lost_peer"]), default=None)
 
 
 def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:

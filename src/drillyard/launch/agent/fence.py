@@ -169,13 +169,14 @@ class Lease:
         self, epochs: Epochs, node: int, me: Process, token: str, seconds: float, renewed: Callable[[], None]
     ) -> None:
         self.seconds = seconds
+        self.epoch: int | None = None
+        """The one that this agent belongs to."""
         self.fenced_by: int | None = None
         """A newer epoch than the one that was claimed."""
         self._epochs = epochs
         self._node = node
         self._holder = {"agent": me.as_json(), "token": token}
         self._renewed = renewed
-        self._epoch: int | None = None
         self._renewed_at = 0.0
         self._count = 0
         self._missing_since: float | None = None
@@ -188,7 +189,7 @@ class Lease:
     @property
     def fresh(self) -> bool:
         """Whether a command may be started: at least half of the time until the reaper kills it is left."""
-        return self._epoch is not None and self.fenced_by is None and self.silent_seconds < self.seconds / 4
+        return self.epoch is not None and self.fenced_by is None and self.silent_seconds < self.seconds / 4
 
     @property
     def silent_seconds(self) -> float:
@@ -204,19 +205,15 @@ class Lease:
     @property
     def superseded(self) -> bool:
         """Whether the launch directory belongs to another start now; reads the disk."""
-        epoch = self._epoch
+        epoch = self.epoch
         return epoch is not None and (self._epochs.has(epoch + 1) or not self._is_ours(epoch))
-
-    def holds(self, epoch: int) -> bool:
-        """Whether this agent belongs to an epoch already."""
-        return self._epoch == epoch
 
     def claim(self, epoch: int) -> None:
         """Join an epoch. The lease is written when this returns. Raises OSError."""
         with self._lock:
-            if self._epoch not in (None, epoch):
+            if self.epoch != epoch:
                 self._remove()
-            self._epoch, self.fenced_by, self._missing_since = epoch, None, None
+            self.epoch, self.fenced_by, self._missing_since = epoch, None, None
             self._renew()
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -225,18 +222,15 @@ class Lease:
     def release(self) -> None:
         """Leave the epoch, once nothing of this node runs."""
         with self._lock:
-            if self._epoch is not None:
-                self._remove()
-            self._epoch = None
+            self._remove()
+            self.epoch = None
 
     def _remove(self) -> None:
-        assert self._epoch is not None
-        if not self._is_ours(self._epoch):
-            # The file would be of another start's node.
-            return
-        # A lease that is not renewed has the same effect, only later.
-        with contextlib.suppress(OSError):
-            self._epochs.lease(self._epoch, self._node).unlink()
+        # Else the file would be of another start's node.
+        if self.epoch is not None and self._is_ours(self.epoch):
+            # A lease that is not renewed has the same effect, only later.
+            with contextlib.suppress(OSError):
+                self._epochs.lease(self.epoch, self._node).unlink()
 
     def _watch(self) -> None:
         while True:
@@ -250,15 +244,12 @@ class Lease:
     def _look_for_directory(self) -> None:
         try:
             os.stat(self._epochs.directory.parent)
-            epoch = self._epoch
+            epoch = self.epoch
             # Without any epochs there is no other start, and a lease that cannot be renewed ends the command.
             there = epoch is None or self._is_ours(epoch) or not self._epochs.directory.exists()
         except FileNotFoundError:
             there = False
-        if there:
-            self._missing_since = None
-        elif self._missing_since is None:
-            self._missing_since = time.monotonic()
+        self._missing_since = None if there else self._missing_since or time.monotonic()
 
     def _is_ours(self, epoch: int) -> bool:
         """Whether the epoch's file is the one that was claimed; True until it was read once."""
@@ -276,18 +267,18 @@ class Lease:
         return not self._replaced
 
     def _look(self) -> None:
-        if self._epoch is None or self._replaced or self._missing_since is not None:
+        if self.epoch is None or self._replaced or self._missing_since is not None:
             return
         if time.monotonic() - self._renewed_at >= self.seconds / 8 - 0.01:
             self._renew()
-        if self.fenced_by is None and self._epochs.has(self._epoch + 1):
+        if self.fenced_by is None and self._epochs.has(self.epoch + 1):
             self.fenced_by = self._epochs.newest()
 
     def _renew(self) -> None:
-        assert self._epoch is not None
+        assert self.epoch is not None
         begun = time.monotonic()
-        lease = self._epochs.lease(self._epoch, self._node)
-        self._require_ours(lease)
+        lease = self._epochs.lease(self.epoch, self._node)
+        self._require_ours(self.epoch, lease)
         self._count += 1
         text = json.dumps({**self._holder, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
         draft = lease.with_suffix(".draft")
@@ -301,15 +292,14 @@ class Lease:
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
         # Again before the lease counts as renewed: an agent that was frozen must not start anything in between.
-        self._require_ours(lease)
-        if self._epochs.has(self._epoch + 1):
+        self._require_ours(self.epoch, lease)
+        if self._epochs.has(self.epoch + 1):
             self.fenced_by = self._epochs.newest()
         # A renewal that took long counts from its beginning: another host may have seen it since then.
         self._renewed_at = begun
         self._renewed()
 
-    def _require_ours(self, lease: Path) -> None:
+    def _require_ours(self, epoch: int, lease: Path) -> None:
         """Raises OSError where a lease of this name is that of another start's node."""
-        assert self._epoch is not None
-        if not self._is_ours(self._epoch):
+        if not self._is_ours(epoch):
             raise OSError(errno.ESTALE, "the launch directory was deleted and made again", str(lease))

@@ -73,12 +73,9 @@ class Follower(NodeAgent):
             self._require_directory()
             if time.monotonic() > deadline or self._fenced_for_good():
                 raise AgentExit(EXIT_NODE_LOST)
-            code = self._code_of_run()
-            if code is not None:
-                raise AgentExit(code)
-            if 0 in self._allocation.ended():
+            if (code := self._code_of_run()) is not None or 0 in self._allocation.ended():
                 # srun starts no agent again.
-                raise AgentExit(EXIT_NODE_LOST)
+                raise AgentExit(EXIT_NODE_LOST if code is None else code)
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
     def _is_asked(self) -> bool:
@@ -87,8 +84,8 @@ class Follower(NodeAgent):
 
     def _belong_to(self, epoch: int, connection: Connection) -> None:
         """Take this node's lease in an epoch, once an agent that had it before has ended. Raises ConnectionLost."""
-        mine = self._epochs.lease(epoch, self._node.rank)
-        if not self._lease.holds(epoch):
+        if self._lease.epoch != epoch:
+            mine = self._epochs.lease(epoch, self._node.rank)
             earlier = Predecessors(lambda: [mine], self._job.lease_seconds)
             while earlier.waiting_for(time.monotonic()):
                 wait_for([connection], 0.2)

@@ -10,6 +10,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 from drillyard.supervise.launch_contract import EXIT_CANCELLED, EXIT_FAILED
 from drillyard.supervise.process_identity import Process, process_of, running_process, stat_fields
@@ -28,7 +29,7 @@ def stop(options: Namespace) -> int:
     directory = Path(options.launch_directory)
     state = state_file.last_state(directory)
     here = agents_here(directory)
-    submissions = {str(each["submission"]) for each in here} | {str(state.get("submission", ""))}
+    submissions = {str(each["submission"]) for each, _ in here} | {str(state.get("submission", ""))}
     ended: list[dict[str, object]] = []
     left: list[int] = []
     problem = None
@@ -44,7 +45,7 @@ def stop(options: Namespace) -> int:
     if not options.mark_only:
         token = run_token(str(directory))
         ended = _end(_announced(here) if here else _first_marked(token), token, options.patience)
-        for each in here:
+        for each, _ in here:
             with contextlib.suppress(OSError):
                 os.unlink(str(each["path"]))
         left = marked_processes(token, RUN_MARK)
@@ -56,9 +57,9 @@ def stop(options: Namespace) -> int:
     return EXIT_FAILED if left or problem else 0
 
 
-def _announced(here: list[dict[str, object]]) -> list[Process]:
+def _announced(here: list[tuple[dict[str, Any], Process]]) -> list[Process]:
     """The live process of each agent that passes SIGTERM on to all others: its respawner, or itself without one."""
-    pairs = [(process_of(each["keeper"]), process_of(each["agent"])) for each in here]
+    pairs = [(process_of(each["keeper"]), agent) for each, agent in here]
     alive = [[process for process in pair if process is not None and process.alive] for pair in pairs]
     return [processes[0] for processes in alive if processes]
 
@@ -66,7 +67,9 @@ def _announced(here: list[dict[str, object]]) -> list[Process]:
 def _first_marked(token: str) -> list[Process]:
     """The marked processes that no other marked one started, for a run whose launch directory is gone."""
     marked = marked_processes(token, RUN_MARK)
-    return [running_process(pid) for pid in marked if _parent(pid) not in marked]
+    ids = {str(pid) for pid in marked}
+    # Field 1 is the parent's id; there is none of a process that is gone.
+    return [running_process(pid) for pid in marked if ids.isdisjoint(stat_fields(pid)[1:2])]
 
 
 def _end(first: list[Process], token: str, patience_seconds: float) -> list[dict[str, object]]:
@@ -88,11 +91,6 @@ def _end(first: list[Process], token: str, patience_seconds: float) -> list[dict
             _signal(process, signal.SIGKILL)
     end_marked_processes(token, RUN_MARK)
     return ended
-
-
-def _parent(pid: int) -> int | None:
-    fields = stat_fields(pid)
-    return int(fields[1]) if fields else None
 
 
 def _signal(process: Process, number: int) -> None:

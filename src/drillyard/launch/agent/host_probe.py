@@ -17,7 +17,6 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from drillyard.supervise.process_identity import process_of
 from drillyard.supervise.sockets import can_bind
 
 from .job import read_job
@@ -41,8 +40,12 @@ def check(options: Namespace) -> int:
     if options.python is not None:
         facts["drillyard"] = drillyard_facts(options.python)
     if options.launch_directory is not None:
-        facts["agents"] = running_agents(Path(options.launch_directory))
-        facts["unsafe"] = unsafe_launch(Path(options.launch_directory))
+        launch = Path(options.launch_directory)
+        facts["agents"] = running_agents(launch)
+        try:
+            facts["unsafe"] = problem_of(launch)
+        except OSError as error:
+            facts["unsafe"] = f"{error.filename or launch}: {error.strerror}"
     if options.image is not None:
         facts["image"] = image_facts(options.image)
     if options.runs:
@@ -59,8 +62,6 @@ def num_gpus() -> int:
 
 def gpu_models() -> list[str] | None:
     """The name of each GPU as nvidia-smi has it; null where it is not there or fails."""
-    if shutil.which("nvidia-smi") is None:
-        return None
     listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return None if listed is None else listed.splitlines()
 
@@ -116,20 +117,11 @@ def drillyard_facts(python: str) -> dict[str, Any]:
 
 def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
     """The agents of a run that live on this host."""
-    living = []
-    for announced in agents_here(launch_directory):
-        process = process_of(announced["agent"])
-        if process is not None and process.alive:
-            living.append({"node": announced["node"], "submission": announced["submission"], "pid": process.pid})
-    return living
-
-
-def unsafe_launch(launch_directory: Path) -> str | None:
-    """Why nothing may be executed from a launch directory; null where all is well."""
-    try:
-        return problem_of(launch_directory)
-    except OSError as error:
-        return f"{error.filename or launch_directory}: {error.strerror}"
+    return [
+        {"node": announced["node"], "submission": announced["submission"], "pid": process.pid}
+        for announced, process in agents_here(launch_directory)
+        if process.alive
+    ]
 
 
 def image_facts(image: str) -> dict[str, Any]:

@@ -54,8 +54,7 @@ def write_entry(text: str) -> None:
 
 def forget(options: Namespace) -> int:
     """The verb `forget`: remove a run from the index; nothing else changes. Raises UsageError."""
-    with contextlib.suppress(FileNotFoundError):
-        _path(options.cluster, options.run).unlink()
+    _path(options.cluster, options.run).unlink(missing_ok=True)
     return 0
 
 
@@ -122,11 +121,8 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".look-") as probe:
             silent_seconds = os.fstat(probe.fileno()).st_mtime - renewed_at
     except OSError as error:
-        return (
-            None
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else f"{directory} cannot be written to: {error.strerror}"
-        )
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return None if full else f"{directory} cannot be written to: {error.strerror}"
     if silent_seconds < lease_seconds:
         return None
     return f"the agent of node 0 has not renewed its lease for {silent_seconds:.0f} s"
@@ -152,8 +148,8 @@ def _agent_of(directory: Path, state: dict[str, Any]) -> str:
         led_here = leader is not None and state.get("platform") in _LED_HERE and leader.host == node_name()
         return "gone" if led_here else "elsewhere"
     # A leader that was killed will be respawned.
-    announced = [agent for agent in agents_here(directory) if agent["node"] == 0]
-    processes = [leader, *(process_of(agent[who]) for agent in announced for who in ("agent", "keeper"))]
+    agents = [(agent, process_of(each["keeper"])) for each, agent in agents_here(directory) if each["node"] == 0]
+    processes = [leader, *(process for pair in agents for process in pair)]
     return "alive" if any(process is not None and process.alive for process in processes) else "gone"
 
 

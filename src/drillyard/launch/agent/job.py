@@ -72,10 +72,8 @@ class Job:
 def read_job(path: Path) -> Job:
     """The job in a file. Raises ValueError where it is of another format or not a job."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if content.get("format") != FORMAT:
-        found = content.get("format")
+    if (found := content.get("format")) != FORMAT:
         raise ValueError(f"{path}: written for another version of the agent (format {found}, not {FORMAT})")
-    known = {each.name for each in dataclasses.fields(Job)}
-    if unknown := sorted(set(content) - known):
+    if unknown := sorted(content.keys() - {each.name for each in dataclasses.fields(Job)}):
         raise ValueError(f"{path}: unknown fields: {', '.join(unknown)}")
     return Job(**content)

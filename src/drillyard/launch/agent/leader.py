@@ -59,10 +59,9 @@ class Leader(NodeAgent):
     def run(self) -> int:
         """Lead the run; returns the agent's exit code."""
         with self._stop:
-            self._state, self._attempt, before = self._take_over()
+            before = self._take_over()
             try:
-                decision = self._make_attempts(before)
-                code = self._write_end(decision)
+                code = self._write_end(self._make_attempts(before))
             except AgentExit as exit:
                 # The state belongs to the new leader, or is gone.
                 code = exit.code
@@ -70,11 +69,9 @@ class Leader(NodeAgent):
             self._lease.release()
             return code
 
-    def _take_over(self) -> tuple[state_file.StateFile, int, dict[str, Any]]:
-        """Take the next epoch, with the counts of an earlier leader of the same submission.
-
-        Returns the state, the number of the first attempt, and the state that the earlier leader left.
-        """
+    def _take_over(self) -> dict[str, Any]:
+        """Take the next epoch, with the counts of an earlier leader of the same submission; returns the state that it
+        left."""
         self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
         self._lease.claim(self._epoch)
         try:
@@ -103,23 +100,14 @@ class Leader(NodeAgent):
             "failure": before.get("failure"),
             "exit_code": None,
         }
-        state = state_file.StateFile(self._directory, fields, lambda: self._lease.superseded)
-        state.save()
-        return state, 0 if fields["round"] is None else int(fields["round"]) + 1, before
+        self._attempt = 0 if fields["round"] is None else int(fields["round"]) + 1
+        self._state = state_file.StateFile(self._directory, fields, lambda: self._lease.superseded)
+        self._state.save()
+        return before
 
     def _count(self, decision: RestartDecision) -> None:
         self._counts = decision.counts
         self._state.fields.update(self._counts.as_fields())
-
-    def _after_killed_leader(self, before: dict[str, Any]) -> RestartDecision | None:
-        """What follows where the leader that left the state `before` was killed, or its host is gone: it wrote no exit
-        code. None where it ended, or there was none."""
-        if not before or before.get("exit_code") is not None:
-            return None
-        host = str((before.get("hosts") or [""])[0])
-        asked = before.get("asked") is not None
-        newer = self._has_newer_checkpoint(before.get("checkpoint"))
-        return restart_policy.leader_killed(host, asked, newer, self._counts, self._limits)
 
     def _has_newer_checkpoint(self, before: object) -> bool | None:
         """Whether there is a newer checkpoint than `before`; None where checkpoints cannot be seen."""
@@ -129,8 +117,12 @@ class Leader(NodeAgent):
     # The steps of a run.
 
     def _make_attempts(self, before: dict[str, Any]) -> RestartDecision:
-        killed = self._after_killed_leader(before)
-        if killed is not None:
+        if before and before.get("exit_code") is None:
+            # The leader that left this state was killed, or its host is gone.
+            host = str((before.get("hosts") or [""])[0])
+            newer = self._has_newer_checkpoint(before.get("checkpoint"))
+            asked = before.get("asked") is not None
+            killed = restart_policy.leader_killed(host, asked, newer, self._counts, self._limits)
             self._count(killed)
             self._node.say(f"{killed.reason} (losses by host: {dict(self._counts.losses)})")
             if killed.what == restart_policy.LEAVE:
@@ -139,8 +131,9 @@ class Leader(NodeAgent):
             try:
                 self._members.listen()
             except OSError as error:
-                reason = f"node 0 cannot listen: {error}"
-                return RestartDecision(restart_policy.LEAVE, EXIT_FAILED, reason, self._counts)
+                return RestartDecision(
+                    restart_policy.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts
+                )
         self._wait_for_predecessors()
         while True:
             decision = self._gather() or self._make_attempt()
@@ -191,13 +184,13 @@ class Leader(NodeAgent):
                     return self._never_joined(ended)
             if len(missing) < num_missing and self._job.join_seconds <= 0:
                 num_missing, deadline = len(missing), now + patience
+            away = self._members.named(missing)
             if now > deadline:
-                away = self._members.named(missing)
                 why = f"{restart_policy.names(away)} did not come within {patience:.0f} s"
                 return restart_policy.never_joined(away, why, self._counts, self._limits)
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"
-            waits = f"waits for {restart_policy.names(self._members.named(missing))}"
+            waits = f"waits for {restart_policy.names(away)}"
             self._state.enter(state, f"{here} of {self._job.nodes} nodes are here; {waits}")
         if self._stop.first is None:
             return None
@@ -220,19 +213,17 @@ class Leader(NodeAgent):
 
     def _make_attempt(self) -> RestartDecision:
         before = state_file.newest_checkpoint(self._job.checkpoints)
-        port = free_port(self._used_ports)
+        start = StartMessage(self._epoch, self._attempt, free_port(self._used_ports))
         self._ends, self._stop_sent = [], False
         self._participants = dict(self._members.here)
-        now = time.time()
         self._state.enter(
             "running",
             None,
             round=self._attempt,
-            started_at=self._state.fields["started_at"] or now,
+            started_at=self._state.fields["started_at"] or time.time(),
             hosts=list(self._members.named(range(self._job.nodes)).values()),
             checkpoint=before,
         )
-        start = StartMessage(self._epoch, self._attempt, port)
         for member in self._participants.values():
             member.start(start)
         self._watch()
@@ -348,8 +339,7 @@ class Leader(NodeAgent):
     def _failure_elsewhere(self) -> FailureElsewhere | None:
         """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
         failed = [each for each in self._ends if not clean_exit_text(each["status"])]
-        first = exit_report.first_cause(failed)
-        if first is not None:
+        if (first := exit_report.first_cause(failed)) is not None:
             return FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])
         if lost := self._lost():
             return FailureElsewhere(f"lost {restart_policy.names(self._members.named(lost))}", None, None)

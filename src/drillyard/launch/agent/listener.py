@@ -28,7 +28,8 @@ _ANSWER_SECONDS = 1.0
 """A peer that sent its hello and then nothing for so long may be replaced by another one."""
 _RESERVED_FILES = 64
 """Descriptors that unauthenticated peers never get: for logs, pipes of ranks, state files."""
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NONE_NOW = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Of accept(2): no connection waits, or it cannot be accepted now."""
 
 
 class Handshake:
@@ -119,10 +120,8 @@ class Listener:
         for _ in range(MAX_UNAUTHENTICATED + _NEW_PER_CALL - len(self._handshakes)):
             try:
                 accepted = self._server.accept()[0]
-            except BlockingIOError:
-                break
             except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
+                if error.errno in _NONE_NOW:
                     break
                 # accept(2): errors of the new connection's network are reported here; the next one may be well.
                 continue
@@ -153,9 +152,8 @@ def _listen(first_port: int) -> socket.socket:
     for port in range(first_port, first_port + NUM_PORTS):
         try:
             server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+            server.setblocking(False)
+            return server
         except OSError as error:
             last = error
-            continue
-        server.setblocking(False)
-        return server
     raise OSError(f"ports {first_port} to {first_port + NUM_PORTS - 1} are all taken ({last})")

@@ -102,12 +102,12 @@ class Members:
             # If the node is gone, the next tick drops it, and the node joins again.
             with contextlib.suppress(ConnectionLost):
                 peer.connection.send(**({"epoch": epoch} if refusal is None else {"refused": refusal}))
-            if refusal is not None:
+            if refusal is None:
+                node = peer.hello["node"]
+                self.here[node] = RemoteMember(node, peer.connection, self._on_request)
+                self._hosts[node] = peer.hello["host"]
+            else:
                 peer.connection.close()
-                continue
-            node = peer.hello["node"]
-            self.here[node] = RemoteMember(node, peer.connection, self._on_request)
-            self._hosts[node] = peer.hello["host"]
 
     def lose(self, node: int) -> None:
         """Drop a node and close its connection; it may join again."""

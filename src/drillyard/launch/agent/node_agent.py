@@ -19,12 +19,11 @@ from .node_command import NodeCommand
 from .scheduler_env import Allocation
 
 
+@dataclass(eq=False)
 class AgentExit(Exception):
     """Raised where the agent must exit with a code."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    code: int
 
 
 @dataclass(repr=False)

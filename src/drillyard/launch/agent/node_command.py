@@ -71,13 +71,7 @@ class NodeCommand:
         self._log = SegmentedLog(log) if job.log_parts else open_log(log)
         self._passed_on = None if quiet else Sink(1, f"not shown here; it is in node-{rank}.log")
         self._command: subprocess.Popen[bytes] | None = None
-        self._pump: Pump | None = None
-        self._rank_pipes: RankPipes | None = None
-        self._returncode: int | None = None
-        self._asked = False
         self._why: str | None = None
-        self._kill_at: float | None = None
-        self._give_up_at: float | None = None
 
     def close(self) -> None:
         """End everything that its commands have left, and write what waits for the log."""
@@ -99,9 +93,11 @@ class NodeCommand:
     def start(self, start: StartMessage) -> None:
         """Start the command."""
         assert self._command is None
-        self._returncode = self._why = None
+        self._why = None
         self._asked = False
-        self._kill_at = self._give_up_at = None
+        self._returncode: int | None = None
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
         exits = self._directory / "exits"
         name = f"{start.epoch:04d}-{start.attempt:04d}.node-{self.rank}"
         self._record, self._exit = exits / f"{name}.record.json", exits / f"{name}.json"
@@ -119,10 +115,21 @@ class NodeCommand:
             "launch_directory": job.launch_directory,
         }
         argv = [fill(word, values) for word in job.command]
-        self._rank_pipes = self._make_rank_pipes()
+        self._rank_pipes: RankPipes | None = None
+        if marks_ranks(job.command):
+            try:
+                self._rank_pipes = RankPipes(
+                    self._directory, self.rank, job.processes_per_node, self._log, self._passed_on, self._redactor
+                )
+            except OSError as error:
+                self.say(f"lines are not marked with their ranks: {error}")
         environment = {
             **self._environment,
-            **{name: self._resolved(fill(text, values)) for name, text in job.environment.items()},
+            # With the values that submission had for `${env:NAME}`.
+            **{
+                name: REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), fill(text, values))
+                for name, text in job.environment.items()
+            },
             "NODE_RANK": values["node_rank"],
             "NNODES": values["nodes"],
             "NPROC_PER_NODE": values["processes_per_node"],
@@ -147,20 +154,6 @@ class NodeCommand:
         )
         os.close(writer)
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
-
-    def _make_rank_pipes(self) -> RankPipes | None:
-        if not marks_ranks(self.job.command):
-            return None
-        try:
-            count = self.job.processes_per_node
-            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on, self._redactor)
-        except OSError as error:
-            self.say(f"lines are not marked with their ranks: {error}")
-            return None
-
-    def _resolved(self, text: str) -> str:
-        """Replace each `${env:NAME}` that submission had a value for."""
-        return REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), text)
 
     def stop(self, stop: StopMessage) -> None:
         """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.
@@ -192,8 +185,7 @@ class NodeCommand:
         nothing is left."""
         if self._command is None:
             return []
-        if self._returncode is None:
-            self._returncode = self._command.poll()
+        self._returncode = self._command.poll()
         due = self._kill_at is not None and time.monotonic() >= self._kill_at
         if self._returncode is None and not due:
             return []
@@ -214,7 +206,6 @@ class NodeCommand:
             self._log.put(stamped_line(f"=== {line}"))
 
     def _finish(self, left: list[int]) -> dict[str, Any]:
-        assert self._pump is not None
         patience = 0.2 if left else 2.0
         printed = self._pump.finish(patience).decode(errors="replace")
         if self._rank_pipes is not None:
@@ -232,7 +223,7 @@ class NodeCommand:
                 state_file.replace_file(self._record, json.dumps(record) + "\n")
         report = exit_report.make_report(self.rank, self.host, returncode, record, printed, self._asked, why)
         report["left"] = left
-        self._command = self._pump = self._rank_pipes = None
+        self._command = None
         with contextlib.suppress(OSError):
             state_file.replace_file(self._exit, json.dumps(report, indent=2) + "\n")
         return report

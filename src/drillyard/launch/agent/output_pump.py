@@ -34,8 +34,7 @@ _ENOUGH_BYTES = 16 << 20
 
 def stamp(seconds: float) -> bytes:
     """`2026-11-21T22:55:10.123456Z `: UTC, always 28 bytes with the blank."""
-    microseconds = round(seconds * 1e6)
-    whole, rest = divmod(microseconds, 1_000_000)
+    whole, rest = divmod(round(seconds * 1e6), 1_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)).encode() + b".%06dZ " % rest
 
 
@@ -74,12 +73,10 @@ class Sink:
 
     def drain(self, seconds: float) -> None:
         """Wait until all is written, at most so long."""
-        deadline = time.monotonic() + seconds
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
-            while (self._waiting or self._writing) and time.monotonic() < deadline:
-                self._changed.wait(max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(lambda: not (self._waiting or self._writing), seconds)
             self._hurried = False
 
     def close(self) -> None:
@@ -89,8 +86,7 @@ class Sink:
     def _write_on(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting)
                 self._gather()
                 data, self._waiting, self._bytes = b"".join(self._waiting), [], 0
                 self._writing = True
@@ -151,20 +147,19 @@ class SegmentedLog(Sink):
         self._changed.wait_for(lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, patience))
 
     def _write(self, data: bytes) -> int:
+        lost = 0
         try:
             with self._path.open("ab") as segment:
                 segment.write(data)
         except OSError:
             # Reported with the next piece, in a new segment: how much of this one is there is unknown.
-            self._number, self._size = self._number + 1, 0
+            lost = len(data)
             time.sleep(0.05)
-            return len(data)
-        finally:
-            self._written_at = time.monotonic()
+        self._written_at = time.monotonic()
         self._size += len(data)
-        if self._size >= SEGMENT_BYTES:
+        if lost or self._size >= SEGMENT_BYTES:
             self._number, self._size = self._number + 1, 0
-        return 0
+        return lost
 
 
 class OutputLines:

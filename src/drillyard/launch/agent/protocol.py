@@ -90,10 +90,7 @@ class Connection:
         """The messages that have come, heartbeats left out. Raises ConnectionLost."""
         if b"\n" not in self._received:
             self._read()
-        messages = []
-        while (message := self._next()) is not None:
-            messages.append(message)
-        return [message for message in messages if "beat" not in message]
+        return [message for message in iter(self._next, None) if "beat" not in message]
 
     def wait_for_message(self, seconds: float) -> dict[str, Any]:
         """The next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
@@ -218,8 +215,7 @@ def _shake_hands(
     connection = Connection(sock, silence_seconds, *keys)
     connection.send(**described, nonce=nonce)
     answer = connection.wait_for_message(_CONNECT_SECONDS)
-    port = answer.get("port")
-    if port != sock.getpeername()[1]:
+    if (port := answer.get("port")) != sock.getpeername()[1]:
         # A relay could delay or cut messages at any time.
         raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
     nonces = nonce, str(answer.get("nonce"))
@@ -229,7 +225,6 @@ def _shake_hands(
     answer = connection.wait_for_message(_CONNECT_SECONDS)
     if "refused" in answer:
         raise JoinRefused(str(answer["refused"]))
-    epoch = answer.get("epoch")
-    if not isinstance(epoch, int):
+    if not isinstance(epoch := answer.get("epoch"), int):
         raise ConnectionLost("no epoch")
     return connection, epoch

@@ -37,9 +37,8 @@ def start(options: Namespace) -> int:
     job = load_job(options.job)
     node, _, start = locate_node(job, options)
     directory = Path(job.launch_directory)
-    for each in agents_here(directory):
-        agent = process_of(each["agent"])
-        if agent is None or not agent.alive or each["node"] != node:
+    for each, agent in agents_here(directory):
+        if not agent.alive or each["node"] != node:
             continue
         if each["submission"] != start["submission"]:
             raise UsageError(
@@ -62,12 +61,11 @@ def start(options: Namespace) -> int:
     deadline = time.monotonic() + _SECONDS_TO_APPEAR
     own = running_process(respawner.pid)
     while time.monotonic() < deadline:
-        for each in agents_here(directory):
+        for each, _ in agents_here(directory):
             if process_of(each["keeper"]) == own:
                 print(json.dumps({**each, "already": False}))
                 return 0
-        code = respawner.poll()
-        if code is not None:
+        if (code := respawner.poll()) is not None:
             return _ended_at_once(code, log)
         time.sleep(0.05)
     respawner.terminate()

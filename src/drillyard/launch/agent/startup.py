@@ -37,8 +37,7 @@ def run(options: Namespace) -> int:
     directory = Path(job.launch_directory)
     if is_cancelled(directory, start["submission"]):
         return EXIT_CANCELLED
-    over = recorded_exit_code(directory, start)
-    if over is not None:
+    if (over := recorded_exit_code(directory, start)) is not None:
         print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
         return over
     _require_secrets(job)
@@ -52,8 +51,7 @@ def run(options: Namespace) -> int:
     ):
         secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
-        allocation = Allocation(options.hosts, log)
-        return (Leader if node == 0 else Follower)(command, me, secret, start, allocation).run()
+        return (Leader if node == 0 else Follower)(command, me, secret, start, Allocation(options.hosts, log)).run()
 
 
 def _require_secrets(job: Job) -> None:
@@ -128,15 +126,12 @@ def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: di
                 path.unlink()
 
 
-def agents_here(directory: Path) -> list[dict[str, Any]]:
-    """The announcements of a run's agents on this machine, dead or alive, each with its `path`."""
-    found = []
-    for path in sorted((directory / "agents").glob("*.json")):
-        announced = read_json_object(path)
-        agent = process_of(announced.get("agent"))
-        if agent is not None and agent.here:
-            found.append({**announced, "path": str(path)})
-    return found
+def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
+    """The announcements of a run's agents on this machine, each with its `path`, and the agents, dead or alive."""
+    paths = sorted((directory / "agents").glob("*.json"))
+    announced = [{**read_json_object(path), "path": str(path)} for path in paths]
+    agents = ((each, process_of(each.get("agent"))) for each in announced)
+    return [(each, agent) for each, agent in agents if agent is not None and agent.here]
 
 
 def _read_secret(directory: Path) -> bytes:

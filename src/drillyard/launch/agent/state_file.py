@@ -82,11 +82,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_state(launch_directory: Path) -> dict[str, Any]:
     """state.json, or nothing where there is none yet. Raises ValueError for one that is no state."""
     try:
-        text = (launch_directory / "state.json").read_text(encoding="utf-8")
+        state = json.loads((launch_directory / "state.json").read_text(encoding="utf-8"))
     except OSError:
         return {}
-    try:
-        state = json.loads(text)
     except RecursionError:
         state = None
     if not isinstance(state, dict):

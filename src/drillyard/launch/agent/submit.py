@@ -162,8 +162,7 @@ def _place(launch: Path, *sources: Path) -> None:
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
     for name in _LAST_END:
-        with contextlib.suppress(FileNotFoundError):
-            (launch / name).unlink()
+        (launch / name).unlink(missing_ok=True)
     for source in sources:
         files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
         for file in files:

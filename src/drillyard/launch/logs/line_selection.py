@@ -65,21 +65,16 @@ def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) 
             text = data[:-1] if end == sizes[number][1] else data
             found = text.count(b"\n")
             if seen[number] + found >= lines:
-                offsets[number] = at + _nth_from_end(text, lines - seen[number]) + 1
+                place = len(text)
+                for _ in range(lines - seen[number]):
+                    place = text.rindex(b"\n", 0, place)
+                offsets[number] = at + place + 1
             elif at == 0:
                 offsets[number] = 0
             seen[number] += found
             begins[number] = at
         block = min(4 * block, 4 << 20)
     return [offset or 0 for offset in offsets]
-
-
-def _nth_from_end(text: bytes, count: int) -> int:
-    """Where the `count`-th newline from the end is."""
-    place = len(text)
-    for _ in range(count):
-        place = text.rindex(b"\n", 0, place)
-    return place
 
 
 _PREFIX: Final = re.compile(rb"(?:\[[^\]\n]{1,64}\](?:<std(?:out|err|diag)>)?:?[ \t]?)+")
@@ -94,20 +89,16 @@ class RankFilter:
     """
 
     def __init__(self, rank: int, node: int, per_node: int) -> None:
-        self._first = node * per_node
-        self._per_node = per_node
-        self._is_own = lru_cache(_KNOWN_PREFIXES)(lambda prefix: self._rank_of(prefix) == rank)
+        self._rank, self._local_rank = rank, rank - node * per_node
+        self._is_own = lru_cache(_KNOWN_PREFIXES)(self._names_it)
 
     def __call__(self, line: bytes) -> bool:
         """Whether the line is the rank's."""
         prefix = _PREFIX.match(line, KEY_BYTES)
         return prefix is not None and self._is_own(prefix[0])
 
-    def _rank_of(self, prefix: bytes) -> int | None:
+    def _names_it(self, prefix: bytes) -> bool:
         shape, _, origin, _ = split_prefix(prefix)
-        if origin.rank is not None:
-            return origin.rank
-        if "local" in shape.parts:
-            local = origin.names[shape.parts.index("local")][0]
-            return self._first + local if local < self._per_node else None
-        return None
+        if origin.rank is not None or "local" not in shape.parts:
+            return origin.rank == self._rank
+        return origin.names[shape.parts.index("local")][0] == self._local_rank

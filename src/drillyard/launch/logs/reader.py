@@ -18,11 +18,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from drillyard.errors import UserError
 from drillyard.launch.logs.line_selection import RankFilter, offsets_of_tail, offsets_since
-from drillyard.launch.logs.merge import KEY_BYTES, LAST_KEY, LogMerge, LogSource, all_stamped, key_of
+from drillyard.launch.logs.merge import KEY_BYTES, LogMerge, LogSource, all_stamped, key_of
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
 from drillyard.launch.request import LogSelection
 
@@ -52,11 +52,6 @@ class _Log:
     size: int = 0
     read: int = 0
     """Bytes."""
-
-    @property
-    def hungry(self) -> bool:
-        """Whether to read more: early, so that one request reads many files."""
-        return 2 * self.source.held_lines <= self.fed
 
     def take(self, piece: ReadResult | None, length: int) -> None:
         """Feed what was read; less than `length` is the end for now."""
@@ -108,7 +103,7 @@ def _until_end(reader: _Reader) -> Iterator[bytes]:
         if not (follow and at_end) and (piece := reader.merge.final()):
             yield piece
     # But the last N are returned together.
-    if follow and tail is not None and (piece := reader.merge.upto(LAST_KEY)):
+    if follow and tail is not None and (piece := reader.merge.rest()):
         yield piece
 
 
@@ -185,30 +180,27 @@ class _Reader:
         self.logs: list[_Log] = []
         self._files = files
         self._launch_directory = launch_directory
-        job = _job_of(files, posixpath.join(launch_directory, "job.json"))
-        self._nodes, self._ranks = job["nodes"], job["nodes"] * job["processes_per_node"]
-        self._per_node: int = job["processes_per_node"]
-        self._run_directory: str = job["run_directory"]
-        begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
-        since = begins if wanted.since is None else wanted.since
-        self._since = b"" if since is None else key_of(round(since * 1e6))
-        self._keeps_untimed = wanted.since is None
-        self._require_known()
-
-    def _require_known(self) -> None:
-        rank, node = self.wanted.rank, self.wanted.node
+        path = posixpath.join(launch_directory, "job.json")
+        (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
+        if piece is None:
+            raise UserError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
+        job = json.loads(piece.data)
+        self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
+        self._ranks = self._nodes * self._per_node
+        rank, node = wanted.rank, wanted.node
         if node is not None and not 0 <= node < self._nodes:
             raise UserError(f"--node {node}: the run has nodes 0 to {self._nodes - 1}")
         if rank is not None and not 0 <= rank < self._ranks:
             raise UserError(f"--rank {rank}: the run has ranks 0 to {self._ranks - 1}")
         if rank is not None and node is not None and rank // self._per_node != node:
             raise UserError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
-
-    @property
-    def _all_known(self) -> bool:
-        if self.wanted.rank is not None:
-            return any(log.path == self._rank_log for log in self.logs)
-        return len(self.logs) == (self._nodes if self.wanted.node is None else 1)
+        self._node = node if rank is None else rank // self._per_node
+        """The one that is read; None: all."""
+        self._rank_log = None if rank is None else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")
+        begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
+        since = begins if wanted.since is None else wanted.since
+        self._since = b"" if since is None else key_of(round(since * 1e6))
+        self._keeps_untimed = wanted.since is None
 
     @property
     def at_end(self) -> bool:
@@ -217,50 +209,34 @@ class _Reader:
 
     def look(self) -> None:
         """Add files that have appeared, until all of them have."""
-        if self._all_known:
-            return
         known = {log.path for log in self.logs}
-        fresh = [self._log(path, size) for path, size in self._files.find(self._patterns()) if path not in known]
-        if self.wanted.rank is not None:
-            fresh = self._of_rank(fresh)
+        num_nodes = self._nodes if self._node is None else 1
+        if self._rank_log in known or (self._rank_log is None and len(known) == num_nodes):
+            return
+        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if self._node is None else self._node}.log"]
+        if self._rank_log is not None:
+            patterns.append(glob.escape(self._rank_log))
+        fresh = [self._log(path, size) for path, size in self._files.find(patterns) if path not in known]
+        if own := [log for log in fresh if log.path == self._rank_log]:
+            # Until the rank's own log exists, its lines in its node's log are read.
+            fresh = own
+            for log in self.logs:
+                log.source.finish()
         self._begin(fresh)
         for log in fresh:
             self.logs.append(log)
             self.merge.add(log.source)
 
-    def _patterns(self) -> list[str]:
-        """The files that may have the selected lines."""
-        rank, node = self.wanted.rank, self.wanted.node
-        node = node if rank is None else rank // self._per_node
-        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if node is None else node}.log"]
-        return [*patterns, glob.escape(self._rank_log)] if rank is not None else patterns
-
-    @property
-    def _rank_log(self) -> str:
-        return posixpath.join(self._run_directory, "logs", f"rank-{self.wanted.rank}.log")
-
     def _log(self, path: str, size: int) -> _Log:
         rank = self.wanted.rank
-        if rank is not None:
-            node = rank // self._per_node
-            finder = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
-            return _Log(path, self._source(node, b"[rank%d]: " % rank, finder), size=size)
-        node = int(posixpath.basename(path)[len("node-") : -len(".log")])
-        width = len(str(self._nodes - 1))
-        return _Log(path, self._source(node, b"%*d: " % (width, node)), size=size)
-
-    def _source(self, node: int, prefix: bytes, keep: Callable[[bytes], bool] | None = None) -> LogSource:
-        return LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
-
-    def _of_rank(self, fresh: list[_Log]) -> list[_Log]:
-        """Only the rank's own log once it exists; until then its lines in its node's log."""
-        own = [log for log in [*self.logs, *fresh] if log.path == self._rank_log]
-        if not own:
-            return fresh
-        for log in self.logs:
-            if log.path != self._rank_log:
-                log.source.finish()
-        return [log for log in fresh if log.path == self._rank_log]
+        if rank is None:
+            node = int(posixpath.basename(path)[len("node-") : -len(".log")])
+            prefix, keep = b"%*d: " % (len(str(self._nodes - 1)), node), None
+        else:
+            node, prefix = rank // self._per_node, b"[rank%d]: " % rank
+            keep = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
+        source = LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
+        return _Log(path, source, size=size)
 
     def _begin(self, fresh: list[_Log]) -> None:
         """Set the offsets: what was written before `since` or the `tail` is not read."""
@@ -268,32 +244,24 @@ class _Reader:
         if self._since:
             for log, begin in zip(fresh, offsets_since(self._files, sizes, self._since), strict=True):
                 log.offset = begin
-        if self.wanted.tail is not None and not any(log.source.chooses for log in fresh):
+        if self.wanted.tail is not None and all(log.source.keep is None for log in fresh):
             for log, begin in zip(fresh, offsets_of_tail(self._files, sizes, self.wanted.tail), strict=True):
                 log.offset = max(log.offset, begin)
 
     def fill(self, *, all_of_them: bool = False) -> None:
         """Read more where lines are used up; `all_of_them`: also of files that were at their end, as followers do."""
         going_on = [log for log in self.logs if not log.source.ended]
-        hungry = [log for log in going_on if (all_of_them if log.source.paused else log.hungry)]
+        # From half of a piece on, so that one request reads many files.
+        half = (log for log in going_on if log.source.paused or 2 * log.source.held_lines <= log.fed)
+        hungry = [log for log in half if all_of_them or not log.source.paused]
         least, most = _PIECE_BYTES
         length = min(max(HELD_BYTES // (len(self.logs) or 1), least), most)
         pieces = self._files.read([ReadRequest(log.path, log.offset, length, log.head) for log in hungry])
         for log, piece in zip(hungry, pieces, strict=True):
             log.take(piece, length)
-            self._require_times(log)
-
-    def _require_times(self, log: _Log) -> None:
-        enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
-        if not self._keeps_untimed and log.read and enough and not log.source.last_key:
-            raise UserError(f"{log.path}: its lines have no time stamps, so --since cannot select; use --tail N")
-
-
-def _job_of(files: Files, path: str) -> dict[str, Any]:
-    (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
-    if piece is None:
-        raise UserError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
-    return dict(json.loads(piece.data))
+            enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
+            if not self._keeps_untimed and log.read and enough and not log.source.last_key:
+                raise UserError(f"{log.path}: its lines have no time stamps, so --since cannot select; use --tail N")
 
 
 def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
