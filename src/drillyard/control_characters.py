@@ -113,8 +113,7 @@ def standard_output() -> CleanStream:
 def clean_standard_streams() -> None:
     """Clean the output of this process from now on, and escape characters that the encoding lacks."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, CleanStream):
+        if (stream := getattr(sys, name)) is not None and not isinstance(stream, CleanStream):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, CleanStream(stream))

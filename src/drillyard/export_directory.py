@@ -48,8 +48,7 @@ class ExportRecord:
     def accounts_for(self, name: str, size: int | None) -> bool:
         """Whether an export wrote the file `name` of `size` bytes, or the empty directory `name` (size None)."""
         if size is None:
-            known = [*self.files, *self.writing]
-            return any(PurePosixPath(name) in PurePosixPath(file).parents for file in known)
+            return any(PurePosixPath(name) in PurePosixPath(file).parents for file in [*self.files, *self.writing])
         if name in (RECORD, f"{RECORD}{_INCOMPLETE}"):
             return True
         if name.endswith(_INCOMPLETE) and name.removesuffix(_INCOMPLETE) in self.writing:
@@ -70,8 +69,7 @@ def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
         return "is not a directory"
     entries = dict(_entries(directory, ""))
     record = read_record(directory)
-    foreign = [name for name, size in entries.items() if not record.accounts_for(name, size)]
-    if foreign:
+    if foreign := [name for name, size in entries.items() if not record.accounts_for(name, size)]:
         more = f" and {len(foreign) - _NAMES_SHOWN} more" if len(foreign) > _NAMES_SHOWN else ""
         return f"has {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
     return EARLIER_EXPORT if record.files and not overwrite else None
@@ -82,8 +80,7 @@ def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str |
 
     Reads every `num_shares`-th file, from number `share` on: ranks do this together.
     """
-    files = sorted(read_record(directory).files.items())[share::num_shares]
-    for name, contents in files:
+    for name, contents in sorted(read_record(directory).files.items())[share::num_shares]:
         path = directory / name
         if path.is_file() and _content_of(path) not in contents:
             return f"has {name}, which was changed since it was exported"

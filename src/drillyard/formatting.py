@@ -35,8 +35,7 @@ def duration(seconds: float) -> str:
         return f"{significant(seconds * 1e3, 3)} ms"
     if seconds < 100:
         return f"{significant(seconds, 4)} s"
-    whole = round(seconds)
-    minutes, second = divmod(whole, 60)
+    minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     if days:

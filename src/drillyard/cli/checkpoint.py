@@ -129,8 +129,7 @@ def verify_command(
             _print_verified(result)
         if not results:
             typer.echo(f"{target.directory}: no checkpoint is there to verify.")
-    refused = [file.detail for result in results for file in result.files if file.verdict == "refused"]
-    if refused:
+    if refused := [file.detail for result in results for file in result.files if file.verdict == "refused"]:
         raise UserError("\n".join(refused))
     if not good or len(good) < len(judged):
         raise typer.Exit(1)
@@ -329,15 +328,11 @@ def _age_seconds(info: CheckpointInfo) -> int | None:
     import time
     from datetime import datetime
 
-    if info.created is not None:
-        try:
-            return max(0, round(time.time() - datetime.fromisoformat(info.created).timestamp()))
-        except (ValueError, OverflowError):
-            return None
     try:
-        return max(0, round(time.time() - info.path.lstat().st_mtime))
-    except FileNotFoundError:
+        made = info.path.lstat().st_mtime if info.created is None else datetime.fromisoformat(info.created).timestamp()
+    except (FileNotFoundError, ValueError, OverflowError):
         return None
+    return max(0, round(time.time() - made))
 
 
 def age_text(seconds: float | None) -> str:

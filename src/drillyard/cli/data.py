@@ -53,9 +53,8 @@ def register(app: typer.Typer) -> None:
                 config, on_progress=lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
             )
         tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
-        form = row_format(config.data)
         # In a piece of a split completion, all tokens but the first carry loss.
-        completions_only = form.loss_on != "all" and config.data.too_long != "split"
+        completions_only = row_format(config.data).loss_on != "all" and config.data.too_long != "split"
         wrong = []
         for source in prepared.train.sources:
             shown = min(samples, len(source))

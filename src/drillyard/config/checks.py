@@ -230,9 +230,11 @@ def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Pr
         yield problem("training.schedule.warmup_steps", message)
     elif schedule.name == "warmup-stable-decay" and warmup + decay > total_steps:
         default = " (the default, a fifth of all steps)" if schedule.decay_steps is None else ""
-        message = f"{warmup} warmup + {decay} decay steps{default} are more than {total_steps} steps: "
-        message += f"set decay_steps to {total_steps - warmup} or less, or lower warmup_steps"
-        yield problem("training.schedule.decay_steps", message)
+        yield problem(
+            "training.schedule.decay_steps",
+            f"{warmup} warmup + {decay} decay steps{default} are more than {total_steps} steps: "
+            f"set decay_steps to {total_steps - warmup} or less, or lower warmup_steps",
+        )
 
 
 def resolve_decay_steps(schedule: ScheduleConfig, total_steps: int) -> int:

@@ -163,8 +163,7 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
 
 
 def _nodes(config: ClusterConfig) -> Iterator[Problem]:
-    limit = platforms()[config.platform].max_nodes
-    if limit is not None and config.nodes > limit:
+    if (limit := platforms()[config.platform].max_nodes) is not None and config.nodes > limit:
         yield Problem(("nodes",), f"found {config.nodes}; platform {config.platform} is this machine alone: {limit}")
     section: PlatformSection | None = getattr(config, config.platform, None)
     if section is not None:

@@ -120,12 +120,10 @@ def save_resolved(config: StrictModel, path: str | os.PathLike[str]) -> None:
 
     Readers never see a partial file. Raises UserError when it cannot be written.
     """
-    text = resolved_text(config)
-    target = FilePath(path)
     try:
-        replace_file(target, text.encode())
+        replace_file(FilePath(path), resolved_text(config).encode())
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{FilePath(path)}: cannot be written: {error.strerror}") from None
 
 
 def resolved_text(config: StrictModel) -> str:
@@ -177,8 +175,7 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
         place = SourceLocation(
             f"--set {override if len(override) <= 80 else override[:77] + '...'}", AFTER_FILES + number
         )
-        refusal = _put(value, path, new)
-        if refusal is not None:
+        if (refusal := _put(value, path, new)) is not None:
             problems.append(Problem(path, refusal, place))
             continue
         places = {known: where for known, where in places.items() if known[: len(path)] != path}

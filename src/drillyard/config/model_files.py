@@ -87,13 +87,11 @@ def weight_files(directory: FilePath) -> list[FilePath]:
             names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(f"{index} is damaged ({error})\nfetch or export the model again") from error
-        outside = [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]
-        if outside:
+        if outside := [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]:
             raise ConfigError(
                 f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export the model again"
             )
-        absent = [name for name in names if not (directory / name).is_file()]
-        if absent:
+        if absent := [name for name in names if not (directory / name).is_file()]:
             raise ConfigError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
         return [directory / name for name in names]
     if (directory / WEIGHTS).is_file():

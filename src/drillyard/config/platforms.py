@@ -127,8 +127,7 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
 @cache
 def platforms() -> dict[str, PlatformFacts]:
     """The facts of every platform by name: built-in ones, then plug-ins."""
-    base = "drillyard.launch.launcher:Launcher"
-    plugins = load_plugins("drillyard.launchers", base, tuple(_BUILT_IN), _why_unusable)
+    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", tuple(_BUILT_IN), _why_unusable)
     return {
         **{name: resolve_name(row) if isinstance(row, str) else row for name, row in _BUILT_IN.items()},
         **{name: replace(found.facts, launcher=found) for name, found in plugins.items()},

@@ -69,10 +69,8 @@ def on_one_line(text: str) -> str:
 
 def closest_name(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The word among `words` that is most similar to `word`, or None; `cutoff` is the least similarity, 0 to 1."""
-    candidates = list(words)
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    by_lower = {candidate.lower(): candidate for candidate in words}
     for spelling in (word.lower().replace("-", "_"), word.lower()):
-        close = get_close_matches(spelling, by_lower, n=1, cutoff=cutoff)
-        if close:
+        if close := get_close_matches(spelling, by_lower, n=1, cutoff=cutoff):
             return by_lower[close[0]]
     return None

@@ -82,16 +82,14 @@ def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> Ru
         for parent in parents:
             place = place[parent]
         place[last] = value
-    training = TrainingConfig.model_validate_json(json.dumps(values["training"]))
-    return config.model_copy(update={"training": training})
+    return config.model_copy(update={"training": TrainingConfig.model_validate_json(json.dumps(values["training"]))})
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """`config` with these values of its settings (`section.name`), which are not checked."""
     for key, value in values.items():
         section, name = key.split(".")
-        part = getattr(config, section).model_copy(update={name: value})
-        config = config.model_copy(update={section: part})
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
     return config
 
 

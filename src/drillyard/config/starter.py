@@ -82,8 +82,7 @@ def write_starters(directory: Path) -> list[Path]:
     Raises UserError, with nothing written, when one of them is there already or cannot be written.
     """
     paths = {which: directory / f"{which}.yaml" for which in ("run", "cluster")}
-    there = [str(path) for path in paths.values() if path.exists() or path.is_symlink()]
-    if there:
+    if there := [str(path) for path in paths.values() if path.exists() or path.is_symlink()]:
         raise UserError(f"{' and '.join(there)}: there already, and nothing is overwritten; name another directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -77,8 +77,7 @@ def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
         if paths.count(axis.path) > 1:
             raise UserError(f"--sweep: {axis.path} is given twice; list its values: {axis.key}=1,2,4")
     counts = {axis.key: _count(axis.texts) for axis in axes}
-    size = math.prod(counts.values())
-    if size > MOST_POINTS:
+    if (size := math.prod(counts.values())) > MOST_POINTS:
         factors = " x ".join(f"{key} {count:,}" for key, count in counts.items())
         raise UserError(
             f"the sweep has {size:,} points ({factors}); at most {MOST_POINTS:,} are computed\n"
@@ -104,8 +103,7 @@ def launch_points(options: Sequence[str], run: str) -> list[SweepPoint]:
     for axis in axes:
         if axis.path in TARGETS:
             raise UserError(f"--sweep {axis.key}: the cluster config sets it; launch sweeps the run config")
-        repeated = next((text for text in axis.texts if axis.texts.count(text) > 1), None)
-        if repeated is not None:
+        if (repeated := next((text for text in axis.texts if axis.texts.count(text) > 1), None)) is not None:
             raise UserError(f"--sweep {axis.key}: the value {repeated} is there twice")
     points = []
     for texts in itertools.product(*(axis.texts for axis in axes)):
@@ -122,8 +120,7 @@ def _split_keys(option: str) -> list[tuple[str, list[str]]]:
     """An option as its key and its values; each `key=` after a comma begins another key, as older versions wrote it."""
     found: list[tuple[str, list[str]]] = []
     for part in _split(option):
-        key = KEY.match(part)
-        if key is not None and (not found or _may_be_key(key[1])):
+        if (key := KEY.match(part)) is not None and (not found or _may_be_key(key[1])):
             found.append((key[1], [part[key.end() :].strip()]))
         elif not found:
             raise UserError(f"--sweep {option}: '{part}' has no key; {HOW}")

@@ -65,8 +65,7 @@ def option_problem(error: ValidationError) -> str:
     if kind == "value_error":
         return str(context["error"])
     number = next((words for prefix, words in _NUMBERS.items() if kind.startswith(prefix)), None)
-    bound = next((f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None)
-    allowed = number or bound
+    allowed = number or next((f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None)
     return f"found {describe_value(detail['input'])}" + (f"; allowed: {allowed}" if allowed else "")
 
 
@@ -139,31 +138,26 @@ def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
 def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
     """What to write instead of the unknown `key`: a similar key, the section that has it, or all keys."""
     prefix = dotted(tuple(part for part in path if isinstance(part, str)))
-    settings = _settings(root)
-    alias = FOREIGN_NAMES.get(key.lower())
-    if alias in settings:
+    settings = list(_settings(root))
+    if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
         return f"did you mean '{alias.removeprefix(f'{prefix}.')}'?"
     elsewhere = [setting for setting in settings if setting.rpartition(".")[2] == key]
     if len(elsewhere) == 1:
         return f"it belongs to '{elsewhere[0].rpartition('.')[0] or 'the top level'}'"
-    here = closest_name(key, model.model_fields)
-    if here is not None:
+    if (here := closest_name(key, model.model_fields)) is not None:
         return f"did you mean '{here}'?"
-    near = closest_name(key, [setting.rpartition(".")[2] for setting in settings])
-    if near is not None:
+    if (near := closest_name(key, [setting.rpartition(".")[2] for setting in settings])) is not None:
         return f"did you mean '{next(setting for setting in settings if setting.rpartition('.')[2] == near)}'?"
     return f"allowed: {_keys(model)}"
 
 
-def _settings(model: type[BaseModel], prefix: str = "") -> list[str]:
+def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The dotted names of all settings of a model, sections included."""
-    names = []
     for key, field in model.model_fields.items():
-        names.append(prefix + key)
+        yield prefix + key
         for member in get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,):
             if _is_model(member):
-                names += _settings(member, f"{prefix}{key}.")
-    return names
+                yield from _settings(member, f"{prefix}{key}.")
 
 
 def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Iterator[Problem]:

@@ -40,9 +40,7 @@ def without_nulls(value: Any) -> Any:
     """The value without keys whose value is null, at any depth; nulls in lists stay."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    return value
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def normalised_messages(value: Any, where: str) -> list[Row]:
@@ -57,9 +55,7 @@ def normalised_messages(value: Any, where: str) -> list[Row]:
 
 def normalised_tools(value: Any, where: str) -> list[Row] | None:
     """The tools of a row as a list of JSON schemas, or None if there are none."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    tools = _parsed(value, "tools", where)
+    tools = None if isinstance(value, str) and not value.strip() else _parsed(value, "tools", where)
     if tools is None:
         return None
     items = [_parsed(tool, "tools", where) for tool in tools] if isinstance(tools, list) else [None]
@@ -74,7 +70,6 @@ def _message(value: Any, number: int, where: str) -> Row:
         message = {_SHAREGPT_KEYS.get(key, key): item for key, item in message.items()}
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise UserError(f"{where}: message {number} is not {{role, content}}: found {value!r:.60}. Fix the row.")
-    message = dict(message)
     role = message["role"].strip().lower()
     if role in ROLE_NAMES or role in _ROLES:
         message["role"] = ROLE_NAMES.get(role, role)

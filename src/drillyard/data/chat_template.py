@@ -171,8 +171,7 @@ def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
     """The spans of the assistant in the first `stop` messages, each with the number of its message."""
     if not chat.renderer.marks_generation:
         found = [(turn, chat.turn(turn, chat.text(stop))) for turn in turns]
-        lost = next((turn for turn, span in found if span is None), None)
-        if lost is not None:
+        if (lost := next((turn for turn, span in found if span is None), None)) is not None:
             raise UserError(
                 f"{chat.where}: the chat template renders message {lost + 1} differently when others follow it, so a "
                 f"weight of 0 cannot be combined with data.loss_on: all. Use data.loss_on: completion."

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from tokenizers import Tokenizer
 
-_PLAIN_COUNTS = ("split", "empty", "pieces_without_loss", "special_tokens_as_text")
+_COUNTED = ("dropped", "truncated", "split", "empty", "pieces_without_loss", "special_tokens_as_text")
 _WARNINGS = {
     "without_assistant_turn": "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
     "assistant, tool)",
@@ -63,11 +63,11 @@ class DataReport:
         """One line per part, then the notes."""
         lines = []
         for name, part in self.parts.items():
-            line = f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ("
-            line += f"{part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences, "
-            line += f"{100 * part['fill_rate']:.1f} % filled"
-            counted = ("dropped", "truncated", *_PLAIN_COUNTS)
-            counts = [f"{part[key]:,} {key.replace('_', ' ')}" for key in counted if part.get(key)]
+            line = (
+                f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ({part['loss_tokens']:,} "
+                f"with loss) in {part['sequences']:,} sequences, {100 * part['fill_rate']:.1f} % filled"
+            )
+            counts = [f"{part[key]:,} {key.replace('_', ' ')}" for key in _COUNTED if part.get(key)]
             lines.append(f"{line}; {', '.join(counts)}" if counts else line)
         return lines + self.notes
 

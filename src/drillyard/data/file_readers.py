@@ -14,6 +14,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -47,17 +48,13 @@ def kind_of(file: Path) -> str | None:
 
 def read_files(files: list[Path]) -> Iterator[RawBatch]:
     """Raw batches of files of any kind, in the given order."""
-    texts: list[Path] = []
-    for file in files:
-        kind = kind_of(file)
-        assert kind is not None, file
+    for kind, group in groupby(files, kind_of):
         if kind == "text":
-            texts.append(file)
-            continue
-        yield from _read_text_files(texts)
-        texts = []
-        yield from _READERS[kind](file)
-    yield from _read_text_files(texts)
+            yield from _read_text_files(list(group))
+        else:
+            assert kind is not None
+            for file in group:
+                yield from _READERS[kind](file)
 
 
 def _blocks_of(file: Path) -> Iterator[bytes]:

@@ -87,11 +87,10 @@ class Batch:
 def padding_batch(size: int, sequence_length: int, pad_id: int) -> Batch:
     """`size` sequences of nothing but padding: [size, sequence_length]. None of it carries loss."""
     shape = (size, sequence_length)
-    positions = np.broadcast_to(np.arange(sequence_length, dtype=np.int64), shape)
     return Batch(
         np.full(shape, pad_id, np.int64),
         np.full(shape, IGNORED, np.int64),
-        positions.copy(),
+        np.broadcast_to(np.arange(sequence_length, dtype=np.int64), shape).copy(),
         np.full(shape, -1, np.int32),
     )
 

@@ -6,15 +6,12 @@ With a warm cache this costs the hashing of changed files and one read of the ca
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import xxhash
 
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.model_files import configured_vocab_size, require_vocabulary
@@ -31,6 +28,7 @@ from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, Hel
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_split import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
 from drillyard.data.mapped_sequences import Sequences
+from drillyard.data.raw_batches import json_digest
 from drillyard.data.row_formats import row_format
 from drillyard.data.sampler import Mixture
 from drillyard.data.sources import DataSource, SourceContents, resolve_sources
@@ -216,7 +214,7 @@ class _Preparation:
         if self.tokenizer_directory is not None or not isinstance(setting, TrainTokenizer):
             return configured_tokenizer(self.config, self.tokenizer_directory)
         contents = [found.key + source.kind_of_file for source, found in training]
-        key = _key([contents, self.split.__dict__, self.format.__dict__])
+        key = json_digest([contents, self.split.__dict__, self.format.__dict__])
         texts = training_texts([source for source, _ in training], self.format, self.split)
         return trained_tokenizer(setting, key, texts, self.root)
 
@@ -258,7 +256,7 @@ class _Preparation:
         del described["start_ids"]
         kind = "chat" if self.format.name == "chat" else "" if settings.start_ids else "no start token"
         version = ENCODING_VERSIONS.get(kind, 1)
-        key = _key([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
+        key = json_digest([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
         # The content key of one file depends neither on its name nor on its format.
         directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}{source.kind_of_file}"
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
@@ -333,7 +331,3 @@ def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
         f"data.source {name}: no {kind} document is left with a token that carries loss ({became}). "
         f"Check data.too_long, data.sequence_length and the columns."
     )
-
-
-def _key(value: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())

@@ -10,6 +10,7 @@ Cost: a batch is pickled once (bytes or Arrow buffers, about 1 GB/s). Limit: one
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +73,11 @@ def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]]) -> Ite
             held, size = [], 0
     if held:
         yield RawBatch(((origin, unit),), size, partial(iter, held))
+
+
+def json_digest(value: Any) -> str:
+    """xxh3-128 in hex of a value as JSON, whatever the order of its keys; what JSON lacks counts by its repr."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())
 
 
 def hash_bytes_of(file: Path) -> str:

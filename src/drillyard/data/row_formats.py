@@ -72,8 +72,7 @@ class RowFormat:
     def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:
         expected = (self.columns[own],) if own in self.columns else names
         # A file with rows of both names has null in the other column.
-        found = [name for name in expected if name in row]
-        if found:
+        if found := [name for name in expected if name in row]:
             return next((name for name in found if row[name] is not None), found[0])
         near = difflib.get_close_matches(expected[0], list(row), 1, cutoff=0.5)
         mapping = f"data.columns: {{{own}: {near[0] if near else 'NAME'}}}"
@@ -116,9 +115,7 @@ class RowFormat:
         """
         if self.name == "text":
             return self.text_of(row, "text", where)
-        if self.name == "chat":
-            return identity_key(row["messages"])
-        return self.prompt(row, where)
+        return identity_key(row["messages"]) if self.name == "chat" else self.prompt(row, where)
 
 
 def row_format(data: DataConfig) -> RowFormat:

@@ -106,8 +106,7 @@ class Mixture:
         self.seed = seed
         self.num_sequences = sum(len(source) for source in self.sources)
         """Sequences of all sources together: one epoch of `training.epochs`."""
-        counts = slot_counts(weights)
-        self._counts = counts
+        self._counts = counts = slot_counts(weights)
         self._pattern = slot_pattern(counts)
         # rank[s]: the number of earlier slots of the block with the same source.
         one_hot = self._pattern[:, None] == np.arange(len(counts))

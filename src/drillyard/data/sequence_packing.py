@@ -30,8 +30,7 @@ def best_fit(lengths: npt.NDArray[np.int32], capacity: int) -> list[list[int]]:
     sequences: list[list[int]] = []
     for index in order:
         size = sizes[index]
-        fitting = open_rooms >> size
-        if fitting:
+        if fitting := open_rooms >> size:
             room = size + (fitting & -fitting).bit_length() - 1
             sequence = open_by_room[room].pop()
             if not open_by_room[room]:
@@ -41,8 +40,7 @@ def best_fit(lengths: npt.NDArray[np.int32], capacity: int) -> list[list[int]]:
             room = capacity
             sequence = [index]
             sequences.append(sequence)
-        left = room - size
-        if left:
+        if left := room - size:
             if not open_by_room[left]:
                 open_rooms |= 1 << left
             open_by_room[left].append(sequence)
@@ -109,8 +107,7 @@ class Packer:
         emptiest = np.argsort(fills, kind="stable")
         budget = np.cumsum(fills[emptiest]) <= self.window_tokens // 8
         open_rows = emptiest[budget & (fills[emptiest] < 0.99 * self.sequence_length)]
-        kept = sorted(index for row in open_rows for index in rows[row])
-        if kept:
+        if kept := sorted(index for row in open_rows for index in rows[row]):
             ends = np.cumsum(lengths, dtype=np.int64)
             spans = [slice(int(ends[i] - lengths[i]), int(ends[i])) for i in kept]
             tokens, loss = (np.concatenate([array[s] for s in spans]) for array in (pieces.tokens, pieces.loss))

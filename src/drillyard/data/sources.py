@@ -30,7 +30,7 @@ import xxhash
 from drillyard.config.checks import normalized_sources
 from drillyard.config.run import SourceConfig
 from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, read_files
-from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of, json_digest
 from drillyard.errors import UserError
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
@@ -60,7 +60,7 @@ class DataSource:
     weight: float
     config: SourceConfig
     files: tuple[Path, ...] = ()
-    builtin_part: str | None = None
+    builtin_part: str = "train"
     missing: SourceContents | None = None
 
     @property
@@ -99,9 +99,8 @@ class DataSource:
         if self.builtin is not None:
             from drillyard.data import builtin
 
-            part = self.builtin_part or "train"
-            rows = builtin.documents(self.builtin, self.config.options, part=part)
-            return batched_rows(f"{self.config.path} ({part})", "row", enumerate(rows, 1))
+            rows = builtin.documents(self.builtin, self.config.options, part=self.builtin_part)
+            return batched_rows(f"{self.config.path} ({self.builtin_part})", "row", enumerate(rows, 1))
         return _hub_batches(self.config)
 
     def contents(self, memo: Path) -> SourceContents:
@@ -112,14 +111,13 @@ class DataSource:
             with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
                 hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
             named = dict(zip(map(self.name_of, map(str, self.files)), hashes, strict=True))
-            return SourceContents(_digest(["files", [[name, value] for name, value in named.items()]]), named)
+            return SourceContents(json_digest(["files", [[name, value] for name, value in named.items()]]), named)
         if self.builtin is not None:
             from drillyard.data import builtin
 
-            part = self.builtin_part or "train"
             key = builtin.content_key(self.builtin, self.config.options)
-            return SourceContents(_digest(["builtin", self.builtin, part, key]), {})
-        return SourceContents(_digest(["hub", _hub_key(self.config)]), {})
+            return SourceContents(json_digest(["builtin", self.builtin, self.builtin_part, key]), {})
+        return SourceContents(json_digest(["hub", _hub_key(self.config)]), {})
 
     def name_of(self, origin: str) -> str:
         """The name of a raw batch's origin within this source: its path below the directory, or "" for a single file.
@@ -186,12 +184,11 @@ def file_hash(file: Path, memo: Path) -> str:
         raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
     identity = [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
     cached = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
-    try:
+    # Where it is not cached, or written by another process right now, hash the file.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         known = json.loads(cached.read_text())
         if known["identity"] == identity:
             return str(known["xxh3_128"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # not cached, or written by another process right now: hash the file
     started_ns = time.time_ns()
     value = hash_bytes_of(file)
     if started_ns - max(stat.st_mtime_ns, stat.st_ctime_ns) > 2_000_000_000:
@@ -199,10 +196,6 @@ def file_hash(file: Path, memo: Path) -> str:
         with contextlib.suppress(OSError):
             replace_file(cached, json.dumps({"identity": identity, "xxh3_128": value, "file": str(file)}).encode())
     return value
-
-
-def _digest(value: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())
 
 
 def _default_name(path: str) -> str:
@@ -248,8 +241,7 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
 def _missing(path: Path) -> str:
     message = f"{path}: no such file or directory."
     if path.parent.is_dir():
-        near = difflib.get_close_matches(path.name, sorted(os.listdir(path.parent)), 1)
-        if near:
+        if near := difflib.get_close_matches(path.name, sorted(os.listdir(path.parent)), 1):
             return f"{message} Did you mean {path.parent / near[0]}?"
         return f"{message} Check data.source; {path.parent} exists."
     return f"{message} Check data.source: {path.parent} does not exist either."

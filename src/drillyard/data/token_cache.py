@@ -37,11 +37,10 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodedPart
 from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
-from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of
+from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of, json_digest
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
 from drillyard.safe_files import ChecksummedFile, flush, publish_directory
@@ -168,7 +167,7 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
         raise DamagedCache("there is no manifest: the cache is incomplete") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise DamagedCache("the manifest cannot be read") from None
-    if checksum != _checksum(manifest) or manifest["format_version"] != FORMAT_VERSION:
+    if checksum != json_digest(manifest) or manifest["format_version"] != FORMAT_VERSION:
         raise DamagedCache("the manifest's own checksum does not match")
     files = {name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()}
     for name, entry in files.items():
@@ -235,7 +234,7 @@ def build_cache(
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     with (directory / MANIFEST).open("w") as stream:
-        json.dump({**manifest, "checksum": _checksum(manifest)}, stream, indent=1)
+        json.dump({**manifest, "checksum": json_digest(manifest)}, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
     flush(directory)
@@ -313,7 +312,3 @@ def _process_start(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def _checksum(manifest: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode())

@@ -28,6 +28,7 @@ import xxhash
 
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
 from drillyard.safe_files import publish_directory
 
@@ -59,8 +60,7 @@ class TextTokenizer:
     def key(self) -> str:
         """Changes when any token of any document changes."""
         start = start_ids_key(self.start_ids)
-        parts = [self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
-        return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+        return json_digest([self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens])
 
     @cached_property
     def pretrained(self) -> PreTrainedTokenizerFast:

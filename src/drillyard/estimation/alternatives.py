@@ -77,8 +77,7 @@ def find_alternatives(setup: Setup, memory_gib: float, *, step_seconds: StepSeco
         for start in starts:
             steps = list(lever(start))
             # Each step of a lever needs less than the one before it, so few of them have to be predicted.
-            first = bisect_left(steps, True, key=fits)
-            if first < len(steps):
+            if (first := bisect_left(steps, True, key=fits)) < len(steps):
                 return steps[first]
         return None
 
@@ -144,8 +143,7 @@ def _shorter_sequences(setup: Setup) -> Iterator[Setup]:
         for quarters in (3, 2):
             length = setup.sequence_length * quarters // 4 >> halvings
             if length >= SHORTEST_SEQUENCE:
-                shorter = replace(setup, sequence_length=length // SHORTEST_SEQUENCE * SHORTEST_SEQUENCE)
-                yield _rechunked(shorter, setup)
+                yield _rechunked(replace(setup, sequence_length=length // SHORTEST_SEQUENCE * SHORTEST_SEQUENCE), setup)
 
 
 def _rechunked(to: Setup, before: Setup) -> Setup:
@@ -178,8 +176,7 @@ def _sequences_per_step(setup: Setup) -> int:
 
 def _costs(before: Setup, to: Setup) -> Iterator[str]:
     """What the changes take in return, in words."""
-    more = RECOMPUTED[to.activation_checkpointing] - RECOMPUTED[before.activation_checkpointing]
-    if more:
+    if more := RECOMPUTED[to.activation_checkpointing] - RECOMPUTED[before.activation_checkpointing]:
         yield f"about {100 * more:.0f} % more FLOPs"
     if to.gradient_accumulation > before.gradient_accumulation:
         yield "smaller matrix products, and weights gathered more often"

@@ -80,8 +80,7 @@ def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
     if blocking_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = blocking_seconds / (2 * mtbf_seconds)
-    series = 1 + math.sqrt(ratio) / 3 + ratio / 9
-    return young_interval(blocking_seconds, mtbf_seconds) * series - blocking_seconds
+    return young_interval(blocking_seconds, mtbf_seconds) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocking_seconds
 
 
 def expected_wall_seconds(schedule: SaveSchedule, restart_seconds: float, mtbf_seconds: float) -> float:

@@ -124,8 +124,7 @@ def _efficiency(row: MeasuredRun, kind: Rate, bandwidths: tuple[Bandwidth, ...])
         return None
     work = count_work(row.setup)
     network = CollectiveNetwork(row.accelerator, row.machine, row.setup.gpus_per_node, bandwidths)
-    line = timeline(row.setup, work, step_traffic(row.setup, work, network), rates)
-    return line.efficiency(row.seconds)
+    return timeline(row.setup, work, step_traffic(row.setup, work, network), rates).efficiency(row.seconds)
 
 
 def central_efficiency(used: Iterable[ReferenceRun]) -> float:

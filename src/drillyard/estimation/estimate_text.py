@@ -58,8 +58,7 @@ def summary(estimate: RunEstimate) -> RenderableType:
     for label, text in _rows(estimate):
         rows.add_row(label, Text(text) if isinstance(text, str) else text)
     parts: list[RenderableType] = [_title(estimate), rows]
-    notes = [*(Text(note) for note in estimate.warnings), *_footnotes(estimate)]
-    if notes:
+    if notes := [*(Text(note) for note in estimate.warnings), *_footnotes(estimate)]:
         parts += [Text(), *(Padding(note, (0, 0, 0, 2)) for note in notes)]
     return Group(*parts)
 
@@ -98,13 +97,11 @@ def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quant
         yield "memory per GPU", (*estimate.memory.parts, estimate.memory.total)
     if estimate.step_time is not None:
         yield "step time", estimate.step_time.terms
-    run = estimate.run_time
-    if run is not None:
+    if (run := estimate.run_time) is not None:
         yield "run", (run.failure_free, *(() if run.wall is None else (run.wall,)), run.gpu_hours)
         for one in run.failures:
             yield f"failures at {one.rate.name}", one.terms
-    cost = estimate.cost
-    if cost is not None:
+    if (cost := estimate.cost) is not None:
         dollars_of = (cost.of_step, cost.of_million_tokens, *(() if cost.of_run is None else (cost.of_run,)))
         yield "cost", (cost.price.of_gpu, cost.price.of_node, cost.price.of_all, *dollars_of)
 
@@ -132,8 +129,7 @@ def _rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
     for refusal in estimate.refusals:
         yield "refused", Text(f"`drillyard train` refuses this run: {refusal}", style="bold red")
     yield from _memory_rows(estimate)
-    timed = estimate.step_time
-    if timed is not None:
+    if (timed := estimate.step_time) is not None:
         yield from _speed_rows(estimate, timed)
     run = estimate.run_time
     if run is not None:
@@ -166,8 +162,7 @@ def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
     yield "", ", ".join(_parts(memory.parts))
     if verdict == "may not fit" and available is not None:
         yield "", _undecided(memory, available.value)
-    alternatives = estimate.alternatives
-    if alternatives:
+    if alternatives := estimate.alternatives:
         lines = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
         yield "fits with", "\n".join(lines)
     elif verdict == "does not fit":
@@ -279,8 +274,7 @@ def _expected_count(value: float) -> str:
 
 
 def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
-    run = estimate.run_time
-    if run is not None and run.failures:
+    if (run := estimate.run_time) is not None and run.failures:
         left_out = dict.fromkeys(part for one in run.failures for part in one.fast.left_out)
         yield Text(
             f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"

@@ -73,8 +73,7 @@ def checkpoint_cost(
     storage = _bandwidth(
         "storage", storage_gb_per_s, machine.storage_gb_per_s(num_nodes), machine.name, "all nodes together"
     )
-    gpus = machine.fact("num_accelerators") * num_nodes
-    total_gb = gpus * (bytes_per_gpu / GB)
+    total_gb = machine.fact("num_accelerators") * num_nodes * (bytes_per_gpu / GB)
     to_storage = total_gb.value / storage.value
     formula = "GPUs x bytes per GPU / storage bandwidth of all nodes"
     times = f" x {copies} copies" if copies > 1 else ""

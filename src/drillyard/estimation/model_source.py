@@ -6,6 +6,7 @@ family whose shapes are not known is refused with what can be done, by `modelspe
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,7 @@ def find_model(config: RunConfig, own: ModelOptions, *, build: BuildSpec | None 
         # transformers reads `model_type`; an inline config says `architecture`.
         named = content if "model_type" in content else {**content, "model_type": content.get("architecture")}
         return ModelSource(build(named, source=source), content, source)
-    spec = model_spec(content, source=source, published=source != _INLINE)
-    return ModelSource(spec, content, source)
+    return ModelSource(model_spec(content, source=source, published=source != _INLINE), content, source)
 
 
 def _content(config: RunConfig, own: ModelOptions) -> tuple[Mapping[str, Any], str]:
@@ -73,16 +73,13 @@ def _content(config: RunConfig, own: ModelOptions) -> tuple[Mapping[str, Any], s
     directory = Path(model.id).expanduser()
     if directory.is_dir():
         return read_config(directory), f"model.id {model.id}"
-    try:
-        cached: Path | None = cached_config_path(model.id)
-    except OSError:
-        cached = None
-    if cached is None or not cached.is_file():
-        raise UserError(
-            f"model.id {model.id}: no such directory, and its config.json is not in the local Hugging Face cache\n"
-            f"Nothing is downloaded: give the file by --config FILE, or run `hf download {model.id} config.json`."
-        )
-    return read_config(cached), f"model.id {model.id}"
+    with contextlib.suppress(OSError):
+        if (cached := cached_config_path(model.id)).is_file():
+            return read_config(cached), f"model.id {model.id}"
+    raise UserError(
+        f"model.id {model.id}: no such directory, and its config.json is not in the local Hugging Face cache\n"
+        f"Nothing is downloaded: give the file by --config FILE, or run `hf download {model.id} config.json`."
+    )
 
 
 def _with_vocabulary(content: Mapping[str, Any], config: RunConfig) -> Mapping[str, Any]:

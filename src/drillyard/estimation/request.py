@@ -123,7 +123,12 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
     model = find_model(config, ModelOptions(options.config, *counts), build=build)
     target, facts = _target(options)
     if options.without_source is not None:
-        _check_publisher(options.without_source)
+        known = list(dict.fromkeys(row.publisher for row in published_runs().values()))
+        if options.without_source not in known:
+            raise UserError(
+                f"--without-source {options.without_source}: no measured run is of that publisher; "
+                f"{_closest(options.without_source, known)}"
+            )
     return EstimateRequest(
         config=config,
         model=model,
@@ -154,13 +159,6 @@ def parse_count(flag_name: str, text: str | None) -> int | None:
     return round(value)
 
 
-def _check_publisher(name: str) -> None:
-    """UserError where no measured run is of the publisher `name`."""
-    known = list(dict.fromkeys(row.publisher for row in published_runs().values()))
-    if name not in known:
-        raise UserError(f"--without-source {name}: no measured run is of that publisher; {_closest(name, known)}")
-
-
 def _closest(name: str, known: list[str]) -> str:
     meant = closest_name(name, known)
     return f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
@@ -180,8 +178,7 @@ def _target(options: EstimateOptions) -> tuple[Target, Catalog]:
         bought, region = options.consumption, options.region
         return machine_target(options.machine, nodes, facts, consumption=bought, region=region), facts
     assert options.accelerator is not None and options.num_gpus is not None
-    per_node = options.gpus_per_node
-    return accelerator_target(options.accelerator, options.num_gpus, facts, gpus_per_node=per_node), facts
+    return accelerator_target(options.accelerator, options.num_gpus, facts, gpus_per_node=options.gpus_per_node), facts
 
 
 def _check_target(options: EstimateOptions) -> None:

@@ -146,8 +146,7 @@ def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkp
         try:
             memory = memory_estimate(replace(setup, activation_checkpointing=mode))
         except UserError as error:
-            why = f"the memory cannot be predicted: {str(error).splitlines()[0]}"
-            return "full", why, None
+            return "full", f"the memory cannot be predicted: {str(error).splitlines()[0]}", None
         high = memory.total.high.value
         if high <= memory_gib:
             why = f"the least recomputation that fits: up to {three_digits(high)} of {three_digits(memory_gib)} GiB"
@@ -185,11 +184,10 @@ def _kernel(
     inner = given.get("text_config")
     own = inner if isinstance(inner, Mapping) else given
     fields = {**FIELDS_OF_FAMILIES.get(spec.model_type, {}), **own}
-    dropout = fields.get("attention_dropout") or fields.get("attn_pdrop") or 0.0
     return fastest_kernel(
         device_type,
         half=config.training.precision == "bf16",
         softcap=fields.get("attn_logit_softcapping"),
-        dropout=dropout,
+        dropout=fields.get("attention_dropout") or fields.get("attn_pdrop") or 0.0,
         head_dim=spec.head_dim if spec.blocks else None,
     )

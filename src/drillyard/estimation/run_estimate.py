@@ -275,8 +275,7 @@ def _on_time_limit(request: EstimateRequest, run: RunTime) -> Iterator[str]:
 
 def _not_counted(config: RunConfig) -> Iterator[str]:
     """Settings that take time which is in no figure."""
-    every_steps = config.evaluation.every_steps
-    if every_steps is not None:
+    if (every_steps := config.evaluation.every_steps) is not None:
         yield f"evaluation.every_steps: the time of evaluating every {every_steps} steps is not counted"
     if not config.data.packing:
         yield "data.packing: false: padding counts as tokens here, and how much of it there is is not known"

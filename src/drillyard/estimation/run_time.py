@@ -178,8 +178,7 @@ def run_time(
     alone = step_seconds.map("steps alone", lambda seconds: seconds * steps, "s", "steps x step time")
     run = RunTime(steps, float(steps) * setup.tokens_per_step, target.num_gpus, alone)
     rates = options.rates()
-    missing = _missing(config, target, options)
-    if missing:
+    if missing := _missing(config, target, options):
         return replace(run, missing=missing)
     checkpoint = checkpoint_cost(
         target.machine,

@@ -129,8 +129,7 @@ def step_time(
     basis, used = _reference_runs(setup, accelerator, rows, without_source, calibration, rates, references, notes)
     bounds = _bounds(setup, work, traffic, rates)
     excess = unmeasured_attention(work, used) if used else 0.0
-    line = timeline(setup, work, traffic, rates)
-    seconds, exposed, efficiency = _seconds(basis, used, line, bounds, excess)
+    seconds, exposed, efficiency = _seconds(basis, used, timeline(setup, work, traffic, rates), bounds, excess)
     if basis != "calibration":
         notes += _beyond_measured(setup, work, used, seconds, exposed, excess)
     return StepTime(

@@ -190,9 +190,7 @@ def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
     if not setup.compiled:
         spared[:-1] = [False] * (len(spared) - 1)
     again = [0 if free else one.parameters for one, free in zip(products, spared, strict=True)]
-    if setup.activation_checkpointing == "full":
-        return 2.0 * sum(again)
-    return 2.0 * sum(again[1::2])
+    return 2.0 * sum(again if setup.activation_checkpointing == "full" else again[1::2])
 
 
 def _root_work(setup: Setup) -> UnitWork:
@@ -233,8 +231,7 @@ def _adapter_parameters(tensors: Iterable[TensorSpec], adapters: LoraSetup | Non
 def _attention_flops(block: Block, setup: Setup) -> tuple[float, float]:
     """FLOPs per token of scores and values, forward and backward."""
     causal = setup.kernel in ("varlen", "flex")
-    alone = replace(setup.spec, blocks=(block,))
-    forward = attention_flops_per_token(alone, setup.sequence_length, causal=causal)
+    forward = attention_flops_per_token(replace(setup.spec, blocks=(block,)), setup.sequence_length, causal=causal)
     products = 4 if block.attention.kind == "linear" else BACKWARD_PRODUCTS[setup.kernel]
     return forward, forward * products / FORWARD_PRODUCTS
 

@@ -171,8 +171,7 @@ def mark_front(found: Iterable[SweepEstimate]) -> list[SweepEstimate]:
     measured = [index for index in fitting if not listed[index].is_bound]
     best = math.inf
     for index in sorted(measured or fitting, key=lambda index: (listed[index].hours, listed[index].cost)):
-        cost = listed[index].cost
-        if cost is not None and cost < best:
+        if (cost := listed[index].cost) is not None and cost < best:
             best = cost
             listed[index] = replace(listed[index], on_front=True)
     return listed

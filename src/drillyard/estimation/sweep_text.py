@@ -52,8 +52,7 @@ def _on_classes(possible: list[SweepEstimate]) -> Iterator[str]:
     """A caution where points are drawn from different measured runs, whose trainers differ too."""
     timed = [point.estimate.step_time for point in possible if point.estimate is not None and point.estimate.step_time]
     classes = dict.fromkeys(str(one.run_class) for one in timed if one.rows)
-    calibrated = any(one.basis == "calibration" for one in timed)
-    if len(classes) > 1 and not calibrated:
+    if len(classes) > 1 and not any(one.basis == "calibration" for one in timed):
         share = round(100 * (BANDS["class"] - 1))
         yield f"speeds rest on other measured runs for each of: {'; '.join(classes)}"
         yield f"between these, what differs by less than {share} % may be the trainers of those runs, not the setting"

@@ -65,8 +65,7 @@ class Target:
     def with_machine(self, name: str, facts: Catalog) -> Target:
         """Another machine in the same number. UserError for one that is not known or not sold in this way."""
         machine = facts.machine(name)
-        unsold = consumption_problem(self.consumption, machine)
-        if unsold is not None:
+        if (unsold := consumption_problem(self.consumption, machine)) is not None:
             raise UserError(f"consumption: {unsold}\ngive one of them by --consumption")
         return replace(
             self,

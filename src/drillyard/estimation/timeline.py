@@ -73,8 +73,7 @@ class CollectiveNetwork:
         """Measured, or what line rates allow; None where neither is known."""
         nodes = -(-ranks // self.gpus_per_node)
         host = self.machine or unknown_host(self.accelerator, self.gpus_per_node)
-        measured = bus_bandwidth(self.bandwidths, host, collective, nodes, size_bytes)
-        if measured is not None:
+        if (measured := bus_bandwidth(self.bandwidths, host, collective, nodes, size_bytes)) is not None:
             is_small = size_bytes < MIB * min(measured.row.gb_per_s)
             return _ramped(measured.row, size_bytes) if is_small else measured.gb_per_s
         link = self._link(collective, ranks)

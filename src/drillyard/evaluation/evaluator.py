@@ -64,8 +64,7 @@ class HeldOutEvaluator:
     def __post_init__(self) -> None:
         wanted = list(self.data.held_out) if self.config.evaluation.parts is None else self.config.evaluation.parts
         self.parts = [find_part(name, self.data.held_out) or name for name in wanted]
-        missing = [name for name in self.parts if name not in self.data.held_out]
-        if missing:
+        if missing := [name for name in self.parts if name not in self.data.held_out]:
             raise UserError(
                 f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
             )

@@ -64,8 +64,7 @@ def generate(
                 continue
             # Every token is another shape, for which compiled blocks would be compiled again.
             with torch.compiler.set_stance("force_eager"):
-                make = functools.partial(_Batch, root, rows, ranks, eos_token_id, ended=not dealt)
-                batch = agreement.alone(make)
+                batch = agreement.alone(functools.partial(_Batch, root, rows, ranks, eos_token_id, ended=not dealt))
                 for _ in range(room):
                     agreement.forward(batch.extend)
                     if batch.all_ended():

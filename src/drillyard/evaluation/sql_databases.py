@@ -154,8 +154,7 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
     for i, token in enumerate(stream):
         name = token.text.lower() if token.kind == "name" and token.text.lower() in columns else None
         if name:
-            other = _compared_column(stream, i, columns)
-            if other:
+            if other := _compared_column(stream, i, columns):
                 needs.join(name, other)
             if i and stream[i - 1].is_word("SELECT"):
                 if selected and i > 1 and stream[i - 2].text.upper() in ("EXCEPT", "INTERSECT"):

@@ -193,18 +193,15 @@ def run_query(connection: sqlite3.Connection, sql: str) -> list[Row]:
 
 
 def _fetch(cursor: sqlite3.Cursor) -> list[Row]:
-    """All rows, at most MAX_ROWS and _MAX_RESULT_BYTES; a result of few cells is not counted."""
+    """All rows, at most MAX_ROWS and _MAX_RESULT_BYTES; a result of few cells, as the last ones, is not counted."""
     rows: list[Row] = []
     size, at_once = 0, max(1, _CELLS_PER_COUNT // len(cursor.description))
     while found := cursor.fetchmany(at_once):
         rows += found
-        if len(found) < at_once:
-            break
-        size += sum(sys.getsizeof(value) for row in found for value in row)
+        if len(found) == at_once:
+            size += sum(sys.getsizeof(value) for row in found for value in row)
         if size > _MAX_RESULT_BYTES:
             raise TimeoutError(f"a result of more than {_MAX_RESULT_BYTES // 2**20} MiB")
         if len(rows) > MAX_ROWS:
-            break
-    if len(rows) > MAX_ROWS:
-        raise TimeoutError(f"more than {MAX_ROWS:,} rows")
+            raise TimeoutError(f"more than {MAX_ROWS:,} rows")
     return rows

@@ -80,8 +80,7 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
         machine = facts.machine(cluster.machine)
     except UserError as error:
         raise _at(cluster, "machine", str(error)) from None
-    unsold = consumption_problem(cluster.consumption, machine)
-    if unsold is not None:
+    if (unsold := consumption_problem(cluster.consumption, machine)) is not None:
         raise _at(cluster, "consumption", unsold)
     return machine
 

@@ -51,8 +51,7 @@ def list_text(catalog: Catalog) -> str:
         bf16 = gpu.peak("bf16")
         peak = None if bf16 is None else Fact(bf16.value / 1e12, bf16.sources)
         memory, bandwidth = _cell(gpu.fact("memory_gib")), _cell(gpu.fact("memory_bandwidth_gb_per_s"))
-        link = _cell(gpu.fact("gpu_link_gb_per_s"))
-        accelerators.append((gpu.name, _cell(peak), memory, bandwidth, link, gpu.title))
+        accelerators.append((gpu.name, _cell(peak), memory, bandwidth, _cell(gpu.fact("gpu_link_gb_per_s")), gpu.title))
     machines = [("machine", "GPUs", "data NICs", "Gb/s", "stack", "host GiB", "cloud")]
     for one in catalog.machines.values():
         nics = f"{one.data_nics.count} x {one.data_nics.gbps:g}" if one.data_nics.count else "-"
@@ -156,10 +155,8 @@ def _row_json(row: CatalogRow) -> dict[str, Any]:
 
 
 def _related(catalog: Catalog, entry: Entry) -> Iterator[tuple[str, list[str]]]:
-    if not isinstance(entry, NetworkStack):
-        bandwidths = [_bandwidth_line(row) for row in _bandwidths(catalog, entry)]
-        if bandwidths:
-            yield "reference bandwidths (busbw, GB/s by MiB)", bandwidths
+    if not isinstance(entry, NetworkStack) and (bandwidths := _bandwidths(catalog, entry)):
+        yield "reference bandwidths (busbw, GB/s by MiB)", [_bandwidth_line(row) for row in bandwidths]
     if isinstance(entry, Machine):
         prices = [_price_line(row, entry) for row in catalog.prices if row.machine == entry.name]
         yield "prices", prices or [f"none known; {HARDWARE_FILE_HINT}"]

@@ -84,8 +84,7 @@ class Machine(CatalogRow):
 
         Without data NICs the host NICs carry everything.
         """
-        kind = "data_nics" if self.data_nics.count else "host_nics"
-        nics = self.data_nics if self.data_nics.count else self.host_nics
+        kind, nics = ("data_nics", self.data_nics) if self.data_nics.count else ("host_nics", self.host_nics)
         if not nics.count:
             return None
         gb_per_s = nics.count * nics.gbps / BITS_PER_BYTE / self.num_accelerators
@@ -105,9 +104,7 @@ class Machine(CatalogRow):
             bounds.append(combine(line_rate * num_nodes, self.fact("host_nics")))
         if self.storage is not None and self.storage.aggregate_gb_per_s is not None:
             bounds.append(self.fact("storage.aggregate_gb_per_s"))
-        if not bounds:
-            return None
-        return combine(min(bound.value for bound in bounds), *bounds)
+        return combine(min(bound.value for bound in bounds), *bounds) if bounds else None
 
 
 class Price(CatalogRow):

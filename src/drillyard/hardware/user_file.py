@@ -132,14 +132,12 @@ def _read_one(kind: str, raw: Any, own_source: FactSource) -> CatalogRow | list[
     ours = raw_rows(kind)
     raw = merged(raw, ours, [key(row) for row in ours], key)
     fields, cited = split_row(raw)
-    unknown = list(_unknown_fields(cls, cited))
-    if unknown:
+    if unknown := list(_unknown_fields(cls, cited)):
         return [*find_problems(cls, fields), *find_problems(Citations, cited), *unknown]
     try:
         return read_row(cls, raw, sources(), own_source)
     except ValidationError as error:
-        found = [*find_problems(cls, fields), *find_problems(Citations, cited)]
-        return found or list(pydantic_problems(error))
+        return [*find_problems(cls, fields), *find_problems(Citations, cited)] or list(pydantic_problems(error))
 
 
 def _unknown_fields(cls: type[CatalogRow], cited: dict[str, Any]) -> Iterator[Problem]:
@@ -148,8 +146,7 @@ def _unknown_fields(cls: type[CatalogRow], cited: dict[str, Any]) -> Iterator[Pr
     paths: list[tuple[Path, str]] = [(("sources", name), name) for name in (named if isinstance(named, dict) else ())]
     paths += [(("unverified",), name) for name in (unverified if isinstance(unverified, list) else ())]
     for path, name in paths:
-        field = str(name).split(".")[0]
-        if field not in cls.model_fields:
+        if (field := str(name).split(".")[0]) not in cls.model_fields:
             meant = closest_name(field, cls.model_fields)
             hint = f"did you mean '{meant}'?" if meant else f"allowed: {', '.join(cls.model_fields)}"
             yield Problem(path, f"'{name}' is no field of the row; {hint}")

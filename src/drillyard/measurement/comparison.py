@@ -253,9 +253,7 @@ def _points(axis: Axis, along: Sequence[Floats], losses: Sequence[Floats]) -> li
 def _mean_loss(along: Floats, loss: Floats, low: float, high: float) -> float | None:
     """The mean loss in (low, high] of an axis; the last one before where none falls there."""
     first, last = np.searchsorted(along, [low, high], side="right")
-    if last == 0:
-        return None
-    return float(loss[min(first, last - 1) : last].mean())
+    return float(loss[min(first, last - 1) : last].mean()) if last else None
 
 
 def _faster(base: RunResult, run: RunResult) -> tuple[Interval | None, Rate]:
@@ -275,8 +273,7 @@ def _faster(base: RunResult, run: RunResult) -> tuple[Interval | None, Rate]:
         return Interval(ratio - 1, None, None, blocks), of
     variances = [float(np.var(values, ddof=1)) / len(values) for values in (before, after)]
     error = math.sqrt(sum(variances))
-    degrees = _welch_degrees(variances, (len(before), len(after)))
-    half = student_quantile((1 + CONFIDENCE) / 2, degrees) * error
+    half = student_quantile((1 + CONFIDENCE) / 2, _welch_degrees(variances, (len(before), len(after)))) * error
     half += base.timing.times.relative_precision + run.timing.times.relative_precision
     low, high = math.log(ratio) - half, math.log(ratio) + half
     return Interval(ratio - 1, math.exp(low) - 1, math.exp(high) - 1, blocks), of

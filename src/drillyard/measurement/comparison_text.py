@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -74,16 +74,14 @@ def _figures(comparison: Comparison) -> RenderableType:
     return table
 
 
-def _words(comparison: Comparison, against: RunDifference) -> list[str]:
+def _words(comparison: Comparison, against: RunDifference) -> Iterator[str]:
     """What one run is against the first, in sentences."""
-    base, lines = comparison.names[0], []
+    base = comparison.names[0]
     if against.faster is not None:
-        lines.append(_speed_words(base, against, against.faster))
+        yield _speed_words(base, against, against.faster)
     for axis in AXES:
-        interval = against.loss.get(axis)
-        if interval is not None:
-            lines.append(_loss_words(base, against.run, axis, interval))
-    return lines
+        if (interval := against.loss.get(axis)) is not None:
+            yield _loss_words(base, against.run, axis, interval)
 
 
 def _speed_words(base: str, against: RunDifference, faster: Interval) -> str:

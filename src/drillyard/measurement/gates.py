@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
@@ -84,15 +84,13 @@ def _lookup(document: Mapping[str, Any], field: str, text: str) -> float | None:
     return value
 
 
-def _numbers(document: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _numbers(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted names of all that may be a number."""
-    names = []
     for name, value in document.items():
         if isinstance(value, Mapping):
-            names += _numbers(value, f"{prefix}{name}.")
+            yield from _numbers(value, f"{prefix}{name}.")
         elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            names.append(f"{prefix}{name}")
-    return names
+            yield f"{prefix}{name}"
 
 
 def _about(missing: Mapping[str, Any], gate: Gate) -> bool:

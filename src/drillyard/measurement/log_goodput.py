@@ -45,8 +45,7 @@ def goodput_of_log(log: ParsedLog, job_start_us: int | None = None, job_end_us: 
         return None
     first, last = _wall(log, job_start_us, job_end_us)
     tick = log.clock.resolution_us if log.clock.resolution_us > 1 else 0
-    found = account(_moments(log, first, last), tick_microseconds=tick)
-    return replace(found, restarts=max(len(log.attempts) - 1, 0))
+    return replace(account(_moments(log, first, last), tick_microseconds=tick), restarts=max(len(log.attempts) - 1, 0))
 
 
 def _wall(log: ParsedLog, start_us: int | None, end_us: int | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -64,16 +64,14 @@ def _rows(lane: Lane, signs: Sequence[Sign]) -> NDArray[np.int64]:
     return np.array(sorted(row for row in rows if row < len(lines)), np.int64)
 
 
-def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> list[Mark]:
+def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> Iterator[Mark]:
     first_step = NO_TIME if times is None else int(times[0])
     seen: set[Origin] = set()
-    later = []
     for origin, mark in signs:
         after_a_step = first_step != NO_TIME and mark.time_us is not None and mark.time_us > first_step
         if after_a_step or origin in seen or mark.kind in ("restart", "failure"):
-            later.append(mark)
+            yield mark
         seen.add(origin)
-    return later
 
 
 def _row(mark: Mark, lines: NDArray[np.int64], times: NDArray[np.int64] | None) -> int:
@@ -93,16 +91,12 @@ def assign_marks(marks: Sequence[tuple[Origin, Mark]], steps: Steps) -> list[Mar
     a start on. Marks of files without steps are placed by their time. What every rank prints counts once: the same
     kind, step and attempt within a second is the lowest rank's.
     """
-    if not marks:
-        return []
     starts = _starts(steps)
-    if len(starts) < 2:
-        placed = [mark for _, mark in marks]
-    else:
-        placed = [replace(mark, attempt=_attempt(mark, steps, starts)) for _, mark in marks]
-        placed = _from_start_on(placed, steps, starts)
-    ordered = sorted(placed, key=lambda mark: (mark.attempt, mark.file, mark.line))
-    return _once(ordered)
+    placed = [mark for _, mark in marks]
+    if len(starts) > 1:
+        placed = [replace(mark, attempt=_attempt(mark, steps, starts)) for mark in placed]
+        placed = list(_from_start_on(placed, steps, starts))
+    return _once(sorted(placed, key=lambda mark: (mark.attempt, mark.file, mark.line)))
 
 
 def _starts(steps: Steps) -> list[int]:
@@ -138,10 +132,9 @@ def _attempt(mark: Mark, steps: Steps, starts: list[int]) -> int:
     return max(found, alone[0]) if alone else found
 
 
-def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> list[Mark]:
+def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> Iterator[Mark]:
     """Move marks behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
     lasts = {int(steps.attempt[row - 1]): row - 1 for row in starts[1:]}
-    result = []
     moved: set[tuple[int, int]] = set()
     for mark in sorted(marks, key=lambda mark: (mark.file, mark.line)):
         last = lasts.get(mark.attempt)
@@ -150,8 +143,7 @@ def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> list[M
         if behind and (mark.kind in _BEGINNINGS or key in moved):
             moved.add(key)
             mark = replace(mark, attempt=mark.attempt + 1)
-        result.append(mark)
-    return result
+        yield mark
 
 
 def _once(marks: list[Mark]) -> list[Mark]:
@@ -178,8 +170,7 @@ def _near(first: Mark, second: Mark) -> bool:
 
 def goes_back(times: NDArray[np.int64]) -> bool:
     """Whether a clock was set back among `times` in the order of the log, NO_TIME left out."""
-    known = times[times != NO_TIME]
-    return bool((np.diff(known) < -CLOCK_TOLERANCE).any())
+    return bool((np.diff(times[times != NO_TIME]) < -CLOCK_TOLERANCE).any())
 
 
 def find_attempts(

@@ -68,10 +68,9 @@ def merge_ranks(
     `windowed` formats log means since the line before. `starts` has for each lane the rows with which a later start
     begins; `clock_restarts`: `elapsed_seconds` restarts only then. `taking` empties the lanes, which saves memory.
     """
-    begun = starts or [np.zeros(0, np.int64)] * len(lanes)
     tracks = [
         track
-        for (lane, name), rows in zip(lanes, begun, strict=True)
+        for (lane, name), rows in zip(lanes, starts or [np.zeros(0, np.int64)] * len(lanes), strict=True)
         if lane.length
         for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_restarts)
     ]
@@ -139,8 +138,7 @@ def _repeated(
     attempt, highest = 0, -1
     seen: dict[int, tuple[int, int]] = {}
     stride = 1
-    begins = [False, *changes.tolist()]
-    for step, moment, took, begin in zip(steps, moments, seconds, begins, strict=True):
+    for step, moment, took, begin in zip(steps, moments, seconds, [False, *changes.tolist()], strict=True):
         if begin:
             attempt, highest, seen = attempt + 1, -1, {}
         known = seen.get(step)
@@ -169,13 +167,11 @@ def _derive(columns: dict[str, NDArray[Any]]) -> None:
     gap = np.diff(step).astype(np.float64)
     gap[gap <= 0] = np.nan
     for running, column in (("_samples_so_far", "samples"), ("_tokens_so_far", "tokens")):
-        total = columns.pop(running, None)
-        if total is not None and column not in columns and len(step) > 1:
+        if (total := columns.pop(running, None)) is not None and column not in columns and len(step) > 1:
             each = np.diff(total) / gap
             each[~(each > 0)] = np.nan
             columns[column] = np.append(each[:1], each)
-    skipped = columns.pop("_skipped_so_far", None)
-    if skipped is not None:
+    if (skipped := columns.pop("_skipped_so_far", None)) is not None:
         more = np.append(skipped[0] > 0, np.diff(skipped) > 0)
         columns["flags"] = columns.get("flags", np.zeros(len(step), np.uint8)) | (more * np.uint8(SKIPPED))
 
@@ -186,8 +182,7 @@ def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
     copies: dict[int, int] = {}
     for track in sorted(tracks, key=lambda one: (0 if one.times is None else int(one.times[0]), one.file)):
         group = chains.setdefault(track.origin, [])
-        other = next((known for known in group if _overlap(known, track)), None)
-        if other is None:
+        if (other := next((known for known in group if _overlap(known, track)), None)) is None:
             group.append(track)
         elif _same(other, track):
             keep, drop = (other, track) if len(other.attempt) >= len(track.attempt) else (track, other)

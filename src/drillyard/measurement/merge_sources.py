@@ -8,6 +8,7 @@ with the reason if its steps were not used.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, Final
@@ -92,8 +93,7 @@ def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | 
     steps = {found.format: found for found in reading.found if found.lanes}
     if mine is not None:
         source.format, source.used, source.note = chosen, True, ""
-        others = [log_formats()[name].title for name in steps if name != chosen]
-        if others:
+        if others := [log_formats()[name].title for name in steps if name != chosen]:
             source.note = f"also holds {', '.join(others)}"
     elif steps:
         other = max(steps.values(), key=lambda found: found.records)
@@ -145,17 +145,16 @@ def _warn(log: ParsedLog) -> None:
         log.warnings.append("time stamps carry no zone: UTC was assumed (--timezone)")
 
 
-def _begun_again(log: ParsedLog) -> list[str]:
+def _begun_again(log: ParsedLog) -> Iterator[str]:
     """Files in which a run begins again: a restart without a checkpoint, or another run that is no part of this one."""
-    steps, doubts = log.steps, []
+    steps = log.steps
     for row in (np.flatnonzero(np.diff(steps.attempt)) + 1).tolist():
         if steps.step[row] <= steps.step[0] and steps.file[row] != steps.file[row - 1]:
             name = log.sources[int(steps.file[row])].name
-            doubts.append(
+            yield (
                 f"{name} begins at step {steps.step[row]} again and counts as a restart that did all steps once more;"
                 " for a run of its own, use --compare"
             )
-    return doubts
 
 
 def add_directory(log: ParsedLog, directory: Path | None) -> None:

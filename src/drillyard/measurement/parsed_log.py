@@ -149,8 +149,7 @@ COLUMN_DEFAULTS: Final = {item.name: _column(item.name, str(item.type)) for item
 def _pick(values: NDArray[Any], where: Any) -> NDArray[Any]:
     """Rows of one column; a column without memory of its own stays so."""
     if values.strides == (0,) and len(values):
-        picked = np.arange(len(values))[where]
-        return np.broadcast_to(values[0], picked.shape)
+        return np.broadcast_to(values[0], np.arange(len(values))[where].shape)
     chosen: NDArray[Any] = values[where]
     return chosen
 

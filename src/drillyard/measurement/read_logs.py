@@ -12,6 +12,7 @@ files that cannot be logs (weights, images, source code) are skipped by name; a 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -95,16 +96,14 @@ class Tail:
         if not self._chosen.directories or time.monotonic() < self._next_look:
             return
         known = {source.file.name for source in self._sources} | self._passed_over
-        try:
+        # A directory may be deleted while it is listed.
+        with contextlib.suppress(UserError):
             found = [file for directory in self._chosen.directories for file in find_files([directory])]
             for file in found:
                 if file.name not in known and _may_be_log(file):
                     # Not tried again where it cannot be followed: packed logs that were rotated.
                     self._passed_over.add(file.name)
                     self._sources.append(FollowedSource(file, len(self._sources), self._zone, self._only))
-        except UserError:
-            # Deleted while it was listed.
-            pass
         self._next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
 
     def absent(self) -> list[str]:

@@ -184,8 +184,7 @@ def _loss_rows(result: RunResult) -> Iterator[Row]:
     if losses.first is not None and losses.last is not None and losses.lowest is not None:
         lowest = "" if losses.lowest == losses.last else f", lowest {losses.lowest:.4g} at step {losses.lowest_step}"
         yield "Loss", f"{losses.first:.4g} to {losses.last:.4g}{lowest}  {sparkline([v for _, v in losses.curve(32)])}"
-    figures = list(result.held_out.items())
-    for index, (name, figure) in enumerate(figures[:_MOST_LINES]):
+    for index, (name, figure) in enumerate(list(result.held_out.items())[:_MOST_LINES]):
         at = "" if figure.last_step is None else f" after step {figure.last_step}"
         best = "" if figure.lowest in (None, figure.last) else f", lowest {significant(figure.lowest or 0.0)}"
         yield "Held out" if index == 0 else "", f"{name} {significant(figure.last)}{at}{best}"

@@ -10,7 +10,7 @@ Everything printed, compared or drawn is made from this value.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -156,33 +156,30 @@ def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Miss
     times = timed.times
     if times.typical is None:
         if timed.all is not None and (asked.start_step is not None or asked.end_step is not None):
-            reason = "no logged step lies in the range"
-            return [Missing("step_seconds", ("--start-step", "--end-step"), reason)]
+            return [Missing("step_seconds", ("--start-step", "--end-step"), "no logged step lies in the range")]
         return [Missing("step_seconds", (), "no line has the duration of a step, nor a time stamp or a clock")]
     what = f"{times.basis} of {times.window_steps} steps" if times.window_steps > 1 else f"{times.basis}"
     unknown = [name for name in ("p50", "p95", "p99") if getattr(times, name) is None]
     return [Missing(f"step_seconds.{name}", (), f"single steps are not logged ({what})") for name in unknown]
 
 
-def _missing_goodput(account: Goodput | None) -> list[Missing]:
+def _missing_goodput(account: Goodput | None) -> Iterator[Missing]:
     if account is None:
-        return [
-            Missing("goodput", (), "the lines of the steps carry no time stamps (kubectl logs --timestamps adds them)")
-        ]
-    if not account.wall_microseconds:
-        return [Missing("goodput", (), "the log has a single time stamp, and no time passed")]
-    return []
+        yield Missing(
+            "goodput", (), "the lines of the steps carry no time stamps (kubectl logs --timestamps adds them)"
+        )
+    elif not account.wall_microseconds:
+        yield Missing("goodput", (), "the log has a single time stamp, and no time passed")
 
 
-def _doubts(timed: Timing, account: Goodput | None) -> list[str]:
-    times, doubts = timed.times, []
+def _doubts(timed: Timing, account: Goodput | None) -> Iterator[str]:
+    times = timed.times
     if times.relative_precision > COARSE:
-        doubts.append(
+        yield (
             f"step times are known to +-{times.relative_precision:.1%} only"
             f" (+-{times.precision_seconds:g} s on {times.typical:.4g} s); so is every rate made from them"
         )
     if times.basis is not None and times.left_out == 0 and times.steps == 1:
-        doubts.append("only one step has a duration: it may be a warm-up step")
+        yield "only one step has a duration: it may be a warm-up step"
     if account is not None and account.clock_steps_back:
-        doubts.append(f"the clock stepped back {account.clock_steps_back} times; the time that it hid is in no figure")
-    return doubts
+        yield f"the clock stepped back {account.clock_steps_back} times; the time that it hid is in no figure"

@@ -85,8 +85,7 @@ def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) ->
     _tokens(found, log, timing, asked)
     _flops(found, log, asked)
     found.warnings[:0] = flag_conflicts(log, asked, catalog, found.parameters)
-    accelerator = _peak(found, log, asked, catalog)
-    _rates(found, log, timing, asked, accelerator)
+    _rates(found, log, timing, asked, _peak(found, log, asked, catalog))
     known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
     found.warnings += contradictions(log, timing, known)
     return found
@@ -165,8 +164,7 @@ def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
 def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> Accelerator | None:
     """The accelerator, the precision, and the peak of the one at the other."""
     facts = log.facts
-    stated = asked.precision or facts.precision
-    if stated is not None:
+    if (stated := asked.precision or facts.precision) is not None:
         found.precision = PRECISIONS.get(stated.lower(), stated.lower())
         found.precision_from = "flag" if asked.precision else "log"
     if asked.precision is not None:
@@ -217,8 +215,7 @@ def _rates(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accel
         found.mfu = flops / found.peak_flops
         reached = accelerator.achievable(found.precision) if accelerator is not None else None
         best = None if reached is None else reached.value / found.peak_flops
-        warning = implausible_mfu(found.mfu, found.precision, best)
-        if warning is not None:
+        if (warning := implausible_mfu(found.mfu, found.precision, best)) is not None:
             found.warnings.append(f"MFU {warning}")
 
 

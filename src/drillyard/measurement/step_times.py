@@ -26,6 +26,7 @@ Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -245,12 +246,11 @@ def _rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
     """Which durations are no warm-up in any other log."""
     kept = np.ones(len(found.rows), dtype=bool)
     attempts = steps.attempt[found.rows]
-    printed = found.basis not in ("time stamps", "progress clock")
+    # Between two times there is no first step.
+    first = 0 if found.basis in ("time stamps", "progress clock") else 1
     for attempt in np.unique(attempts):
         own = np.flatnonzero(attempts == attempt)
-        lead = 1 if printed else 0
-        lead += _unsettled(found.seconds[own[lead:]])
-        kept[own[:lead]] = False
+        kept[own[: first + _unsettled(found.seconds[own[first:]])]] = False
     return kept
 
 
@@ -307,19 +307,17 @@ def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ..
     return places
 
 
-def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> list[Stall]:
+def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> Iterator[Stall]:
     """Every duration over three medians, in the order of the log; not the first of an attempt, which is warm-up."""
     assert times.p50 is not None
     if found.basis == "moving averages":
-        return []
+        return
     first = np.diff(log.steps.attempt[found.rows], prepend=-1) != 0
     printed = found.basis in ("steps", "windows")
     long = np.flatnonzero((found.seconds > STALL_FACTOR * times.p50) & ~(first & printed))
-    stalls = []
     for row, seconds in zip(found.rows[long].tolist(), found.seconds[long].tolist(), strict=True):
         time_us = int(log.steps.time_us[row])
-        stalls.append(Stall(int(log.steps.step[row]), seconds, log.place(row), None if time_us == NO_TIME else time_us))
-    return stalls
+        yield Stall(int(log.steps.step[row]), seconds, log.place(row), None if time_us == NO_TIME else time_us)
 
 
 def _whole_run(log: ParsedLog) -> StepTimes:

@@ -197,12 +197,11 @@ def _model_and_hardware(log: ParsedLog, asked: UserFacts, catalog: Catalog, para
             place = _place(log, "accelerator")
             yield f"--accelerator {asked.accelerator} is used; the log says {facts.accelerator} ({place})"
     flag = "--params" if asked.params is not None else "--config" if asked.config is not None else None
-    stated_parameters = facts.parameters
-    if flag is None or parameters is None or stated_parameters is None:
+    if flag is None or parameters is None or facts.parameters is None:
         return
-    if abs(parameters / stated_parameters - 1) > ROUNDING:
+    if abs(parameters / facts.parameters - 1) > ROUNDING:
         place = _place(log, "parameters")
-        yield f"{flag}: {count(parameters)} parameters are used; the log says {count(stated_parameters)} ({place})"
+        yield f"{flag}: {count(parameters)} parameters are used; the log says {count(facts.parameters)} ({place})"
 
 
 def _place(log: ParsedLog, name: str) -> str:

@@ -81,8 +81,7 @@ def refuse_unproven_settings(config: Any, sequence_length: int) -> None:
     """Raise UserError for settings under which a table row does not hold: training would be wrong, or fail."""
     problems = []
     rope = getattr(config, "rope_parameters", None) or {}
-    tables = [table for table in rope.values() if isinstance(table, dict)] or [rope]
-    for table in tables:
+    for table in [table for table in rope.values() if isinstance(table, dict)] or [rope]:
         original = table.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )

@@ -88,8 +88,7 @@ def _demands(config: PreTrainedConfig | None) -> AttentionNeeds:
 
 def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
     """Raise UserError when the kernel does not compute what the model's config asks for."""
-    reason = kernel_limitation(attention, **_demands(config))
-    if reason is not None:
+    if (reason := kernel_limitation(attention, **_demands(config))) is not None:
         raise UserError(f"model.attention: {attention} does not fit this {config.model_type} model\n{reason}")
 
 
@@ -215,9 +214,7 @@ def varlen_attention(
 def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     """A numpy array as a tensor on `device`, through pinned memory and without blocking where that is a GPU."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 AttentionInterface.register(TRANSFORMERS_NAMES["varlen"], varlen_attention)

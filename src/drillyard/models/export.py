@@ -89,7 +89,7 @@ def export(
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
     target = Path(os.path.realpath(chosen))
-    items = _items(model, dtype)
+    items = list(_items(model, dtype))
     total = sum(item.num_bytes for item in items)
     limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
     files = _deal(items, limit)
@@ -167,15 +167,13 @@ def _problem(error: OSError, path: Path) -> str:
     return f"{error.filename or path}: {describe_os_error(error)}, then run the same command again"
 
 
-def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> list[ExportTensor]:
+def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> Iterator[ExportTensor]:
     tensors = named_tensors(model)
-    items = []
     for name, pieces in pieces_to_export(model).items():
         tensor = tensors[name]
         wanted = dtype.get(name) if isinstance(dtype, Mapping) else dtype
         stored_dtype = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
-        items += [ExportTensor(piece, tensor, stored_dtype) for piece in pieces]
-    return items
+        yield from (ExportTensor(piece, tensor, stored_dtype) for piece in pieces)
 
 
 def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
@@ -205,8 +203,7 @@ def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]
     writer = _write_parts(target, list(zip(names, files, strict=True))[rank::world_size], written)
     problem = next(writer, None)
     for of_round in zip_longest(*queues):
-        data = exchange_boxes(of_round, rank)
-        if data is not None and problem is None:
+        if (data := exchange_boxes(of_round, rank)) is not None and problem is None:
             problem = writer.send(data)
     outcomes = gather((problem, written))
     for found, _ in outcomes:
@@ -310,10 +307,9 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
             files = _read_files(Path(made))
         for name, content in files.items():
             path = directory / name
-            if path.is_file() and path.read_bytes() == content:
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
+            if not path.is_file() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
     except OSError as error:
         raise UserError(
             f"{error.filename or directory}: the tokenizer cannot be saved: {describe_os_error(error)}"

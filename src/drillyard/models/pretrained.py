@@ -29,8 +29,7 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     not hold are computed. Raises UserError for files that are missing, damaged or of another model.
     """
     restore_ties(model)
-    directory = model_directory(str(source))
-    with StoredTensors(directory) as stored, torch.no_grad():
+    with StoredTensors(model_directory(str(source))) as stored, torch.no_grad():
         pieces, by_tensor = _matched(model, stored)
         for tensor, names in by_tensor:
             first, *others = [pieces[name] for name in names if name in pieces]
@@ -137,8 +136,7 @@ def _read(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors
     own = local_region(tensor)
     local = local_tensor(tensor)
     for piece in pieces:
-        common = overlap(own, piece.region)
-        if common is not None:
+        if (common := overlap(own, piece.region)) is not None:
             local[relative(common, own)].copy_(_read_part(piece, common, stored))
 
 
@@ -151,8 +149,7 @@ def _read_part(piece: StoredPiece, region: tuple[slice, ...], stored: StoredTens
 def _require_equal(tensor: torch.Tensor, first: StoredPiece, other: StoredPiece, stored: StoredTensors) -> None:
     """Refuse a checkpoint that holds two different tensors for one tied parameter."""
     own = local_region(tensor)
-    common = overlap(own, other.region)
-    if common is not None and not torch.equal(
+    if (common := overlap(own, other.region)) is not None and not torch.equal(
         local_tensor(tensor)[relative(common, own)].cpu(),
         _read_part(other, common, stored).to(tensor.dtype),
     ):

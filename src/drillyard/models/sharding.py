@@ -122,8 +122,7 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
             continue
         box = part.box
         if writer != rank:
-            own = _own_share(part, rank)
-            if own is not None:
+            if (own := _own_share(part, rank)) is not None:
                 kept_alive.append(own)
                 operations.append(dist.P2POp(dist.isend, own, writer))
             continue

@@ -130,8 +130,7 @@ def pieces_to_export(model: PreTrainedModel) -> dict[str, list[StoredPiece]]:
         if remainder:
             raise UserError(f"{name} is stored as {len(names)} tensors in a layout that is not known here")
         groups = [names[part * shape[0] : (part + 1) * shape[0]] for part in range(num_parts)]
-        operations = STACKED if num_parts == 1 else STACKED_AND_JOINED
-        pieces[name] = _stacked_pieces(name, shape, groups, operations)
+        pieces[name] = _stacked_pieces(name, shape, groups, STACKED if num_parts == 1 else STACKED_AND_JOINED)
         _check_shapes(name, shape, pieces[name], {key: tuple(tensor.shape) for key, tensor in stored.items()})
     return pieces
 

@@ -270,8 +270,7 @@ def expert_mlp(
         raise f.error(f"{chosen} is {per_token}, but there are {number} experts")
     tensors = [TensorSpec(f"{router}.weight", (number, f.hidden), "router", linear=router_is_linear)]
     for name, dims in (router_tensors or {}).items():
-        shape = tuple(dim if isinstance(dim, int) else number for dim in dims)
-        tensors.append(TensorSpec(name, shape, "router"))
+        tensors.append(TensorSpec(name, tuple(dim if isinstance(dim, int) else number for dim in dims), "router"))
     for name, inputs, outputs in (("gate_up_proj", f.hidden, 2 * width), ("down_proj", width, f.hidden)):
         matrix = (inputs, outputs) if inputs_first else (outputs, inputs)
         tensors.append(TensorSpec(f"experts.{name}", (number, *matrix), "expert"))
@@ -284,8 +283,7 @@ def expert_mlp(
         tensors += common_tensors
     if shared_gate:
         tensors += linear("shared_expert_gate", f.hidden, 1, "router")
-    mlp = Mlp(True, f.activation or activation, shared_width, number, per_token, width)
-    return mlp, prefixed(prefix, tensors)
+    return Mlp(True, f.activation or activation, shared_width, number, per_token, width), prefixed(prefix, tensors)
 
 
 def mlp_module(f: ConfigFields, settings: Settings) -> MlpModule:

@@ -42,8 +42,7 @@ class ConfigFields:
         self.left_out = [name for name in _SIZES if name not in {aliases.get(given, given) for given in config}]
         """Sizes that the config does not give, so the defaults of transformers count."""
         for name, value in config.items():
-            own = aliases.get(name, name)
-            if own in defaults:
+            if (own := aliases.get(name, name)) in defaults:
                 self._set(own, name, value, config)
             elif not value or built or name in family.ignored or is_ignored(name):
                 continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,12 +175,10 @@ def _root(family: Family, f: ConfigFields) -> Tensors:
     return (*tensors, *(head[1:] if f.flag("tie_word_embeddings") else head))
 
 
-def _notes(family: Family, f: ConfigFields, config: Mapping[str, Any]) -> tuple[str, ...]:
-    notes = []
+def _notes(family: Family, f: ConfigFields, config: Mapping[str, Any]) -> Iterator[str]:
     if f.left_out:
-        notes.append(f"{', '.join(f.left_out)} not in the config: the defaults of transformers count")
+        yield f"{', '.join(f.left_out)} not in the config: the defaults of transformers count"
     if family.extra_prediction_layers and f.integer(family.extra_prediction_layers, 0, minimum=0):
-        notes.append("the layers for multi-token prediction are not counted: transformers does not build them")
+        yield "the layers for multi-token prediction are not counted: transformers does not build them"
     if config.get("quantization_config"):
-        notes.append("the weights are quantised on disk; parameters are counted as before quantisation")
-    return tuple(notes)
+        yield "the weights are quantised on disk; parameters are counted as before quantisation"

@@ -84,13 +84,11 @@ class Family:
 @cache
 def all_families() -> Mapping[str, Family]:
     """All families by `model_type`."""
-    rows = read_packaged_yaml("drillyard.modelspec", "families.yaml")
-    return {name: _family(row) for name, row in rows.items()}
+    return {name: _family(row) for name, row in read_packaged_yaml("drillyard.modelspec", "families.yaml").items()}
 
 
 def _family(row: dict[str, Any]) -> Family:
-    sizes = row.pop("sizes", None)
-    if sizes is not None:
+    if (sizes := row.pop("sizes", None)) is not None:
         common = {**dict(zip(SIZES, sizes, strict=True)), "head_dim": None, "tie_word_embeddings": False}
         row["defaults"] = common | row.get("defaults", {})
     return Family(**row)

@@ -32,8 +32,7 @@ def layer_kinds(f: ConfigFields, rule: str, *arguments: Any) -> list[LayerKind]:
     if len(kinds) != f.layers:
         raise f.error(f"layer_types names {len(kinds)} layers, num_hidden_layers is {f.layers}")
     known = get_args(LayerKind)
-    unknown = next((kind for kind in kinds if kind not in known), None)
-    if unknown is not None:
+    if (unknown := next((kind for kind in kinds if kind not in known), None)) is not None:
         raise f.error(f"layer_types: {unknown!r} is not known; known are {', '.join(known)}")
     return kinds
 

@@ -185,8 +185,7 @@ class ModelSpec:
     def active_parameters(self) -> int:
         """Parameters that one token uses: embedding and head (once where tied), routers, and the chosen experts. Some
         publishers exclude the input embedding: subtract `embedding_parameters`."""
-        in_blocks = sum(block.active_parameters for block in self.blocks)
-        return self.root_parameters - self.idle_root_parameters + in_blocks
+        return self.root_parameters - self.idle_root_parameters + sum(block.active_parameters for block in self.blocks)
 
     @cached_property
     def embedding_parameters(self) -> int:

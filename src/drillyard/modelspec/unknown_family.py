@@ -97,8 +97,7 @@ def _blocks_path(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """The name of the list of modules that holds most parameters."""
     sizes: dict[str, int] = defaultdict(int)
     for name, shape in shapes.items():
-        indexed = _INDEXED.match(name)
-        if indexed:
+        if indexed := _INDEXED.match(name):
             sizes[indexed[1]] += prod(shape)
     return max(sizes, key=lambda path: sizes[path], default=None)
 
@@ -126,10 +125,9 @@ def _attention(config: Mapping[str, Any], source: str) -> Attention:
 def _block(tensors: tuple[TensorSpec, ...], attention: Attention, config: Mapping[str, Any], source: str) -> Block:
     count, chosen = 0, 0
     if any(tensor.role == "expert" for tensor in tensors):
-        sizes = [
+        count, chosen = [
             next((config[name] for name in names if config.get(name)), 0) for names in (_EXPERT_COUNTS, _EXPERTS_CHOSEN)
         ]
-        count, chosen = sizes
         if not (isinstance(count, int) and isinstance(chosen, int) and 0 < chosen <= count):
             raise UserError(
                 f"{source}: the model has experts, and the config does not say how many there are and are chosen\n"

@@ -149,8 +149,7 @@ def _held_out_colour(number: int) -> str:
 
 def _skipped_line(curves: Curves) -> Iterator[CurveLine]:
     """Marks at the bottom of the chart."""
-    skipped = curves.step[~curves.finite][:MOST_MARKED].tolist()
-    if skipped:
+    if skipped := curves.step[~curves.finite][:MOST_MARKED].tolist():
         floor = float(curves.loss[np.isfinite(curves.loss)].min())
         yield CurveLine("Skipped, not finite", dict.fromkeys(skipped, floor), "--bad", "points")
 

@@ -68,8 +68,7 @@ class Curves:
     @property
     def stalls(self) -> NDArray[np.intp]:
         """Indices of the steps after warm-up that took over `STALL_FACTOR` times the median."""
-        limit = STALL_FACTOR * self.median_seconds
-        return np.flatnonzero(~self.warm_up & (self.step_seconds > limit))
+        return np.flatnonzero(~self.warm_up & (self.step_seconds > STALL_FACTOR * self.median_seconds))
 
 
 class Tile(NamedTuple):

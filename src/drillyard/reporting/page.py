@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -103,14 +103,12 @@ def _asset(name: str) -> str:
     return (files("drillyard.reporting") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> list[CurveGroup]:
-    found = []
+def _groups(drawn: Sequence[Chart], evaluations: Table | None) -> Iterator[CurveGroup]:
     for name, (title, prefixes) in GROUPS.items():
         members = [chart for chart in drawn if chart.name.startswith(prefixes)]
         table = evaluations if name == "learning" else None
         if members or table:
-            found.append(CurveGroup(name, title, members, table))
-    return found
+            yield CurveGroup(name, title, members, table)
 
 
 def _shares(seconds: dict[str, float]) -> list[dict[str, Any]]:
@@ -147,8 +145,7 @@ def _events(content: Content) -> tuple[list[dict[str, str]], str]:
     if len(routine) > MOST_ROUTINE:
         shown = [one for one in shown if not one.routine]
         note = f"{formatting.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
-    left_out = len(shown) - MOST_EVENTS
-    if left_out > 0:
+    if (left_out := len(shown) - MOST_EVENTS) > 0:
         shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
         note += f"{formatting.plural(left_out, 'event')} in the middle not listed."
     begin = content.begin_us if content.begin_us is not None else 0

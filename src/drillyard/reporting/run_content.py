@@ -70,10 +70,10 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
         events=[text for event in events if (text := describe_event(event)) is not None],
         checkpoints=_checkpoints(events, result),
         estimate=estimate_table(last_event(events, "estimate"), content.curves, device),
-        environment=_environment(events),
+        environment=list(_environment(events)),
         resolved=_resolved(last_event(events, "resolved")),
         documents=list(_documents(run_directory)),
-        missing=_missing(events, result, price),
+        missing=list(_missing(events, result, price)),
         warnings=[],
     )
 
@@ -85,18 +85,15 @@ def _checkpoints(events: list[dict[str, Any]], result: RunResult) -> Table | Non
     rows = [("Complete", f"{len(saves):,}"), ("Last", f"step {saves[-1].get('step')}")]
     if saves[-1].get("bytes") is not None:
         rows.append(("Size", formatting.size(saves[-1]["bytes"])))
-    failed = sum(event["event"] == "checkpoint_failed" for event in events)
-    if failed:
+    if failed := sum(event["event"] == "checkpoint_failed" for event in events):
         rows.append(("Failed", f"{failed:,}"))
     return Table(("Checkpoints", "Value"), [*rows, *checkpoint_rows(result)])
 
 
-def _environment(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    rows = []
+def _environment(events: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for name, fields in ENVIRONMENT.items():
         event = last_event(events, name)
-        rows += [(label, str(event[key])) for key, label in fields.items() if event.get(key) is not None]
-    return rows
+        yield from ((label, str(event[key])) for key, label in fields.items() if event.get(key) is not None)
 
 
 def _resolved(event: Event) -> Table | None:
@@ -113,16 +110,14 @@ def _documents(run_directory: Path) -> Iterator[tuple[str, str]]:
             yield name, path.read_text(encoding="utf-8", errors="replace")
 
 
-def _missing(events: list[dict[str, Any]], result: RunResult, price: GpuPrice | None) -> list[str]:
-    notes = []
+def _missing(events: list[dict[str, Any]], result: RunResult, price: GpuPrice | None) -> Iterator[str]:
     if not len(result.log.steps):
-        notes.append("No step has been logged yet.")
+        yield "No step has been logged yet."
     elif not result.timing.times.left_out:
-        notes.append("Speed: fewer than two steps were logged.")
+        yield "Speed: fewer than two steps were logged."
     failed = failed_evaluations(events)
-    notes += [f"Not measured: {failure_text(one)}." for one in failed[:FAILURES_SHOWN]]
+    yield from (f"Not measured: {failure_text(one)}." for one in failed[:FAILURES_SHOWN])
     if len(failed) > FAILURES_SHOWN:
-        notes.append(f"Not measured: {len(failed) - FAILURES_SHOWN} more evaluations; see events.jsonl.")
+        yield f"Not measured: {len(failed) - FAILURES_SHOWN} more evaluations; see events.jsonl."
     if price is None:
-        notes.append("Cost: no price is known; --price-per-gpu-hour DOLLARS gives one.")
-    return notes
+        yield "Cost: no price is known; --price-per-gpu-hour DOLLARS gives one."

@@ -19,6 +19,7 @@ from drillyard.config.run import RunConfig
 from drillyard.data import token_cache
 from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, DamagedSequence
 from drillyard.data.prepared_data import prepare
+from drillyard.data.raw_batches import json_digest
 from drillyard.data.token_cache import DamagedCache, open_cache, remove_leftovers
 from drillyard.errors import UserError
 
@@ -206,7 +207,7 @@ def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> 
     manifest = json.loads(path.read_text())
     manifest.pop("checksum")
     manifest["format_version"] += 1
-    path.write_text(json.dumps({**manifest, "checksum": token_cache._checksum(manifest)}))
+    path.write_text(json.dumps({**manifest, "checksum": json_digest(manifest)}))
     with pytest.raises(DamagedCache):
         open_cache(cache_directory(config), "sizes")
 

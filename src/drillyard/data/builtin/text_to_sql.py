@@ -169,8 +169,7 @@ def _declared(column: str) -> str:
 def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
     """Insert a fill into those of its tables and columns that the connection's schema has."""
     for table, by_column in rows.items():
-        shown = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
-        if shown:
+        if shown := [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]:
             marks = ", ".join("?" * len(shown))
             connection.executemany(
                 f"INSERT INTO {table} ({', '.join(shown)}) VALUES ({marks})",
@@ -218,8 +217,7 @@ def _candidate(draw: Draw, database: _Database) -> _Candidate:
     slots["n"], slots["x"], slots["y"] = draw.one(domain.numbers), draw.one(domain.event_numbers), domain.event_category
     if "a" in needed:
         taken = {slots[slot] for slot in needed & {"c", "d", "n"}}
-        free = [name for name in domain.columns if name not in taken]
-        slots["a"], slots["b"] = draw.some(free, 2)
+        slots["a"], slots["b"] = draw.some([name for name in domain.columns if name not in taken], 2)
         if "b" not in needed and draw.uniform() < 0.35:
             slots["a"] = domain.label
     for slot in template.value_slots:
@@ -302,10 +300,8 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
         if (
             candidate.sql in seen
             or part_of(database.domain, candidate.template, candidate.columns, candidate.sql) != part
+            or (result := database.result(candidate)) is None
         ):
-            continue
-        result = database.result(candidate)
-        if result is None:
             continue
         further = (
             [draw.below(2**31) for _ in range(2)] if training else _further_fills(draw, database, candidate, result)

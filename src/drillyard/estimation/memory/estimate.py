@@ -160,10 +160,9 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
 
 def _state_bytes(step: StepMemory) -> dict[str, int]:
     units = step.units
-    trained = sum(u.trained_shard for u in units)
     return {
         "parameters": sum(u.shard for u in units) * step.master,
-        "gradients": trained * step.master,
+        "gradients": sum(u.trained_shard for u in units) * step.master,
         "optimizer": step.optimizer_bytes,
         "padding": sum(u.padding for u in units) * step.master // step.setup.shard,
     }

@@ -67,8 +67,7 @@ def fsdp_unit(tensors: Iterable[TensorSpec], ranks: int, adapters: LoraSetup | N
     frozen = list(tensors)
     trained = frozen
     if adapters is not None:
-        layers = adapter_layers(frozen, adapters.targets)
-        trained = [low for layer in layers for low in _low_rank(layer, adapters.rank)]
+        trained = [low for layer in adapter_layers(frozen, adapters.targets) for low in _low_rank(layer, adapters.rank)]
         frozen = [*frozen, *trained]
     shard = sum(_chunk(tensor.shape, ranks) for tensor in frozen)
     trained_shard = sum(_chunk(tensor.shape, ranks) for tensor in trained)

@@ -226,8 +226,7 @@ class StepMemory:
         weight = e.weight(self.spec.hidden_size, trained=trained)
         has_bias = any(t.role == "norm" and t.name.endswith("bias") for t in self.spec.root)
         bias = e.weight(self.spec.hidden_size, trained=trained) if has_bias else None
-        kind = self.spec.blocks[0].norm
-        return norm(e, self.spec.model_type, kind, hidden, self.rows, weight, bias), source
+        return norm(e, self.spec.model_type, self.spec.blocks[0].norm, hidden, self.rows, weight, bias), source
 
     # Backward
 

@@ -109,8 +109,7 @@ class HfTrainer(TextFormat):
 
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode(groups[3:] if barred else groups, place)
-            bars = list(zip(*groups[:3], strict=True)) if barred else None
-            return self._numbered_columns(read, place, bars)
+            return self._numbered_columns(read, place, list(zip(*groups[:3], strict=True)) if barred else None)
 
         return StepPattern(begin, b"".join(pieces), columns)
 

@@ -70,9 +70,7 @@ def gather(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]
     printed: dict[str, Sequence[Any]] = {}
     present = set(chain.from_iterable(records))
     for column, choices in names.items():
-        for name in choices:
-            if name not in present:
-                continue
+        for name in (name for name in choices if name in present):
             values = field(records, name)
             printed.setdefault(column, values)
             numbers, known = floats(values), columns.get(column)

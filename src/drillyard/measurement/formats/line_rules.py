@@ -60,10 +60,7 @@ class RuleSearch:
                 continue
             begin, end = block.line_at(at)
             for rule, pattern in self._rules:
-                if text.find(rule.literal, begin, end) < 0:
-                    continue
-                match = pattern.search(text, begin, end)
-                if match is not None:
+                if text.find(rule.literal, begin, end) >= 0 and (match := pattern.search(text, begin, end)) is not None:
                     found.append((begin, end, match, rule.action))
                     matched.add(rule)
         if any(rule.once for rule in matched):

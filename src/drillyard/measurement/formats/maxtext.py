@@ -44,8 +44,7 @@ def _parameters(context: RuleContext, match: re.Match[bytes]) -> None:
 
 
 def _config(context: RuleContext, match: re.Match[bytes]) -> None:
-    known = _CONFIG.get(match[1])
-    if known is not None and (known[1] is not int or match[2].isdigit()):
+    if (known := _CONFIG.get(match[1])) is not None and (known[1] is not int or match[2].isdigit()):
         context.learn(**{known[0]: known[1](match[2])})
 
 

@@ -65,8 +65,9 @@ def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
     elif name == b"fp8" and value != b"None":
         context.learn(precision="fp8")
     elif name == b"params_dtype":
-        dtype = {b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
-        context.learn(precision=dtype)
+        context.learn(
+            precision={b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
+        )
     elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
         context.learn(tokenizer=value.decode("utf-8", "replace"))
 
@@ -128,6 +129,5 @@ class Megatron(TextFormat):
 
     def finish_lane(self, lane: Lane) -> None:
         """A log that never prints a loss means nothing by leaving it out."""
-        flags = lane.column("flags")
-        if flags is not None and not self._prints_loss:
+        if (flags := lane.column("flags")) is not None and not self._prints_loss:
             lane.replace("flags", flags & ~np.uint8(NONFINITE))

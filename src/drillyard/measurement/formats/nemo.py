@@ -121,13 +121,11 @@ class NeMo1(TextFormat):
         header = _LINE_1.search(line)
         if header is None:
             return None
-        bar = line[header.end() :].partition(b"]")[0]
-        pattern, values = keyed_pattern(bar, _KEYS_1, equals=b"=", separator=b",")
+        pattern, values = keyed_pattern(line[header.end() :].partition(b"]")[0], _KEYS_1, equals=b"=", separator=b",")
         if not any(value.column == "step" for value in values):
             return None
         place_of_step = 2 + next(index for index, value in enumerate(values) if value.column == "step")
-        numbers = [Value("_count", integer=True), *values]
-        decode = decode_values(numbers, {"window_steps": 0})
+        decode = decode_values([Value("_count", integer=True), *values], {"window_steps": 0})
 
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode([groups[0], *groups[2:]], place)
