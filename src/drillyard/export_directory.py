@@ -182,8 +182,7 @@ def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
         for entry in found:
             name = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
-                inner = list(_entries(directory / entry.name, f"{name}/"))
-                yield from inner or [(name, None)]
+                yield from list(_entries(directory / entry.name, f"{name}/")) or [(name, None)]
             elif entry.is_file(follow_symlinks=False):
                 yield name, entry.stat(follow_symlinks=False).st_size
             else:

@@ -59,10 +59,11 @@ def evaluate(
     """
     from drillyard.errors import UserError
     from drillyard.training.saved_evaluation import EvaluationRequest, check_request, evaluate_saved, flags_for
+    from drillyard.training.saved_model import run_directory_above
 
     model = find_run(model, is_model=True)
     try:
-        folder = output or _default_output(model)
+        folder = output or (run_directory_above(model) or Path()) / "evaluations"
     except OSError as error:
         raise UserError(f"{model}: {error.strerror}") from None
     request = EvaluationRequest(
@@ -121,13 +122,6 @@ def export(
     typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
     if is_rank():
         exit_process(0)
-
-
-def _default_output(model: Path) -> Path:
-    from drillyard.training.saved_model import run_directory_above
-
-    owner = run_directory_above(model)
-    return Path("evaluations") if owner is None else owner / "evaluations"
 
 
 def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:

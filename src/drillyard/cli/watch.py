@@ -33,8 +33,7 @@ def watch(run_directory: RunDirectory, price: PricePerGpuHour = None, interval: 
     from drillyard.watch.watcher import FollowedRun, watch_run
 
     run_directory = find_run(run_directory)
-    run = watch_run(FollowedRun(run_directory, gpu_price(run_directory, price)), SafeConsole(), interval)
-    if run.failed:
+    if watch_run(FollowedRun(run_directory, gpu_price(run_directory, price)), SafeConsole(), interval).failed:
         raise typer.Exit(1)
 
 

@@ -114,7 +114,7 @@ class _PartWriter:
             row_checksum(packed.tokens[begin:end], loss[begin >> 3 : end >> 3], starts[begin >> 3 : end >> 3])
             for begin, end in zip((ends - room).tolist(), ends.tolist(), strict=True)
         ]
-        arrays = {
+        for name, array in {
             "tokens": packed.tokens,
             "loss": loss,
             "starts": starts,
@@ -124,8 +124,7 @@ class _PartWriter:
             "checksums": np.array(checksums, np.uint64),
             "first_piece": self.num_pieces + np.cumsum(packed.pieces) - packed.pieces,
             "places": packed.places,
-        }
-        for name, array in arrays.items():
+        }.items():
             self.files[name].write(array.tobytes())
         self.num_pieces += len(packed.places)
         self.position += int(room.sum())

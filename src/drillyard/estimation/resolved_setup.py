@@ -182,8 +182,7 @@ def _kernel(
         return config.model.attention
     given = model_config if model_config is not None else config.model.config or {}
     inner = given.get("text_config")
-    own = inner if isinstance(inner, Mapping) else given
-    fields = {**FIELDS_OF_FAMILIES.get(spec.model_type, {}), **own}
+    fields = {**FIELDS_OF_FAMILIES.get(spec.model_type, {}), **(inner if isinstance(inner, Mapping) else given)}
     return fastest_kernel(
         device_type,
         half=config.training.precision == "bf16",

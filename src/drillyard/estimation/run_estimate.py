@@ -221,7 +221,14 @@ def _warnings(
     yield from request.model.spec.notes
     if memory is not None:
         yield from memory.notes
-        yield from _on_padding(memory)
+        # Shards are mostly padding where experts are cut over more ranks than there are experts.
+        share = memory.state_bytes["padding"] / memory.state_bytes["parameters"]
+        if share > MUCH_PADDING:
+            yield (
+                f"{share:.0%} of each GPU's shard is padding: FSDP2 cuts a tensor along its first dimension (of "
+                "experts: their number), and sharding over more ranks than it has rows saves no memory; the time to "
+                "send padding is not counted"
+            )
     if timed is not None:
         yield from timed.notes
     if run is not None:
@@ -229,17 +236,6 @@ def _warnings(
         yield from _on_storage(request)
         yield from _on_time_limit(request, run)
     yield from _not_counted(request.config)
-
-
-def _on_padding(memory: MemoryEstimate) -> Iterator[str]:
-    """Shards that are mostly padding, as experts' are over more ranks than there are experts."""
-    share = memory.state_bytes["padding"] / memory.state_bytes["parameters"]
-    if share > MUCH_PADDING:
-        yield (
-            f"{share:.0%} of each GPU's shard is padding: FSDP2 cuts a tensor along its first dimension (of experts: "
-            "their number), and sharding over more ranks than it has rows saves no memory; the time to send padding is "
-            "not counted"
-        )
 
 
 def _on_storage(request: EstimateRequest) -> Iterator[str]:

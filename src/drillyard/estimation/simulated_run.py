@@ -127,8 +127,7 @@ def compare_intervals(scenario: Scenario, *, replicas: int | None = None, seed: 
     longest_as_good = min(expected.values()) / (1 - LEAST_GAIN)
 
     def rank(count: int) -> tuple[bool, float]:
-        own_is_best = count == schedule.interval_steps and expected[count] <= longest_as_good
-        return not own_is_best, expected[count]
+        return not (count == schedule.interval_steps and expected[count] <= longest_as_good), expected[count]
 
     def choice(count: int) -> IntervalChoice:
         simulation = simulate_scenario(variants[count], replicas=replicas, seed=seed)

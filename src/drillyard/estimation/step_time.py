@@ -87,8 +87,7 @@ class StepTime:
     @property
     def bounds(self) -> list[Quantity]:
         """What compute, memory and communication allow."""
-        parts = (self.compute, self.memory, self.activations, self.communication)
-        return [one for one in parts if one is not None]
+        return [one for one in (self.compute, self.memory, self.activations, self.communication) if one is not None]
 
     @property
     def terms(self) -> list[Quantity | Range]:

@@ -20,7 +20,7 @@ from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.held_out_loss import evaluate_loss
-from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
+from drillyard.evaluation.sql_scoring import accuracy, judge
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
 from drillyard.safe_files import describe_os_error
@@ -124,7 +124,12 @@ class HeldOutEvaluator:
         predictions = self._agreement.alone(
             lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
         )
-        verdicts = self.judge_shared(rows, predictions)
+        # Each data rank runs its share of them.
+        size = self.ranks.num_data_ranks
+        share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
+        mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
+        parts = self.ranks.gather_from_data_ranks(mine)
+        verdicts = [parts[index % size][index // size] for index in range(len(rows))]
         if self.ranks.rank == 0:
             lines = [
                 {
@@ -144,14 +149,6 @@ class HeldOutEvaluator:
             "questions": figures["judged"],
             "unjudged": figures["unjudged"] or None,
         }
-
-    def judge_shared(self, rows: list[dict[str, Any]], predictions: list[str]) -> list[SqlVerdict]:
-        """Run this rank's share of the predictions; returns the verdicts of all ranks in the order of the rows."""
-        size = self.ranks.num_data_ranks
-        share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
-        mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
-        parts = self.ranks.gather_from_data_ranks(mine)
-        return [parts[index % size][index // size] for index in range(len(rows))]
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend on the file."""

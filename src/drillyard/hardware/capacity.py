@@ -101,7 +101,11 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
         return []
     known = facts or catalog()
     machine = known.machine(cluster.machine)
-    _require_cloud(cluster, machine)
+    if cluster.cloud is not None and machine.cloud not in (None, cluster.cloud):
+        raise UserError(
+            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform {cluster.platform} is of"
+            f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
+        )
     region = region_of(cluster)
     quantities = _quantities(machine, cluster.nodes, known)
     words = {
@@ -132,15 +136,6 @@ def region_of(cluster: ClusterConfig) -> str | None:
     if cluster.location.region is None and cluster.location.zone is not None:
         return re.sub(r"-?[a-z]$", "", cluster.location.zone)
     return cluster.location.region
-
-
-def _require_cloud(cluster: ClusterConfig, machine: Machine) -> None:
-    cloud = cluster.cloud
-    if cloud is not None and machine.cloud is not None and machine.cloud != cloud:
-        raise UserError(
-            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform {cluster.platform} is of"
-            f" {CLOUD_TITLES[cloud]}: change `platform` or `machine`"
-        )
 
 
 def _quantities(machine: Machine, nodes: int, known: Catalog) -> dict[str, int]:

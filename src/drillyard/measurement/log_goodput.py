@@ -69,7 +69,9 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     for mark in log.marks:
         marks.setdefault(mark.attempt, []).append(mark)
     starts = {attempt.number: attempt for attempt in log.attempts}
-    interval = _logging_interval(steps)
+    # How many steps apart neighbouring rows of an attempt usually are.
+    gaps = np.diff(steps.step)[np.diff(steps.attempt) == 0]
+    interval = max(int(np.median(gaps)), 1) if len(gaps) else 1
     lowest = min(int(steps.step.min()) - 1, 0) if len(steps) else 0
     latest = first
     for number in sorted({*marks, *starts, *np.unique(steps.attempt).tolist()}):
@@ -118,12 +120,6 @@ def _placed(marks: Sequence[Mark], at_failure: int | None) -> list[tuple[int, Ma
     if len({mark.file for _, mark in placed}) > 1:
         placed.sort(key=lambda one: one[0])
     return placed
-
-
-def _logging_interval(steps: Steps) -> int:
-    """How many steps apart neighbouring rows of an attempt usually are."""
-    gaps = np.diff(steps.step)[np.diff(steps.attempt) == 0]
-    return max(int(np.median(gaps)), 1) if len(gaps) else 1
 
 
 def _position(rows: Steps, marks: Sequence[Mark], interval: int, lowest: int) -> int | None:

@@ -44,7 +44,10 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
         for found in sorted(reading.found, key=lambda found: found.format != chosen):
             for name, place in found.facts.places.items():
                 log.facts.learn(place, **{name: getattr(found.facts, name)})
-    lanes = _without_echo(lanes)
+    # Without the step events of events.jsonl where metrics.jsonl has the steps. A column of NaN alone is dropped: where
+    # no loss is finite, the tokens decide.
+    full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
+    lanes = full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
     marks = _marks(readings, chosen)
     # Drillyard's own lines number their rounds.
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
@@ -78,13 +81,6 @@ def _best_format(found: list[FormatContent]) -> str | None:
         records[one.format] += one.records
     most = max(records.values(), default=0)
     return next(name for name in log_formats() if records[name] * 2 >= most) if most else None
-
-
-def _without_echo(lanes: list[tuple[Any, str]]) -> list[tuple[Any, str]]:
-    """Without the step events of events.jsonl where metrics.jsonl has the steps."""
-    # A column of NaN alone is dropped: where no loss is finite, the tokens decide.
-    full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
-    return full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
 
 
 def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | None) -> None:

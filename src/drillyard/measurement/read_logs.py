@@ -202,8 +202,7 @@ def _broken(reading: SourceContent) -> str:
 
 def _nothing_found(log: ParsedLog, only: str | None, broken: list[str]) -> str:
     names = ", ".join(re.sub(r"(.{60}).+", r"\1...", source.name) for source in log.sources[:3])
-    size = sum(source.bytes for source in log.sources)
-    if not size:
+    if not sum(source.bytes for source in log.sources):
         return "\n".join(broken) or f"{names}: empty. Give a log that has at least one step."
     tried = ", ".join(kind.title for name, kind in log_formats().items() if only in (None, name))
     binary = all(source.note.startswith("binary") for source in log.sources)

@@ -244,12 +244,11 @@ def _goodput(result: RunResult) -> RenderableType:
     table.add_row("Goodput", f"{account.goodput or 0:.1%}", "", f"of {length}, {restarts}")
     for name, microseconds in sorted(account.times.items(), key=lambda item: -item[1]):
         if microseconds:
-            bar = Text("█" * max(round(_BAR_WIDTH * microseconds / wall), 0) or "▏", style=_COLOURS[name])
             table.add_row(
                 Text(f"  {name}", style="not bold"),
                 f"{microseconds / wall:.1%}",
                 f"{microseconds / 1e6:,.{1 if wall > 1e8 else 3}f} s",
-                bar,
+                Text("█" * max(round(_BAR_WIDTH * microseconds / wall), 0) or "▏", style=_COLOURS[name]),
             )
     return table
 

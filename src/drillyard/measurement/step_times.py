@@ -214,8 +214,7 @@ def _between(
     steps = log.steps
     if len(rows) < 2:
         return None
-    pace = float(np.median(np.diff(times)))
-    if pace < tick / COARSE:
+    if float(np.median(np.diff(times))) < tick / COARSE:
         mean = max((int(times[-1]) - int(times[0])) / (len(times) - 1), 1.0)
         stride = min(max(math.ceil(tick / COARSE / mean), 1), max(len(rows) // 4, 1))
         rows, times = rows[::stride], times[::stride]

@@ -38,8 +38,7 @@ def linear(
     name: str, inputs: int, outputs: int, role: Role, *, bias: bool = False, transposed: bool = False
 ) -> Tensors:
     """An nn.Linear, or transposed the Conv1D of GPT-2."""
-    shape = (inputs, outputs) if transposed else (outputs, inputs)
-    weight = TensorSpec(f"{name}.weight", shape, role, linear=True)
+    weight = TensorSpec(f"{name}.weight", (inputs, outputs) if transposed else (outputs, inputs), role, linear=True)
     return (weight, TensorSpec(f"{name}.bias", (outputs,), role)) if bias else (weight,)
 
 

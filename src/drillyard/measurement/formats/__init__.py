@@ -33,14 +33,13 @@ BUILT_IN: Final[tuple[type[LogFormat], ...]] = (
     HfTrainer,
     NeMo1,
 )
-_BASE: Final = "drillyard.measurement.formats.log_format:LogFormat"
 
 
 @cache
 def log_formats() -> dict[str, type[LogFormat]]:
     """All formats by name, in order of preference. A plug-in that cannot be used is left out with a line on stderr."""
     formats = {kind.name: kind for kind in BUILT_IN}
-    for name, kind in load_plugins(GROUP, _BASE, tuple(formats)).items():
+    for name, kind in load_plugins(GROUP, "drillyard.measurement.formats.log_format:LogFormat", tuple(formats)).items():
         formats[name] = kind if kind.name == name else type(kind.__name__, (kind,), {"name": name})
     return dict(sorted(formats.items(), key=lambda item: item[1].preference))
 

@@ -151,8 +151,7 @@ class HfTrainer(TextFormat):
     def _bars(self, block: LineBlock) -> list[tuple[int, Origin, _Bar]]:
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
         if self._drawn[0] is not block:
-            drawn = b"it/s" in block.text or b"s/it" in block.text
-            bars = list(_DRAWN.finditer(block.text)) if drawn else []
+            bars = list(_DRAWN.finditer(block.text)) if b"it/s" in block.text or b"s/it" in block.text else []
             begins = [block.text.rfind(b"\n", 0, match.start()) + 1 for match in bars]
             origins = self._origins.at(block, begins)
             self._drawn = block, list(zip(begins, origins, (match.groups() for match in bars), strict=True))
