@@ -291,11 +291,10 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
         starts += moment.kind == "run_start"
         rounds += moment.kind == "round_start"
     state.leave("unknown")
-    steps_redone = state.settle_steps()
     return Goodput(
+        steps_redone=state.settle_steps(),
         wall_microseconds=wall,
         times=state.times,
         restarts=max(0, (rounds or starts) - 1),
-        steps_redone=steps_redone,
         clock_steps_back=steps_back,
     )

@@ -83,9 +83,7 @@ class Redactor:
             return self.text(value)
         if isinstance(value, list):
             return [self.tree(item) for item in value]
-        if isinstance(value, dict):
-            return {self.tree(key): self.tree(item) for key, item in value.items()}
-        return value
+        return {self.tree(key): self.tree(item) for key, item in value.items()} if isinstance(value, dict) else value
 
     def begun(self, data: bytes) -> int:
         """The number of bytes at the end of `data` that may be the begin of a value that continues after `data`."""

@@ -220,8 +220,7 @@ def print_error(message: str) -> None:
 
 def error_text(message: str) -> str:
     """`error: message`, cleaned, with further lines indented below the first."""
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    word = "\033[1;31merror:\033[0m" if coloured else "error:"
+    word = "\033[1;31merror:\033[0m" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "error:"
     return f"{word} " + clean(redact(message)).replace("\n", "\n       ")
 
 

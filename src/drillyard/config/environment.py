@@ -59,8 +59,7 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 def _resolved(text: str) -> str:
     # A resolved value may look like a reference itself; it is not resolved again.
-    is_reference = REFERENCE.search(text) and not isinstance(text, EnvironmentText)
-    return EnvironmentText(text) if is_reference else text
+    return EnvironmentText(text) if REFERENCE.search(text) and not isinstance(text, EnvironmentText) else text
 
 
 def resolve_secrets(value: Any) -> Any:

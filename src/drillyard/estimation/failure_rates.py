@@ -77,9 +77,7 @@ def custom_failure_rate(failures_per_1000_node_days: float) -> FailureRate:
 
 def assumption_or_given(name: str, own: float | None = None) -> Fact[float]:
     """The default called `name`, or the user's `own` figure where one is given (0 or above)."""
-    if own is None:
-        return assumptions()[name].fact("value")
-    return Fact(zero_or_above(name, own), (GIVEN,))
+    return assumptions()[name].fact("value") if own is None else Fact(zero_or_above(name, own), (GIVEN,))
 
 
 def _rows(section: str, cls: type[R]) -> list[R]:

@@ -152,8 +152,7 @@ def _figures(one: RunEstimate | None, *, priced: bool, with_failures: bool) -> t
     """Hours and dollars (or GPU-hours) of an estimate, in the middle of their ranges."""
     if one is None or one.run_time is None:
         return None, None
-    times = one.run_time.longest if with_failures else one.run_time.failure_free
-    hours = times.middle / SECONDS_PER_HOUR
+    hours = (one.run_time.longest if with_failures else one.run_time.failure_free).middle / SECONDS_PER_HOUR
     if not priced or one.cost is None:
         return hours, hours * one.request.target.num_gpus
     return hours, hours * one.cost.price.of_all.value

@@ -92,9 +92,7 @@ class CollectiveNetwork:
         if link is None and self.accelerator.host_link_gb_per_s is not None:
             host_link: Fact[float] = self.accelerator.fact("host_link_gb_per_s")
             link = combine(host_link.value, host_link, HOST_LINK)
-        if link is None or collective != "all_reduce":
-            return link
-        return link * bus_factor(collective, ranks)
+        return link if link is None or collective != "all_reduce" else link * bus_factor(collective, ranks)
 
 
 def _ramped(row: Bandwidth, size_bytes: float) -> Fact[float]:

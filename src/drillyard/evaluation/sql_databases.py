@@ -127,7 +127,14 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
             raise ValueError(f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for")
         needs = _needs(sql, {name for columns in columns_of.values() for name, _ in columns})
         num_rows = _MANY_ROWS if seed >= ATTEMPTS * 3 // 4 else 12 + 2 * seed
-        _insert(connection, columns_of, needs, Draw("generated", sql, seed), num_rows)
+        classes, draw = _classes(columns_of, needs), Draw("generated", sql, seed)
+        for table, columns in columns_of.items():
+            drawn = [
+                _column(table, *column, needs, classes[needs.find(column[0])], draw, num_rows) for column in columns
+            ]
+            marks = ", ".join("?" * len(columns))
+            # OR IGNORE: a drawn row that breaks UNIQUE or CHECK is left out, the others stay.
+            connection.executemany(f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({marks})", zip(*drawn, strict=True))
         try:
             rows = run_query(make_read_only(connection), sql)
         except TimeoutError:
@@ -204,17 +211,6 @@ def _compared_column(stream: list[Token], i: int, columns: set[str]) -> str | No
     rest = [token for token in rest if not token.is_word("DISTINCT")]
     found = rest[0].text.lower() if rest and rest[0].kind == "name" else None
     return found if found in columns else None
-
-
-def _insert(connection: sqlite3.Connection, schema: Schema, needs: _Needs, draw: Draw, rows: int) -> None:
-    classes = _classes(schema, needs)
-    for table, columns in schema.items():
-        drawn = [
-            _column(table, name, declared, needs, classes[needs.find(name)], draw, rows) for name, declared in columns
-        ]
-        marks = ", ".join("?" * len(columns))
-        # OR IGNORE: a drawn row that breaks UNIQUE or CHECK is left out, the others stay.
-        connection.executemany(f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({marks})", zip(*drawn, strict=True))
 
 
 @dataclass

@@ -133,8 +133,7 @@ class Steps:
         values = getattr(self, column)
         if not len(values):
             return False
-        present = values != NO_TIME if column == "time_us" else values == values
-        return bool(present.any())
+        return bool((values != NO_TIME if column == "time_us" else values == values).any())
 
 
 def _column(name: str, annotation: str) -> tuple[Any, Any]:

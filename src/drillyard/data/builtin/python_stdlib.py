@@ -94,9 +94,7 @@ def read_source(path: Path) -> str:
 def near_duplicates(text: str, lines: frozenset[str], other: str, other_lines: frozenset[str]) -> bool:
     """Whether two files nearly repeat each other, by the rule in this module's docstring."""
     fewest = min(len(lines), len(other_lines))
-    if fewest < _FEWEST_LINES:
-        return text == other
-    return len(lines & other_lines) >= NEAR_DUPLICATE_SHARE * fewest
+    return text == other if fewest < _FEWEST_LINES else len(lines & other_lines) >= NEAR_DUPLICATE_SHARE * fewest
 
 
 def _lines(text: str) -> frozenset[str]:

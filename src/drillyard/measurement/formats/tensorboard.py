@@ -130,16 +130,10 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
         if wire == 0:
             value: Any
             value, position = _varint(message, position)
-        elif wire == 1:
-            value = message[position : position + 8]
-            position += 8
-        elif wire == 2:
-            length, position = _varint(message, position)
+        elif wire in (1, 2, 5):
+            length, position = _varint(message, position) if wire == 2 else ({1: 8, 5: 4}[wire], position)
             value = message[position : position + length]
             position += length
-        elif wire == 5:
-            value = message[position : position + 4]
-            position += 4
         else:
             return
         yield number, wire, value
