@@ -236,8 +236,7 @@ class Attempt:
 
     def _on_time(self) -> None:
         now = time.monotonic()
-        if self.output.refresh_seconds is not None:
-            self.output.refresh(self._board.read()[0])
+        self.output.refresh(self._board.read()[0])
         if self._resume_reading is not None and now >= self._resume_reading:
             self._resume_reading = None
             self._selector.register(self._pipe, selectors.EVENT_READ, self._on_output)
@@ -288,7 +287,7 @@ class Attempt:
         return cause.speaks_of_timeout(cause.last_words(self._result.log_of(end.rank)))
 
     def _running(self) -> list[Rank]:
-        return [rank for rank in self._ranks if rank.returncode is None and not rank.left_behind]
+        return [rank for rank in self._ranks if rank.returncode is None]
 
     def _send(self, number: signal.Signals) -> None:
         for rank in self._running():
@@ -309,7 +308,7 @@ class Attempt:
     def _leave_behind(self) -> None:
         """Stop waiting for ranks that SIGKILL does not end: only what they wait for could end them."""
         for rank in self._running():
-            rank.left_behind = True
+            self._ranks.remove(rank)
             self._selector.unregister(rank.pidfd)
             self._result.left_behind.append(unkillable(rank.number, rank.pid))
 

@@ -39,15 +39,19 @@ class PlainOutput:
 
     def lines(self, text: str) -> None:
         """Pass on whole lines of rank 0; when the reader is gone (`| head`) its logs still hold everything."""
-        _print(text, self._stream, end="")
+        self._print(text, end="")
 
     def say(self, text: str) -> None:
         """Print a message of the supervisor itself."""
-        print_message(text)
+        self._print(f"drillyard: {text}", style="yellow")
 
     def error(self, text: str) -> None:
         """Print a rank's message to the user, as it is."""
-        print_error(text)
+        self._print(text, style="red")
+
+    def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        """Lines of rank 0 have no style."""
+        _print(text, self._stream if style is None else sys.stderr, end)
 
     def refresh(self, heartbeat: Heartbeat) -> None:
         """Show rank 0's last heartbeat; nothing here."""
@@ -120,19 +124,8 @@ class TerminalOutput(PlainOutput):
                 _redirect_to_null(sys.stdout)
                 _redirect_to_null(sys.stderr)
 
-    def lines(self, text: str) -> None:
-        """Print lines above the bar."""
-        self._print(text, end="")
-
-    def say(self, text: str) -> None:
-        """Print a message of the supervisor above the bar."""
-        self._print(f"drillyard: {text}", style="yellow")
-
-    def error(self, text: str) -> None:
-        """Print above the bar."""
-        self._print(text, style="red")
-
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
+        """Print above the bar."""
         options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
         self._show(lambda: self._progress.console.print(text, **options))
 
@@ -178,26 +171,26 @@ class LineForwarder:
         """Take the next bytes, cut anywhere. A line without an end is passed on when it reaches 1 MiB."""
         whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
         if newline:
-            self._append(whole + newline)
-            self._output.lines((whole + newline).decode(errors="replace"))
+            self._pass_on(whole + newline)
         if len(self._rest) >= _LONGEST_LINE_BYTES:
             self.finish()
 
     def finish(self) -> None:
         """The pipe has ended: pass on a last line that has no end."""
         if self._rest:
-            self._append(self._rest)
-            self._output.lines(self._rest.decode(errors="replace") + "\n")
+            self._pass_on(self._rest, end="\n")
             self._rest = b""
 
-    def _append(self, chunk: bytes) -> None:
+    def _pass_on(self, chunk: bytes, end: str = "") -> None:
+        left = chunk
         try:
-            while chunk:
-                chunk = chunk[os.write(self._log, chunk) :]
+            while left:
+                left = left[os.write(self._log, left) :]
         except OSError as error:
             if not self._log_failed:
                 self._output.say(f"logs/rank-0.log: {error.strerror}; the run goes on without it")
             self._log_failed = True
+        self._output.lines(chunk.decode(errors="replace") + end)
 
 
 def log_path(run_directory: Path, rank: int) -> Path:

@@ -72,13 +72,12 @@ class HeartbeatWriter:
     def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
         self._memory = bytearray(_SLOT_BYTES) if memory is None else memory
         self._offset = offset
-        self._step = self._total = -1
-        self._trained = False
+        self._steps = (-1, -1, False)
         self.begin("start")
 
     def show(self) -> None:
         """This rank has made progress."""
-        _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), self._step, self._total, self._trained)
+        _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), *self._steps)
 
     def begin(self, phase: str) -> None:
         """A phase begins, named in at most 32 ASCII characters; that is progress too."""
@@ -87,7 +86,7 @@ class HeartbeatWriter:
 
     def step(self, steps_done: int, total_steps: int, *, trained: bool = True) -> None:
         """An optimizer step is completed, or (not `trained`) was by an earlier attempt."""
-        self._step, self._total, self._trained = steps_done, total_steps, trained
+        self._steps = (steps_done, total_steps, trained)
         self.show()
 
     def last(self) -> Heartbeat:

@@ -159,7 +159,7 @@ class Standby:
 class Rank:
     """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
 
-    It is the process that stands by for it, else a new one. `left_behind`: SIGKILL has not ended it.
+    It is the process that stands by for it, else a new one.
     """
 
     def __init__(
@@ -171,7 +171,6 @@ class Rank:
         standby: Standby | None,
     ) -> None:
         self.number = int(environment["RANK"])
-        self.left_behind = False
         ready = None if standby is None else standby.take(environment, stdout, stderr)
         try:
             self._process = ready or start_process(command, environment, stdout, stderr)
@@ -197,8 +196,6 @@ class Rank:
 
     def reap(self) -> int:
         """Wait for the rank's end, end the rest of its group, and return its exit code (negative: a signal)."""
-        if self.returncode is not None:
-            return self.returncode
         # WNOWAIT leaves the dead leader in place, so that its group's id cannot belong to another process yet.
         os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         self.kill_group()

@@ -20,7 +20,6 @@ import faulthandler
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from drillyard.errors import UserError
 from drillyard.supervise import watchdog_process
 from drillyard.supervise.heartbeat import heartbeat_writer
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
+from drillyard.supervise.reaper import ParentWatcher
 from drillyard.supervise.stop_requests import (
     INSISTING_STACKS_SIGNAL,
     RANK_STOP_SIGNALS,
@@ -95,8 +95,10 @@ class RankSupervision:
         self._closed = False
         self._tick_seconds = tick_seconds(watchdog_seconds)
         self._judge_seconds = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
-        limit_seconds = self._judge_seconds + 10 * self._tick_seconds
-        self._watchdog = _Watchdog(limit_seconds, self._tick_seconds) if self._judge_seconds else None
+        limits = (self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
+        arguments = [str(each) for each in (os.getpid(), *limits)]
+        script = watchdog_process.__file__
+        self._watchdog = ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
         self._lock = threading.Lock()
         # Of its own: `answer` may hold the other while a disk hangs.
         self._watchdog_lock = threading.Lock()
@@ -134,7 +136,7 @@ class RankSupervision:
         with self._watchdog_lock:
             watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            watchdog.close()
+            watchdog.close(kill=True)
 
     def _run(self) -> None:
         looked, work = time.monotonic(), (0.0, 0)
@@ -229,39 +231,6 @@ class RankSupervision:
             print(f"[rank {self._rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
-
-
-class _Watchdog:
-    """The process that ends this one after `limit_seconds` without a `notify`."""
-
-    def __init__(self, limit_seconds: float, tick_seconds: float) -> None:
-        read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                watchdog_process.__file__,
-                str(os.getpid()),
-                str(limit_seconds),
-                str(tick_seconds),
-            ],
-            stdin=read_end,
-            stdout=subprocess.DEVNULL,
-        )
-        os.close(read_end)
-
-    def notify(self) -> None:
-        """This process runs Python."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._write_end, b".")
-
-    def close(self) -> None:
-        """End it."""
-        os.close(self._write_end)
-        self._process.kill()
-        self._process.wait()
 
 
 def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:

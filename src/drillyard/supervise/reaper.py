@@ -66,19 +66,18 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
     return True
 
 
-class Reaper:
-    """The parent's side of the process, until `close`.
+class ParentWatcher:
+    """A script that watches this process, the reaper or watchdog_process.py: its input is a pipe from here.
 
-    `silence_seconds`: kill them too when `renewed` was not called for so long after the last call. Descriptors in
-    `keep_open` are inherited: a lock on them is held until everything has ended.
+    `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are inherited: a lock on
+    them is held until the script has ended.
     """
 
     def __init__(
         self,
-        token: str,
-        mark: str,
-        *,
-        silence_seconds: float | None = None,
+        script: str,
+        *arguments: str,
+        detached: bool = True,
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
     ) -> None:
@@ -87,26 +86,27 @@ class Reaper:
 
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        silence = [] if silence_seconds is None else [str(silence_seconds)]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(__file__), token, mark, *silence],
+            [sys.executable, "-I", "-S", os.path.abspath(script), *arguments],
             env=environment,
             stdin=reader,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            stderr=subprocess.DEVNULL if detached else None,
+            start_new_session=detached,
             pass_fds=keep_open,
         )
         os.close(reader)
 
-    def renewed(self) -> None:
-        """Report that the lease was renewed."""
+    def notify(self) -> None:
+        """Send it a byte: this process is well, or has renewed its lease."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
-    def close(self) -> None:
-        """Make it kill the marked processes, and wait for that."""
+    def close(self, *, kill: bool = False) -> None:
+        """End the pipe, and wait until the script has done what it does then; or `kill` it."""
         os.close(self._writer)
+        if kill:
+            self._process.kill()
         self._process.wait()
 
 

@@ -102,9 +102,3 @@ class StopRequests(SignalInbox):
         if self.first is None:
             self.first, self.at = signal.Signals(number), time.monotonic()
         self.insisted = self.insisted or insisted
-
-    @property
-    def forwarded(self) -> int:
-        """The signal that ranks and commands get for the first request."""
-        assert self.first is not None
-        return FORWARDED_AS.get(self.first, self.first)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
-from drillyard.supervise import cause, launch_contract
+from drillyard.supervise import cause, launch_contract, reaper
 from drillyard.supervise.attempt import Attempt, AttemptResult, GracePeriods, RankExit, rank_environments
 from drillyard.supervise.console_output import PlainOutput, TerminalOutput, print_error
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, ExitRecord
 from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, Standby
-from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, Reaper, end_marked_processes
+from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, ParentWatcher, end_marked_processes
 from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCounts, RestartLimits, after_failure
 from drillyard.supervise.sockets import free_port
 from drillyard.supervise.stop_requests import StopRequests
@@ -136,7 +136,7 @@ def supervise(
         token = f"{os.getpid()}-{time.time_ns()}"
         if AGENT_MARK not in os.environ:
             # Else the agent's reaper reaches these processes too.
-            stack.callback(Reaper(token, SUPERVISOR_MARK, keep_open=[lock]).close)
+            stack.callback(ParentWatcher(reaper.__file__, token, SUPERVISOR_MARK, keep_open=[lock]).close)
         requests = stack.enter_context(StopRequests())
         output: PlainOutput = (
             TerminalOutput(console, run_directory.name, total_steps)
@@ -152,7 +152,10 @@ def supervise(
         ready = stack.enter_context(Standby(command, environments)) if standby else None
         run.event("run_start", world_size=num_ranks * node.count, launch=launch_contract.submission())
         while True:
-            shared["MASTER_PORT"] = str(node.master_port or _fresh_port(used_ports))
+            try:
+                shared["MASTER_PORT"] = str(node.master_port or free_port(used_ports))
+            except OSError as error:
+                raise UserError(str(error)) from None
             attempt = Attempt(
                 number=run.attempt,
                 command=command,
@@ -171,13 +174,6 @@ def supervise(
             requests.take()
             if (code := run.after(result, requests.first)) is not None:
                 return code
-
-
-def _fresh_port(used: set[int]) -> int:
-    try:
-        return free_port(used)
-    except OSError as error:
-        raise UserError(str(error)) from None
 
 
 def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:

@@ -178,7 +178,7 @@ def alone(inbox: type[Inbox], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     before = threading.enumerate()
     monkeypatch.setattr(os, "_exit", exits.append)
     monkeypatch.setenv("DRILLYARD_SUPERVISED", "0")
-    monkeypatch.setattr(rank_supervision, "_Watchdog", Mock())
+    monkeypatch.setattr(rank_supervision, "ParentWatcher", Mock())
     monkeypatch.setattr(rank_supervision, "_LONGEST_TICK_SECONDS", TICK)
     monkeypatch.setattr(rank_supervision, "_SECONDS_TO_STOP", 0.1)
     monkeypatch.setattr(rank_supervision, "_SECONDS_TO_WRITE", 0.1)

@@ -127,12 +127,9 @@ class Follower(NodeAgent):
         elif "leave" in message:
             raise AgentExit(parse_leave(message["leave"]))
 
-    def _look_at_fence(self) -> None:
-        self._require_directory()
-        if self._lease.fenced_by is not None:
-            self._node.kill("the run was started again")
-            raise ConnectionLost(f"the run was started again (epoch {self._lease.fenced_by})")
-        self._end_where_lease_is_old()
+    def _leave_to(self, newer_epoch: int) -> None:
+        self._node.kill("the run was started again")
+        raise ConnectionLost(f"the run was started again (epoch {newer_epoch})")
 
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it ended while this node was not connected."""

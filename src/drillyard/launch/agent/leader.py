@@ -19,7 +19,7 @@ from drillyard.supervise.cause import error_line
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, FailureElsewhere
 from drillyard.supervise.restart_policy import AttemptEnd, RestartDecision, RestartLimits
 from drillyard.supervise.sockets import free_port, wait_for
-from drillyard.supervise.stop_requests import STOP_SIGNALS
+from drillyard.supervise.stop_requests import FORWARDED_AS, STOP_SIGNALS
 
 from . import exit_report, state_file
 from .exit_report import clean_exit_text, reason_with_node
@@ -297,19 +297,16 @@ class Leader(NodeAgent):
             if not look_at_all and isinstance(member, RemoteMember) and member.connection.fileno() not in readable:
                 continue
             try:
-                for end in member.tick():
-                    self._note_end(end)
+                ends = member.tick()
             except ConnectionLost as lost:
                 self._node.say(f"{restart_policy.names(self._members.named([node]))} is lost: {lost}")
                 self._members.lose(node)
+                continue
+            if ends and self._participants.get(node) is member:
+                self._first_end_at = self._first_end_at if self._ends else time.monotonic()
+                self._ends += ends
         self._look_at_fence()
         self._state.save()
-
-    def _note_end(self, end: dict[str, Any]) -> None:
-        if self._participants.get(end["node"]) is self._members.here.get(end["node"]):
-            if not self._ends:
-                self._first_end_at = time.monotonic()
-            self._ends.append(end)
 
     def _lost(self) -> list[int]:
         """Nodes of this attempt whose agent has gone away, also where it has joined again."""
@@ -332,7 +329,8 @@ class Leader(NodeAgent):
             self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
         if not self._stop_sent:
             self._node.say(f"{self._stop.first.name}: the run stops")
-            self._stop_members(StopMessage(self._stop.forwarded, self._job.stop_seconds))
+            forwarded = FORWARDED_AS.get(self._stop.first, self._stop.first)
+            self._stop_members(StopMessage(forwarded, self._job.stop_seconds))
         elif self._stop.insisted:
             self._stop_members(StopMessage(signal.SIGKILL, 0.0))
 
@@ -351,11 +349,7 @@ class Leader(NodeAgent):
             if self._participants.get(node) is member:
                 member.stop(stop)
 
-    def _look_at_fence(self) -> None:
-        self._require_directory()
-        if self._lease.fenced_by is None:
-            self._end_where_lease_is_old()
-            return
-        self._node.say(f"the run was started elsewhere (epoch {self._lease.fenced_by}): everything here ends at once")
+    def _leave_to(self, newer_epoch: int) -> None:
+        self._node.say(f"the run was started elsewhere (epoch {newer_epoch}): everything here ends at once")
         self._end_command(0.0)
         raise AgentExit(EXIT_NODE_LOST)

@@ -44,10 +44,6 @@ class Handshake:
         self._silence_seconds = silence_seconds
         self.connection = self._connect(b"", derive_key(secret, "hello"))
 
-    def fileno(self) -> int:
-        """For `wait_for`."""
-        return self._socket.fileno()
-
     def advance(self) -> bool:
         """Read what has come; whether the other side is authenticated now. Raises ConnectionLost."""
         messages = self.connection.receive()
@@ -83,7 +79,7 @@ class Listener:
     @property
     def sources(self) -> list[Pollable]:
         """For `wait_for`."""
-        return [self._server, *self._handshakes]
+        return [self._server, *(peer.connection for peer in self._handshakes)]
 
     def authenticated(self) -> list[Handshake]:
         """Connections authenticated since the last call; errors of the network are not raised."""

@@ -41,7 +41,7 @@ class NodeAgent(ABC):
         self._job = job = node.job
         self._directory = Path(job.launch_directory)
         self._epochs = Epochs(self._directory)
-        self._lease = Lease(self._epochs, node.rank, self._me, node.token, job.lease_seconds, node.reaper.renewed)
+        self._lease = Lease(self._epochs, node.rank, self._me, node.token, job.lease_seconds, node.reaper.notify)
         # SIGCHLD, so that the loop wakes when the command ends.
         self._stop = StopRequests(signal.SIGCHLD)
 
@@ -58,9 +58,16 @@ class NodeAgent(ABC):
             self._end_command(0.0)
             raise AgentExit(EXIT_FAILED)
 
-    def _end_where_lease_is_old(self) -> None:
-        """End a command that outlived its lease; the reaper does the same."""
-        if self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
+    @abstractmethod
+    def _leave_to(self, newer_epoch: int) -> None:
+        """End this node's command, as the run was started again; raises what ends this agent's part in it."""
+
+    def _look_at_fence(self) -> None:
+        self._require_directory()
+        if self._lease.fenced_by is not None:
+            self._leave_to(self._lease.fenced_by)
+        # It has outlived its lease; the reaper does the same.
+        elif self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
             self._node.kill(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
     def _end_command(self, seconds: float) -> None:

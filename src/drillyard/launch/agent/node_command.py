@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from drillyard import redaction
-from drillyard.supervise import launch_contract
+from drillyard.supervise import launch_contract, reaper
 from drillyard.supervise.process_identity import Process
-from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK, Reaper, kill_marked_processes
+from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK, ParentWatcher, kill_marked_processes
 
 from . import exec_command, exit_report, state_file
 from .job import Job, run_token
@@ -32,16 +32,14 @@ from .messages import StartMessage, StopMessage
 from .output_pump import Pump, RankPipes, SegmentedLog, Sink, marks_ranks, open_log, stamped_line
 
 _SECONDS_TO_END = 10.0
-_PLACEHOLDER = re.compile(
-    r"\{(node_rank|nodes|processes_per_node|master_addr|master_port|round|run_directory|launch_directory)\}"
-)
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 """As configs write them (drillyard.config.environment)."""
 
 
 def fill(text: str, values: dict[str, str]) -> str:
-    """Replace the placeholders of job.py in `text`; any other braces stay."""
-    return _PLACEHOLDER.sub(lambda found: values[found[1]], text)
+    """Replace `{name}` in `text` by its value (job.py); any other braces stay."""
+    return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
 
 class NodeCommand:
@@ -64,8 +62,8 @@ class NodeCommand:
         environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
         # The reaper has the run's mark, so that a stop finds it, and not the mark of what it kills itself.
         environment.pop(AGENT_MARK, None)
-        silence = job.lease_seconds / 2
-        self.reaper = Reaper(self.token, AGENT_MARK, silence_seconds=silence, environment=environment)
+        silence = str(job.lease_seconds / 2)
+        self.reaper = ParentWatcher(reaper.__file__, self.token, AGENT_MARK, silence, environment=environment)
         self._environment = {**environment, AGENT_MARK: self.token}
         log = self._directory / f"node-{rank}.log"
         self._log = SegmentedLog(log) if job.log_parts else open_log(log)

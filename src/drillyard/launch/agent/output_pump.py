@@ -25,7 +25,6 @@ _LINE_BYTES = 1 << 20
 _SECONDS_OF_REDRAW = 1.0
 _F_SETPIPE_SZ = 1031
 _PIPE_BYTES = 1 << 20
-_PREFIX = "node-{rank}.ranks-"
 _SINK_BYTES = 64 << 20
 GATHER_SECONDS = 5.0
 SEGMENT_BYTES = 4 << 20
@@ -275,7 +274,7 @@ class RankPipes:
         passed_on: Sink | None,
         redactor: Redactor | None = None,
     ) -> None:
-        prefix = _PREFIX.format(rank=node)
+        prefix = f"node-{node}.ranks-"
         _clear(launch_directory, prefix)
         try:
             self.directory, ends = _make_pipes(prefix, count, launch_directory)
