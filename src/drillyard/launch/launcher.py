@@ -25,6 +25,8 @@ from drillyard.launch.remote_files import Files, artifacts_of, copy_files, print
 from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
 
+AFTER_STOP_SECONDS: Final = 15.0
+"""After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
 _QUIET_SECONDS: Final = 3.0
 """Most runs end within this time; only a longer wait is announced."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,8 @@ def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
     own = [file for file in plan.files if not file.path.startswith(_AGENT)]
     lines += [line for file in own if file.path == plan.script for line in _whole(file)]
     lines += ["", f"# {plural(len(plan.steps), 'step')}, executed in this order:"]
-    for number, step in enumerate(plan.steps, 1):
-        lines += ["", *_step_lines(number, step, _is_parallel(plan.steps, number - 1))]
+    for number, (before, step) in enumerate(zip([None, *plan.steps], plan.steps, strict=False), 1):
+        lines += ["", *_step_lines(number, step, before)]
     others = [file for file in own if file.path != plan.script]
     lines += [line for file in others if whole_files for line in _whole(file)]
     agent = [len(file.content.encode()) for file in plan.files if file.path.startswith(_AGENT)]
@@ -94,14 +93,11 @@ def explain_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_parallel(steps: Sequence[Step], index: int) -> bool:
-    both = [step for step in (steps[index - 1 : index + 1] if index else ()) if isinstance(step, Program)]
-    return len(both) == 2 and both[0].stage == both[1].stage and all(step.parallel for step in both)
-
-
-def _step_lines(number: int, step: Step, together: bool) -> list[str]:
-    lines = [f"{number}. {step.purpose}{' (at the same time as the one before)' if together else ''}"]
+def _step_lines(number: int, step: Step, before: Step | None) -> list[str]:
+    lines = [f"{number}. {step.purpose}"]
     if isinstance(step, Program):
+        if isinstance(before, Program) and before.stage == step.stage and before.parallel and step.parallel:
+            lines[0] += " (at the same time as the one before)"
         lines.append(f"   $ {shlex.join(step.argv)}")
         if step.sends_directory is not None:
             lines.append(f"   < a tar archive of the files in {step.sends_directory} that git does not ignore")

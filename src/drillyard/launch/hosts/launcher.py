@@ -30,7 +30,7 @@ from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.hosts.checks import HostAnswer, judge, no_answer_reason, not_shared, problem_lines
 from drillyard.launch.hosts.plan import CHECK, FORGET, SHARE, START, UNLOCK, WRITE, layout_of, plan_again, plan_of
-from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
+from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
 from drillyard.launch.plan import Plan, PlanFile
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, parallel_map, require_success
@@ -57,8 +57,6 @@ _STOP = (
 where the run's directory was deleted."""
 _STOP_SECONDS = 180.0
 """Time limit of stopping, after the grace period: for a slow login, a file system that hangs."""
-_AFTER_STOP_SECONDS = 15.0
-"""After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
 _NOTHING_TO_SAVE_SECONDS = 10.0
 """The grace period of agents that were just started."""
 
@@ -193,7 +191,7 @@ class HostsLauncher(Launcher[HostRun]):
     def _stop(self, run: HostRun) -> RunStatus:
         seconds = self._stop_seconds(run)
         with cancel_notice(run.handle, seconds):
-            problems = self._stop_agents(run.launch_directory, seconds + _AFTER_STOP_SECONDS)
+            problems = self._stop_agents(run.launch_directory, seconds + AFTER_STOP_SECONDS)
         if problems:
             stopped = len(self._hosts) - len(problems)
             raise UserError(
@@ -211,16 +209,17 @@ class HostsLauncher(Launcher[HostRun]):
 
     # The index of the head host.
 
-    def _ask(self, hosts: Sequence[Host], words: Sequence[str], seconds: float) -> list[HostAnswer]:
-        """What a command gives on each host, with the agent's source as its input."""
-        argvs = [host.argv(["sh", "-c", *words]) for host in hosts]
-        return ask_all(
-            [host.title for host in hosts], argvs, self.programs, stdin=archive(agent_files()), seconds=seconds
-        )
+    def _ask(
+        self, hosts: Sequence[Host], words: Sequence[str], seconds: float, script: str = SENT_AGENT
+    ) -> list[HostAnswer]:
+        """What a verb of the agent gives on each host. `script` runs it, with the agent's source as its input."""
+        titles = [host.title for host in hosts]
+        argvs = [host.argv(["sh", "-c", script, self._layout.python, *words]) for host in hosts]
+        return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
 
     def _ask_head(self, words: Sequence[str]) -> Any:
         """The answer of the agent on the head host."""
-        (answer,) = self._ask(self._hosts[:1], [SENT_AGENT, self._layout.python, *words], _LIST_SECONDS)
+        (answer,) = self._ask(self._hosts[:1], words, _LIST_SECONDS)
         if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")
         try:
@@ -255,7 +254,7 @@ class HostsLauncher(Launcher[HostRun]):
             return
         words = ["stop", "--launch-directory", run.launch_directory]
         words += ["--patience", f"{_NOTHING_TO_SAVE_SECONDS:g}", "--keep-state"]
-        self._ask(self._hosts, [SENT_AGENT, self._layout.python, *words], _NOTHING_TO_SAVE_SECONDS + _STOP_SECONDS)
+        self._ask(self._hosts, words, _NOTHING_TO_SAVE_SECONDS + _STOP_SECONDS)
 
     def _stop_agents(self, launch_directory: str, grace_seconds: float) -> list[str]:
         """Stop a run's agents on all hosts; returns the problems, host by host."""
@@ -268,20 +267,17 @@ class HostsLauncher(Launcher[HostRun]):
         return problems
 
     def _ask_to_stop(self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float) -> list[HostAnswer]:
-        words = [_STOP, self._layout.python, launch_directory, f"{grace_seconds:g}"]
-        return self._ask(hosts, words, grace_seconds + _STOP_SECONDS)
+        return self._ask(hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP)
 
     def _stop_without_head(self, run: str, error: UserError) -> UserError:
         """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
         others = self._hosts[1:]
         launches: dict[str, list[Host]] = {}
-        for host, answer in zip(
-            others, self._ask(others, [SENT_AGENT, self._layout.python, "check", "--runs"], _LIST_SECONDS), strict=True
-        ):
+        for host, answer in zip(others, self._ask(others, ["check", "--runs"], _LIST_SECONDS), strict=True):
             for each in (answer.parsed() or {}).get("runs", []):
                 if (each["cluster"], each["run"]) == (self.cluster.name, run):
                     launches.setdefault(each["launch_directory"], []).append(host)
-        seconds = Job.stop_seconds + _AFTER_STOP_SECONDS
+        seconds = Job.stop_seconds + AFTER_STOP_SECONDS
         ended = [answer for launch, hosts in launches.items() for answer in self._ask_to_stop(hosts, launch, seconds)]
         stopped = [answer.host for answer in ended if answer.parsed() is not None]
         result = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"

@@ -19,7 +19,7 @@ from typing import Any
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, Result, archive, require_success
-from drillyard.launch.remote_files import ReadRequest, ReadResult, UnreadableFile, open_files
+from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
 from drillyard.launch.slurm.run_status import ENDED, SlurmJob, SlurmRun, is_over
 
@@ -108,24 +108,22 @@ class Slurm:
         return [ended.get(each.handle, each) for each in runs]
 
     def records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects of files; None for one that is missing, incomplete or unreadable."""
-        found: list[dict[str, Any] | None] = []
-        for piece in self._pieces([ReadRequest(path, 0, _RECORD_BYTES) for path in paths]):
+        """JSON objects of files; None for one that is missing, incomplete or unreadable.
+
+        A failing disk under one run hides no other run, nor that run's job.
+        """
+        try:
+            pieces = self.files.read([ReadRequest(path, 0, _RECORD_BYTES) for path in paths])
+        except UnreadableFile:
+            return [None] if len(paths) == 1 else [found for path in paths for found in self.records([path])]
+        records: list[dict[str, Any] | None] = []
+        for piece in pieces:
             try:
                 content = json.loads(piece.data) if piece is not None else None
             except (ValueError, RecursionError):
                 content = None
-            found.append(content if isinstance(content, dict) else None)
-        return found
-
-    def _pieces(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        """The files' contents. A failing disk under one run hides no other run, nor that run's job."""
-        try:
-            return self.files.read(requests)
-        except UnreadableFile:
-            if len(requests) == 1:
-                return [None]
-        return [piece for request in requests for piece in self._pieces([request])]
+            records.append(content if isinstance(content, dict) else None)
+        return records
 
     def run_agent(self, words: Sequence[str]) -> Result:
         """Run a verb of the agent on the head host, from the source that is sent along."""

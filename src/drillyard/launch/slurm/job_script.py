@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
-from typing import NamedTuple
 
 from drillyard.errors import UserError
 from drillyard.formatting import plural
@@ -47,48 +46,44 @@ _RESERVED = {
 """Options that the script sets itself, which `slurm.arguments` may not have, by the setting to use instead."""
 
 
-class Directive(NamedTuple):
-    """One #SBATCH line."""
-
-    option: str
-    reason: str
-    source: str
+ExplainedOption = tuple[str, str, str]
+"""An option of sbatch or srun, its reason and its source."""
 
 
-def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
+def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOption]:
     """The #SBATCH lines of a run. Raises UserError for settings that contradict each other."""
     cluster, slurm = request.cluster, request.cluster.section_as(SlurmConfig)
 
-    def as_set(*options: str) -> Iterator[Directive]:
+    def as_set(*options: str) -> Iterator[ExplainedOption]:
         for option in options:
             if (value := getattr(slurm, option)) is not None:
-                yield Directive(_option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}")
+                yield _option(option, str(value)), "as set", f"cluster.yaml: slurm.{option}"
 
-    yield Directive(_option("job-name", handle.run), "the run's name", "run.yaml: name")
-    yield Directive(_option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS)
+    yield _option("job-name", handle.run), "the run's name", "run.yaml: name"
+    yield _option("comment", str(handle)), "`drillyard runs` finds its jobs by it", _OURS
     yield from as_set("partition", "account", "qos")
-    yield Directive(f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes")
-    yield Directive("--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS)
+    yield f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes"
+    yield "--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS
     if slurm.gres is not None:
-        yield Directive(_option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres")
+        yield _option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres"
     elif cluster.machine is not None and (gpus := machine_of(cluster, request.facts).num_accelerators):
         source = f"cluster.yaml: machine {cluster.machine}"
-        yield Directive(f"--gpus-per-node={gpus}", "all GPUs of the machine", source)
+        yield f"--gpus-per-node={gpus}", "all GPUs of the machine", source
     if slurm.exclusive:
-        yield Directive("--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive")
-        yield Directive("--mem=0", "all memory of the nodes; the default may be a share", _SBATCH)
+        yield "--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive"
+        yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
     if slurm.exclude:
-        yield Directive(_option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude")
+        yield _option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude"
     yield from as_set("constraint", "segment")
     if slurm.time_limit is not None:
-        yield Directive(f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit")
-    yield Directive(
+        yield f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit"
+    yield (
         f"--signal=B:USR1@{slurm.signal_seconds}",
         "this script gets the signal before the time limit (up to 60 s earlier), so that the run saves",
         "cluster.yaml: slurm.signal_seconds",
     )
-    yield Directive("--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH)
-    yield Directive(
+    yield "--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH
+    yield (
         "--output=/dev/null",
         "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
         "without the storage would end the run",
@@ -101,7 +96,7 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[Directive]:
         for setting, options in _RESERVED.items():
             if name in options.split():
                 raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {setting}")
-        yield Directive(argument, "as set", "cluster.yaml: slurm.arguments")
+        yield argument, "as set", "cluster.yaml: slurm.arguments"
 
 
 def job_script(request: LaunchRequest, prepared: Plan) -> tuple[str, list[ExplainedField]]:
@@ -139,9 +134,9 @@ run_on_all_nodes() {{
     shell = "\n".join(["set +u", *slurm.setup, "set -u", ""]) if slurm.setup else ""
     text = head + _source("requeue.sh") + _source("job.sh").replace("# SETUP\n", shell)
     fields = []
-    for line in (*lines, *(Directive(f"srun {option}", reason, source) for option, reason, source in srun)):
-        option, equals, value = line.option.partition("=")
-        fields.append(ExplainedField(f"{SCRIPT}: {option}", value if equals else "set", line.reason, line.source))
+    for option, reason, source in (*lines, *((f"srun {option}", *why) for option, *why in srun)):
+        name, equals, value = option.partition("=")
+        fields.append(ExplainedField(f"{SCRIPT}: {name}", value if equals else "set", reason, source))
     again = "all is saved, or a node was lost: queued again, the second time without that node"
     limit = "a run that is queued again more often has failed"
     # The parts of the script that are no options.
@@ -159,14 +154,14 @@ run_on_all_nodes() {{
 def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
     """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the first point's."""
     first = Handle(request.cluster.platform, request.cluster.name, request.run.name)
-    array = Directive(f"--array=0-{len(launches) - 1}", "one task per point", "--sweep")
     points = "\n".join(f"    {shlex.quote(launch)}" for launch in launches)
     head = f"""\
 #!/bin/bash
 # A sweep of {len(launches)} runs, of which {first} is the first. Each task is the job of one run.
 # By hand: sbatch {comment_safe(shlex.quote(posixpath.join(launches[0], "array.sbatch")))}
 #
-{_sbatch_lines([*directives(request, first), array])}
+{_sbatch_lines(directives(request, first))}
+#SBATCH --array=0-{len(launches) - 1}
 set -euo pipefail
 
 points=(
@@ -178,8 +173,8 @@ launch=${{points[$SLURM_ARRAY_TASK_ID]}}
     return head + _source("requeue.sh") + 'exec bash "$launch/job.sbatch"\n'
 
 
-def _sbatch_lines(lines: Sequence[Directive]) -> str:
-    return "\n".join(f"#SBATCH {each.option}" for each in lines)
+def _sbatch_lines(lines: Iterable[ExplainedOption]) -> str:
+    return "\n".join(f"#SBATCH {option}" for option, _, _ in lines)
 
 
 def _variables(request: LaunchRequest, handle: Handle) -> str:
@@ -205,7 +200,7 @@ def enroot_image(image: str) -> str:
     return f"{registry}#{path}"
 
 
-def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[tuple[str, str, str]]:
+def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[ExplainedOption]:
     job = prepared.job
     yield f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1", "one agent on each node", _OURS
     yield (

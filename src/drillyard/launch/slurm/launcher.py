@@ -23,7 +23,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
-from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
+from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
 from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
 from drillyard.launch.programs import TEMPORARY, Host, Programs, archive, defer_interrupt, require_success
@@ -50,8 +50,6 @@ _SUBMIT_SECONDS = 450.0
 _POLL_SECONDS = 10.0
 """Between two squeue calls of one follower: each takes a lock of the controller."""
 _CANCEL_SECONDS = 300.0
-_AFTER_STOP_SECONDS = 15.0
-"""After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
 _POINT = ("run", "launch_directory", "nodes")
 """What an entry of the index has of the job."""
 _LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
@@ -238,7 +236,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         seconds = float(job.get("stop_seconds", 0.0))
         self._slurm.signal_agents(run.job.job_id)
         with cancel_notice(run.handle, seconds):
-            return self._wait_until_gone(run, seconds + _AFTER_STOP_SECONDS)
+            return self._wait_until_gone(run, seconds + AFTER_STOP_SECONDS)
 
     def _wait_until_gone(self, run: SlurmRun, seconds: float) -> SlurmRun:
         """The run once nothing of it can be running, or as it is after so long."""

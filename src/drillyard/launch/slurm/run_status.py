@@ -115,7 +115,25 @@ class SlurmRun:
     @property
     def status(self) -> RunStatus:
         """The status that the sources add up to."""
-        return status_of(self)
+        state, reason = _state_and_reason(self)
+        own, job = self.own_state, self.job
+        ends = (own.get("ended_at"), self.own_end.get("at"), job.ended_at if job else None)
+        return RunStatus(
+            handle=self.handle,
+            state=state,
+            nodes=int(own.get("nodes") or self.entry.get("nodes") or (job.nodes if job else 0)),
+            reason=reason,
+            since=_since(self, state),
+            submitted_at=_submitted_at(self),
+            started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
+            ended_at=next((float(at) for at in ends if at is not None), None) if state.over else None,
+            round=own.get("round"),
+            failures=int(own.get("failures") or 0),
+            failure=_failure(self, reason) if state is State.failed else None,
+            run_directory=own.get("run_directory") or self.entry.get("run_directory"),
+            hosts=tuple(own.get("hosts") or ()),
+            native=_native(self),
+        )
 
     @property
     def is_gone(self) -> bool:
@@ -136,29 +154,6 @@ class SlurmRun:
     def own_end(self) -> Mapping[str, Any]:
         """ended.json, where it is of this submission."""
         return self.ended if self.ended and self.ended.get("submission") == self.job_id else {}
-
-
-def status_of(run: SlurmRun) -> RunStatus:
-    """The status of a run."""
-    state, reason = _state_and_reason(run)
-    own, job = run.own_state, run.job
-    ends = (own.get("ended_at"), run.own_end.get("at"), job.ended_at if job else None)
-    return RunStatus(
-        handle=run.handle,
-        state=state,
-        nodes=int(own.get("nodes") or run.entry.get("nodes") or (job.nodes if job else 0)),
-        reason=reason,
-        since=_since(run, state),
-        submitted_at=_submitted_at(run),
-        started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
-        ended_at=next((float(at) for at in ends if at is not None), None) if state.over else None,
-        round=own.get("round"),
-        failures=int(own.get("failures") or 0),
-        failure=_failure(run, reason) if state is State.failed else None,
-        run_directory=own.get("run_directory") or run.entry.get("run_directory"),
-        hosts=tuple(own.get("hosts") or ()),
-        native=_native(run),
-    )
 
 
 def is_over(own: Mapping[str, Any]) -> bool:

@@ -75,7 +75,7 @@ class BucketFiles(Files):
         directories = {posixpath.dirname(request.path) + "/" for request in requests}
         parts: dict[str, list[tuple[str, int]]] = {}
         for directory in directories:
-            parts.update(_logs(self._objects(directory)))
+            parts.update(self._parts(directory))
         return parallel_map(lambda request: self._piece(request, parts.get(request.path)), requests, _AT_ONCE)
 
     def close(self) -> None:
@@ -105,18 +105,22 @@ class BucketFiles(Files):
         with self._words():
             parallel_map(put, list(made), _AT_ONCE)
 
-    def _objects(self, prefix: str) -> dict[str, int]:
-        """Mounted path and size of the objects with this prefix."""
+    def _parts(self, prefix: str) -> dict[str, list[tuple[str, int]]]:
+        """The files with this prefix, each with its objects in order: mounted path and size."""
 
-        def listed() -> dict[str, int]:
+        def listed() -> list[tuple[str, int]]:
             blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, timeout=_SECONDS, retry=_RETRY)
-            return {f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")}
+            return sorted({f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")}.items())
 
-        return self._answer(listed)
+        files: dict[str, list[tuple[str, int]]] = {}
+        for path, size in self._answer(listed):
+            part = PART.fullmatch(path)
+            files.setdefault(part["log"] if part else path, []).append((path, size))
+        return files
 
     def _whole(self, prefix: str) -> dict[str, int]:
-        """Like `_objects`, with parts added up."""
-        return {path: sum(size for _, size in parts) for path, parts in _logs(self._objects(prefix)).items()}
+        """Path and size of the files with this prefix."""
+        return {path: sum(size for _, size in parts) for path, parts in self._parts(prefix).items()}
 
     def _piece(self, request: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
         if parts is None:
@@ -181,15 +185,6 @@ class BucketFiles(Files):
             ) from None
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
             raise UnreachableError(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
-
-
-def _logs(objects: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
-    """Each file with its objects, in order."""
-    files: dict[str, list[tuple[str, int]]] = {}
-    for path in sorted(objects):
-        part = PART.fullmatch(path)
-        files.setdefault(part["log"] if part else path, []).append((path, objects[path]))
-    return files
 
 
 def _parents(name: str, top: str) -> Iterator[str]:

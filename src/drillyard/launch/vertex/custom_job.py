@@ -98,15 +98,12 @@ def custom_job(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> tupl
     entries = list(_job_entries(prepared, cluster))
     pool = list(_pool_entries(prepared, cluster, machine))
     body, shared = _assembled(entries), _assembled(pool)
-    pools = [{**shared, "replicaCount": "1"}]
-    replicas = [
-        ExplainedField("workerPoolSpecs[0].replicaCount", "1", "the chief, which is node 0: exactly one", _SPEC)
-    ]
+    counts = [("1", "the chief, which is node 0: exactly one", _SPEC)]
     if cluster.nodes > 1:
-        rest = str(cluster.nodes - 1)
-        pools.append({**shared, "replicaCount": rest})
         why = "all other nodes: node K is replica K-1 of this pool"
-        replicas.append(ExplainedField("workerPoolSpecs[1].replicaCount", rest, why, "cluster.yaml: nodes"))
+        counts.append((str(cluster.nodes - 1), why, "cluster.yaml: nodes"))
+    replicas = [ExplainedField(f"workerPoolSpecs[{number}].replicaCount", *each) for number, each in enumerate(counts)]
+    pools = [{**shared, "replicaCount": count} for count, _, _ in counts]
     body["jobSpec"] = {"workerPoolSpecs": pools, **body["jobSpec"]}
     assert len(body["displayName"]) <= MAX_DISPLAY_NAME
     assert len(shared["containerSpec"].get("env", [])) <= MAX_ENVIRONMENT

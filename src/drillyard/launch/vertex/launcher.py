@@ -70,9 +70,7 @@ class VertexLauncher(Launcher[VertexRun]):
 
         return Service(self.cluster)
 
-    @cached_property
-    def _files(self) -> BucketFiles:
-        return self._open_files()
+    _files: BucketFiles
 
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)

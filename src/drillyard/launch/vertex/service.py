@@ -76,13 +76,13 @@ class Service:
         """Create the job of a plan. Raises UserError; then, as far as is known, no job was created."""
         request = CreateCustomJobRequest(parent=self._parent, custom_job=parse_request(body))
         run = body["labels"][RUN_LABEL]
-        before = {job["name"] for job in self._list(run)}
+        before = {job["name"] for job in self.jobs(run)}
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 with self._words("create the job"):
                     return _plain(self._client.create_custom_job(request, timeout=_CALL_SECONDS))
             except ServiceUnreachable:
-                made = [job for job in self._list(run) if job["name"] not in before]
+                made = [job for job in self.jobs(run) if job["name"] not in before]
                 if made:
                     return made[0]
                 if attempt == _CREATE_ATTEMPTS - 1:
@@ -91,9 +91,12 @@ class Service:
         raise AssertionError("unreachable")
 
     def jobs(self, run: str | None = None) -> list[dict[str, Any]]:
-        """The cluster's jobs, of one run or all, newest first."""
-        found = self._list(None if run is None else label_of(run))
-        return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
+        """The cluster's jobs, newest first: all, or those of one run, named as it is or as its label."""
+        wanted = self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={label_of(run)}"
+        request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
+        with self._words("list the jobs"):
+            listed = self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)
+            return sorted(map(_plain, listed), key=lambda job: str(job.get("createTime", "")), reverse=True)
 
     def job(self, name: str) -> dict[str, Any]:
         """One job by its resource name."""
@@ -109,13 +112,6 @@ class Service:
                 # It has ended in the meantime.
                 if _body(error).get("status") != "FAILED_PRECONDITION":
                     raise
-
-    def _list(self, run: str | None) -> list[dict[str, Any]]:
-        """The cluster's jobs, of the run with this label or all."""
-        wanted = self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={run}"
-        request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
-        with self._words("list the jobs"):
-            return [_plain(job) for job in self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)]
 
     @contextmanager
     def _words(self, doing: str) -> Iterator[None]:

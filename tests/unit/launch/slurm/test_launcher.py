@@ -216,7 +216,7 @@ def test_a_cancelled_run_ends_by_itself_so_that_no_killwait_cuts_its_saving(
 def test_a_run_that_does_not_end_in_its_time_is_ended_by_slurm(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.launch.slurm.launcher._AFTER_STOP_SECONDS", 0.0)
+    monkeypatch.setattr("drillyard.launch.slurm.launcher.AFTER_STOP_SECONDS", 0.0)
     controller.agents_end = False
     done = running(controller, tmp_path, 0.0).cancel("nccl")
     assert done.status.state == "cancelled"

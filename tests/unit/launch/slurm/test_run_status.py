@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drillyard.launch.run_status import Handle, State
-from drillyard.launch.slurm.run_status import SlurmJob, SlurmRun, status_of
+from drillyard.launch.slurm.run_status import SlurmJob, SlurmRun
 from drillyard.launch.status_text import status_text
 
 HANDLE = Handle("slurm", "c", "run")
@@ -48,32 +48,32 @@ def own(state: str, reason: str | None = None, **changes: Any) -> dict[str, Any]
     ],
 )
 def test_a_queued_run_tells_why_in_words_and_since_when(reason: str, words: str):
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", reason)))
+    status = SlurmRun(HANDLE, ENTRY, job("PENDING", reason)).status
     assert status.state is State.queued and status.reason is not None and status.reason.startswith(words)
     assert status.since == 100.0 and status.started_at is None and status.failure is None
 
 
 def test_a_run_that_has_begun_before_is_restarting_while_it_waits_again():
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("PENDING", "Resources"), own("restarting", "stopped by SIGTERM")))
+    status = SlurmRun(HANDLE, ENTRY, job("PENDING", "Resources"), own("restarting", "stopped by SIGTERM")).status
     assert status.state is State.restarting and status.failures == 1
     assert status.reason == "is queued again: waits for nodes to become free (Resources)"
 
 
 def test_state_json_of_another_submission_says_nothing_about_this_one():
     other = own("failed", "exit code 1", submission="11", failure=FAILURE)
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), other))
+    status = SlurmRun(HANDLE, ENTRY, job("RUNNING"), other).status
     assert (status.state, status.failure, status.hosts) == (State.starting, None, ())
 
 
 @pytest.mark.parametrize("state", ["starting", "running", "restarting"])
 def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")))
+    status = SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")).status
     assert (status.state, status.reason, status.round, status.hosts) == (State(state), "because", 1, ("n1", "n2"))
 
 
 def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():
     dead = own("failed", "agent gone: the agent of node 0 was killed", failure=FAILURE)
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead))
+    status = SlurmRun(HANDLE, ENTRY, job("RUNNING"), dead).status
     assert (status.state, status.reason) == (State.restarting, dead["reason"])
 
 
@@ -89,7 +89,7 @@ def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_
     ],
 )
 def test_what_slurm_ended_for_good_has_failed_with_that_word(state: str, word: str):
-    status = status_of(SlurmRun(HANDLE, ENTRY, job(state), own("running")))
+    status = SlurmRun(HANDLE, ENTRY, job(state), own("running")).status
     assert status.state is State.failed and status.failure is not None
     assert status.failure.reason.startswith(word) and status.ended_at == 200.0
 
@@ -104,72 +104,68 @@ def test_a_run_that_could_not_save_before_its_time_limit_has_failed_with_that_wo
         "reason": "time limit: exit code 1",
         "at": 1,
     }
-    status = status_of(SlurmRun(HANDLE, ENTRY, known, own("failed", "stopped by SIGTERM without a checkpoint"), end))
+    status = SlurmRun(HANDLE, ENTRY, known, own("failed", "stopped by SIGTERM without a checkpoint"), end).status
     assert status.failure is not None
     assert status.failure.reason == "time limit; stopped by SIGTERM without a checkpoint"
-    in_time = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("failed", "exit code 1")))
+    in_time = SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("failed", "exit code 1")).status
     assert in_time.reason == "time limit; exit code 1"
 
 
 def test_a_failure_names_rank_node_code_and_last_lines():
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)))
+    status = SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", FAILURE["reason"], failure=FAILURE)).status
     assert status.failure is not None and status.failure.lines == ("CUDA out of memory",)
     assert (status.failure.rank, status.failure.node, status.failure.exit_code) == (9, "n2", 1)
 
 
 def test_a_rank_is_not_named_again_in_the_reason_nor_blamed_for_what_slurm_did():
     said = "node 1 (n2): rank 9: out of memory; all 3 restarts are used"
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)))
+    status = SlurmRun(HANDLE, ENTRY, job("FAILED"), own("failed", said, failure=FAILURE)).status
     assert status.failure is not None and status.failure.reason == FAILURE["reason"]
     screen = status_text(status, now=300.0)
     assert screen.count("rank 9") == 1 and screen.count("n2:") == 1
     assert "  reason         all 3 restarts are used\n" in screen
-    limit = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("running", failure=FAILURE)))
+    limit = SlurmRun(HANDLE, ENTRY, job("TIMEOUT"), own("running", failure=FAILURE)).status
     assert limit.failure is not None and limit.failure.lines == ("CUDA out of memory",)
     assert (limit.failure.reason, limit.failure.rank, limit.failure.node) == ("time limit", None, None)
     assert status_text(limit, now=300.0).count("time limit") == 1
-    lost = status_of(
-        SlurmRun(HANDLE, ENTRY, job("NODE_FAIL"), own("failed", "lost capacity: node 1 (n2) did not come"))
-    )
+    lost = SlurmRun(HANDLE, ENTRY, job("NODE_FAIL"), own("failed", "lost capacity: node 1 (n2) did not come")).status
     assert lost.reason is not None and lost.reason.count("lost capacity") == 1 and "node 1 (n2)" in lost.reason
-    forgotten = status_of(SlurmRun(HANDLE, ENTRY, None, own("running")))
+    forgotten = SlurmRun(HANDLE, ENTRY, None, own("running")).status
     assert forgotten.reason is not None and forgotten.reason.count("running") == 1
 
 
 def test_cancelled_in_slurm_is_cancelled_whatever_the_run_wrote_last():
-    assert (
-        status_of(SlurmRun(HANDLE, ENTRY, job("CANCELLED"), own("restarting", "all is saved"))).state is State.cancelled
-    )
+    assert SlurmRun(HANDLE, ENTRY, job("CANCELLED"), own("restarting", "all is saved")).status.state is State.cancelled
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
 def test_a_forgotten_job_is_what_its_files_say(state: str):
-    by_leader = status_of(SlurmRun(HANDLE, ENTRY, None, own(state, "so", ended_at=180.0)))
+    by_leader = SlurmRun(HANDLE, ENTRY, None, own(state, "so", ended_at=180.0)).status
     assert (by_leader.state, by_leader.ended_at) == (State(state), 180.0)
     end = {"submission": "12", "attempt": "0", "code": 1, "state": state, "reason": "so", "at": 190}
-    by_script = status_of(SlurmRun(HANDLE, ENTRY, None, own("restarting"), end))
+    by_script = SlurmRun(HANDLE, ENTRY, None, own("restarting"), end).status
     assert (by_script.state, by_script.ended_at) == (State(state), 190.0)
     assert not SlurmRun(HANDLE, ENTRY, None, own("restarting"), end).needs_accounts
 
 
 def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
-    never = status_of(SlurmRun(HANDLE, ENTRY))
+    never = SlurmRun(HANDLE, ENTRY).status
     assert never.state is State.failed and never.reason is not None and "never started" in never.reason
     midway = SlurmRun(HANDLE, ENTRY, None, own("running"))
     assert midway.needs_accounts
-    status = status_of(midway)
+    status = midway.status
     assert status.state is State.failed and status.reason is not None and "last seen running" in status.reason
 
 
 def test_the_accounts_tell_the_end_of_a_job_that_the_queue_has_forgotten():
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")))
+    status = SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")).status
     assert status.failure is not None and status.failure.reason == "time limit"
 
 
 def test_a_run_was_submitted_at_the_earlier_of_two_clocks_times_as_a_requeue_moves_the_controllers():
-    status = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)))
+    status = SlurmRun(HANDLE, ENTRY, job("RUNNING", submitted_at=170.0)).status
     assert status.submitted_at == 100.0
-    ahead = status_of(SlurmRun(HANDLE, ENTRY | {"submitted_at": 105.0}, job("RUNNING")))
+    ahead = SlurmRun(HANDLE, ENTRY | {"submitted_at": 105.0}, job("RUNNING")).status
     assert ahead.submitted_at == 100.0
-    by_hand = status_of(SlurmRun(HANDLE, ENTRY, job("RUNNING", job_id="13", submitted_at=170.0)))
+    by_hand = SlurmRun(HANDLE, ENTRY, job("RUNNING", job_id="13", submitted_at=170.0)).status
     assert by_hand.submitted_at == 170.0
