@@ -3,7 +3,7 @@
 PYTHON ?=
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -q
-TEST_GROUPS := lint unit distributed integration
+TEST_GROUPS := lint-and-unit distributed integration
 BENCHMARKS := command_start step_overhead save_cost restart goodput_stopwatch data_tokenize data_memory python_stdlib
 
 # Tests and the demo never reach for the network, and leave the cores to the ranks.
@@ -15,7 +15,7 @@ export PYTHON
 # What tests start would compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format unit unit-quick distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
+.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
 
 help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
@@ -47,9 +47,12 @@ test: setup
 	    echo "== $$group: $$(($$(date +%s) - started)) s"; \
 	done
 
-# Linting needs one core, so it runs next to the tests.
 quick: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit-quick
+
+# Linting needs one core, so it runs next to the tests.
+lint-and-unit: setup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint unit
 
 unit-quick:
 	@$(PYTEST) tests/unit -m "not slow" -n 2
@@ -66,9 +69,9 @@ format: setup
 unit: setup
 	@$(PYTEST) tests/unit tests/security -n 2
 
-# Ranks are processes of their own: one test at a time keeps their number at that of the test.
+# Two files at a time: while the ranks of one start, those of the other compute.
 distributed: setup
-	@$(PYTEST) tests/distributed --durations=5
+	@$(PYTEST) tests/distributed -n 2 --dist loadfile --durations=5
 
 # Tests of launching wait for schedulers and hosts most of the time: they run at the same time as those of runs on this host.
 integration: setup
