@@ -60,13 +60,9 @@ class Slurm:
         In this order: a job is submitted before it is entered into the index, so the queue has every job of the index.
         In the other order, a run entered between the two would look like one whose job Slurm has forgotten. Only for
         runs that failed or that Slurm has forgotten it reads more: state.json again (the job may have ended since),
-        ended.json and the accounts.
+        ended.json, the index again where neither has the end, and the accounts.
         """
-        listed = json.loads(
-            require_success(
-                self.run_agent(["list", "--cluster", self._cluster]), f"{self.host.title}: its runs cannot be listed"
-            ).stdout
-        )
+        listed = self._listed()
         jobs = sorted(self.jobs(), key=lambda each: each.number)
         by_id = {job.job_id: job for job in jobs}
         prefix = f"slurm://{self._cluster}/"
@@ -74,7 +70,7 @@ class Slurm:
         named = [job for job in jobs if job.comment.startswith(prefix) and "_" not in job.job_id]
         newest = {parse_handle(job.comment): job for job in named}
         runs = []
-        for entry, state in [(each["entry"], each["state"]) for each in listed]:
+        for entry, state in listed:
             if entry.get("platform") != "slurm" or not entry.get("job_id"):
                 continue
             handle = Handle("slurm", self._cluster, str(entry["run"]))
@@ -90,6 +86,12 @@ class Slurm:
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
 
+    def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        """The index: each entry, and the state of its run (agent/index.py)."""
+        result = self.run_agent(["list", "--cluster", self._cluster])
+        listed = json.loads(require_success(result, f"{self.host.title}: its runs cannot be listed").stdout)
+        return [(each["entry"], each["state"]) for each in listed]
+
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
         """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
         failed = [each for each in runs if each.status.state is State.failed]
@@ -101,6 +103,15 @@ class Slurm:
             each.handle: replace(each, ended=end, state=state if state and is_over(state) else each.state)
             for each, end, state in zip(failed, ends, states, strict=True)
         }
+        # Their leaders lived when `list` looked, and their end could not be written: a disk that takes nothing.
+        silent = [
+            each
+            for each in ended.values()
+            if each.job and each.own_state and not is_over(each.own_state) and not each.own_end
+        ]
+        again = {str(entry.get("run")): state for entry, state in (self._listed() if silent else [])}
+        for each in silent:
+            ended[each.handle] = replace(each, state=again.get(each.handle.run) or each.state)
         forgotten = [each for each in ended.values() if each.needs_accounts]
         accounts = self.accounts(each.job_id for each in forgotten if each.job_id)
         for each in forgotten:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from drillyard.launch.agent import index
 from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.commands import Slurm
+from drillyard.supervise.process_identity import running_process
 
 
 @dataclass
@@ -101,6 +103,23 @@ def test_what_a_run_wrote_about_its_end_while_somebody_looked_is_read(tmp_path: 
     cluster.happens[1] = ends
     (status,) = cluster.look()
     assert status.failure is not None and (status.failure.reason, status.failure.rank) == ("rank 1: exit code 3", 1)
+
+
+def test_an_agent_that_ended_with_its_job_while_somebody_looked_and_could_not_write_it_is_gone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as agent:
+        cluster = Cluster(tmp_path, {"1": "RUNNING"})
+        cluster.note("1")
+        cluster.write_state("1", "running", platform="slurm", agent=running_process(agent.pid).as_json())
+
+        def ends() -> None:
+            agent.kill()
+            agent.wait()
+            cluster.jobs["1"] = "FAILED"
+
+        cluster.happens[1] = ends
+        (status,) = cluster.look()
+    assert status.state is State.failed
+    assert status.reason is not None and status.reason.startswith("agent gone: ")
 
 
 def test_a_disk_that_fails_under_a_run_does_not_hide_what_slurm_knows(
