@@ -35,7 +35,8 @@ def load_plugins(
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}" if not isinstance(error, _Unusable) else str(error)
             of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
-            print("drillyard:", *f"{group} '{entry.name}' of {of} is left out: {why}".split(), file=sys.stderr)
+            line = " ".join(f"{group} '{entry.name}' of {of} is left out: {why}".split())
+            print(f"drillyard: {line}", file=sys.stderr)
     return classes
 
 

@@ -113,14 +113,7 @@ class NodeCommand:
             "launch_directory": job.launch_directory,
         }
         argv = [fill(word, values) for word in job.command]
-        self._rank_pipes: RankPipes | None = None
-        if marks_ranks(job.command):
-            try:
-                self._rank_pipes = RankPipes(
-                    self._directory, self.rank, job.processes_per_node, self._log, self._passed_on, self._redactor
-                )
-            except OSError as error:
-                self.say(f"lines are not marked with their ranks: {error}")
+        self._rank_pipes = self._make_rank_pipes()
         environment = {
             **self._environment,
             # With the values that submission had for `${env:NAME}`.
@@ -152,6 +145,17 @@ class NodeCommand:
         )
         os.close(writer)
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
+
+    def _make_rank_pipes(self) -> RankPipes | None:
+        """What marks each line with its rank; None where the command starts no ranks so, or it cannot be made."""
+        if not marks_ranks(self.job.command):
+            return None
+        try:
+            count = self.job.processes_per_node
+            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on, self._redactor)
+        except OSError as error:
+            self.say(f"lines are not marked with their ranks: {error}")
+            return None
 
     def stop(self, stop: StopMessage) -> None:
         """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.

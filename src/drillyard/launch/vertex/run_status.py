@@ -160,5 +160,6 @@ def _failure(job: CustomJobJson, own: AgentState, state: State) -> RunFailure | 
     return RunFailure(reason.partition(":")[0] if reason.startswith(("time limit", "no cap", "lost cap")) else reason)
 
 
-def _scheduling(job: CustomJobJson) -> Any:
-    return job.get("jobSpec", {}).get("scheduling", {})
+def _scheduling(job: CustomJobJson) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = job.get("jobSpec", {}).get("scheduling", {})
+    return found

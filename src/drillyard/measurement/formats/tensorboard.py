@@ -130,8 +130,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
         if wire == 0:
             value: Any
             value, position = _varint(message, position)
-        elif wire in (1, 2, 5):
-            length, position = _varint(message, position) if wire == 2 else ({1: 8, 5: 4}[wire], position)
+        elif wire == 2 or wire in _FIXED_BYTES:
+            length, position = _varint(message, position) if wire == 2 else (_FIXED_BYTES[wire], position)
             value = message[position : position + length]
             position += length
         else:
@@ -178,6 +178,8 @@ def _scalar(value: bytes) -> tuple[str, float] | None:
     return None if number is None else (tag, number)
 
 
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+"""Of wire types with a fixed length (protobuf encoding: I64, I32)."""
 _TENSOR_TYPES: Final = {1: ("<f", 4), 2: ("<d", 8), 3: ("<i", 4), 9: ("<q", 8)}
 
 
