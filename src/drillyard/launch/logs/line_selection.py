@@ -26,35 +26,28 @@ def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) ->
     """For each file, an offset at or before its first line of that time or later; 0 where lines are not stamped."""
     low = [0] * len(sizes)
     high = [size for _, size in sizes]
-    searching = [number for number, (_, size) in enumerate(sizes) if size > _NEAR_BYTES]
-    while searching:
-        middles = [(low[number] + high[number]) // 2 for number in searching]
-        probes = files.read(
-            [ReadRequest(sizes[number][0], at, _PROBE_BYTES) for number, at in zip(searching, middles, strict=True)]
-        )
-        going_on = []
-        for number, at, probe in zip(searching, middles, probes, strict=True):
-            found = None if probe is None else _STAMPED_LINE.search(probe.data)
+    while searching := [number for number in range(len(sizes)) if high[number] - low[number] > _NEAR_BYTES]:
+        probes = [
+            ReadRequest(sizes[number][0], (low[number] + high[number]) // 2, _PROBE_BYTES) for number in searching
+        ]
+        for number, probe, piece in zip(searching, probes, files.read(probes), strict=True):
+            found = None if piece is None else _STAMPED_LINE.search(piece.data)
             if found is None:
-                # Unstamped lines, or one longer than the probe: keep the bounds.
-                continue
-            if found[1][:KEY_BYTES] < key:
-                low[number] = at + found.start() + 1
+                # Unstamped lines, or one longer than the probe: keep the lower bound.
+                high[number] = low[number]
+            elif found[1] < key:
+                low[number] = probe.offset + found.start() + 1
             else:
-                high[number] = at
-            if high[number] - low[number] > _NEAR_BYTES:
-                going_on.append(number)
-        searching = going_on
+                high[number] = probe.offset
     return low
 
 
 def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) -> list[int]:
     """For each file, the offset at which its last `lines` lines begin."""
     begins = [size for _, size in sizes]
-    seen = [0] * len(sizes)
-    offsets: list[int | None] = [size if not lines else None for _, size in sizes]
+    left = [lines] * len(sizes)
     block = _TAIL_BLOCK
-    while searching := [number for number, offset in enumerate(offsets) if offset is None]:
+    while searching := [number for number in range(len(sizes)) if left[number] and begins[number]]:
         spans = [(max(0, begins[number] - block), begins[number]) for number in searching]
         pieces = files.read(
             [ReadRequest(sizes[number][0], at, end - at) for number, (at, end) in zip(searching, spans, strict=True)]
@@ -62,19 +55,12 @@ def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) 
         for number, (at, end), piece in zip(searching, spans, pieces, strict=True):
             data = b"" if piece is None else piece.data
             # No line begins after the last newline.
-            text = data[:-1] if end == sizes[number][1] else data
-            found = text.count(b"\n")
-            if seen[number] + found >= lines:
-                place = len(text)
-                for _ in range(lines - seen[number]):
-                    place = text.rindex(b"\n", 0, place)
-                offsets[number] = at + place + 1
-            elif at == 0:
-                offsets[number] = 0
-            seen[number] += found
-            begins[number] = at
+            place = len(data) - (end == sizes[number][1])
+            while left[number] and (place := data.rfind(b"\n", 0, place)) >= 0:
+                left[number] -= 1
+            begins[number] = at + place + 1
         block = min(4 * block, 4 << 20)
-    return [offset or 0 for offset in offsets]
+    return begins
 
 
 _PREFIX: Final = re.compile(rb"(?:\[[^\]\n]{1,64}\](?:<std(?:out|err|diag)>)?:?[ \t]?)+")
