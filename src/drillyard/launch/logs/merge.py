@@ -16,7 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, compress
+from functools import lru_cache
+from itertools import accumulate, chain, compress
 from typing import Final
 
 from drillyard.loglines.stamps import STYLES, Stamps
@@ -41,8 +42,6 @@ _GOES_ON: Final = frozenset([b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8
 _BEFORE_FRACTION: Final = 20
 """Bytes of a key up to the dot, included."""
 LAST_KEY: Final = b"\xff"
-_AFTER_ALL: Final = sys.maxsize
-"""As the order of a source."""
 _CACHED_SECONDS: Final = 100_000
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,7 +58,7 @@ class StampKeys:
 
     def __init__(self) -> None:
         self._stamps = Stamps()
-        self._seconds: dict[bytes, bytes | None] = {}
+        self._second = lru_cache(_CACHED_SECONDS)(self._second_of)
         self._usual = ("iso", 0)
         self._latest = b""
 
@@ -86,7 +85,7 @@ class StampKeys:
             if line[begin:end].translate(_DIGITS) == form:
                 text = line[begin:second]
                 if text not in begins:
-                    begins[text] = (self._key("iso", text + zone) or b"")[:_BEFORE_FRACTION]
+                    begins[text] = self._key("iso", text + zone)[:_BEFORE_FRACTION]
                 key = begins[text]
             before = key + line[digits] + rest if key else self._key_of(line, before)
             keys.append(before)
@@ -105,21 +104,19 @@ class StampKeys:
         self._usual = style, found.start(style)
         return self._key(style, found[style]) or before
 
-    def _key(self, style: str, stamp: bytes) -> bytes | None:
-        """A stamp as a key; None for what is not a date, or one of tomorrow or later."""
-        fraction = _FRACTION.search(stamp, 10)
-        digits = b"000000"
-        if fraction is not None:
-            digits = (fraction[1] + b"000000")[:6]
+    def _key(self, style: str, stamp: bytes) -> bytes:
+        """A stamp as a key; empty for what is not a date, or one of tomorrow or later."""
+        digits = b""
+        if fraction := _FRACTION.search(stamp, 10):
+            digits = fraction[1]
             stamp = stamp[: fraction.start()] + (b".0" if style in ("glog", "epoch") else b"") + stamp[fraction.end() :]
-        if stamp not in self._seconds:
-            if len(self._seconds) > _CACHED_SECONDS:
-                self._seconds.clear()
-            (moment,) = self._stamps.convert(style, [stamp])
-            self._seconds[stamp] = None if moment is None else key_of(moment)[:_BEFORE_FRACTION]
-        second = self._seconds[stamp]
-        key = None if second is None else second + digits + b"Z "
-        return None if key is None or key >= self._latest else key
+        second = self._second(style, stamp)
+        key = second + digits.ljust(6, b"0")[:6] + b"Z " if second else b""
+        return key if key < self._latest else b""
+
+    def _second_of(self, style: str, stamp: bytes) -> bytes:
+        (moment,) = self._stamps.convert(style, [stamp])
+        return b"" if moment is None else key_of(moment)[:_BEFORE_FRACTION]
 
 
 def all_stamped(begins: Sequence[bytes], before: bytes = b"") -> bool:
@@ -162,29 +159,24 @@ class LogSource:
 
     def feed(self, data: bytes) -> None:
         """Add data; an unfinished line waits for the rest."""
-        end = data.rfind(b"\n") + 1
-        if not end:
-            self._open += data
-            if len(self._open) > LONGEST_LINE:
-                self.cut()
-            return
-        self._add(self._open + data[:end])
-        self._open = data[end:]
+        whole, newline, self._open = (self._open + data).rpartition(b"\n")
+        if newline:
+            self._add(whole.split(b"\n"))
+        if len(self._open) > LONGEST_LINE:
+            self.cut()
 
     def cut(self) -> None:
         """End the current line: the log has ended, or its file was replaced."""
         if self._open:
-            rest, self._open = self._open + b"\n", b""
-            self._add(rest)
+            self._add([self._open])
+            self._open = b""
 
     def finish(self) -> None:
         """End the log."""
         self.cut()
         self.ended = True
 
-    def _add(self, block: bytes) -> None:
-        lines = block.split(b"\n")
-        lines.pop()
+    def _add(self, lines: list[bytes]) -> None:
         keys = self._keys_of(lines)
         self.last_key = keys[-1]
         if self.since > keys[0]:
@@ -228,29 +220,16 @@ class LogMerge:
     def final(self, most: bytes = LAST_KEY) -> bytes:
         """All lines that are final, up to the time `most`."""
         bounds = [(source.last_key, source.order) for source in self.sources if not (source.ended or source.paused)]
-        return self._taken(*min([*bounds, (most, _AFTER_ALL)]))
+        key, order = min([*bounds, (most, sys.maxsize)])
+        parts = [part for source in self.sources if any(part := source.take(key, order))]
+        if not parts:
+            return b""
+        keys, lines = (list(chain.from_iterable(column)) for column in zip(*parts, strict=True))
+        if len(parts) > 1:
+            # Stable: lines of one time stay in the order of sources, those of a source in their own.
+            lines = [lines[place] for place in sorted(range(len(lines)), key=keys.__getitem__)]
+        return b"\n".join(lines) + b"\n"
 
     def newest(self) -> bytes:
         """The newest time of any source."""
         return max((source.last_key for source in self.sources), default=b"")
-
-    def rest(self) -> bytes:
-        """All lines, final or not."""
-        return self._taken(LAST_KEY, _AFTER_ALL)
-
-    def _taken(self, key: bytes, order: int) -> bytes:
-        keys: Keys = []
-        lines: list[bytes] = []
-        parts = 0
-        for source in self.sources:
-            if source.held_lines:
-                some_keys, some_lines = source.take(key, order)
-                keys += some_keys
-                lines += some_lines
-                parts += bool(some_lines)
-        if not lines:
-            return b""
-        if parts > 1:
-            # Stable: lines of one time stay in the order of sources, those of a source in their own.
-            lines = [lines[place] for place in sorted(range(len(lines)), key=keys.__getitem__)]
-        return b"\n".join(lines) + b"\n"

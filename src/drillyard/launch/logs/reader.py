@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from drillyard.errors import UserError
@@ -49,18 +50,16 @@ class _Log:
     head: bytes = b""
     fed: int = 0
     """Lines that waited after the last piece."""
-    size: int = 0
     read: int = 0
     """Bytes."""
 
     def take(self, piece: ReadResult | None, length: int) -> None:
         """Feed what was read; less than `length` is the end for now."""
-        data = b"" if piece is None else piece.data
-        if piece is not None:
-            if piece.replaced:
-                self.source.cut()
-                self.offset = 0
-            self.head = piece.head
+        head, replaced, data = piece or (self.head, False, b"")
+        if replaced:
+            self.source.cut()
+            self.offset = 0
+        self.head = head
         self.offset += len(data)
         self.read += len(data)
         self.source.paused = len(data) < length
@@ -82,34 +81,30 @@ def run_logs(
     """
     files.patient = wanted.follow
     reader = _Reader(launch_directory, files, wanted)
+    pieces = _tailed(_until_end(reader), wanted.tail)
     if wanted.follow:
-        yield from _follow(reader, over)
-    else:
-        yield from _tailed(_until_end(reader), wanted.tail)
+        pieces = chain(pieces, _follow(reader, _when_over(over)))
+    yield from filter(None, pieces)
 
 
 def _until_end(reader: _Reader) -> Iterator[bytes]:
     """What is written already. Of a run that is followed, the newest lines are held back, as later ones are."""
-    follow, tail = reader.wanted.follow, reader.wanted.tail
+    follow = reader.wanted.follow
     reader.look()
-    at_end = False
-    while not at_end:
+    while not reader.at_end:
         reader.fill()
-        at_end = reader.at_end
-        for log in reader.logs if not follow else ():
-            if log.source.paused:
-                # At once: a last line that was cut off has its place among the lines of the others.
-                log.source.finish()
-        if not (follow and at_end) and (piece := reader.merge.final()):
-            yield piece
-    # But the last N are returned together.
-    if follow and tail is not None and (piece := reader.merge.rest()):
-        yield piece
+        if not follow:
+            # At once: a last line that was cut off has its place among the lines of the others.
+            for log in reader.logs:
+                if log.source.paused:
+                    log.source.finish()
+        # But the last N are returned together.
+        if not (follow and reader.wanted.tail is None and reader.at_end):
+            yield reader.merge.final()
 
 
-def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
-    ended = _when_over(over)
-    yield from _tailed(_until_end(reader), reader.wanted.tail)
+def _follow(reader: _Reader, ended: threading.Event) -> Iterator[bytes]:
+    """What is written from now on, until the run is over."""
     marks: deque[tuple[float, bytes]] = deque()
     """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
     ends, free = math.inf, b""
@@ -124,16 +119,14 @@ def _follow(reader: _Reader, over: Callable[[], bool]) -> Iterator[bytes]:
         while marks and began - marks[0][0] >= HOLD_SECONDS:
             free = max(free, marks.popleft()[1])
         old = key_of(round((time.time() - _OLD_SECONDS) * 1e6))
-        if piece := reader.merge.final(max(free, old)):
-            yield piece
+        yield reader.merge.final(max(free, old))
         if reader.at_end:
             if began >= ends:
                 break
             time.sleep(max(POLL_SECONDS, 3 * (time.monotonic() - began)))
     for log in reader.logs:
         log.source.finish()
-    if piece := reader.merge.final():
-        yield piece
+    yield reader.merge.final()
 
 
 def _when_over(over: Callable[[], bool]) -> threading.Event:
@@ -163,12 +156,9 @@ def _when_over(over: Callable[[], bool]) -> threading.Event:
 def _tailed(pieces: Iterator[bytes], tail: int | None) -> Iterator[bytes]:
     if tail is None:
         yield from pieces
-        return
-    last: deque[bytes] = deque(maxlen=tail)
-    for piece in pieces:
-        last.extend(piece.split(b"\n")[:-1])
-    if last:
-        yield b"\n".join(last) + b"\n"
+    else:
+        lines = (line for piece in pieces for line in piece.split(b"\n")[:-1])
+        yield b"".join(line + b"\n" for line in deque(lines, maxlen=tail))
 
 
 class _Reader:
@@ -186,12 +176,12 @@ class _Reader:
             raise UserError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
         job = json.loads(piece.data)
         self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
-        self._ranks = self._nodes * self._per_node
+        ranks = self._nodes * self._per_node
         rank, node = wanted.rank, wanted.node
         if node is not None and not 0 <= node < self._nodes:
             raise UserError(f"--node {node}: the run has nodes 0 to {self._nodes - 1}")
-        if rank is not None and not 0 <= rank < self._ranks:
-            raise UserError(f"--rank {rank}: the run has ranks 0 to {self._ranks - 1}")
+        if rank is not None and not 0 <= rank < ranks:
+            raise UserError(f"--rank {rank}: the run has ranks 0 to {ranks - 1}")
         if rank is not None and node is not None and rank // self._per_node != node:
             raise UserError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
         self._node = node if rank is None else rank // self._per_node
@@ -216,18 +206,24 @@ class _Reader:
         patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if self._node is None else self._node}.log"]
         if self._rank_log is not None:
             patterns.append(glob.escape(self._rank_log))
-        fresh = [self._log(path, size) for path, size in self._files.find(patterns) if path not in known]
-        if own := [log for log in fresh if log.path == self._rank_log]:
+        found = [(path, size) for path, size in self._files.find(patterns) if path not in known]
+        if own := [each for each in found if each[0] == self._rank_log]:
             # Until the rank's own log exists, its lines in its node's log are read.
-            fresh = own
+            found = own
             for log in self.logs:
                 log.source.finish()
-        self._begin(fresh)
-        for log in fresh:
-            self.logs.append(log)
-            self.merge.add(log.source)
+        fresh = [self._log(path) for path, _ in found]
+        # What was written before `since` or the `tail` is not read.
+        if self._since:
+            for log, begin in zip(fresh, offsets_since(self._files, found, self._since), strict=True):
+                log.offset = begin
+        if self.wanted.tail is not None and all(log.source.keep is None for log in fresh):
+            for log, begin in zip(fresh, offsets_of_tail(self._files, found, self.wanted.tail), strict=True):
+                log.offset = max(log.offset, begin)
+        self.logs += fresh
 
-    def _log(self, path: str, size: int) -> _Log:
+    def _log(self, path: str) -> _Log:
+        """A file to read, whose lines are merged with the others'."""
         rank = self.wanted.rank
         if rank is None:
             node = int(posixpath.basename(path)[len("node-") : -len(".log")])
@@ -236,17 +232,7 @@ class _Reader:
             node, prefix = rank // self._per_node, b"[rank%d]: " % rank
             keep = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
         source = LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
-        return _Log(path, source, size=size)
-
-    def _begin(self, fresh: list[_Log]) -> None:
-        """Set the offsets: what was written before `since` or the `tail` is not read."""
-        sizes = [(log.path, log.size) for log in fresh]
-        if self._since:
-            for log, begin in zip(fresh, offsets_since(self._files, sizes, self._since), strict=True):
-                log.offset = begin
-        if self.wanted.tail is not None and all(log.source.keep is None for log in fresh):
-            for log, begin in zip(fresh, offsets_of_tail(self._files, sizes, self.wanted.tail), strict=True):
-                log.offset = max(log.offset, begin)
+        return _Log(path, self.merge.add(source))
 
     def fill(self, *, all_of_them: bool = False) -> None:
         """Read more where lines are used up; `all_of_them`: also of files that were at their end, as followers do."""
@@ -268,8 +254,7 @@ def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
     """A piece of a merged log without its stamps, or without its prefixes."""
     if stamps and prefixes:
         return piece
-    lines = piece.split(b"\n")
-    lines.pop()
+    *lines, _ = piece.split(b"\n")
     text = lines[0].find(b": ") + 2
     end = text + KEY_BYTES
     begins = [line[text - 2 : end] for line in lines] if not stamps and all_stamped([lines[0][text:end]]) else []
@@ -296,16 +281,16 @@ def _plain_line(line: bytes, stamps: bool, prefixes: bool) -> bytes:
 def as_json_lines(piece: bytes) -> bytes:
     """A piece of a merged log as JSON, an object a line: `node` or `rank`, `time` (RFC 3339, null before the first) and
     `text`; bytes that are not UTF-8 are replaced."""
-    lines = []
+    documents = []
     for line in piece.split(b"\n")[:-1]:
         prefix, _, rest = line.partition(b": ")
-        rank = prefix[len(b"[rank") : -1] if prefix.startswith(b"[rank") else None
+        number, is_rank = int(prefix.strip(b"[rank]")), prefix.startswith(b"[")
         stamped = all_stamped([rest[:KEY_BYTES]])
         document = {
-            "node": None if rank is not None else int(prefix),
-            "rank": None if rank is None else int(rank),
+            "node": None if is_rank else number,
+            "rank": number if is_rank else None,
             "time": rest[: KEY_BYTES - 1].decode() if stamped else None,
             "text": rest[KEY_BYTES if stamped else 0 :].decode("utf-8", "replace"),
         }
-        lines.append(json.dumps(document, ensure_ascii=False))
-    return "".join(f"{line}\n" for line in lines).encode()
+        documents.append(json.dumps(document, ensure_ascii=False) + "\n")
+    return "".join(documents).encode()
