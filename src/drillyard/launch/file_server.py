@@ -8,6 +8,7 @@ no link is followed: another user's run directory may have a link to a file that
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import json
@@ -24,29 +25,24 @@ a directory gives a file another one with each append."""
 
 def matching_files(patterns: Iterable[str]) -> list[tuple[str, int]]:
     """Path and size of the files that the patterns match."""
-    paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
-    return [(path, size) for path, size in ((path, regular_size(path)) for path in paths) if size is not None]
+    return regular_files({path for pattern in patterns for path in glob.glob(pattern)})
 
 
 def tree(directory: str) -> list[tuple[str, int]]:
     """Path, relative to the directory, and size of all files below it; none where it is not there."""
+    paths = (os.path.join(root, name) for root, _, names in os.walk(directory) for name in names)
+    return [(os.path.relpath(path, directory), size) for path, size in regular_files(paths)]
+
+
+def regular_files(paths: Iterable[str]) -> list[tuple[str, int]]:
+    """Path and size of those that are regular files, in order of their paths."""
     files = []
-    for root, _, names in os.walk(directory):
-        for name in names:
-            path = os.path.join(root, name)
-            size = regular_size(path)
-            if size is not None:
-                files.append((os.path.relpath(path, directory), size))
-    return sorted(files)
-
-
-def regular_size(path: str) -> int | None:
-    """The size of a regular file; None for anything else."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                files.append((path, status.st_size))
+    return files
 
 
 def open_regular(path: str, top: str) -> int | None:

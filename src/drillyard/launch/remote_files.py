@@ -226,12 +226,14 @@ class RemoteFiles(Files):
             return self._retried(ask)
 
     def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
+        sent = json.dumps(request).encode() + b"\n"
         if self._process is None:
             self._process = self._programs.stream(self._argv)
-            self._send(self._source)
-        self._send(json.dumps(request).encode() + b"\n")
-        out = self._process.stdout
-        assert out is not None
+            sent = self._source + sent
+        to, out = self._process.stdin, self._process.stdout
+        assert to is not None and out is not None
+        to.write(sent)
+        to.flush()
         for _ in range(answers):
             line = out.readline(_LINE_BYTES)
             if not line.endswith(b"\n"):
@@ -252,11 +254,6 @@ class RemoteFiles(Files):
             if len(data) < size:
                 raise EOFError
             yield ReadResult(bytes.fromhex(str(answer.get("head"))), answer.get("replaced") is True, data)
-
-    def _send(self, data: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
 
 
 def read_file(files: Files, path: str, offset: int) -> bytes:
