@@ -92,13 +92,18 @@ def counts_in(state: Mapping[str, Any]) -> RestartCounts:
 
 @dataclass(frozen=True)
 class AttemptFailure:
-    """How an attempt failed: its exit code, the last step that it did (None: it never did one) and its error."""
+    """How an attempt failed: of the node that failed first its exit code, the last step that it did (None: it never did
+    one) and its error."""
 
     exit_code: int = EXIT_FAILED
     step: int | None = None
     error: str = ""
     knows_step: bool = True
     """False for a command that does not report its steps."""
+    cause: str = ""
+    """In words, where known."""
+    final: bool = False
+    """Whether the node reported that another attempt would end in the same way."""
 
     @property
     def signature(self) -> str:
@@ -119,22 +124,14 @@ class AttemptEnd:
     """Nodes that vanished, and their hosts."""
     cause_of_loss: str = ""
     """Why nodes vanished, where the scheduler says so."""
-    first: int | None = None
-    """The node whose end ended the attempt; None: no node failed by itself."""
+    failure: AttemptFailure | None = None
+    """None: no node failed by itself."""
     asked: str | None = None
     """The signal that came from outside, by name."""
     completed: bool = False
     """Whether summary.json says that the run is complete."""
     newer_checkpoint: bool | None = None
     """Whether this attempt saved one; None: cannot be seen."""
-    cause: str = ""
-    """Why it failed, in words, where known."""
-    final: bool = False
-    """Whether the node that failed first reported that another attempt would end in the same way."""
-    step: int | None = None
-    error: str = ""
-    knows_step: bool = False
-    """Of the node that failed first: see AttemptFailure."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +160,20 @@ def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> Res
     codes = set(end.codes.values())
     if end.codes.get(0) == EXIT_DONE and (end.completed or (codes == {EXIT_DONE} and not end.lost)):
         return RestartDecision(DONE, EXIT_DONE, "done", counts)
+    first_error = next((code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED)
+    failure = end.failure or AttemptFailure(first_error, knows_step=False)
     if EXIT_USER_ERROR in codes:
-        return RestartDecision(LEAVE, EXIT_USER_ERROR, "refused: " + (end.cause or "exit code 2"), counts)
+        return RestartDecision(LEAVE, EXIT_USER_ERROR, "refused: " + (failure.cause or "exit code 2"), counts)
     if end.asked is not None:
         return _after_stop(end, counts, limits)
     if end.lost:
         return _after_loss(end, counts, limits)
-    code = _deciding_code(end)
-    if code == EXIT_CHECKPOINTED:
+    if failure.exit_code == EXIT_CHECKPOINTED:
         after = _without_checkpoint(counts, end.newer_checkpoint is True)
-        return _unless_too_often(AGAIN, code, "checkpointed (exit code 85)", counts, after, limits)
-    cause = end.cause or f"exit code {code}"
-    if end.final:
+        return _unless_too_often(AGAIN, EXIT_CHECKPOINTED, "checkpointed (exit code 85)", counts, after, limits)
+    cause = failure.cause or f"exit code {failure.exit_code}"
+    if failure.final:
         return RestartDecision(LEAVE, EXIT_FAILED, cause, counts, counted=True)
-    failure = AttemptFailure(code, end.step, end.error, end.knows_step)
     decision = after_failure(failure, counts, limits)
     return replace(decision, reason=f"{cause}; {decision.reason}" if decision.reason else cause)
 
@@ -274,13 +271,6 @@ def _used_up(limits: RestartLimits) -> str:
 def _pause_seconds(counts: RestartCounts) -> float:
     """1, 2, 4, ... at most 30: what repeats at once (a full device, a missing mount) must not use up all restarts."""
     return min(2.0 ** min(counts.failures + counts.failed_starts - 1, 10), _LONGEST_PAUSE_SECONDS)
-
-
-def _deciding_code(end: AttemptEnd) -> int:
-    """The code of the node that ended the attempt; without one, the first that is not 0."""
-    if end.first is not None and end.first in end.codes:
-        return end.codes[end.first]
-    return next((code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED)
 
 
 def names(nodes: dict[int, str]) -> str:

@@ -34,6 +34,10 @@ def after(
     return decide(AttemptEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or RestartCounts(), limits)  # type: ignore[arg-type]
 
 
+def first(exit_code: int, **known: object) -> AttemptFailure:
+    return AttemptFailure(exit_code, **{"knows_step": False, **known})  # type: ignore[arg-type]
+
+
 def test_all_nodes_with_0_are_done() -> None:
     assert after({0: 0, 1: 0}).what == DONE
 
@@ -57,7 +61,7 @@ def test_refused_is_never_started_again(codes: dict[int, int], newer: bool, aske
 
 def test_a_final_failure_is_never_started_again() -> None:
     """A run with evaluation.required that is complete, say: no start measures what could not be measured."""
-    decision = after({0: 1, 1: 0}, final=True, completed=True, cause="evaluation.required")
+    decision = after({0: 1, 1: 0}, failure=first(1, final=True, cause="evaluation.required"), completed=True)
     assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
     assert decision.counted and decision.reason == "evaluation.required"
 
@@ -65,22 +69,23 @@ def test_a_final_failure_is_never_started_again() -> None:
 def test_other_codes_are_counted_up_to_the_limit() -> None:
     counts = RestartCounts()
     for number in (1, 2, 3):
-        decision = after({0: 0, 1: 9}, counts, cause="exit code 9")
+        decision = after({0: 0, 1: 9}, counts)
         assert (decision.what, decision.counted, decision.counts.failures) == (AGAIN, True, number)
         counts = decision.counts
-    last = after({0: 0, 1: 9}, counts, cause="exit code 9")
+    last = after({0: 0, 1: 9}, counts)
     assert (last.what, last.code, last.counts.failures) == (LEAVE, 1, 3)
     assert last.reason == "exit code 9; all 3 restarts are used"
 
 
 @pytest.mark.parametrize("code", [126, 127])
 def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
-    decision = after({0: code}, cause=f"exit code {code}; error: cannot start the command: nosuch")
+    cause = f"exit code {code}; error: cannot start the command: nosuch"
+    decision = after({0: code}, failure=first(code, cause=cause))
     assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
     assert decision.reason.startswith(f"exit code {code}; error: cannot start the command: nosuch; ")
     # The code of a node that was stopped because another had failed decides nothing.
-    assert after({0: 1, 1: code}, first=0).what == AGAIN
-    assert after({0: 143, 1: code}, first=1).what == LEAVE
+    assert after({0: 1, 1: code}, failure=first(1)).what == AGAIN
+    assert after({0: 143, 1: code}, failure=first(code)).what == LEAVE
     assert after({0: code}, lost={1: "b"}).what == AGAIN
 
 
@@ -247,7 +252,7 @@ def test_an_attempt_that_reaches_a_step_resets_failed_starts() -> None:
 
 @pytest.mark.parametrize("between", [{"codes": {0: 85}, "asked": "SIGTERM"}, {"codes": {}, "lost": {0: "a"}}])
 def test_failed_starts_between_stops_or_losses_that_saved_nothing_come_to_an_end(between: dict[str, Any]) -> None:
-    failed_start = AttemptEnd({0: 1}, {}, first=0, step=None, knows_step=True)
+    failed_start = AttemptEnd({0: 1}, {}, failure=AttemptFailure())
     counts, made = RestartCounts(), []
     for number in range(40):
         end = failed_start if number % 2 == 0 else AttemptEnd(**{"lost": {}, "newer_checkpoint": False, **between})
@@ -266,7 +271,7 @@ def test_the_same_error_at_the_same_step_is_tried_twice_again(launched: bool) ->
         made, counts = [], RestartCounts()
         for error in errors:
             # The counts are those of state.json, as after a requeue.
-            end = AttemptEnd({0: 1}, {}, first=0, cause="rank 3", step=7, error=error, knows_step=True)
+            end = AttemptEnd({0: 1}, {}, failure=AttemptFailure(1, 7, error, cause="rank 3"))
             made.append(decide(end, counts_in({"state": "running", **counts.as_fields()}), RestartLimits(10, 60)))
             counts = made[-1].counts
     assert [(each.what, each.code) for each in made] == [(AGAIN, 1), (AGAIN, 1), (LEAVE, 1)]
@@ -274,7 +279,7 @@ def test_the_same_error_at_the_same_step_is_tried_twice_again(launched: bool) ->
 
 
 def test_a_command_that_does_not_report_its_steps_has_only_the_count() -> None:
-    ends = [AttemptEnd({0: 1}, {}, first=0, error="ValueError: same")] * 5
+    ends = [AttemptEnd({0: 1}, {}, failure=first(1, error="ValueError: same"))] * 5
     counts, made = RestartCounts(), []
     for end in ends:
         made.append(decide(end, counts, RestartLimits(4, 60)))

@@ -17,7 +17,7 @@ from typing import Any
 from drillyard.supervise import restart_policy
 from drillyard.supervise.cause import error_line
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, FailureElsewhere
-from drillyard.supervise.restart_policy import AttemptEnd, RestartDecision, RestartLimits
+from drillyard.supervise.restart_policy import AttemptEnd, AttemptFailure, RestartDecision, RestartLimits
 from drillyard.supervise.sockets import free_port, wait_for
 from drillyard.supervise.stop_requests import FORWARDED_AS, STOP_SIGNALS
 
@@ -251,19 +251,24 @@ class Leader(NodeAgent):
         lost = self._lost()
         if first is not None and first["status"] != EXIT_CHECKPOINTED and not lost:
             self._state.fields["failure"] = exit_report.failure_entry(first)
-        failure = {} if first is None else {"step": first["step"], "knows_step": first["knows_step"]}
         return AttemptEnd(
             codes={each["node"]: each["status"] for each in self._ends},
             lost=self._members.named(lost),
             cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
-            first=None if first is None else first["node"],
+            failure=None if first is None else self._failure_of(first),
             asked=self._asked_in_time(),
             completed=state_file.summary_completed(Path(self._job.run_directory)),
             newer_checkpoint=self._has_newer_checkpoint(before),
-            cause="" if first is None else reason_with_node(first, self._job.nodes),
-            final=first is not None and first["final"],
-            error="" if first is None else error_line(first["lines"]),
-            **failure,
+        )
+
+    def _failure_of(self, report: dict[str, Any]) -> AttemptFailure:
+        return AttemptFailure(
+            report["status"],
+            report["step"],
+            error_line(report["lines"]),
+            report["knows_step"],
+            reason_with_node(report, self._job.nodes),
+            report["final"],
         )
 
     def _asked_in_time(self) -> str | None:
