@@ -48,16 +48,20 @@ def test_a_public_class_name_stands_once() -> None:
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-def imports_of(name: str, tree: ast.Module) -> set[str]:
+def imports_of(name: str, tree: ast.Module, *, is_package: bool = False) -> set[str]:
     """Modules of ours that a module imports, those in functions and under TYPE_CHECKING included."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom):
+            # Relative imports count from the package, which a package's own __init__.py is itself.
+            parts = name.split(".") if is_package else name.split(".")[:-1]
+            base = [*parts[: len(parts) + 1 - node.level], *([node.module] if node.module else [])]
+            source = ".".join(base) if node.level else str(node.module)
             for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full if full in modules() else node.module)
+                full = f"{source}.{alias.name}"
+                found.add(full if full in modules() else source)
     return (found & modules().keys()) - {name}
 
 
@@ -89,7 +93,18 @@ def import_cycles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_files_import_each_other_in_one_direction() -> None:
-    assert import_cycles({name: imports_of(name, tree) for name, (_, tree) in modules().items()}) == []
+    imports = {
+        name: imports_of(name, tree, is_package=path.name == "__init__.py") for name, (path, tree) in modules().items()
+    }
+    assert import_cycles(imports) == []
+
+
+def test_relative_imports_count() -> None:
+    tree = ast.parse("from . import state_file\nfrom .job import SECONDS_AFTER_FAILURE\nfrom ..plan import Plan")
+    package = "drillyard.launch"
+    found = {f"{package}.agent.state_file", f"{package}.agent.job", f"{package}.plan"}
+    assert imports_of(f"{package}.agent.leader", tree) == found
+    assert imports_of(f"{package}.agent", tree, is_package=True) == found
 
 
 def test_a_cycle_is_found() -> None:
