@@ -71,6 +71,12 @@ class ExplainedField:
     """The setting (`cluster.yaml: slurm.partition`), the fact with its origin, or `drillyard` for a choice of ours."""
 
 
+def explained(place: str, value: Any, reason: str, source: str) -> ExplainedField:
+    """A field whose value may be any JSON: text as it is, a number without needless digits."""
+    shown = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return ExplainedField(place, shown, reason, source)
+
+
 @dataclass(frozen=True)
 class Plan:
     """One run on one cluster. `prepared_run.prepare` begins it; the launcher adds what only it knows: code and steps.

@@ -7,7 +7,6 @@ reason. A launcher gives its own settings of the job, and adds its files and ste
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import posixpath
 import re
@@ -28,7 +27,7 @@ from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
 from drillyard.launch.checks import environments, require_launchable
 from drillyard.launch.network import NETWORK_FILE, network_of
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, explained
 from drillyard.launch.programs import TEMPORARY
 from drillyard.launch.request import Check, LaunchRequest
 from drillyard.launch.run_status import Handle
@@ -130,11 +129,9 @@ def prepare(
         *(_workload_files(workload, Path(request.here)) if workload else ()),
     )
     mounts = tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts])) if image else ()
-    fields = [*network.fields, *_fields(request, job)]
-    for name, (value, why, source) in settings.items():
-        shown = f"{value:g}" if isinstance(value, float) else json.dumps(value)
-        fields.append(ExplainedField(f"job.json: {name}", shown, why, source))
-    return Plan(job, sent, tuple(fields), (*warnings, *network.warnings), image, mounts)
+    set_fields = (explained(f"job.json: {name}", *setting) for name, setting in settings.items())
+    fields = (*network.fields, *_fields(request, job), *set_fields)
+    return Plan(job, sent, fields, (*warnings, *network.warnings), image, mounts)
 
 
 def processes_per_node(request: LaunchRequest) -> int:

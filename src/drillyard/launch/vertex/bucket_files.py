@@ -9,13 +9,13 @@ Cost: a listing per directory and request, then one range request for each file 
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 from drillyard.config.cluster import ClusterConfig
@@ -63,7 +63,8 @@ class BucketFiles(Files):
         found: dict[str, int] = {}
         for pattern in patterns:
             for path, size in self._whole(re.split(r"[*?\[]", pattern, maxsplit=1)[0]).items():
-                if _matches(path, pattern):
+                # As glob does it: a star does not match a slash.
+                if PurePosixPath(path).match(pattern):
                     found[path] = size
         return sorted(found.items())
 
@@ -96,7 +97,8 @@ class BucketFiles(Files):
         """Write objects below a directory. Directories become objects too, for mounts that need them."""
         top = self._key(directory)
         made = {posixpath.join(top, path): content for path, content in contents.items()}
-        made.update({f"{parent}/": b"" for parent in {p for name in made for p in _parents(name, top)}})
+        parents = {str(parent) for name in made for parent in PurePosixPath(name).parents}
+        made.update({f"{parent}/": b"" for parent in parents if len(parent) >= len(top)})
 
         def put(name: str) -> None:
             kind, blob = "application/octet-stream", self._bucket.blob(name)
@@ -185,20 +187,6 @@ class BucketFiles(Files):
             ) from None
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
             raise UnreachableError(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
-
-
-def _parents(name: str, top: str) -> Iterator[str]:
-    parent = posixpath.dirname(name)
-    while parent and len(parent) >= len(top):
-        yield parent
-        parent = posixpath.dirname(parent)
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """As glob does it: a star does not match a slash."""
-    names, patterns = path.split("/"), pattern.split("/")
-    pairs = zip(names, patterns, strict=False)
-    return len(names) == len(patterns) and all(fnmatch.fnmatchcase(name, each) for name, each in pairs)
 
 
 def _first(error: BaseException) -> str:

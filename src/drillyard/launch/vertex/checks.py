@@ -16,7 +16,6 @@ from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.vertex.config import VertexConfig
 
 MAX_DISPLAY_NAME = 128
-MAX_ENVIRONMENT = 100
 MAX_FLEX_START_HOURS = 168.0
 MAX_LABELS = 64
 MAX_LABEL_LETTERS = 63
@@ -159,5 +158,4 @@ def _labels(vertex: VertexConfig) -> Iterator[tuple[str, str]]:
 
 
 def _is_label(text: str) -> bool:
-    good = all(each in "-_" or each.isdigit() or (each.isalpha() and each == each.lower()) for each in text)
-    return good and len(text) <= MAX_LABEL_LETTERS
+    return re.fullmatch(rf"[\w-]{{0,{MAX_LABEL_LETTERS}}}", text) is not None and text == text.lower()

@@ -12,17 +12,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
 from drillyard.hardware.machines import Machine
 from drillyard.launch.network import cited
-from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, secret_names
+from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, explained, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, JobSettings, prepare
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_ENVIRONMENT, MAX_LABEL_LETTERS, findings
+from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_LABEL_LETTERS, findings
 from drillyard.launch.vertex.config import VertexConfig, output_of, project_of, uri_of
 from drillyard.version import __version__
 
@@ -41,6 +41,8 @@ _SCHEDULING = "google.cloud.aiplatform.v1.Scheduling"
 _SERVICE = "https://cloud.google.com/vertex-ai/docs/training/understanding-training-service"
 _FUSE = "https://cloud.google.com/storage/docs/cloud-storage-fuse/caching"
 _OURS = "drillyard"
+_Entry = tuple[str, Any, str, str]
+"""A value of the request: its dotted path, the value, reason and source."""
 
 
 def plan_of(request: LaunchRequest) -> Plan:
@@ -106,43 +108,28 @@ def custom_job(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> tupl
     pools = [{**shared, "replicaCount": count} for count, _, _ in counts]
     body["jobSpec"] = {"workerPoolSpecs": pools, **body["jobSpec"]}
     assert len(body["displayName"]) <= MAX_DISPLAY_NAME
-    assert len(shared["containerSpec"].get("env", [])) <= MAX_ENVIRONMENT
-    pool_fields = [entry.field("workerPoolSpecs[*].") for entry in pool]
-    return body, [*(entry.field() for entry in entries), *replicas, *pool_fields]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A value of the request at a dotted path, and why."""
-
-    path: str
-    value: Any
-    reason: str
-    source: str
-
-    def field(self, prefix: str = "") -> ExplainedField:
-        value = self.value if isinstance(self.value, str) else json.dumps(self.value)
-        return ExplainedField(f"{prefix}{self.path.removeprefix('jobSpec.')}", value, self.reason, self.source)
+    job_fields = [explained(path.removeprefix("jobSpec."), *why) for path, *why in entries]
+    return body, [*job_fields, *replicas, *(explained(f"workerPoolSpecs[*].{path}", *why) for path, *why in pool)]
 
 
 def _assembled(entries: list[_Entry]) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    for entry in entries:
-        *parents, last = entry.path.split(".")
+    for path, value, _, _ in entries:
+        *parents, last = path.split(".")
         place = made
         for part in parents:
             place = place.setdefault(part, {})
-        place[last] = entry.value
+        place[last] = value
     return made
 
 
 def _fact(path: str, machine: Machine, key: str, reason: str) -> _Entry:
     """A value of the machine's row, with its source."""
-    return _Entry(path, getattr(machine, key), reason, cited(machine, key))
+    return path, getattr(machine, key), reason, cited(machine, key)
 
 
 def _set(path: str, value: Any, setting: str) -> _Entry:
-    return _Entry(path, value, "as set", f"cluster.yaml: vertex.{setting}")
+    return path, value, "as set", f"cluster.yaml: vertex.{setting}"
 
 
 _SETTINGS = {
@@ -161,36 +148,36 @@ def _job_entries(prepared: Plan, cluster: ClusterConfig) -> Iterator[_Entry]:
     bought, where = cluster.consumption or "", "jobSpec.scheduling"
     found_by = "by which `drillyard runs` finds it again, from any machine"
     version = re.sub("[^a-z0-9_-]", "-", __version__)
-    yield _Entry("displayName", job.run, "the run's name", "run.yaml: name")
-    yield _Entry(f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS)
-    yield _Entry(f"labels.{CLUSTER_LABEL}", label_of(job.cluster), f"the cluster's name, {found_by}", _OURS)
-    yield _Entry(f"labels.{VERSION_LABEL}", version, "what submitted it", _OURS)
+    yield "displayName", job.run, "the run's name", "run.yaml: name"
+    yield f"labels.{RUN_LABEL}", label_of(job.run), f"the run's name, {found_by}", _OURS
+    yield f"labels.{CLUSTER_LABEL}", label_of(job.cluster), f"the cluster's name, {found_by}", _OURS
+    yield f"labels.{VERSION_LABEL}", version, "what submitted it", _OURS
     for key, value in vertex.labels.items():
         yield _set(f"labels.{key}", value, "labels")
-    yield _Entry(f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption")
+    yield f"{where}.strategy", _STRATEGIES[bought], f"consumption {bought}", "cluster.yaml: consumption"
     reason = "the longest time that the job may run; then it has failed: time limit"
-    yield _Entry(f"{where}.timeout", _duration(vertex.timeout_hours), reason, "cluster.yaml: vertex.timeout_hours")
+    yield f"{where}.timeout", _duration(vertex.timeout_hours), reason, "cluster.yaml: vertex.timeout_hours"
     reason = "a worker that the service restarts joins the other nodes again, and all continue from the checkpoint"
-    yield _Entry(f"{where}.restartJobOnWorkerRestart", False, reason, _SCHEDULING)
+    yield f"{where}.restartJobOnWorkerRestart", False, reason, _SCHEDULING
     reason = "the service replaces lost and preempted nodes; the agent of a run that is over exits at once"
-    yield _Entry(f"{where}.disableRetries", False, reason, _SERVICE)
+    yield f"{where}.disableRetries", False, reason, _SERVICE
     if bought == "flex-start":
         then = "without limit" if not vertex.max_wait_hours else "then it has expired: no capacity"
         reason, source = f"the longest wait for capacity, {then}", "cluster.yaml: vertex.max_wait_hours"
-        yield _Entry(f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source)
+        yield f"{where}.maxWaitDuration", _duration(vertex.max_wait_hours), reason, source
     for field, setting in _SETTINGS.items():
         if value := getattr(vertex, setting):
             yield _set(f"jobSpec.{field}", value, setting)
     output = uri_of(job.run_directory) + "/"
     reason = "AIP_TENSORBOARD_LOG_DIR and the like point into the run's directory"
-    yield _Entry("jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC)
+    yield "jobSpec.baseOutputDirectory.outputUriPrefix", output, reason, _SPEC
 
 
 def _pool_entries(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> Iterator[_Entry]:
     """What all worker pools have in common."""
     assert cluster.location is not None
     vertex, launch = cluster.section_as(VertexConfig), prepared.job.launch_directory
-    yield _Entry("machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine")
+    yield "machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine"
     yield _fact("machineSpec.acceleratorType", machine, "vertex_accelerator_type", f"the GPU of {machine.name}")
     yield _fact("machineSpec.acceleratorCount", machine, "num_accelerators", f"GPUs of one {machine.name}")
     where, source = "machineSpec.reservationAffinity", "cluster.yaml: reservation"
@@ -199,27 +186,27 @@ def _pool_entries(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> I
         name = cluster.reservation or ""
         if "/" not in name:
             name = f"projects/{cluster.location.project}/zones/{cluster.location.zone}/reservations/{name}"
-        yield _Entry(kind, "SPECIFIC_RESERVATION", "only the named reservation", source)
+        yield kind, "SPECIFIC_RESERVATION", "only the named reservation", source
         reason = "a reservation is found by its name"
-        yield _Entry(f"{where}.key", _RESERVATION_KEY, reason, "google.cloud.aiplatform.v1")
-        yield _Entry(f"{where}.values", [name], "its full name", source)
+        yield f"{where}.key", _RESERVATION_KEY, reason, "google.cloud.aiplatform.v1"
+        yield f"{where}.values", [name], "its full name", source
     else:
         reason = f"consumption {cluster.consumption} uses no reservation"
-        yield _Entry(kind, "NO_RESERVATION", reason, "cluster.yaml: consumption")
+        yield kind, "NO_RESERVATION", reason, "cluster.yaml: consumption"
     if vertex.boot_disk_type is not None:
         yield _set("diskSpec.bootDiskType", vertex.boot_disk_type, "boot_disk_type")
     elif machine.boot_disk in _BOOT_DISKS:
         yield _fact("diskSpec.bootDiskType", machine, "boot_disk", f"what {machine.name} boots from")
     source = "cluster.yaml: vertex.boot_disk_gb"
-    yield _Entry("diskSpec.bootDiskSizeGb", vertex.boot_disk_gb, "holds the image and caches", source)
+    yield "diskSpec.bootDiskSizeGb", vertex.boot_disk_gb, "holds the image and caches", source
     image = "run.yaml: workload.image or cluster.yaml: image"
-    yield _Entry("containerSpec.imageUri", prepared.image, "the run's image", image)
+    yield "containerSpec.imageUri", prepared.image, "the run's image", image
     command = ["python3", "-B", f"{launch}/agent", "run", "--job", f"{launch}/job.json"]
     reason = (
         "the agent: it takes its rank and the chief's address from CLUSTER_SPEC, waits for the other nodes, sets "
         "the environment of job.json and runs the command; -B: writes no bytecode into the bucket"
     )
-    yield _Entry("containerSpec.command", command, reason, _OURS)
+    yield "containerSpec.command", command, reason, _OURS
 
 
 def _job_settings(request: LaunchRequest) -> JobSettings:
