@@ -51,7 +51,11 @@ class PlainOutput:
 
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
         """Lines of rank 0 have no style."""
-        _print(text, self._stream if style is None else sys.stderr, end)
+        stream = self._stream if style is None else sys.stderr
+        try:
+            print(text, end=end, file=stream, flush=True)
+        except OSError:
+            _redirect_to_null(stream)
 
     def refresh(self, heartbeat: Heartbeat) -> None:
         """Show rank 0's last heartbeat; nothing here."""
@@ -60,21 +64,8 @@ class PlainOutput:
         """Print nothing more."""
 
 
-def print_message(text: str) -> None:
-    """A message of the supervisor itself where nothing is shown yet; a reader that is gone ends no run."""
-    print_error(f"drillyard: {text}")
-
-
-def print_error(text: str) -> None:
-    """Print to standard error; a reader that is gone ends no run."""
-    _print(text, sys.stderr)
-
-
-def _print(text: str, stream: IO[str], end: str = "\n") -> None:
-    try:
-        print(text, end=end, file=stream, flush=True)
-    except OSError:
-        _redirect_to_null(stream)
+MESSAGES = PlainOutput(sys.stderr)
+"""For messages before and after a run's own output."""
 
 
 def _redirect_to_null(stream: IO[str]) -> None:

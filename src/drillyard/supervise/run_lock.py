@@ -21,7 +21,7 @@ from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.safe_files import close_quietly, replace_file
-from drillyard.supervise.console_output import print_message
+from drillyard.supervise.console_output import MESSAGES
 from drillyard.supervise.launch_contract import is_launched
 from drillyard.supervise.process_identity import Process, process_of, read_kernel_file, stat_fields, this_process
 
@@ -86,7 +86,7 @@ def open_logs(run_directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def exclusive_run_lock(
-    run_directory: Path, say: Callable[[str], None] = print_message, does: str = TRAINS
+    run_directory: Path, say: Callable[[str], None] = MESSAGES.say, does: str = TRAINS
 ) -> Iterator[int]:
     """Hold the lock of a run directory; yields its descriptor, which a process may inherit to hold the lock as well.
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.supervise import cause, launch_contract, reaper
 from drillyard.supervise.attempt import Attempt, AttemptResult, GracePeriods, RankExit, rank_environments
-from drillyard.supervise.console_output import PlainOutput, TerminalOutput, print_error
+from drillyard.supervise.console_output import MESSAGES, PlainOutput, TerminalOutput
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, ExitRecord
 from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, Standby
 from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, ParentWatcher, end_marked_processes
@@ -85,7 +85,7 @@ def required_metrics_code(run: RunConfig) -> int:
     """The exit code of a run that is done: 1, with the failure reported, where a required metric is missing; else 0."""
     if not run.evaluation.required or (failure := required_failure(Path(run.output) / run.name)) is None:
         return 0
-    print_error(f"error: {failure}")
+    MESSAGES.error(f"error: {failure}")
     # The model is complete: no restart measures it.
     lines = failure.splitlines()
     ExitRecord(None, 1, lines[0], lines, final=True).write()
