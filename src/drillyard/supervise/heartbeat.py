@@ -8,6 +8,7 @@ store to shared memory; times are CLOCK_MONOTONIC, which all processes of a host
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -38,7 +39,7 @@ class Heartbeat:
     trained: bool = False
 
 
-class HeartbeatBoard:
+class HeartbeatBoard(contextlib.AbstractContextManager["HeartbeatBoard"]):
     """The heartbeats of all ranks on this host, as the supervisor sees them. Use it with `with`."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -48,9 +49,6 @@ class HeartbeatBoard:
         self._memory = mmap.mmap(self._descriptor, num_ranks * _SLOT_BYTES)
         for rank in range(num_ranks):
             _NUMBERS.pack_into(self._memory, rank * _SLOT_BYTES, 0, -1, -1, False)
-
-    def __enter__(self) -> HeartbeatBoard:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._memory.close()

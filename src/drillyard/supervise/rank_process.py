@@ -83,7 +83,7 @@ def start_process(
     )
 
 
-class Standby:
+class Standby(contextlib.AbstractContextManager["Standby"]):
     """Ranks started ahead, with everything imported, so that a restart does not wait for it.
 
     Importing torch takes a rank seconds on a local disk and minutes when thousands of ranks read a shared one. So once
@@ -97,9 +97,6 @@ class Standby:
         self._command = command
         self._environments = environments
         self._waiting: dict[str, _Waiting] = {}
-
-    def __enter__(self) -> Standby:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         for number in list(self._waiting):

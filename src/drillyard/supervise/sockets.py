@@ -24,13 +24,11 @@ class Pollable(Protocol):
 
 def can_bind(port: int) -> bool:
     """Whether a server could listen on a port."""
-    with socket.socket() as probe:
+    with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def free_port(used: set[int]) -> int:
