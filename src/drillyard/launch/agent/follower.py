@@ -19,7 +19,7 @@ from .job import SECONDS_AFTER_FAILURE
 from .messages import StartMessage, parse_leave, parse_start, parse_stop
 from .node_agent import AgentExit, NodeAgent
 from .protocol import Connection, ConnectionLost, join
-from .state_file import is_cancelled, last_state
+from .state_file import exit_code_of, is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
 # Where the job waits for no node: Slurm starts the first node's agent about when it starts this one.
@@ -32,7 +32,7 @@ class Follower(NodeAgent):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._due: StartMessage | None = None
-        self._end_before = _end_of(last_state(self._directory))
+        self._state_before = last_state(self._directory)
 
     def run(self) -> int:
         """Follow until the leader says leave, or is gone for too long; returns the agent's exit code."""
@@ -134,10 +134,8 @@ class Follower(NodeAgent):
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it ended while this node was not connected."""
         state = last_state(self._directory)
-        end = _end_of(state)
-        same = all(state.get(key) == value for key, value in self._start.items())
         # What ended before this agent started may be followed by another start of the same name.
-        return end[0] if same and end != self._end_before else None
+        return exit_code_of(state, self._start) if state != self._state_before else None
 
     def _fenced_for_good(self) -> bool:
         """Whether the newest epoch is of another start of the run; releases the lease then."""
@@ -145,10 +143,4 @@ class Follower(NodeAgent):
             return False
         self._lease.release()
         newest = self._epochs.leader_of(self._epochs.newest())
-        return bool(newest) and {key: newest.get(key) for key in self._start} != self._start
-
-
-def _end_of(state: dict[str, Any]) -> tuple[int | None, int]:
-    """A run's exit code, None while it runs, and the epoch in which it ended."""
-    code = state.get("exit_code")
-    return None if code is None else int(code), int(state.get("epoch") or 0)
+        return bool(newest) and not self._start.items() <= newest.items()

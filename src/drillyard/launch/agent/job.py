@@ -73,7 +73,7 @@ def read_job(path: Path) -> Job:
     """The job in a file. Raises ValueError where it is of another format or not a job."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if (found := content.get("format")) != FORMAT:
-        raise ValueError(f"{path}: written for another version of the agent (format {found}, not {FORMAT})")
+        raise ValueError(f"written for another version of the agent (format {found}, not {FORMAT})")
     if unknown := sorted(content.keys() - {each.name for each in dataclasses.fields(Job)}):
-        raise ValueError(f"{path}: unknown fields: {', '.join(unknown)}")
+        raise ValueError(f"unknown fields: {', '.join(unknown)}")
     return Job(**content)

@@ -126,7 +126,7 @@ class Members:
 
     def _refusal(self, peer: Handshake) -> str | None:
         node, host = peer.hello.get("node"), peer.hello.get("host")
-        if {key: peer.hello.get(key) for key in self._start} != self._start:
+        if not self._start.items() <= peer.hello.items():
             return "this agent belongs to another start of the run"
         if not isinstance(node, int) or not 0 < node < self._job.nodes:
             return f"there is no node {node} in a run of {self._job.nodes}"

@@ -20,7 +20,7 @@ from .job import Job, read_job
 from .leader import Leader
 from .node_command import REFERENCE, NodeCommand
 from .scheduler_env import Allocation
-from .state_file import OVER, is_cancelled, last_state, read_json_object, read_secrets, replace_file
+from .state_file import OVER, exit_code_of, is_cancelled, last_state, read_json_object, read_secrets, replace_file
 
 _SECONDS_FOR_SECRET = 60.0
 """NFS clients may remember for as long that a file was not there (nfs(5), acdirmax)."""
@@ -72,9 +72,7 @@ def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
     the job) must not restart a run that is over. A start without a name cannot be distinguished from the next one.
     """
     state = last_state(directory) if start["submission"] else {}
-    same = all(state.get(key) == value for key, value in start.items())
-    code = state.get("exit_code")
-    return code if same and state.get("state") in OVER and isinstance(code, int) else None
+    return exit_code_of(state, start) if state.get("state") in OVER else None
 
 
 def load_job(path: str) -> Job:

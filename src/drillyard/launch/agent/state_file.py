@@ -88,13 +88,19 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
     except RecursionError:
         state = None
     if not isinstance(state, dict):
-        raise ValueError(f"{launch_directory / 'state.json'}: not a state")
+        raise ValueError("not a state")
     return state
 
 
 def last_state(launch_directory: Path) -> dict[str, Any]:
     """state.json to continue from: a damaged one (a host lost power) counts as none."""
     return read_json_object(launch_directory / "state.json")
+
+
+def exit_code_of(state: dict[str, Any], start: dict[str, str]) -> int | None:
+    """The exit code in the state of this start of a run; None in that of another one, or while it runs."""
+    code = state.get("exit_code")
+    return code if start.items() <= state.items() and isinstance(code, int) else None
 
 
 def read_secrets(launch_directory: Path) -> dict[str, str]:

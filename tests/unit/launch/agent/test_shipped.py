@@ -64,8 +64,9 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**json.loads(JOB.as_json()), **change}))
-    with pytest.raises(startup.UsageError, match=words):
+    with pytest.raises(startup.UsageError, match=words) as refused:
         startup.load_job(str(path))
+    assert str(refused.value).count(str(path)) == 1
 
 
 @pytest.mark.parametrize(("rank", "leader"), [(None, "a"), (0, None), (2, "a")])
@@ -128,5 +129,6 @@ def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> Non
 def test_a_run_without_state_has_none(tmp_path: Path) -> None:
     assert index.look(str(tmp_path))["problem"] is None
     assert "is not there" in index.look(str(tmp_path / "away"))["problem"]
-    (tmp_path / "state.json").write_text("{")
-    assert "state.json" in index.look(str(tmp_path))["problem"]
+    for damaged in ("{", "[]"):
+        (tmp_path / "state.json").write_text(damaged)
+        assert index.look(str(tmp_path))["problem"].count("state.json") == 1
