@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import pwd
 import shlex
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drillyard.errors import UserError
 from drillyard.launch.plan import PlanFile
@@ -49,6 +50,10 @@ class Result:
     def unreachable(self) -> bool:
         """Whether ssh could not reach the host; False where the command on it failed."""
         return self.argv[0] == "ssh" and self.returncode == _SSH_FAILED
+
+    def printed_json(self) -> Any:
+        """The JSON on the last line of its output: a login may print something first. Raises ValueError."""
+        return json.loads(self.stdout.strip().rpartition("\n")[2])
 
 
 class Programs:

@@ -7,7 +7,6 @@ slow connection can hide a difference but cannot invent one.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,7 +47,7 @@ class HostAnswer:
         if self.result is None or self.result.returncode != 0:
             return None
         try:
-            reported = json.loads(self.result.stdout.strip().rpartition("\n")[2])
+            reported = self.result.printed_json()
         except (ValueError, RecursionError):
             return None
         return reported if isinstance(reported, dict) else None

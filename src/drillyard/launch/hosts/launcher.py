@@ -33,7 +33,7 @@ from drillyard.launch.hosts.plan import CHECK, FORGET, SHARE, START, UNLOCK, WRI
 from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
 from drillyard.launch.plan import Plan, PlanFile
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
-from drillyard.launch.programs import Host, Programs, archive, defer_interrupt, parallel_map, require_success
+from drillyard.launch.programs import Host, Programs, Result, archive, defer_interrupt, parallel_map, require_success
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, failure_of
@@ -86,7 +86,7 @@ class HostsLauncher(Launcher[HostRun]):
 
     def _runs(self) -> list[HostRun]:
         runs = []
-        for seen in self._ask_head(["list", "--cluster", self.cluster.name]):
+        for seen in self._ask_head(["list", "--cluster", self.cluster.name]).printed_json():
             entry = seen["entry"]
             if "launch_directory" in entry and entry.get("platform") == self.cluster.platform:
                 handle = Handle(self.cluster.platform, self.cluster.name, entry["run"])
@@ -217,17 +217,15 @@ class HostsLauncher(Launcher[HostRun]):
         argvs = [host.argv(["sh", "-c", script, self._layout.python, *words]) for host in hosts]
         return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
 
-    def _ask_head(self, words: Sequence[str]) -> Any:
-        """The answer of the agent on the head host."""
+    def _ask_head(self, words: Sequence[str]) -> Result:
+        """What a verb of the agent gives on the head host."""
         (answer,) = self._ask(self._hosts[:1], words, _LIST_SECONDS)
         if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")
         try:
-            output = require_success(answer.result, f"{answer.host}: its runs cannot be listed").stdout
+            return require_success(answer.result, f"{answer.host}: its runs cannot be listed")
         except UserError as error:
             raise HeadFailed(str(error)) from None
-        # A login may print something first.
-        return json.loads(output.strip().rpartition("\n")[2]) if output else None
 
     def _stop_seconds(self, run: HostRun) -> float:
         """The grace period that job.json gives the run; the file may be missing, incomplete or of another version."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,8 +89,8 @@ class Slurm:
     def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """The index: each entry, and the state of its run (agent/index.py)."""
         result = self.run_agent(["list", "--cluster", self._cluster])
-        listed = json.loads(require_success(result, f"{self.host.title}: its runs cannot be listed").stdout)
-        return [(each["entry"], each["state"]) for each in listed]
+        require_success(result, f"{self.host.title}: its runs cannot be listed")
+        return [(each["entry"], each["state"]) for each in result.printed_json()]
 
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
         """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
@@ -200,8 +200,7 @@ class Slurm:
 def parse_squeue(text: str) -> list[SlurmJob]:
     """The jobs in what squeue printed with our format. A script's path may have `|` in it, a comment may not."""
     jobs = []
-    for line in text.splitlines():
-        job, rest = _job(line)
+    for job, rest in _jobs(text):
         script, _, commented = rest.rpartition("|")
         comment, _, note = commented.partition(" ")
         script, comment = ("" if each == "(null)" else each for each in (script, comment))
@@ -212,8 +211,7 @@ def parse_squeue(text: str) -> list[SlurmJob]:
 def parse_sacct(text: str) -> list[SlurmJob]:
     """The jobs in what sacct printed with our format: of a job that was queued again, its last start."""
     jobs = {}
-    for line in text.splitlines():
-        job, exit_code = _job(line)
+    for job, exit_code in _jobs(text):
         code, _, number = exit_code.partition(":")
         if code.isdigit() and number.isdigit():
             # `CODE:SIGNAL`, as a shell's exit code.
@@ -222,24 +220,26 @@ def parse_sacct(text: str) -> list[SlurmJob]:
     return list(jobs.values())
 
 
-def _job(line: str) -> tuple[SlurmJob, str]:
-    """The job of a line, from the fields that both programs print first, and the rest of the line."""
-    job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
-    # `4`, or `1-4` of a job with a range.
-    count = re.match(r"\d+", nodes)
-    job = SlurmJob(
-        job_id=job_id,
-        # `CANCELLED by 1000`
-        state=state.split()[0].rstrip("+").upper(),
-        reason="" if reason == "None" else reason,
-        submitted_at=_time(submitted),
-        started_at=_time(started),
-        ended_at=_time(ended),
-        nodes=int(count[0]) if count else 0,
-        node_list="" if node_list in ("(null)", "None assigned") else node_list,
-        partition=partition,
-    )
-    return job, rest
+def _jobs(text: str) -> Iterator[tuple[SlurmJob, str]]:
+    """The job of each line, from the fields that both programs print first, and the rest of the line."""
+    # A login may print something first.
+    for line in (line for line in text.splitlines() if line.count("|") >= 9):
+        job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
+        # `4`, or `1-4` of a job with a range.
+        count = re.match(r"\d+", nodes)
+        job = SlurmJob(
+            job_id=job_id,
+            # `CANCELLED by 1000`
+            state=state.split()[0].rstrip("+").upper(),
+            reason="" if reason == "None" else reason,
+            submitted_at=_time(submitted),
+            started_at=_time(started),
+            ended_at=_time(ended),
+            nodes=int(count[0]) if count else 0,
+            node_list="" if node_list in ("(null)", "None assigned") else node_list,
+            partition=partition,
+        )
+        yield job, rest
 
 
 def _time(text: str) -> float | None:

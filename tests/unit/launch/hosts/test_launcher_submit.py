@@ -299,6 +299,8 @@ def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -
     launcher, _ = made(hosts)
     assert launcher.cancel("nccl").status.state == "cancelled"
     assert hosts.verbs() == ["list", "stop", "forget"]
+    hosts.says["forget", "n0"] = Result(("ssh",), 0, "Welcome!\n", "")
+    assert launcher.cancel("nccl").status.state == "cancelled"
 
 
 def test_what_a_login_says_of_its_own_does_not_matter() -> None:
