@@ -14,7 +14,6 @@ it is closed and a rename is copy and delete; nothing here relies on a rename be
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import math
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from drillyard.safe_files import flush, replace_file
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
@@ -214,14 +215,11 @@ def forget_cached(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable, where the file system offers it. Raises OSError on an I/O error."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        flush(path)
     except OSError as error:
         if error.errno not in _DIRECTORY_SYNC_NOT_OFFERED:
             raise
-    finally:
-        os.close(descriptor)
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -229,15 +227,5 @@ def write_durably(path: Path, data: bytes) -> None:
 
     Raises OSError; then the final name is as it was before.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    replace_file(path, data, draft=path.with_name(path.name + ".tmp"), durable=True)
     sync_directory(path.parent)
