@@ -228,21 +228,19 @@ def plan_prune(
         return PrunePlan(keep=complete)
     plan = PrunePlan()
 
-    def is_good(info: CheckpointInfo) -> bool:
-        problem = problem_with(info)
-        if problem is not None:
+    def keep_if_good(info: CheckpointInfo) -> None:
+        if (problem := problem_with(info)) is not None:
             plan.damaged.append((info, problem))
-            return False
-        plan.keep.append(info)
-        return True
+        else:
+            plan.keep.append(info)
 
     rest = list(complete)
     while rest and len(plan.keep) < keep:
-        is_good(rest.pop(0))
+        keep_if_good(rest.pop(0))
     while keep_best and (winner := best_checkpoint([*plan.keep, *rest])) in rest:
         assert winner is not None
         rest.remove(winner)
-        is_good(winner)
+        keep_if_good(winner)
     if plan.keep:
         plan.remove = [*reversed(rest), *remains]
     return plan
