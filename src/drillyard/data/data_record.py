@@ -18,6 +18,7 @@ from typing import Any
 
 from drillyard.data.sources import DataSource, SourceContents
 from drillyard.errors import UserError
+from drillyard.formatting import first_few
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
@@ -76,7 +77,7 @@ def describe_change(now: SourceContents, then: SourceContents) -> str:
     if not (then.files and now.files) or "" in changed:
         return "its content changed"
     differences = [(changed, "other content"), (new, "new"), (missing, "missing")]
-    return "; ".join(f"{_listed(names)}: {what}" for names, what in differences if names)
+    return "; ".join(f"{first_few(names, _NAMED)}: {what}" for names, what in differences if names)
 
 
 def only_removed_files(now: SourceContents, then: SourceContents) -> bool:
@@ -90,7 +91,3 @@ def refuse_change(
     """Raise the UserError for a training source that changed since this run began."""
     what = describe_change(now, then)
     raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {advice}")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

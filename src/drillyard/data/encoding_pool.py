@@ -54,11 +54,10 @@ def encode_all(
             yield encoder.encode(batch)
         return
     with _Pool(num_workers, settings) as pool:
-        waiting: deque[Future[Encoded]] = deque(pool.submit(batch) for batch in islice(batches, 2 * num_workers))
+        waiting: deque[Future[Encoded]] = deque(map(pool.submit, islice(batches, 2 * num_workers)))
         while waiting:
             yield waiting.popleft().result()
-            for batch in islice(batches, 1):
-                waiting.append(pool.submit(batch))
+            waiting.extend(map(pool.submit, islice(batches, 1)))
 
 
 class _Pool:

@@ -87,15 +87,13 @@ def _blocks_of_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
     for block in _blocks_of(file):
         if offset == 0 and not pending and block.startswith(b"\xef\xbb\xbf"):
             block, offset = block[3:], 3
-        cut = block.rfind(b"\n") + 1
-        if cut == 0:
-            pending += block
-            continue
-        data = pending + block[:cut]
-        yield line, offset, data
-        line += data.count(b"\n")
-        offset += len(data)
-        pending = block[cut:]
+        data = pending + block
+        cut = data.rfind(b"\n") + 1
+        pending = data[cut:]
+        if cut:
+            yield line, offset, data[:cut]
+            line += data.count(b"\n")
+            offset += cut
     if pending:
         yield line, offset, pending
 
