@@ -17,7 +17,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Any, Final
 
 import yaml
@@ -131,7 +130,7 @@ def _more_gpus(setup: Setup) -> Iterator[Setup]:
         sequences = setup.micro_batch_size * setup.gradient_accumulation
         setup = replace(setup, shard=setup.shard * 2)
         if sequences % 2 == 0:
-            size = gcd(sequences // 2, setup.micro_batch_size)
+            size = math.gcd(sequences // 2, setup.micro_batch_size)
             halved = replace(setup, micro_batch_size=size, gradient_accumulation=sequences // 2 // size)
             setup = _rechunked(halved, setup)
         yield setup

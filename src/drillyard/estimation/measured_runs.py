@@ -160,14 +160,13 @@ def run_class(setup: Setup, accelerator: str) -> RunClass:
 @cache
 def published_runs() -> dict[str, MeasuredRun]:
     """The published runs by name, in the order of the data file."""
-    data, known = _data(), {}
-    for key, row in data["sources"].items():
-        known[key] = FactSource(row["text"], str(row["date"]), row.get("unverified", False))
-    rows: dict[str, MeasuredRun] = {}
-    for raw in data["runs"]:
-        row = read_row(PublishedRow, raw, known)
-        rows[row.name] = row.measured(published_model(row.model, row.sequence_length))
-    return rows
+    data = _data()
+    known = {
+        key: FactSource(row["text"], str(row["date"]), row.get("unverified", False))
+        for key, row in data["sources"].items()
+    }
+    rows = [read_row(PublishedRow, raw, known) for raw in data["runs"]]
+    return {row.name: row.measured(published_model(row.model, row.sequence_length)) for row in rows}
 
 
 @cache
