@@ -110,7 +110,6 @@ def main() -> None:
 
 
 def write_line(out: BinaryIO, value: Any) -> None:
-    """One line of JSON."""
     out.write(json.dumps(value).encode() + b"\n")
 
 

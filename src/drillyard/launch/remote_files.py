@@ -129,8 +129,6 @@ def open_files(host: Host, programs: Programs) -> Files:
 
 
 class LocalFiles(Files):
-    """Files of this machine."""
-
     title = "this machine"
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -154,8 +152,6 @@ class LocalFiles(Files):
 
 
 class RemoteFiles(Files):
-    """Files of another host."""
-
     def __init__(self, host: Host, programs: Programs, python: str = "python3") -> None:
         self.title = host.title
         self._programs = programs

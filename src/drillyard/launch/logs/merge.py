@@ -172,7 +172,6 @@ class LogSource:
             self._open = b""
 
     def finish(self) -> None:
-        """End the log."""
         self.cut()
         self.ended = True
 
@@ -212,7 +211,6 @@ class LogMerge:
         self.sources: list[LogSource] = []
 
     def add(self, source: LogSource) -> LogSource:
-        """Add a source, and return it."""
         self.sources.append(source)
         self.sources.sort(key=lambda each: each.order)
         return source
