@@ -12,6 +12,7 @@ from pathlib import Path
 
 from drillyard.config.checks import normalized_sources
 from drillyard.config.load import load_run_config
+from drillyard.config.run_identity import with_values
 from drillyard.data.data_record import read_record
 from drillyard.data.data_report import file_of_source
 from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
@@ -75,8 +76,7 @@ def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None
         if not 1 <= step <= order["total_steps"]:
             raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
-    loss_only = config.evaluation.model_copy(update={"metrics": ["loss"]})  # rows are not needed to show tokens
-    config = config.model_copy(update={"evaluation": loss_only})
+    config = with_values(config, {"evaluation.metrics": ["loss"]})  # rows are not needed to show tokens
     data = prepare(config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES)
     if data.train.fingerprint != order["data"]:
         raise UserError(
