@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drillyard.errors import UserError
 from drillyard.supervise.heartbeat import Heartbeat
@@ -83,6 +83,7 @@ def start_process(
     )
 
 
+@dataclass(repr=False)
 class Standby(contextlib.AbstractContextManager["Standby"]):
     """Ranks started ahead, with everything imported, so that a restart does not wait for it.
 
@@ -93,10 +94,9 @@ class Standby(contextlib.AbstractContextManager["Standby"]):
     cores to spare. Use it with `with`, in the main thread.
     """
 
-    def __init__(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
-        self._command = command
-        self._environments = environments
-        self._waiting: dict[str, _Waiting] = {}
+    _command: Sequence[str]
+    _environments: Sequence[Mapping[str, str]]
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
 
     def __exit__(self, *exception: object) -> None:
         for number in list(self._waiting):
@@ -104,7 +104,6 @@ class Standby(contextlib.AbstractContextManager["Standby"]):
 
     @property
     def pids(self) -> list[int]:
-        """The processes that wait now."""
         return [process.pid for process, _ in self._waiting.values()]
 
     def start(self) -> str | None:

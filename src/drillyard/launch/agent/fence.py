@@ -26,11 +26,12 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drillyard.supervise.process_identity import Process, process_of
-from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes, marked_processes
+from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes
 
 from .state_file import json_object, read_json_object
 
@@ -73,7 +74,6 @@ class Epochs:
         return max((int(name) for name in names if _EPOCH.fullmatch(name)), default=0)
 
     def has(self, number: int) -> bool:
-        """Whether an epoch was taken."""
         return self._path(number).exists()
 
     def leader_of(self, number: int) -> dict[str, Any]:
@@ -91,7 +91,6 @@ class Epochs:
         return self.directory / f"{number:04d}.node-{node}.alive"
 
     def leases_before(self, epoch: int) -> list[Path]:
-        """The leases of earlier epochs."""
         paths = [self.directory / name for name in sorted(os.listdir(self.directory))]
         earlier = [path for path in paths if (part := _ALIVE.fullmatch(path.name)) and int(part[1]) < epoch]
         # An earlier version marked a released lease in this way.
@@ -123,13 +122,13 @@ def _made_first(path: Path, text: str) -> bool:
     return True
 
 
+@dataclass
 class Predecessors:
     """Leases that must have ended before something is started."""
 
-    def __init__(self, leases: Callable[[], list[Path]], lease_seconds: float) -> None:
-        self._leases = leases
-        self._lease_seconds = lease_seconds
-        self._seen: dict[Path, tuple[bytes, float]] = {}
+    _leases: Callable[[], list[Path]]
+    _lease_seconds: float
+    _seen: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
 
     def waiting_for(self, now: float) -> list[str]:
         """Those that may still have a command running, in words; `now` is monotonic. Call it until it is empty."""
@@ -149,11 +148,10 @@ class Predecessors:
             self._seen[path] = content, now
         lease = json_object(content)
         holder = process_of(lease.get("agent"))
-        if holder is not None and holder.here and not holder.alive:
-            token = str(lease.get("token"))
-            kill_marked_processes(token, AGENT_MARK)
-            if not marked_processes(token, AGENT_MARK):
-                return None
+        is_dead = holder is not None and holder.here and not holder.alive
+        # What of it is found is killed now, and gone at a later look.
+        if is_dead and not kill_marked_processes(str(lease.get("token")), AGENT_MARK):
+            return None
         if now - since >= self._lease_seconds:
             return None
         return f"{path.name.rsplit('.', 1)[0]} on {holder.host if holder else 'an unknown host'}"

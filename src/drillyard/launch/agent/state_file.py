@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -115,6 +116,7 @@ def forget_secrets(launch_directory: Path) -> None:
         (launch_directory / "secrets.json").unlink()
 
 
+@dataclass(repr=False)
 class StateFile:
     """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
 
@@ -123,13 +125,10 @@ class StateFile:
     a leader that was frozen must not write after another has begun.
     """
 
-    def __init__(
-        self, launch_directory: Path, fields: dict[str, Any], superseded: Callable[[], bool] = lambda: False
-    ) -> None:
-        self._path = launch_directory / "state.json"
-        self._superseded = superseded
-        self.fields = fields
-        self._written = False
+    _directory: Path
+    fields: dict[str, Any]
+    superseded: Callable[[], bool] = lambda: False
+    _written: bool = False
 
     def enter(self, state: str, reason: str | None = None, **fields: Any) -> None:
         """Change to a state, or to another reason for it; writes nothing where nothing changes."""
@@ -139,23 +138,22 @@ class StateFile:
             self.fields["since"] = time.time()
         self.fields.update(fields, state=state, reason=reason)
         self._written = False
-        if state in OVER and not self._superseded():
+        if state in OVER and not self.superseded():
             # Before others can see that the run is over, and send the secrets of its next start.
-            forget_secrets(self._path.parent)
+            forget_secrets(self._directory)
         self.save()
 
     def save(self) -> None:
-        """Write what is not written yet."""
-        if self._written or self._superseded():
+        if self._written or self.superseded():
             return
-        text = json.dumps(self.fields, indent=2) + "\n"
+        path = self._directory / "state.json"
         with contextlib.suppress(OSError):
             try:
-                replace_file(self._path, text)
+                replace_file(path, json.dumps(self.fields, indent=2) + "\n")
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                _write_over(self._path, self.fields)
+                _write_over(path, self.fields)
             self._written = True
 
 
@@ -198,7 +196,6 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def summary_completed(run_directory: Path) -> bool:
-    """Whether summary.json says that the run is complete."""
     return read_json_object(run_directory / "summary.json").get("status") == "completed"
 
 
