@@ -95,9 +95,8 @@ class RankSupervision:
         self._closed = False
         self._tick_seconds = tick_seconds(watchdog_seconds)
         self._judge_seconds = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
-        limits = (self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
-        arguments = [str(each) for each in (os.getpid(), *limits)]
         script = watchdog_process.__file__
+        arguments = (os.getpid(), self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
         self._watchdog = ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
         self._lock = threading.Lock()
         # Of its own: `answer` may hold the other while a disk hangs.

@@ -76,7 +76,7 @@ class ParentWatcher:
     def __init__(
         self,
         script: str,
-        *arguments: str,
+        *arguments: object,
         detached: bool = True,
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
@@ -87,7 +87,7 @@ class ParentWatcher:
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(script), *arguments],
+            [sys.executable, "-I", "-S", os.path.abspath(script), *map(str, arguments)],
             env=environment,
             stdin=reader,
             stdout=subprocess.DEVNULL,
@@ -111,7 +111,6 @@ class ParentWatcher:
 
 
 def main() -> None:
-    """Wait for the end of standard input, then kill the marked processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     token, mark = sys.argv[1:3]

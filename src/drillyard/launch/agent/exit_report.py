@@ -104,10 +104,9 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
     end its ranks, and the report of an effect on another node may be quicker.
     """
     failed = [each for each in reports if each["status"] != 0]
-    suspects = [each for each in failed if not each["asked"]]
     # `told` in the reports of an earlier version, whose launch directories a newer one reads.
-    own = [each for each in failed if each["status"] < 128 or each.get("has_record", each.get("told"))]
-    suspects += [each for each in own if each["asked"]]
+    own = (each for each in failed if each["status"] < 128 or each.get("has_record", each.get("told")))
+    suspects = [*(each for each in failed if not each["asked"]), *own]
     return min(suspects, key=lambda each: bool(each["lost_peer"]), default=None)
 
 

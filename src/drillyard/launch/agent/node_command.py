@@ -62,7 +62,7 @@ class NodeCommand:
         environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
         # The reaper has the run's mark, so that a stop finds it, and not the mark of what it kills itself.
         environment.pop(AGENT_MARK, None)
-        silence = str(job.lease_seconds / 2)
+        silence = job.lease_seconds / 2
         self.reaper = ParentWatcher(reaper.__file__, self.token, AGENT_MARK, silence, environment=environment)
         self._environment = {**environment, AGENT_MARK: self.token}
         log = self._directory / f"node-{rank}.log"
@@ -89,7 +89,6 @@ class NodeCommand:
         return 0.02 if self.busy and self._kill_at is not None else 0.2
 
     def start(self, start: StartMessage) -> None:
-        """Start the command."""
         assert self._command is None
         self._why = None
         self._asked = False
