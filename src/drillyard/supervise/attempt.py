@@ -294,7 +294,6 @@ class Attempt:
             rank.send(number)
 
     def _terminate(self) -> None:
-        """Ask the remaining ranks to end, and end them soon after."""
         self._asked_to_end = True
         self._send(signal.SIGTERM)
         self._later(self.grace.terminate, self._kill)

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -42,7 +41,6 @@ class PlainOutput:
         self._print(text, end="")
 
     def say(self, text: str) -> None:
-        """Print a message of the supervisor itself."""
         self._print(f"drillyard: {text}", style="yellow")
 
     def error(self, text: str) -> None:
@@ -116,12 +114,10 @@ class TerminalOutput(PlainOutput):
                 _redirect_to_null(sys.stderr)
 
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
-        """Print above the bar."""
         options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
         self._show(lambda: self._progress.console.print(text, **options))
 
     def refresh(self, heartbeat: Heartbeat) -> None:
-        """Show rank 0's step and phase, and advance the clock."""
         doing = "" if heartbeat.phase in ("training", "between steps") else heartbeat.phase
         self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
         if heartbeat.step is not None:
@@ -129,7 +125,6 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.refresh)
 
     def close(self) -> None:
-        """Stop the bar as it is."""
         self._progress.update(self._task, description=self._name)
         self._show(self._progress.refresh)
         self._show(self._progress.stop)
@@ -203,6 +198,5 @@ def open_log(path: Path, header: str) -> tuple[int, int]:
 
 
 def attempt_header(attempt: int, rank: int, num_ranks: int) -> str:
-    """The line that opens an attempt in a rank's log."""
-    moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return f"=== attempt {attempt} | {moment} | rank {rank} of {num_ranks}"

@@ -56,7 +56,6 @@ class HeartbeatBoard(contextlib.AbstractContextManager["HeartbeatBoard"]):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variable by which ranks find the board."""
         return {BOARD: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def read(self) -> list[Heartbeat]:
@@ -88,7 +87,6 @@ class HeartbeatWriter:
         self.show()
 
     def last(self) -> Heartbeat:
-        """What was shown last."""
         return _unpack(self._memory, self._offset)
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Process:
-    """One process of one machine."""
-
     host: str
     machine: str
     pid: int
@@ -27,7 +25,6 @@ class Process:
     """Clock ticks after the boot, as the kernel counts them."""
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields."""
         return asdict(self)
 
     @property
@@ -52,12 +49,10 @@ def process_of(content: object) -> Process | None:
 
 
 def this_process() -> Process:
-    """The caller."""
     return running_process(os.getpid())
 
 
 def running_process(pid: int) -> Process:
-    """A live process of this machine."""
     return Process(node_name(), this_machine(), pid, start_time(pid) or 0)
 
 

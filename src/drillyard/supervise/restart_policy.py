@@ -156,7 +156,6 @@ class RestartDecision:
 
 
 def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    """What follows an attempt on all nodes."""
     codes = set(end.codes.values())
     if end.codes.get(0) == EXIT_DONE and (end.completed or (codes == {EXIT_DONE} and not end.lost)):
         return RestartDecision(DONE, EXIT_DONE, "done", counts)

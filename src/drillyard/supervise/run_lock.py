@@ -105,7 +105,6 @@ def exclusive_run_lock(
 
 
 def lock_owner(run_directory: Path) -> LockOwner | None:
-    """The recorded owner of a run lock; None where there is none."""
     try:
         record = json.loads((run_directory / "logs" / _OWNER_FILE).read_text(encoding="utf-8"))
         process = process_of(record)

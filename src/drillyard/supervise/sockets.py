@@ -16,14 +16,11 @@ from typing import Protocol
 
 
 class Pollable(Protocol):
-    """Something that can be waited for."""
-
     def fileno(self) -> int:
         """Its descriptor."""
 
 
 def can_bind(port: int) -> bool:
-    """Whether a server could listen on a port."""
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))

@@ -50,7 +50,6 @@ def await_silence(pid: int, limit: float, tick: float) -> bool:
 
 
 def main() -> None:
-    """Watch the process named by the first argument."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     pid, limit, tick = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])

@@ -18,7 +18,6 @@ from . import host_cleanup, host_probe, index, respawn, startup, submit
 
 
 def main() -> int:
-    """Run the verb of the command line; returns the exit code."""
     options = _parser().parse_args()
     try:
         return int(options.verb(options))

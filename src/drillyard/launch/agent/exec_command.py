@@ -23,7 +23,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Become the command, or say why not."""
     words = sys.argv[1:]
     if words[0] == RANK_OPTION:
         argv = words[1:]

@@ -27,15 +27,12 @@ _SECONDS_FOR_LEADER = 600.0
 
 
 class Follower(NodeAgent):
-    """The agent of node `node.rank`, from joining to its exit."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._due: StartMessage | None = None
         self._state_before = last_state(self._directory)
 
     def run(self) -> int:
-        """Follow until the leader says leave, or is gone for too long; returns the agent's exit code."""
         with self._stop:
             try:
                 while True:

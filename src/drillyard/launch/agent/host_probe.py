@@ -26,7 +26,6 @@ from .startup import agents_here
 
 
 def check(options: Namespace) -> int:
-    """Print the facts of this host."""
     facts: dict[str, Any] = {
         "clock": time.time(),
         "user": os.getuid(),
@@ -116,7 +115,6 @@ def drillyard_facts(python: str) -> dict[str, Any]:
 
 
 def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
-    """The agents of a run that live on this host."""
     return [
         {"node": announced["node"], "submission": announced["submission"], "pid": process.pid}
         for announced, process in agents_here(launch_directory)

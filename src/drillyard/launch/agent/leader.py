@@ -40,8 +40,6 @@ _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP
 
 
 class Leader(NodeAgent):
-    """A run from here to its end."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
@@ -57,7 +55,6 @@ class Leader(NodeAgent):
         self._epoch = 0
 
     def run(self) -> int:
-        """Lead the run; returns the agent's exit code."""
         with self._stop:
             before = self._take_over()
             try:
@@ -114,8 +111,6 @@ class Leader(NodeAgent):
         newest = state_file.newest_checkpoint(self._job.checkpoints)
         return None if self._job.checkpoints is None else newest is not None and newest != before
 
-    # The steps of a run.
-
     def _make_attempts(self, before: dict[str, Any]) -> RestartDecision:
         if before and before.get("exit_code") is None:
             # The leader that left this state was killed, or its host is gone.
@@ -155,7 +150,6 @@ class Leader(NodeAgent):
             self._turn()
 
     def _wait_for_predecessors(self) -> None:
-        """Wait until nothing of an earlier epoch can be running."""
         earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
             reason = f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}"
@@ -278,15 +272,12 @@ class Leader(NodeAgent):
         return self._stop.first.name
 
     def _write_end(self, decision: RestartDecision) -> int:
-        """Write how the run ended; returns the exit code."""
         cancelled = state_file.is_cancelled(self._directory, self._start["submission"])
         end = state_file.final_fields(decision, cancelled, self._state.fields["failure"])
         self._state.enter(**end)
         code = int(end["exit_code"])
         self._node.say(f"{end['state']}: {decision.reason} (exit code {code})")
         return code
-
-    # Meanwhile.
 
     def _turn(self) -> None:
         """Look at everything once; waits at most a fifth of a second for something to look at."""

@@ -78,7 +78,6 @@ class Listener:
 
     @property
     def sources(self) -> list[Pollable]:
-        """For `wait_for`."""
         return [self._server, *(peer.connection for peer in self._handshakes)]
 
     def authenticated(self) -> list[Handshake]:
@@ -105,7 +104,6 @@ class Listener:
         return done
 
     def close(self) -> None:
-        """Stop listening, and close the connections that are not authenticated."""
         for peer in self._handshakes:
             peer.connection.close()
         self._server.close()

@@ -53,7 +53,6 @@ class RemoteMember:
         return ends
 
     def leave(self, code: int) -> None:
-        """Make its agent exit."""
         self._send(leave=code)
         deadline = time.monotonic() + _SECONDS_TO_SAY_GOODBYE
         with contextlib.suppress(ConnectionLost):
@@ -87,7 +86,6 @@ class Members:
 
     @property
     def sources(self) -> list[Pollable]:
-        """For `wait_for`."""
         handshakes = [] if self._listener is None else self._listener.sources
         return [*handshakes, *(each.connection for each in self._remote())]
 

@@ -43,7 +43,6 @@ _REPORT: dict[str, tuple[type, ...]] = {
 
 
 def is_host(text: object) -> bool:
-    """Whether it is a host name or an IP address."""
     return isinstance(text, str) and _HOST.fullmatch(text) is not None
 
 

@@ -21,8 +21,6 @@ from .scheduler_env import Allocation
 
 @dataclass(eq=False)
 class AgentExit(Exception):
-    """Raised where the agent must exit with a code."""
-
     code: int
 
 

@@ -65,7 +65,6 @@ class Connection:
         self._received_at = self._beat_at = time.monotonic()
 
     def fileno(self) -> int:
-        """For `wait_for`."""
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
