@@ -206,8 +206,6 @@ def enough_replicas(scenario: Scenario) -> int:
 
 def check_length(scenario: Scenario, replicas: int) -> None:
     """UserError where a simulation would take more than MOST_FAILURES failures, by the closed forms."""
-    if not scenario.failures_per_second:
-        return
     active = 1 - scenario.waiting_share()
     wall = expected_wall_seconds(scenario.schedule, scenario.restart_seconds, scenario.mtbf_seconds)
     expected = replicas * wall / scenario.mtbf_seconds / active if active > 0 else math.inf
