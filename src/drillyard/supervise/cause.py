@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drillyard.supervise.process_identity import read_kernel_file
+from drillyard.supervise.stop_requests import RANK_STOP_SIGNALS
 
 _PEER_LOST = re.compile(
     r"\b(DistNetworkError|DistStoreError): |connectFullMesh|monitoredBarrier"
@@ -73,9 +74,9 @@ def exit_status(returncode: int) -> int:
     return 128 - returncode if returncode < 0 else returncode
 
 
-def was_asked_to_stop(returncode: int) -> bool:
-    """Whether a rank ended by SIGTERM or SIGUSR1: before it could handle them, or at the second request."""
-    return exit_status(returncode) - 128 in (signal.SIGTERM, signal.SIGUSR1)
+def stop_signal(returncode: int) -> signal.Signals | None:
+    """The SIGTERM or SIGUSR1 by which a rank ended, before it could handle it or at the second request; else None."""
+    return {128 + number: number for number in RANK_STOP_SIGNALS}.get(exit_status(returncode))
 
 
 def was_killed(returncode: int) -> bool:

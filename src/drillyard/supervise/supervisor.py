@@ -176,12 +176,6 @@ def supervise(
                 return code
 
 
-def _unhandled_signal(failures: Sequence[RankExit]) -> signal.Signals | None:
-    """The stop signal that ended a rank which did not handle it, or had handled one before; None without such."""
-    asked = (end.returncode for end in failures if cause.was_asked_to_stop(end.returncode))
-    return next((signal.Signals(cause.exit_status(code) - 128) for code in asked), None)
-
-
 @dataclass
 class _Run:
     """The state of a run over its attempts, its events and its messages."""
@@ -227,7 +221,8 @@ class _Run:
         if any(end.returncode == EXIT_USER_ERROR for end in result.exits):
             return self._user_error(result)
         failures = [end for end in result.exits if end.returncode != 0 and not end.asked]
-        stop = result.stop_signal or late_signal or _unhandled_signal(failures)
+        unhandled = filter(None, (cause.stop_signal(end.returncode) for end in failures))
+        stop = result.stop_signal or late_signal or next(unhandled, None)
         unsaved = next((end for end in failures if end.returncode == EXIT_NOT_SAVED), None)
         if unsaved is not None:
             # Its message may be missing on the very disk that took no checkpoint.
@@ -249,7 +244,7 @@ class _Run:
         if result.last_step is None:
             text = "stopped before the first step of this attempt: nothing is lost, the same command starts again"
             return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
-        if result.hung or any(not cause.was_asked_to_stop(end.returncode) for end in failures):
+        if result.hung or any(cause.stop_signal(end.returncode) is None for end in failures):
             self._report_failure(result, self._why(result, failures))
         text = f"stopped by {stop.name} without a checkpoint of this moment"
         return self._end("interrupted", text, 128 + stop)
