@@ -25,7 +25,7 @@ from . import exit_report
 from .fence import Epochs
 from .job import read_job
 from .startup import UsageError, agents_here
-from .state_file import NO_FAILURE, is_cancelled, read_state, replace_file
+from .state_file import failure_for, is_cancelled, read_state, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LED_HERE = ("local", "ssh")
@@ -132,7 +132,7 @@ def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     """The state of a run whose leader cannot write it."""
     if state["state"] not in _ACTIVE:
         how = f"{why}, so how the agent ended is not recorded there"
-        return {**state, "reason": how, "failure": {**(state.get("failure") or {}), "reason": how}}
+        return {**state, "reason": how, "failure": failure_for(how, state.get("failure"))}
     reason = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
     return {**state, "state": "restarting", "reason": reason}
 
@@ -162,8 +162,7 @@ def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
         return state
     gone = "agent gone: the agent of node 0 was killed, or its host started again"
     how = state.get("reason") if code is not None or knows_cause else gone
-    failure = {**NO_FAILURE, **(state.get("failure") or {}), "reason": str(how)}
-    return {**state, "state": "failed", "reason": how, "failure": failure}
+    return {**state, "state": "failed", "reason": how, "failure": failure_for(str(how), state.get("failure"))}
 
 
 def _seen_entry(path: Path) -> dict[str, Any]:

@@ -23,21 +23,12 @@ _COMMAND_SIGNALS = (*STOP_SIGNALS, signal.SIGKILL)
 _MOST = 1 << 53
 """Above all epochs, attempts and seconds; larger whole numbers are no longer exact as floats."""
 _REPORT: dict[str, tuple[type, ...]] = {
-    "node": (int,),
-    "host": (str,),
-    "rank": (int, type(None)),
-    "exit_code": (int,),
-    "status": (int,),
-    "reason": (str,),
-    "lines": (list,),
-    "lost_peer": (bool,),
-    "asked": (bool,),
-    "final": (bool,),
-    "step": (int, type(None)),
-    "knows_step": (bool,),
-    "has_record": (bool,),
+    **dict.fromkeys(("node", "exit_code", "status"), (int,)),
+    **dict.fromkeys(("rank", "step"), (int, type(None))),
+    **dict.fromkeys(("host", "reason"), (str,)),
+    **dict.fromkeys(("lost_peer", "asked", "final", "knows_step", "has_record"), (bool,)),
+    **dict.fromkeys(("lines", "left"), (list,)),
     "ended_at": (int, float),
-    "left": (list,),
 }
 """Fields of a report (`exit_report.make_report`) and their types."""
 

@@ -29,14 +29,12 @@ from drillyard.supervise.restart_policy import RestartDecision
 
 OVER = ("succeeded", "failed", "cancelled")
 """States of a run that has ended."""
-NO_FAILURE: dict[str, Any] = {
-    "reason": "",
-    "rank": None,
-    "node": None,
-    "node_rank": None,
-    "exit_code": None,
-    "lines": [],
-}
+
+
+def failure_for(reason: str, known: dict[str, Any] | None) -> dict[str, Any]:
+    """The `failure` of state.json for another reason than that of the `known` one, if there is one."""
+    unknown = dict.fromkeys(("rank", "node", "node_rank", "exit_code"))
+    return {**unknown, "lines": [], **(known or {}), "reason": reason}
 
 
 def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, Any] | None) -> dict[str, Any]:
@@ -52,8 +50,7 @@ def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, 
         state, reason = "restarting", f"{decision.reason}; to be started again (exit code {code})"
     if state == "failed" and not (decision.counted and failure):
         # The cause came after the last attempt that failed.
-        known = failure if code == EXIT_USER_ERROR else None
-        failure = {**NO_FAILURE, **(known or {}), "reason": decision.reason}
+        failure = failure_for(decision.reason, failure if code == EXIT_USER_ERROR else None)
     return {
         "state": state,
         "reason": reason or None,
