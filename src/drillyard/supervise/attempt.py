@@ -97,12 +97,8 @@ class AttemptResult:
 def rank_environments(
     shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement
 ) -> list[dict[str, str]]:
-    """The environment of each of a node's `num_ranks` ranks in an attempt, lowest rank first.
-
-    To `shared`, which has MASTER_PORT (one per attempt), it adds the rank's place (RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE), MASTER_ADDR, DRILLYARD_ROUND (the attempt: 0, 1, ...; from a launcher's number on where there is
-    one), DRILLYARD_SUPERVISED=1 and PYTHONUNBUFFERED=1.
-    """
+    """The environment of each of a node's ranks, lowest rank first; `shared` has MASTER_PORT, one per attempt. `attempt`
+    counts from the launcher's number on, where there is one."""
     common = {
         **shared,
         "WORLD_SIZE": str(node.count * num_ranks),

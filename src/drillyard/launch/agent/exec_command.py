@@ -55,11 +55,8 @@ def become(argv: list[str], directory: str = "") -> None:
             os.chdir(directory)
         os.execvp(argv[0], argv)
     except OSError as error:
-        print(
-            f"error: cannot start the command: {error.filename or argv[0]}: {error.strerror}",
-            file=sys.stderr,
-            flush=True,
-        )
+        what = f"{error.filename or argv[0]}: {error.strerror}"
+        print(f"error: cannot start the command: {what}", file=sys.stderr, flush=True)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 

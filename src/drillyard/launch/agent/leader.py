@@ -256,14 +256,8 @@ class Leader(NodeAgent):
         )
 
     def _failure_of(self, report: dict[str, Any]) -> AttemptFailure:
-        return AttemptFailure(
-            report["status"],
-            report["step"],
-            error_line(report["lines"]),
-            report["knows_step"],
-            reason_with_node(report, self._job.nodes),
-            report["final"],
-        )
+        error, cause = error_line(report["lines"]), reason_with_node(report, self._job.nodes)
+        return AttemptFailure(report["status"], report["step"], error, report["knows_step"], cause, report["final"])
 
     def _asked_in_time(self) -> str | None:
         """The signal of a request to stop; None where the attempt had failed by itself before: then that counts."""
