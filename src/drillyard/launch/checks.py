@@ -138,8 +138,7 @@ def _floor(
     if image is None or any(image in stack.images.values() for stack in request.facts.network_stacks.values()):
         # A network stack's own images are made for its machines.
         return
-    config: ConfigName = "run" if request.has_own_image else "cluster"
-    key = "workload.image" if request.has_own_image else "image"
+    config, key = request.image_setting
     contents = image_contents(image)
     version = None if contents is None else getattr(contents, part)
     title = {"glibc": "glibc", "cuda": "CUDA"}[part]
@@ -157,7 +156,7 @@ def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[L
     """What the request needs and the launcher cannot do."""
     needed: list[tuple[bool, str, ConfigName, str]] = [
         (request.cluster.nodes > 1, "multi_node", "cluster", "nodes"),
-        (request.has_own_image, "image", "run", "workload.image"),
+        (request.image_setting[0] == "run", "image", "run", "workload.image"),
     ]
     for is_needed, capability, config, key in needed:
         if is_needed:

@@ -76,7 +76,6 @@ class FoundRun:
     launcher: Launcher[Any]
 
     def status(self) -> RunStatus:
-        """The run's status now."""
         return self.launcher.status(self.handle.run)
 
     def logs(self, selection: LogSelection, status: RunStatus | None = None) -> Iterator[bytes]:

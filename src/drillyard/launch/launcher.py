@@ -35,10 +35,6 @@ class SubmittedRun(Protocol):
     """A run as a launcher finds it."""
 
     @property
-    def handle(self) -> Handle:
-        """Its address."""
-
-    @property
     def launch_directory(self) -> str:
         """`launch/` of its run directory, as `files` names it."""
 
@@ -97,8 +93,7 @@ class Launcher(ABC, Generic[_Run]):
         """Submit a run that is over again, from its launch directory."""
 
     def _runs_named(self, names: Collection[str]) -> list[_Run]:
-        """The runs of these names."""
-        return [run for run in self._runs() if run.handle.run in names]
+        return [run for run in self._runs() if run.status.handle.run in names]
 
     def _may_still_run(self, run: _Run) -> bool:
         """Whether processes of a run whose state is final may still exist."""
@@ -106,7 +101,7 @@ class Launcher(ABC, Generic[_Run]):
 
     def _is_over(self, run: _Run) -> Callable[[], bool]:
         """A function that returns whether the run is over, for followers of its logs."""
-        return lambda: self.status(run.handle.run).state.over
+        return lambda: self.status(run.status.handle.run).state.over
 
     # The flow.
 
@@ -122,38 +117,38 @@ class Launcher(ABC, Generic[_Run]):
         """Cancel the runs of these names that are not over, or refuse; returns all runs of these names."""
         existing = self._runs_named(names)
         for run in existing:
-            if run.status.state.over:
+            handle, state = run.status.handle, run.status.state
+            if state.over:
                 continue
             if not replace:
                 title = f" ({run.job_title})" if run.job_title else ""
                 raise UserError(
-                    f"{run.handle}: is {run.status.state} already{title}, and nothing was submitted\n"
-                    f"drillyard runs cancel {run.handle} ends it, launch --replace does so first; or give the run "
+                    f"{handle}: is {state} already{title}, and nothing was submitted\n"
+                    f"drillyard runs cancel {handle} ends it, launch --replace does so first; or give the run "
                     "another name"
                 )
-            self.cancel(run.handle.run)
+            self.cancel(handle.run)
         return existing
 
     def cancel(self, run: str) -> Cancellation:
         """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over."""
         found = self._find(run)
-        before = found.status.state if found.status.state.over else None
-        if before is not None and not self._may_still_run(found):
-            return Cancellation(found.status, before)
-        status = self._stop(found)
-        return Cancellation(status, before if status.state is before else None)
+        before = found.status
+        status = before if before.state.over and not self._may_still_run(found) else self._stop(found)
+        return Cancellation(status, status.state if before.state.over and before.state is status.state else None)
 
     def resume(self, run: str) -> Handle:
         """Submit a run that is over again; its trainer continues from the newest checkpoint."""
         found = self._find(run)
-        if not found.status.state.over:
-            raise UserError(f"{found.handle}: is {found.status.state} and needs no resume")
+        status = found.status
+        if not status.state.over:
+            raise UserError(f"{status.handle}: is {status.state} and needs no resume")
         configs = [
             PlanFile(name, read_file(self._files, posixpath.join(found.launch_directory, name), 0).decode())
             for name in CONFIG_FILES
         ]
         self._resubmit(found, secrets_file(configs))
-        return found.handle
+        return status.handle
 
     # Reading.
 

@@ -107,31 +107,25 @@ class Plan:
 
     @property
     def handle(self) -> Handle:
-        """The run's address."""
         return Handle(self.job.platform, self.job.cluster, self.job.run)
 
     @property
     def nodes(self) -> int:
-        """Of the job."""
         return self.job.nodes
 
     @property
     def processes_per_node(self) -> int:
-        """Of the job: ranks per node."""
         return self.job.processes_per_node
 
     @property
     def run_directory(self) -> str:
-        """Of the job."""
         return self.job.run_directory
 
     @property
     def launch_directory(self) -> str:
-        """Of the job."""
         return self.job.launch_directory
 
     def file(self, path: str) -> PlanFile:
-        """The file with this path."""
         return next(file for file in self.files if file.path == path)
 
     def stage(self, stage: str) -> list[Program]:

@@ -113,7 +113,6 @@ class Host:
 
     @property
     def title(self) -> str:
-        """For people."""
         return self.name or "this machine"
 
     def argv(self, command: Sequence[str]) -> tuple[str, ...]:

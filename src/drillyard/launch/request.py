@@ -54,9 +54,9 @@ class LaunchRequest:
         return (self.workload and self.workload.image) or self.cluster.image
 
     @property
-    def has_own_image(self) -> bool:
-        """Whether the image is that of the run config (`workload.image`), not the cluster's (`image`)."""
-        return bool(self.workload and self.workload.image)
+    def image_setting(self) -> tuple[ConfigName, str]:
+        """Config and key of the setting that names the image."""
+        return ("run", "workload.image") if self.workload and self.workload.image else ("cluster", "image")
 
 
 @dataclass(frozen=True)

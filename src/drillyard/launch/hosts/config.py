@@ -37,16 +37,13 @@ class SshConfig(PlatformSection):
 
     @property
     def project_directory(self) -> str | None:
-        """The project's directory on the hosts."""
         return self.directory
 
     @property
     def head_host(self) -> str:
-        """The first host."""
         return self.hosts[0]
 
     def problems(self, nodes: int) -> Iterator[Problem]:
-        """As many nodes as hosts, each host once."""
         if nodes != len(self.hosts):
             message = f"found {nodes}, but ssh.hosts names {len(self.hosts)}; write nodes: {len(self.hosts)}"
             yield Problem(("nodes",), message)

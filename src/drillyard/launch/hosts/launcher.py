@@ -45,9 +45,9 @@ MOST_AT_ONCE = 64
 _SECONDS = {CHECK: 180.0, SHARE: 180.0, WRITE: 180.0, CARRY: None}
 """Time limits of stages; None: no limit."""
 _OTHER_SECONDS = 120.0
+"""Time limit of all that is quick."""
 _RUNS_ALREADY = " runs here already (submission "
 """An agent's `start` prints this about an agent of another submission (agent/respawn.py)."""
-_LIST_SECONDS = 120.0
 _STOP = (
     'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
     'exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"; fi; '
@@ -65,7 +65,6 @@ _NOTHING_TO_SAVE_SECONDS = 10.0
 class HostRun:
     """A run in the index of the head host."""
 
-    handle: Handle
     launch_directory: str
     status: RunStatus
     job_title: str = ""
@@ -90,7 +89,7 @@ class HostsLauncher(Launcher[HostRun]):
             entry = seen["entry"]
             if "launch_directory" in entry and entry.get("platform") == self.cluster.platform:
                 handle = Handle(self.cluster.platform, self.cluster.name, entry["run"])
-                runs.append(HostRun(handle, entry["launch_directory"], run_status(handle, seen)))
+                runs.append(HostRun(entry["launch_directory"], run_status(handle, seen)))
         return runs
 
     def _open_files(self) -> Files:
@@ -172,8 +171,8 @@ class HostsLauncher(Launcher[HostRun]):
         job = Job(**self._job_json(run))
         if job.nodes != len(self._hosts):
             raise UserError(
-                f"{run.handle}: was launched on {job.nodes} hosts, and the cluster config has {len(self._hosts)}; "
-                "launch its run config again: it continues from its checkpoint"
+                f"{run.status.handle}: was launched on {job.nodes} hosts, and the cluster config has "
+                f"{len(self._hosts)}; launch its run config again: it continues from its checkpoint"
             )
         self._execute(plan_again(self._layout, job), secrets_json, [run])
 
@@ -190,21 +189,20 @@ class HostsLauncher(Launcher[HostRun]):
 
     def _stop(self, run: HostRun) -> RunStatus:
         seconds = self._stop_seconds(run)
-        with cancel_notice(run.handle, seconds):
+        handle = run.status.handle
+        with cancel_notice(handle, seconds):
             problems = self._stop_agents(run.launch_directory, seconds + AFTER_STOP_SECONDS)
         if problems:
             stopped = len(self._hosts) - len(problems)
-            raise UserError(
-                "\n".join([f"{run.handle}: is stopped on {stopped} of {len(self._hosts)} hosts;", *problems])
-            )
-        status = self.status(run.handle.run)
+            raise UserError("\n".join([f"{handle}: is stopped on {stopped} of {len(self._hosts)} hosts;", *problems]))
+        status = self.status(handle.run)
         if status.native["agent"] != "none":
             return status
         if status.state.over:
             # The run's directory was deleted, so no agent could record the end.
             return replace(status, state=State.cancelled, reason=f"{status.reason}; none of its processes is left")
         # The launch was killed before it started an agent.
-        self._ask_head(["forget", "--cluster", self.cluster.name, "--run", run.handle.run])
+        self._ask_head(["forget", "--cluster", self.cluster.name, "--run", handle.run])
         return replace(status, state=State.cancelled, reason="cancelled before anything was started")
 
     # The index of the head host.
@@ -219,7 +217,7 @@ class HostsLauncher(Launcher[HostRun]):
 
     def _ask_head(self, words: Sequence[str]) -> Result:
         """What a verb of the agent gives on the head host."""
-        (answer,) = self._ask(self._hosts[:1], words, _LIST_SECONDS)
+        (answer,) = self._ask(self._hosts[:1], words, _OTHER_SECONDS)
         if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")
         try:
@@ -237,7 +235,7 @@ class HostsLauncher(Launcher[HostRun]):
     def _job_json(self, run: HostRun) -> Any:
         text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
         if not text:
-            raise UserError(f"{run.handle}: {run.launch_directory} was deleted; launch the run config again")
+            raise UserError(f"{run.status.handle}: {run.launch_directory} was deleted; launch the run config again")
         return json.loads(text)
 
     # Stopping agents.
@@ -271,7 +269,7 @@ class HostsLauncher(Launcher[HostRun]):
         """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
         others = self._hosts[1:]
         launches: dict[str, list[Host]] = {}
-        for host, answer in zip(others, self._ask(others, ["check", "--runs"], _LIST_SECONDS), strict=True):
+        for host, answer in zip(others, self._ask(others, ["check", "--runs"], _OTHER_SECONDS), strict=True):
             for each in (answer.parsed() or {}).get("runs", []):
                 if (each["cluster"], each["run"]) == (self.cluster.name, run):
                     launches.setdefault(each["launch_directory"], []).append(host)

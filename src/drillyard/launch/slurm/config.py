@@ -63,12 +63,10 @@ class SlurmConfig(PlatformSection):
 
     @property
     def project_directory(self) -> str | None:
-        """The project's directory on the cluster."""
         return self.directory
 
     @property
     def head_host(self) -> str:
-        """The login node; empty: this machine."""
         return self.login_host or ""
 
 

@@ -104,17 +104,14 @@ class SlurmRun:
 
     @property
     def job_title(self) -> str:
-        """For error messages."""
         return f"job {self.job_id}"
 
     @property
     def launch_directory(self) -> str:
-        """`launch/` of the run directory."""
         return str(self.entry["launch_directory"])
 
     @property
     def status(self) -> RunStatus:
-        """The status that the sources add up to."""
         state, reason = _state_and_reason(self)
         own, job = self.own_state, self.job
         ends = (own.get("ended_at"), self.own_end.get("at"), job.ended_at if job else None)
@@ -202,9 +199,8 @@ def _running(job: SlurmJob, own: Mapping[str, Any]) -> tuple[State, str | None]:
     if state.over and own.get("exit_code") is None:
         # The index found the leader dead. While the job exists, its script decides.
         return State.restarting, own.get("reason")
-    if job.state == "COMPLETING" and not state.over:
-        return state, own.get("reason") or "Slurm ends the job"
-    return state, own.get("reason")
+    ends = "Slurm ends the job" if job.state == "COMPLETING" and not state.over else None
+    return state, own.get("reason") or ends
 
 
 def _forgotten(run: SlurmRun) -> tuple[State, str | None]:

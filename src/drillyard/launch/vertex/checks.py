@@ -52,7 +52,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
             f"'{request.image}' is not an image's address as Vertex AI reads it: write REGION-docker.pkg.dev/PROJECT/"
             f"REPOSITORY/NAME:TAG, without https:// or docker:// ({_SPEC}#ContainerSpec)"
         )
-        yield error("run", "workload.image", message) if request.has_own_image else error("cluster", "image", message)
+        yield error(*request.image_setting, message)
 
 
 def _bought(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> Iterator[tuple[str, str]]:

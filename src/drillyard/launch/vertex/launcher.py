@@ -44,13 +44,7 @@ class VertexRun:
     status: RunStatus
 
     @property
-    def handle(self) -> Handle:
-        """Its address."""
-        return self.status.handle
-
-    @property
     def job_title(self) -> str:
-        """For error messages."""
         return f"job {job_id(self.job)}"
 
     @property
@@ -76,7 +70,6 @@ class VertexLauncher(Launcher[VertexRun]):
         return plan_of(request)
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
-        """Write the files and create the job."""
         from drillyard.launch.vertex.service import parse_request
 
         for step in plan.steps[1:]:
@@ -106,7 +99,8 @@ class VertexLauncher(Launcher[VertexRun]):
         for run in existing:
             while not is_over(self._service.job(run.job["name"])):
                 if time.monotonic() > deadline:
-                    raise UserError(f"{run.handle}: the service has not ended {run.job_title} yet; try again later")
+                    what = f"{run.status.handle}: the service has not ended {run.job_title} yet"
+                    raise UserError(f"{what}; try again later")
                 time.sleep(_POLL_SECONDS)
         return existing
 
@@ -126,16 +120,16 @@ class VertexLauncher(Launcher[VertexRun]):
             raise UserError(
                 f"{uri_of(request)}: was deleted, so the run cannot be submitted again; launch its run config again"
             )
-        with defer_interrupt(str(run.handle)):
+        with defer_interrupt(str(run.status.handle)):
             self._files.write(launch, {secrets_json.path: secrets_json.content.encode()})
             self._service.create(json.loads(planned))
 
     def _may_still_run(self, run: VertexRun) -> bool:
         # Jobs of earlier submissions.
-        return any(not is_over(job) for job in self._service.jobs(run.handle.run))
+        return any(not is_over(job) for job in self._service.jobs(run.status.handle.run))
 
     def _stop(self, run: VertexRun) -> RunStatus:
-        for job in self._service.jobs(run.handle.run):
+        for job in self._service.jobs(run.status.handle.run):
             if is_over(job):
                 continue
             # So that the agents report it as cancelled; without a bucket the service's state is enough.

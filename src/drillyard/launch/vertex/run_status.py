@@ -15,7 +15,6 @@ from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, fa
 from drillyard.launch.vertex.config import mounted
 
 CustomJobJson = Mapping[str, Any]
-AgentState = Mapping[str, Any]
 
 _OVER = {
     "JOB_STATE_SUCCEEDED": State.succeeded,
@@ -35,7 +34,6 @@ _HOUR = 3600.0
 
 
 def is_over(job: CustomJobJson) -> bool:
-    """Whether the job has ended."""
     return job.get("state") in _OVER
 
 
@@ -44,7 +42,7 @@ def job_id(job: CustomJobJson) -> str:
     return str(job.get("name", "")).rpartition("/")[2]
 
 
-def status_of(job: CustomJobJson, own: AgentState | None, cluster: str) -> RunStatus:
+def status_of(job: CustomJobJson, own: Mapping[str, Any] | None, cluster: str) -> RunStatus:
     """The status of a job. `own` is the run's state.json, where it could be read."""
     own = own if own and own.get("submission") in ("", None, job_id(job)) else {}
     spec = job.get("jobSpec", {})
@@ -85,7 +83,7 @@ def seconds_of(duration: object) -> float | None:
     return float(duration[:-1]) if isinstance(duration, str) and duration.endswith("s") else None
 
 
-def _state(job: CustomJobJson, own: AgentState) -> tuple[State, str | None, float | None]:
+def _state(job: CustomJobJson, own: Mapping[str, Any]) -> tuple[State, str | None, float | None]:
     native = str(job.get("state", "JOB_STATE_UNSPECIFIED"))
     created, started = moment(job.get("createTime")), moment(job.get("startTime"))
     updated = moment(job.get("updateTime"))
@@ -105,7 +103,7 @@ def _state(job: CustomJobJson, own: AgentState) -> tuple[State, str | None, floa
             return State.queued, _wait_words(job) or "the service has not begun with it, or quota is missing", created
 
 
-def _running(own: AgentState, started: float | None) -> tuple[State, str | None, float | None]:
+def _running(own: Mapping[str, Any], started: float | None) -> tuple[State, str | None, float | None]:
     if not own:
         return State.starting, "all replicas run; the agents have not met yet", started
     name = str(own.get("state", ""))
@@ -150,7 +148,7 @@ def _reached_limit(job: CustomJobJson) -> bool:
     return None not in (limit, started, ended) and 0 <= (ended or 0) - (started or 0) - (limit or 0) < _SECONDS_OF_DOUBT
 
 
-def _failure(job: CustomJobJson, own: AgentState, state: State) -> RunFailure | None:
+def _failure(job: CustomJobJson, own: Mapping[str, Any], state: State) -> RunFailure | None:
     failure = failure_of(own)
     if failure is not None and state is not State.cancelled:
         return failure
