@@ -157,32 +157,31 @@ class Predecessors:
         return f"{path.name.rsplit('.', 1)[0]} on {holder.host if holder else 'an unknown host'}"
 
 
+@dataclass(eq=False, repr=False)
 class Lease:
     """This node's part: a thread that renews the lease of the epoch it belongs to and looks for a newer one.
 
     `renewed` is called after each renewal: it keeps the reaper from killing the command.
     """
 
-    def __init__(
-        self, epochs: Epochs, node: int, me: Process, token: str, seconds: float, renewed: Callable[[], None]
-    ) -> None:
-        self.seconds = seconds
-        self.epoch: int | None = None
-        """The one that this agent belongs to."""
-        self.fenced_by: int | None = None
-        """A newer epoch than the one that was claimed."""
-        self._epochs = epochs
-        self._node = node
-        self._holder = {"agent": me.as_json(), "token": token}
-        self._renewed = renewed
-        self._renewed_at = 0.0
-        self._count = 0
-        self._missing_since: float | None = None
-        self._mark: tuple[int, bytes] | None = None
-        """The epoch that was claimed, and the content of its file (Epochs.mark)."""
-        self._replaced = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+    _epochs: Epochs
+    _node: int
+    _me: Process
+    _token: str
+    seconds: float
+    _renewed: Callable[[], None]
+    epoch: int | None = None
+    """The one that this agent belongs to."""
+    fenced_by: int | None = None
+    """A newer epoch than the one that was claimed."""
+    _renewed_at: float = 0.0
+    _count: int = 0
+    _missing_since: float | None = None
+    _mark: tuple[int, bytes] | None = None
+    """The epoch that was claimed, and the content of its file (Epochs.mark)."""
+    _replaced: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.Thread | None = None
 
     @property
     def fresh(self) -> bool:
@@ -278,7 +277,8 @@ class Lease:
         lease = self._epochs.lease(self.epoch, self._node)
         self._require_ours(self.epoch, lease)
         self._count += 1
-        text = json.dumps({**self._holder, "count": self._count}).encode().ljust(_LEASE_BYTES) + b"\n"
+        content = {"agent": self._me.as_json(), "token": self._token, "count": self._count}
+        text = json.dumps(content).encode().ljust(_LEASE_BYTES) + b"\n"
         draft = lease.with_suffix(".draft")
         try:
             draft.write_bytes(text)

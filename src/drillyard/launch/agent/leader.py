@@ -84,9 +84,6 @@ class Leader(NodeAgent):
             **self._start,
             "epoch": self._epoch,
             "agent": self._me.as_json(),
-            "state": "starting",
-            "reason": None,
-            "since": time.time(),
             "started_at": before.get("started_at"),
             "ended_at": None,
             "round": before.get("round"),
@@ -99,7 +96,7 @@ class Leader(NodeAgent):
         }
         self._attempt = 0 if fields["round"] is None else int(fields["round"]) + 1
         self._state = state_file.StateFile(self._directory, fields, lambda: self._lease.superseded)
-        self._state.save()
+        self._state.enter("starting")
         return before
 
     def _count(self, decision: RestartDecision) -> None:

@@ -52,14 +52,12 @@ class Handshake:
             return bool(messages)
         if messages:
             self.hello = messages[0]
-            self._answer(str(self.hello.get("nonce")))
+            nonce, own = str(self.hello.get("nonce")), os.urandom(16).hex()
+            answer = self._connect(derive_key(self._secret, "answer", nonce), b"")
+            answer.send(nonce=own, port=self._socket.getsockname()[1])
+            keys = (derive_key(self._secret, each, nonce, own) for each in ("leader", "node"))
+            self.connection = self._connect(*keys)
         return False
-
-    def _answer(self, nonce: str) -> None:
-        own = os.urandom(16).hex()
-        answer = self._connect(derive_key(self._secret, "answer", nonce), b"")
-        answer.send(nonce=own, port=self._socket.getsockname()[1])
-        self.connection = self._connect(*(derive_key(self._secret, each, nonce, own) for each in ("leader", "node")))
 
     def _connect(self, sending_key: bytes, receiving_key: bytes) -> Connection:
         return Connection(self._socket, self._silence_seconds, sending_key, receiving_key)

@@ -58,10 +58,9 @@ class StopMessage:
 
 def parse_start(content: object) -> StartMessage:
     """The content of a message `start`. Raises ConnectionLost."""
-    fields = _fields(content, {"epoch": (int,), "attempt": (int,), "port": (int,)})
-    start = StartMessage(**fields)
+    start = StartMessage(**_fields(content, {"epoch": (int,), "attempt": (int,), "port": (int,)}))
     if not (1 <= start.epoch < _MOST and 0 <= start.attempt < _MOST and 0 < start.port < 1 << 16):
-        raise ConnectionLost(f"no epoch, attempt and port: {fields}")
+        raise ConnectionLost(f"no epoch, attempt and port: {content}")
     return start
 
 
