@@ -97,8 +97,10 @@ class AttemptResult:
 def rank_environments(
     shared: Mapping[str, str], num_ranks: int, attempt: int, node: NodePlacement
 ) -> list[dict[str, str]]:
-    """The environment of each of a node's ranks, lowest rank first; `shared` has MASTER_PORT, one per attempt. `attempt`
-    counts from the launcher's number on, where there is one."""
+    """The environment of each of a node's ranks, lowest rank first; `shared` has MASTER_PORT, one per attempt.
+
+    `attempt`: 0, 1, ...; from a launcher's number on where there is one.
+    """
     common = {
         **shared,
         "WORLD_SIZE": str(node.count * num_ranks),

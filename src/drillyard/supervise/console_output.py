@@ -126,7 +126,6 @@ class TerminalOutput(PlainOutput):
 
     def close(self) -> None:
         self._progress.update(self._task, description=self._name)
-        self._show(self._progress.refresh)
         self._show(self._progress.stop)
 
     def _move(self, step: int, total_steps: int | None) -> None:

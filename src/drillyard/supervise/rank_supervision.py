@@ -108,7 +108,6 @@ class RankSupervision:
         threading.Thread(target=self._run, name="supervision", daemon=True).start()
 
     def begin(self, phase: str, kind: Kind) -> None:
-        """A new phase begins and lasts until the next."""
         self._kind = kind
         self.signs.begin(phase)
 

@@ -101,7 +101,6 @@ def _appears(directory: Path, name: str) -> bool:
 
 
 def drillyard_facts(python: str) -> dict[str, Any]:
-    """Whether a Python has Drillyard, and which."""
     try:
         ran = subprocess.run(
             [python, "-m", "drillyard", "--version"], capture_output=True, text=True, timeout=120, check=False
