@@ -28,7 +28,6 @@ _MAX_PARALLEL = 16
 
 
 def clusters_directory() -> Path:
-    """The directory of the registered clusters' configs."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "drillyard" / "clusters"
 
 
@@ -144,7 +143,6 @@ class Clusters:
         )
 
     def _only(self, name: str, runs: Sequence[RunStatus], silent: Mapping[str, str]) -> Handle:
-        """The only run of that name."""
         handles = sorted({status.handle for status in runs if status.handle.run == name})
         if len(handles) > 1:
             several = "\n".join(str(handle) for handle in handles)

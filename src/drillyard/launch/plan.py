@@ -129,7 +129,6 @@ class Plan:
         return next(file for file in self.files if file.path == path)
 
     def stage(self, stage: str) -> list[Program]:
-        """The programs of one stage, in order."""
         return [step for step in self.steps if isinstance(step, Program) and step.stage == stage]
 
 

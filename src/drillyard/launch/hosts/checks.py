@@ -39,7 +39,6 @@ class HostAnswer:
 
     @property
     def stderr(self) -> str:
-        """What its command printed to standard error."""
         return "" if self.result is None else self.result.stderr
 
     def parsed(self) -> dict[str, Any] | None:
@@ -178,9 +177,8 @@ def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list
         f"{directory} is not the directory that {head} sees under that path: put `output` or storage.directory on "
         "storage that all hosts mount at the same path"
     )
-    parsed = [(answer, answer.parsed()) for answer in answers]
     return problem_lines(
         (answer.host, no_answer_reason(answer) if facts is None else unseen)
-        for answer, facts in parsed
-        if facts is None or not facts["directory"]["seen"]
+        for answer in answers
+        if (facts := answer.parsed()) is None or not facts["directory"]["seen"]
     )

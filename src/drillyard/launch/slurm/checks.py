@@ -47,7 +47,6 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
 
 
 def _gres(gres: str, request: LaunchRequest, machine: Machine) -> Iterator[LaunchFinding]:
-    """GPUs requested from Slurm against the machine's."""
     count, available = gpus_of_gres(gres), machine.num_accelerators
     ranks = request.processes_per_node or available
     advice = f"write gpu:TYPE:{available}, as `sinfo -o %G` shows it"

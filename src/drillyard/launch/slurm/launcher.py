@@ -124,7 +124,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         return [array, *(replace(plan, steps=()) for plan in plans[1:])]
 
     def _submit_step(
-        self, launch_directory: str, script: str, files: Sequence[PlanFile], dependency: str | None = None
+        self, launch_directory: str, script: str, files: Sequence[PlanFile], dependency: str | None
     ) -> Program:
         after = [] if dependency is None else ["--after", str(parse_handle(dependency))]
         purpose = f"write the launch directory on {self._host.title} and submit the job"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
@@ -37,10 +37,10 @@ except ImportError as _error:
 PART = re.compile(r"(?P<log>.*/node-\d+\.log)\.(?P<number>\d{4,})")
 _AT_ONCE = 10
 """As many connections as Google's client keeps."""
-_SECONDS = 60.0
 _LISTED = "items(name,size),nextPageToken"
-# Safe for all that is done here: an object is written whole or not, and twice the same content is the same object.
-_RETRY = DEFAULT_RETRY.with_timeout(30.0)
+# Retries are safe for all that is done here: an object is written whole or not, and twice the same content is the same
+# object.
+_LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(30.0), "timeout": 60.0}
 _T = TypeVar("_T")
 
 
@@ -85,13 +85,13 @@ class BucketFiles(Files):
     def text(self, path: str) -> str | None:
         """An object as text; None where there is none."""
         blob = self._bucket.blob(self._key(path))
-        found: bytes | None = self._answer(lambda: blob.download_as_bytes(timeout=_SECONDS, retry=_RETRY), None)
+        found: bytes | None = self._answer(lambda: blob.download_as_bytes(**_LIMITS), None)
         return None if found is None else found.decode("utf-8", errors="replace")
 
     def remove(self, path: str) -> None:
         """Remove an object, where it exists."""
         blob = self._bucket.blob(self._key(path))
-        self._answer(lambda: blob.delete(timeout=_SECONDS, retry=_RETRY), None)
+        self._answer(lambda: blob.delete(**_LIMITS), None)
 
     def write(self, directory: str, contents: Mapping[str, bytes]) -> None:
         """Write objects below a directory. Directories become objects too, for mounts that need them."""
@@ -101,8 +101,8 @@ class BucketFiles(Files):
         made.update({f"{parent}/": b"" for parent in parents if len(parent) >= len(top)})
 
         def put(name: str) -> None:
-            kind, blob = "application/octet-stream", self._bucket.blob(name)
-            blob.upload_from_string(made[name], content_type=kind, timeout=_SECONDS, retry=_RETRY)
+            kind = "application/octet-stream"
+            self._bucket.blob(name).upload_from_string(made[name], content_type=kind, **_LIMITS)
 
         with self._words():
             parallel_map(put, list(made), _AT_ONCE)
@@ -111,7 +111,7 @@ class BucketFiles(Files):
         """The files with this prefix, each with its objects in order: mounted path and size."""
 
         def listed() -> list[tuple[str, int]]:
-            blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, timeout=_SECONDS, retry=_RETRY)
+            blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, **_LIMITS)
             return sorted({f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")}.items())
 
         files: dict[str, list[tuple[str, int]]] = {}
@@ -140,9 +140,7 @@ class BucketFiles(Files):
             if begin < size and len(data) < length:
                 last = min(size, begin + length - len(data)) - 1
                 blob = self._bucket.blob(self._key(path))
-                data += self._answer(
-                    partial(blob.download_as_bytes, start=begin, end=last, timeout=_SECONDS, retry=_RETRY), b""
-                )
+                data += self._answer(partial(blob.download_as_bytes, start=begin, end=last, **_LIMITS), b"")
             begin = max(0, begin - size)
         return data
 

@@ -33,7 +33,6 @@ except ImportError as _error:
     raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
 
 RETRY_SECONDS = 60.0
-_CALL_SECONDS = 60.0
 _PAGE = 100
 _CREATE_ATTEMPTS = 3
 
@@ -51,10 +50,8 @@ _TRANSIENT = (
 )
 
 _RETRY = retry.Retry(predicate=retry.if_exception_type(*_TRANSIENT), initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
-
-
-class ServiceUnreachable(UnreachableError):
-    """The service did not answer within RETRY_SECONDS."""
+_LIMITS: dict[str, Any] = {"retry": _RETRY, "timeout": 60.0}
+"""Of each call that may be repeated."""
 
 
 class Service:
@@ -80,10 +77,9 @@ class Service:
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 with self._words("create the job"):
-                    return _plain(self._client.create_custom_job(request, timeout=_CALL_SECONDS))
-            except ServiceUnreachable:
-                made = [job for job in self.jobs(run) if job["name"] not in before]
-                if made:
+                    return _plain(self._client.create_custom_job(request, timeout=_LIMITS["timeout"]))
+            except UnreachableError:
+                if made := [job for job in self.jobs(run) if job["name"] not in before]:
                     return made[0]
                 if attempt == _CREATE_ATTEMPTS - 1:
                     raise
@@ -95,19 +91,19 @@ class Service:
         wanted = self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={label_of(run)}"
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
-            listed = self._client.list_custom_jobs(request, retry=_RETRY, timeout=_CALL_SECONDS)
+            listed = self._client.list_custom_jobs(request, **_LIMITS)
             return sorted(map(_plain, listed), key=lambda job: str(job.get("createTime", "")), reverse=True)
 
     def job(self, name: str) -> dict[str, Any]:
         """One job by its resource name."""
         with self._words("read the job"):
-            return _plain(self._client.get_custom_job(name=name, retry=_RETRY, timeout=_CALL_SECONDS))
+            return _plain(self._client.get_custom_job(name=name, **_LIMITS))
 
     def cancel(self, name: str) -> None:
         """Cancel a job; does nothing to one that is over."""
         with self._words("cancel the job"):
             try:
-                self._client.cancel_custom_job(name=name, retry=_RETRY, timeout=_CALL_SECONDS)
+                self._client.cancel_custom_job(name=name, **_LIMITS)
             except exceptions.BadRequest as error:
                 # It has ended in the meantime.
                 if _body(error).get("status") != "FAILED_PRECONDITION":
@@ -120,7 +116,7 @@ class Service:
             yield
         except exceptions.GoogleAPICallError as error:
             words = words_of(doing, error, self._cluster)
-            raise (ServiceUnreachable if isinstance(error, _TRANSIENT) else UserError)(words) from None
+            raise (UnreachableError if isinstance(error, _TRANSIENT) else UserError)(words) from None
         except google.auth.exceptions.DefaultCredentialsError:
             raise UserError(
                 "Google Cloud: this machine has no credentials; run `gcloud auth application-default login`, or set "
@@ -132,7 +128,7 @@ class Service:
                 "run `gcloud auth application-default login`"
             ) from None
         except _TRANSIENT as error:
-            raise ServiceUnreachable(
+            raise UnreachableError(
                 f"{service_of(self._cluster)}: no answer ({_first(error)}) when asked to {doing}; check the network, "
                 "location.region and vertex.endpoint of the cluster config"
             ) from None
