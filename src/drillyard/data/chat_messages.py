@@ -128,9 +128,7 @@ def _check_content(message: Row, number: int, where: str) -> None:
 
 def _check_weight(message: Row, number: int, where: str) -> None:
     """Keep `weight` only if it is 0 on an assistant's turn."""
-    if "weight" not in message:
-        return
-    weight = message.pop("weight")
+    weight = message.pop("weight", 1)
     if not isinstance(weight, (int, float)) or weight not in (0, 1):
         raise UserError(
             f"{where}: message {number} has weight {weight!r}; only 0 (the turn is not learnt) and 1 are supported. "

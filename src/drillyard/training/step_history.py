@@ -47,10 +47,10 @@ def events_until_step(events: Sequence[Mapping[str, Any]], step: int) -> Sequenc
 def order_event_of_step(events: Sequence[Mapping[str, Any]], step: int) -> Mapping[str, Any] | None:
     """The event `order` of the start that did `step` last, or of the newest start; None without any."""
     orders = [event for event in events if event["event"] == "order"]
-    if not any(event["event"] in _STEP_EVENTS and event["step"] >= step for event in events):
-        return orders[-1] if orders else None
-    did = [stretch.order for stretch in steps_by_attempt(events_until_step(events, step)) if stretch.after < step]
-    return did[-1] if did else (orders[-1] if orders else None)
+    if any(event["event"] in _STEP_EVENTS and event["step"] >= step for event in events):
+        chain = steps_by_attempt(events_until_step(events, step))
+        orders += [stretch.order for stretch in chain if stretch.after < step]
+    return orders[-1] if orders else None
 
 
 def attempts_between(chain: Sequence[AttemptSteps], first: int, last: int) -> list[AttemptSteps]:
