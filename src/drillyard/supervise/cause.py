@@ -8,6 +8,7 @@ The agents of launched runs (launch/agent) take this file along: standard librar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -118,13 +119,11 @@ def memory_verdict(oom_kills_before: int) -> str:
 
 def read_from(path: Path, offset: int) -> str:
     """What a log holds from byte `offset` on, at most its last 64 KiB; nothing when it cannot be read now."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(offset, size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
 
 
 def last_words(text: str, limit: int = 6) -> list[str]:

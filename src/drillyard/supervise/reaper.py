@@ -36,13 +36,10 @@ def marked_processes(token: str, mark: str) -> list[int]:
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as environment:
-                if needle in environment.read():
-                    found.append(int(name))
-        except OSError:
-            # It ended meanwhile, or belongs to another user.
-            continue
+        # It may have ended meanwhile, or belong to another user.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as environment:
+            if needle in environment.read():
+                found.append(int(name))
     return found
 
 

@@ -80,7 +80,7 @@ class StopRequests(SignalInbox):
         """When the first came, by time.monotonic."""
         self.insisted = False
         """Whether a second request came, more than SECONDS_OF_ONE_REQUEST later: end everything at once."""
-        self._own_at: float | None = None
+        self._own_at = 0.0
 
     def __enter__(self) -> StopRequests:
         super().__enter__()
@@ -91,8 +91,7 @@ class StopRequests(SignalInbox):
         taken = [number for number in super().take() if number in STOP_SIGNALS]
         now = time.monotonic()
         for number in taken:
-            if self._own_at is None:
-                self._own_at = now
+            self._own_at = self._own_at or now
             self.add(number, insisted=now - self._own_at > SECONDS_OF_ONE_REQUEST)
         return taken
 

@@ -23,11 +23,9 @@ SECONDS_FOR_STACKS = 2.0
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or a debugger (proc(5): T, t)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+        return stat.read().rpartition(")")[2].split()[0] in "Tt"
+    return False
 
 
 def await_silence(pid: int, limit: float, tick: float) -> bool:
