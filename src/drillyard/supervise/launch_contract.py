@@ -31,16 +31,7 @@ ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
 """How often the launcher has started the command of this submission before: 0, 1, ..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
 """The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
-GIVEN = (
-    "NODE_RANK",
-    "NNODES",
-    "NPROC_PER_NODE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    EXIT_RECORD,
-    ATTEMPT,
-    SUBMISSION,
-)
+GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, ATTEMPT, SUBMISSION)
 
 
 @dataclass(frozen=True)

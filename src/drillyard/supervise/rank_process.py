@@ -159,12 +159,7 @@ class Rank:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        stdout: int,
-        stderr: int,
-        standby: Standby | None,
+        self, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, standby: Standby | None
     ) -> None:
         self.number = int(environment["RANK"])
         ready = None if standby is None else standby.take(environment, stdout, stderr)

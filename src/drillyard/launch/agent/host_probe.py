@@ -26,12 +26,7 @@ from .startup import agents_here
 
 
 def check(options: Namespace) -> int:
-    facts: dict[str, Any] = {
-        "clock": time.time(),
-        "user": os.getuid(),
-        "gpus": num_gpus(),
-        "gpu_models": gpu_models(),
-    }
+    facts: dict[str, Any] = {"clock": time.time(), "user": os.getuid(), "gpus": num_gpus(), "gpu_models": gpu_models()}
     if options.directory is not None:
         facts["directory"] = directory_facts(Path(options.directory), options.nonce, options.write_nonce)
     if options.port is not None:

@@ -123,9 +123,8 @@ class Leader(NodeAgent):
             try:
                 self._members.listen()
             except OSError as error:
-                return RestartDecision(
-                    restart_policy.LEAVE, EXIT_FAILED, f"node 0 cannot listen: {error}", self._counts
-                )
+                reason = f"node 0 cannot listen: {error}"
+                return RestartDecision(restart_policy.LEAVE, EXIT_FAILED, reason, self._counts)
         self._wait_for_predecessors()
         while True:
             decision = self._gather() or self._make_attempt()

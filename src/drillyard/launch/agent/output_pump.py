@@ -213,12 +213,7 @@ class Pump:
     then marked lines are passed on; without, what was read. Redacts log, passed-on output and tail."""
 
     def __init__(
-        self,
-        reader: int,
-        log: Sink,
-        passed_on: Sink | None,
-        mark: bytes = b"",
-        redactor: Redactor | None = None,
+        self, reader: int, log: Sink, passed_on: Sink | None, mark: bytes = b"", redactor: Redactor | None = None
     ) -> None:
         self._mark = mark
         self._redacted = RedactedStream(redactor or Redactor())
