@@ -7,6 +7,7 @@ when exits/ has a failure of the current attempt that did not reach state.json, 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -59,7 +60,11 @@ def forget(options: Namespace) -> int:
 
 def list_runs(options: Namespace) -> int:
     """The verb `list`: all runs of a cluster, as a JSON list of {entry, state, agent, problem}."""
-    entries = sorted((index_directory() / options.cluster).glob("[!.]*.json"))
+    directory, names = index_directory() / options.cluster, []
+    # Not by a glob: that finds nothing where it may not read.
+    with contextlib.suppress(FileNotFoundError):
+        names = sorted(os.listdir(directory))
+    entries = [directory / name for name in names if name.endswith(".json") and not name.startswith(".")]
     print(json.dumps([_seen_entry(path) for path in entries]))
     return 0
 
