@@ -56,9 +56,6 @@ def _location(request: LaunchRequest, finding: LaunchFinding) -> SourceLocation:
     return location_of(finding.problem.path, places)
 
 
-# The cluster.
-
-
 def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """The machine, how it is bought, its network stack, and more ranks than a node has GPUs, or fewer."""
     cluster, name = request.cluster, request.cluster.machine
@@ -116,12 +113,9 @@ def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iter
                 yield error(config, f"{key}.{name}", "is set by the launcher for each attempt and node; remove it")
 
 
-# The image, as far as its tag shows its contents; else a warning with the command that shows them.
-
-
 def _image(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     """A stack's libraries, which are mounted into the image, need its C library to be new enough. Programs of an older
-    CUDA have no code for a newer GPU."""
+    CUDA have no code for a newer GPU. Where an image's tag does not show its contents: the command that shows them."""
     stack = stack_of(request.cluster, machine, request.facts)
     if stack is not None and request.cluster.nodes > 1 and "glibc" in stack.requires:
         floor: Fact[str] = stack.fact("requires.glibc")
@@ -147,9 +141,6 @@ def _floor(
         yield warning(config, key, f"{rule}, and the tag of {image} does not show it; run in the image: {command}")
     elif not version_at_least(version, floor.value):
         yield error(config, key, f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag")
-
-
-# The run.
 
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:

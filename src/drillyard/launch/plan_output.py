@@ -140,11 +140,8 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         lines.append(f"# {comment_safe(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n")
     files[script] = ("\n".join(lines), 0o755)
     try:
-        if (
-            directory.exists()
-            and any(directory.iterdir())
-            and not (script.is_file() and _MADE_BY in script.read_text(encoding="utf-8", errors="replace"))
-        ):
+        is_plan = script.is_file() and _MADE_BY in script.read_text(encoding="utf-8", errors="replace")
+        if not is_plan and directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
         changed = [
             path for path, (content, _) in files.items() if path.exists() and path.read_bytes() != content.encode()

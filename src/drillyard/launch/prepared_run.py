@@ -204,11 +204,9 @@ def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
         try:
             found.append(PlanFile(target, path.read_text(encoding="utf-8"), 0o755 if target.endswith(".sh") else 0o644))
         except OSError as error:
-            message = f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}"
-            raise UserError(message) from None
+            raise UserError(f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}") from None
         except UnicodeDecodeError:
-            message = f"workload: {path}: is not a text file; put binary files on the cluster's storage"
-            raise UserError(message) from None
+            raise UserError(f"workload: {path} is not a text file; put binary files on the cluster's storage") from None
     return found
 
 

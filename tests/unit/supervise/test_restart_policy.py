@@ -34,8 +34,8 @@ def after(
     return decide(AttemptEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or RestartCounts(), limits)  # type: ignore[arg-type]
 
 
-def first(exit_code: int, **known: object) -> AttemptFailure:
-    return AttemptFailure(exit_code, **{"knows_step": False, **known})  # type: ignore[arg-type]
+def first(exit_code: int, **known: Any) -> AttemptFailure:
+    return AttemptFailure(exit_code, **{"knows_step": False, **known})
 
 
 def test_all_nodes_with_0_are_done() -> None:
