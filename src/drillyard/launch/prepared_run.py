@@ -206,7 +206,7 @@ def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
         except OSError as error:
             raise UserError(f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}") from None
         except UnicodeDecodeError:
-            raise UserError(f"workload: {path} is not a text file; put binary files on the cluster's storage") from None
+            raise UserError(f"workload: {path}: is not a text file; put binary files on shared storage") from None
     return found
 
 
