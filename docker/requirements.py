@@ -1,4 +1,4 @@
-"""Prints what Drillyard needs, one requirement a line: `python3 requirements.py pyproject.toml train,gpu`.
+"""Prints what Drillyard needs, one requirement a line: `python3 requirements.py pyproject.toml train,gcp`.
 
 For the image's layer of dependencies, which is built before the code is copied. Standard library only.
 """

@@ -161,6 +161,19 @@ def test_every_package_of_an_extra_is_known_by_its_module() -> None:
     assert {extra: set(modules) for extra, modules in MODULES_OF_EXTRAS.items()} == wanted
 
 
+def test_every_module_of_an_extra_is_imported_by_the_package() -> None:
+    from drillyard.cli.process_exit import MODULES_OF_EXTRAS
+
+    source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    imported = {
+        name for modules in MODULES_OF_EXTRAS.values() for name in modules if re.search(IMPORTS % (name, name), source)
+    }
+    assert imported == {name for modules in MODULES_OF_EXTRAS.values() for name in modules}
+
+
+IMPORTS = r"(?m)^ *(import|from) %s\b|_installed\(\"%s\""
+
+
 WITHOUT_EXTRAS = """
 import importlib.util, json, sys
 

@@ -20,8 +20,7 @@ from drillyard.version import __version__
 EXIT_UNEXPECTED = 70
 
 MODULES_OF_EXTRAS = {
-    "train": ("datasets", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
-    "gpu": ("liger_kernel", "torchao"),
+    "train": ("datasets", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
     "gcp": ("google",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
