@@ -33,6 +33,13 @@ ROLES = {
     "text-to-sql": ("schema", "question", "sql"),
 }
 
+NOT_AVAILABLE = {
+    "model.lora": "all weights are trained; remove lora",
+    "parallelism.tensor": "write tensor: 1 and let `shard` span the ranks",
+    "parallelism.context": "write context: 1 and let `shard` span the ranks",
+}
+"""Settings that train accepts in their default alone, and what to do instead. Estimates know adapters."""
+
 
 def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None) -> list[Problem]:
     """Every contradiction in `config`, and those with the number of ranks or the training host where they are given."""
@@ -44,7 +51,7 @@ def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool 
         *_length(config),
         *_schedule(config),
         *_device(config, has_gpu),
-        *_parallelism(config),
+        *_not_available(config),
         *_ranks(config, num_ranks),
         *_evaluation(config),
         *_checkpoint(config),
@@ -133,10 +140,6 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         yield problem("model.init", "an inline config has no pretrained weights; write init: random, or give model.id")
     if model.config is not None and not isinstance(model.config.get("architecture"), str):
         yield problem("model.config.architecture", "missing: a transformers model_type such as llama, qwen3 or gpt2")
-    if model.lora is not None and model.init == "random":
-        yield problem("model.lora", "adapters on random weights learn little; remove lora, or write init: pretrained")
-    elif model.lora is not None:
-        yield problem("model.lora", "not available in this version: all weights are trained; remove lora")
     if inline and tokenizer is None:
         message = "missing: an inline model config has none; give a path, an id or {train: bpe, vocab_size: 4096}"
         yield problem("data.tokenizer", message)
@@ -263,24 +266,24 @@ def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:
         yield problem("model.attention", f"varlen attention computes in bf16 only, and precision is {precision}")
 
 
-def _parallelism(config: RunConfig) -> Iterator[Problem]:
-    for name in ("tensor", "context"):
-        if getattr(config.parallelism, name) > 1:
-            message = f"not available in this version; write {name}: 1 and let `shard` span the ranks"
-            yield problem(f"parallelism.{name}", message)
+def _not_available(config: RunConfig) -> Iterator[Problem]:
+    for key, advice in NOT_AVAILABLE.items():
+        section, _, name = key.partition(".")
+        values = getattr(config, section)
+        if getattr(values, name) != type(values).model_fields[name].default:
+            yield problem(key, f"not available in this version; {advice}")
 
 
 def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
     sizes = config.parallelism
     fixed = sizes.replicate * sizes.tensor * sizes.context
-    product = f"replicate {sizes.replicate} x tensor {sizes.tensor} x context {sizes.context}"
     if num_ranks is None:
         if isinstance(sizes.shard, int):
             yield from _batch(config, sizes.shard * sizes.replicate)
     elif sizes.shard == "auto" and num_ranks % fixed:
-        yield problem("parallelism", f"{num_ranks} ranks do not divide by {product} = {fixed}")
+        yield problem("parallelism", f"{num_ranks} ranks do not divide by replicate {fixed}")
     elif sizes.shard != "auto" and sizes.shard * fixed != num_ranks:
-        message = f"shard {sizes.shard} x {product} = {sizes.shard * fixed}, but there are {num_ranks} ranks; "
+        message = f"shard {sizes.shard} x replicate {fixed} = {sizes.shard * fixed}, but there are {num_ranks} ranks; "
         yield problem("parallelism.shard", f"{message}write shard: auto, or start {sizes.shard * fixed} ranks")
     else:
         yield from _batch(config, num_data_ranks(config, num_ranks))

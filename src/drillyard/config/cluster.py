@@ -111,7 +111,10 @@ def cluster_model() -> type[ClusterConfig]:
     Plug-ins add platforms, so the model is built when the first cluster config is loaded.
     """
     names = tuple(platforms())
-    description = f"What runs the job: {', '.join(names[:-1])} or {names[-1]}."
+    launched = [name for name, facts in platforms().items() if facts.launcher]
+    description = f"What runs the job: {', '.join(launched[:-1])} or {launched[-1]}."
+    if estimated := [name for name in names if name not in launched]:
+        description += f" For estimates alone: {', '.join(estimated)}."
     fields: dict[str, Any] = {"platform": (Literal[names], Field(description=description, examples=["local"]))}
     for name, facts in platforms().items():
         # A plug-in does not replace a setting that all platforms share.

@@ -205,7 +205,7 @@ class TrainingConfig(StrictModel):
 
 
 class ParallelismConfig(StrictModel):
-    """How ranks share the model. shard x replicate x tensor x context = number of ranks."""
+    """How ranks share the model. shard x replicate = number of ranks."""
 
     shard: Literal["auto"] | PositiveInt = Field(
         default="auto",

@@ -1,7 +1,7 @@
 """Commented starters of `run.yaml` and `cluster.yaml`, made from the config models themselves.
 
 Settings that the starter chooses are written out; all others are commented out with their defaults, so that deleting a
-`#` changes nothing. Comments are the fields' own descriptions.
+`#` changes nothing. Comments are the fields' own descriptions. What every run is refused for is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.load import config_model
 from drillyard.config.platforms import THIS_MACHINE
 from drillyard.errors import UserError
@@ -94,15 +95,17 @@ def write_starters(directory: Path) -> list[Path]:
     return list(paths.values())
 
 
-def _settings(model: type[BaseModel], chosen: dict[str, Any], indent: str) -> Iterator[str]:
+def _settings(model: type[BaseModel], chosen: dict[str, Any], indent: str, path: str = "") -> Iterator[str]:
     """The lines of a section: what is chosen as it is, everything else behind a `#`."""
     for key, field in model.model_fields.items():
         section = _section(field)
+        if path + key in NOT_AVAILABLE:
+            continue
         if key in chosen:
             yield from _comment(field, section, indent)
             if section is not None:
                 yield f"{indent}{key}:"
-                yield from _settings(section, chosen[key], f"{indent}  ")
+                yield from _settings(section, chosen[key], f"{indent}  ", f"{path}{key}.")
             else:
                 yield f"{indent}{key}: {_flow(chosen[key])}"
         else:

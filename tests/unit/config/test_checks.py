@@ -37,7 +37,7 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["model.id=a/b"], "model.config", "not by both"),
         (["model.init=pretrained"], "model.init", "no pretrained weights"),
         (["model.config={hidden_size: 8}"], "model.config.architecture", "missing"),
-        (["model.lora={rank: 4}"], "model.lora", "random weights"),
+        (["model.lora={rank: 4}"], "model.lora", "not available"),
         ([*PRETRAINED, "model.lora={rank: 4}"], "model.lora", "not available"),
         ([*PRETRAINED, "data.tokenizer={train: bpe, vocab_size: 512}"], "data.tokenizer", "own tokenizer"),
         (["data.tokenizer=null"], "data.tokenizer", "missing"),

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import TypeAdapter
 
-from drillyard.config.checks import check_run
+from drillyard.config.checks import NOT_AVAILABLE, check_run
 from drillyard.config.load import config_model, json_schema, load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig
 from drillyard.config.starter import starter, write_starters
@@ -35,17 +36,28 @@ def test_deleting_a_comment_sign_before_a_setting_changes_nothing(tmp_path: Path
 def test_a_section_behind_comment_signs_can_be_taken_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     # A comment is `# words`, a setting that is not taken `#key: value`, and what stands below it `#  ...`.
-    path.write_text(re.sub(r"^( *)#(?! \S)", r"\1", starter("run"), flags=re.MULTILINE))
-    assert load_run_config(path).model.lora is not None
+    text = re.sub(r"^( *)#(?! \S)", r"\1", starter("run"), flags=re.MULTILINE)
+    path.write_text(text.replace("fraction: 0.0\n", "fraction: 0.25\n"))
+    assert load_run_config(path).data.held_out.fraction == 0.25
+
+
+def test_what_every_run_is_refused_for_is_not_in_the_starter() -> None:
+    content = yaml.safe_load(re.sub(r"^( *)#(?! \S)", r"\1", starter("run"), flags=re.MULTILINE))
+    for key in NOT_AVAILABLE:
+        section, _, name = key.partition(".")
+        assert section in content and name not in content[section]
+    assert "gke" not in re.search(r"What runs the job:[^.]*\.", starter("cluster"))[0]
 
 
 @pytest.mark.parametrize("which", ["run", "cluster"])
 def test_every_setting_and_its_meaning_is_in_the_starter(which: str) -> None:
     words = " ".join(starter(which).replace("#", " ").split())
     for definition in [json_schema(which), *json_schema(which)["$defs"].values()]:
-        if definition.get("title") in ("SourceConfig", "TrainTokenizer"):
+        if definition.get("title") in ("SourceConfig", "TrainTokenizer", "LoraConfig"):
             continue
         for key, field in definition["properties"].items():
+            if any(refused.endswith(f".{key}") for refused in NOT_AVAILABLE):
+                continue
             assert f"{key}:" in words
             assert " ".join(field.get("description", "").replace("#", " ").split()) in words
 
