@@ -29,10 +29,14 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src/drillyard"
 KINDS = ("comparison", "not", "off by one", "dropped call", "dropped raise", "comparison", "not", "off by one")
 """What is drawn for a package, in this order."""
-OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"], "goodput": ["measurement"]}
+TOP = "top"
+"""The room of the modules beside the packages."""
+OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"]}
 """Directories of tests/unit for packages whose tests are not in the one with their name."""
+TOP_TESTS = ("test_api", "test_deprecation", "test_formatting", "test_safe_files", "measurement", "cli", "launch")
 NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -67,7 +71,7 @@ def main() -> int:
     arguments = parser.parse_args()
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     seed = arguments.seed or head.stdout.strip()
-    packages = arguments.package or sorted(path.parent.name for path in (ROOT / "src/drillyard").glob("*/__init__.py"))
+    packages = arguments.package or [*sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")), TOP]
     results = []
     with tempfile.TemporaryDirectory(prefix="mutate-") as directory:
         tree = Path(directory)
@@ -99,15 +103,15 @@ def main() -> int:
 
 
 def test_directories(package: str) -> list[str]:
-    """The directories of unit tests of a package, relative to the root."""
-    names = [f"tests/unit/{name}" for name in OTHER_TESTS.get(package, [package])]
-    return [name for name in names if (ROOT / name).is_dir()]
+    """The unit tests of a package, directories and files relative to the root."""
+    names = [f"tests/unit/{name}" for name in (TOP_TESTS if package == TOP else OTHER_TESTS.get(package, [package]))]
+    return [found for name in names for found in (name, f"{name}.py") if (ROOT / found).exists()]
 
 
 def draw(package: str, seed: str) -> list[Fault]:
     """The faults of a package: one of each of KINDS, as far as the package has places for them."""
     places: dict[str, list[Fault]] = {kind: [] for kind in KINDS}
-    for path in sorted((ROOT / "src/drillyard" / package).rglob("*.py")):
+    for path in sorted(PACKAGE.glob("*.py") if package == TOP else (PACKAGE / package).rglob("*.py")):
         for fault in faults_of(path):
             places[fault.kind].append(fault)
     drawn = random.Random(f"{seed} {package}")
