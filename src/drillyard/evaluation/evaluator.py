@@ -160,7 +160,7 @@ class HeldOutEvaluator:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        except Exception as error:  # only rank 0 writes: the others would wait for it in vain
+        except Exception as error:  # only rank 0 writes: the others would wait for it until the timeout
             with contextlib.suppress(OSError):
                 path.unlink()  # part of it would look like all of it
             cause = describe_os_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

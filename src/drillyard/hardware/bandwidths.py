@@ -5,7 +5,7 @@ collectives comparable (2(n-1)/n for all_reduce, (n-1)/n for the others, n ranks
 nodes it exceeds the NICs' rate, because only part of the traffic crosses nodes. The facts are in bandwidths.yaml.
 
 Limits: one row per machine, collective and number of nodes. For more nodes than were measured, the largest measurement
-counts, and its row says so. One collective is never taken for another: on one machine they differ twofold.
+counts, and its row states it. One collective is never taken for another: on one machine they differ twofold.
 """
 
 from __future__ import annotations

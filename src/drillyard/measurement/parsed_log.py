@@ -39,7 +39,7 @@ SKIPPED: Final = 1
 NONFINITE: Final = 2
 """Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing from the line)."""
 COMPILED: Final = 4
-"""Bit of `Steps.flags`: this step's time includes compilation (only Drillyard's own log says so)."""
+"""Bit of `Steps.flags`: this step's time includes compilation (stated in Drillyard's own log alone)."""
 
 EXACT_ROWS: Final = 1_000_000
 """Up to so many steps every step has a row of its own."""
@@ -180,7 +180,7 @@ class Mark:
     checkpoint_begin/_end    training waits for a save (`seconds` on the end, where printed)
     checkpoint               a save is complete; how long training waited is not logged (asynchronous ones)
     evaluation_begin/_end    training waits for an evaluation;  evaluation: its results, in `values` ({"loss": 0.51})
-    failure, restart, waiting, end   as the log says so
+    failure, restart, waiting, end   as the log states them
     """
 
     kind: MarkKind
@@ -224,7 +224,7 @@ class LogFacts:
     micro_batch_size: int | None = None
     sequence_length: int | None = None
     num_gpus: int | None = None
-    """World size, where the log says so."""
+    """World size, where the log states it."""
     accelerator: str | None = None
     """As printed, e.g. 'NVIDIA H100 80GB HBM3'; hardware/ may or may not know it."""
     precision: str | None = None

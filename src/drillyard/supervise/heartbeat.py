@@ -44,7 +44,7 @@ class HeartbeatBoard(contextlib.AbstractContextManager["HeartbeatBoard"]):
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
-        self._descriptor = os.memfd_create("drillyard-life", os.MFD_CLOEXEC)
+        self._descriptor = os.memfd_create("drillyard-heartbeats", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, num_ranks * _SLOT_BYTES)
         self._memory = mmap.mmap(self._descriptor, num_ranks * _SLOT_BYTES)
         for rank in range(num_ranks):

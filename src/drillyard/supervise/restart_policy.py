@@ -123,7 +123,7 @@ class AttemptEnd:
     lost: dict[int, str]
     """Nodes that vanished, and their hosts."""
     cause_of_loss: str = ""
-    """Why nodes vanished, where the scheduler says so."""
+    """Why nodes vanished, where the scheduler reports it."""
     failure: AttemptFailure | None = None
     """None: no node failed by itself."""
     asked: str | None = None

@@ -28,7 +28,7 @@ from .startup import UsageError, agents_here, load_job, locate_node
 _SECONDS_TO_APPEAR = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
-_SECONDS_OF_A_GOOD_LIFE = 600.0
+_SECONDS_OF_A_HEALTHY_AGENT = 600.0
 """An agent that was killed after so long is started again without a longer pause."""
 
 
@@ -101,7 +101,7 @@ def respawn(argv: list[str]) -> int:
                 return code
             if stop.first is not None:
                 return 128 - code
-            if time.monotonic() - begun > _SECONDS_OF_A_GOOD_LIFE:
+            if time.monotonic() - begun > _SECONDS_OF_A_HEALTHY_AGENT:
                 pause = _FIRST_PAUSE_SECONDS
             again_at = time.monotonic() + pause
             words = f"the agent was killed by {signal.Signals(-code).name}; it starts again in {pause:.1f} s"

@@ -76,7 +76,7 @@ code=$(cat "$codes" || echo 137)
 rm -f "$codes"
 
 # What the leader wrote into state.json; nothing where it never began in this start.
-leader_said() { # FIELD
+leader_state() { # FIELD
     if grep -qs "^  \"submission\": \"$job\"" "$launch/state.json" &&
         grep -qs "^  \"attempt\": \"$restarts\"" "$launch/state.json"; then
         sed -n "s/^  \"$1\": //p" "$launch/state.json" | sed 's/,$//; s/^"\(.*\)"$/\1/; s/\\\(.\)/\1/g; s/^null$//'
@@ -113,9 +113,9 @@ again() { # REASON [NODES]
 # The leader was killed, or never started.
 without_leader() {
     local nodes=$1 without
-    without=$(leader_said exclude)
-    if [ -z "$(leader_said attempt)" ]; then
-        # Nobody else counts the starts without a leader.
+    without=$(leader_state exclude)
+    if [ -z "$(leader_state attempt)" ]; then
+        # Starts without a leader are counted here alone.
         echo "$restarts" >>"$launch/unled-$job"
         if [ "$(wc -l <"$launch/unled-$job")" -gt "$max_failures" ]; then
             ended 1 failed "no agent can lead the run, last on ${nodes:-$first}$because"
@@ -133,8 +133,8 @@ without_leader() {
     again "the agent of node 0 ($first) was killed" "$without"
 }
 
-# The code of node 0's agent: by its own word, else by srun's.
-reported=$(leader_said exit_code)
+# The exit code of node 0's agent: as it recorded it, else as srun reports it.
+reported=$(leader_state exit_code)
 because=
 unstarted=
 if [ -z "$reported" ]; then
@@ -152,9 +152,9 @@ case $reported in
     0) ended 0 succeeded "done" ;;
     85) again "$([ "$signal" = USR1 ] && echo "time limit" || echo "stopped from outside"), all is saved" ;;
     75)
-        reason=$(leader_said reason)
+        reason=$(leader_state reason)
         reason=${reason%; to be started again*}
-        again "${reason:-a node was lost}" "$(leader_said exclude)"
+        again "${reason:-a node was lost}" "$(leader_state exclude)"
         ;;
     2) ended 2 failed "refused$because" ;;
     130)
