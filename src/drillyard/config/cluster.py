@@ -7,13 +7,14 @@ platform's facts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import Field, PositiveInt, create_model
+from pydantic import BaseModel, Field, PositiveInt, create_model
+from pydantic.fields import FieldInfo
 
-from drillyard.config.platforms import PlatformSection, platforms
+from drillyard.config.platforms import PlatformFacts, PlatformSection, platforms
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
@@ -115,12 +116,26 @@ def cluster_model() -> type[ClusterConfig]:
     description = f"What runs the job: {', '.join(launched[:-1])} or {launched[-1]}."
     if estimated := [name for name in names if name not in launched]:
         description += f" For estimates alone: {', '.join(estimated)}."
-    fields: dict[str, Any] = {"platform": (Literal[names], Field(description=description, examples=["local"]))}
-    for name, facts in platforms().items():
-        # A plug-in does not replace a setting that all platforms share.
-        if facts.section is not PlatformSection and name not in ClusterConfig.model_fields:
-            fields[name] = (facts.section | None, Field(default=None, description=f"Settings of platform {name}."))
+    return with_sections(platforms(), platform=(Literal[names], Field(description=description, examples=["local"])))
+
+
+def with_sections(facts: Mapping[str, PlatformFacts], **fields: Any) -> type[ClusterConfig]:
+    """`ClusterConfig` with further `fields` and a section for each platform of `facts` that has one."""
+    for name, each in facts.items():
+        if each.section is not PlatformSection:
+            fields[name] = (each.section | None, Field(default=None, description=f"Settings of platform {name}."))
     return create_model("ClusterConfig", __base__=ClusterConfig, __doc__=ClusterConfig.__doc__, **fields)
+
+
+def find_setting(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    """The field of a model, or of its sections, at `path`; None where there is none."""
+    key, *rest = path
+    field = model.model_fields.get(str(key))
+    if field is None or not rest:
+        return field
+    kinds = (field.annotation, *get_args(field.annotation))
+    section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return None if section is None else find_setting(section, tuple(rest))
 
 
 _EVERYWHERE = ("name", "platform", "nodes", "hardware", "processes_per_node", "environment", "network_stack")
@@ -136,7 +151,9 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
     for name in facts.required:
         path = tuple(name.split("."))
         if _value(config, path) is None:
-            yield Problem(path, f"missing: platform {config.platform} needs it. {_description(config, path)}")
+            setting = find_setting(type(config), path)
+            meaning = (setting and setting.description) or ""
+            yield Problem(path, f"missing: platform {config.platform} needs it. {meaning}")
     known = {*_EVERYWHERE, *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name, field in type(config).model_fields.items():
         if name not in known and getattr(config, name) != field.get_default():
@@ -178,9 +195,3 @@ def _value(config: ClusterConfig, path: Path) -> object:
     for part in path:
         value = getattr(value, str(part), None)
     return value
-
-
-def _description(config: ClusterConfig, path: Path) -> str:
-    sections: dict[str, type[StrictModel]] = {"location": Location, "storage": StorageConfig}
-    model = sections[str(path[0])] if len(path) > 1 else type(config)
-    return model.model_fields[str(path[-1])].description or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,13 @@ class Command:
 Capture = pytest.CaptureFixture[str]
 
 
+def with_facts(fact: str) -> str:
+    """The module with one of its facts replaced, or added."""
+    name = fact.partition("=")[0]
+    source = re.sub(rf"(?m)^        {name}=.*\n", "", MODULE)
+    return source.replace("PlatformFacts(\n", f"PlatformFacts(\n        {fact},\n")
+
+
 def test_plan_checks_submit_status_logs_and_cancel_work_through_the_commands(
     install: Install, queue: Path, capsys: Capture
 ) -> None:
@@ -176,6 +184,18 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
         (MODULE, "_acme", "_acme"),
         (MODULE, "slurm", "slurm"),
         (MODULE, "gke", "gke"),
+        *((MODULE, name, "key of cluster.yaml") for name in ("storage", "name", "hardware", "nodes", "cloud", "json")),
+        (with_facts("section=None"), "acme", "facts.section is None"),
+        (with_facts("section=dict"), "acme", "facts.section is <class 'dict'>"),
+        (with_facts("capabilities=None"), "acme", "facts.capabilities is None"),
+        (with_facts("consumption=5"), "acme", "facts.consumption is 5"),
+        (with_facts("required='acme'"), "acme", "facts.required is 'acme'"),
+        (with_facts("required=('zzz.q',)"), "acme", "zzz.q"),
+        (with_facts("required=('storage.q',)"), "acme", "storage.q"),
+        (with_facts("optional=('acme.q',)"), "acme", "acme.q"),
+        (MODULE.replace("priority: int = Field(default=5,", "priority: int = Field("), "acme", "acme.priority"),
+        (MODULE.replace("priority: int", 'priority: "Unknown"'), "acme", "Unknown"),
+        (MODULE.replace("priority: int", "priority: Machine"), "acme", "Machine"),
     ],
 )
 def test_a_launcher_that_cannot_be_used_is_one_line(
@@ -187,3 +207,13 @@ def test_a_launcher_that_cannot_be_used_is_one_line(
     assert planned.code == 0 and json.loads(planned.out)["handle"] == "local://here/first"
     (line,) = planned.err.splitlines()
     assert "drillyard.launchers" in line and "acme-queue 1.2" in line and missing in line
+    assert Command(capsys, "schema", "cluster").code == 0
+
+
+def test_a_missing_setting_of_the_platforms_own_section_is_named(
+    install: Install, queue: Path, capsys: Capture
+) -> None:
+    install(with_facts("required=('acme.priority',)"))
+    Path("cluster.yaml").write_text("name: lab\nplatform: acme\nprocesses_per_node: 1\n")
+    refused = Command(capsys, "launch", "run.yaml", "--dry-run")
+    assert refused.code == 2 and "acme.priority: missing" in refused.err and "1 to 9" in refused.err
