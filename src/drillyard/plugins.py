@@ -34,10 +34,19 @@ def load_plugins(
             classes[entry.name] = found
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}" if not isinstance(error, _Unusable) else str(error)
-            of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
-            line = " ".join(f"{group} '{entry.name}' of {of} is left out: {why}".split())
+            line = " ".join(f"{_title(entry)} is left out: {why}".split())
             print(f"drillyard: {line}", file=sys.stderr)
     return classes
+
+
+def plugin_title(group: str, name: str) -> str:
+    """A loaded plug-in and its distribution, for errors: `drillyard.launchers 'fake' of fake-launcher 1.2`."""
+    return _title(next(iter(entry_points(group=group, name=name))))
+
+
+def _title(entry: EntryPoint) -> str:
+    of = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
+    return f"{entry.group} '{entry.name}' of {of}"
 
 
 class _Unusable(Exception):

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.measurement.lines import perf, write
 from tests.unit.measurement.prefixes import PREFIXES, prefixed
 
+from drillyard.errors import UserError
 from drillyard.measurement.formats import GROUP, log_formats
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
@@ -39,6 +40,23 @@ class Acme(TextFormat):
     def step_pattern(self, line):
         found = re.search(PATTERN, line)
         return found and StepPattern(found.start(), PATTERN, decode_values(VALUES, {}))
+'''
+DOCUMENT = '''
+from drillyard.measurement.formats.log_format import DocumentFormat, LogFormat
+
+
+class Acme(DocumentFormat):
+    """acme ..."""
+
+    name = "acme"
+    title = "Acme Trainer"
+
+    @staticmethod
+    def matches(head):
+        return head.startswith(b"acme")
+
+    def read(self, name, file, stream):
+        return 5
 '''
 LOG = b"acme gpus 16\n" + b"".join(b"acme step=%d loss=%.2f took_ms=500\n" % (step, 9 / step) for step in (10, 20, 30))
 Install = Callable[..., None]
@@ -93,6 +111,19 @@ def test_a_format_of_another_distribution_is_read_behind_every_prefix(install: I
         (FORMAT.replace('title = "Acme Trainer"', ""), "acme"),
         ("class Acme: pass\n", "acme"),
         (FORMAT, "megatron"),
+        (FORMAT.replace("preference = 15", 'preference = "high"'), "acme"),
+        (FORMAT.replace("windowed = True", "windowed = None"), "acme"),
+        (FORMAT.replace('anchor = b"', 'anchor = "'), "acme"),
+        (FORMAT.replace("rules = (", "rules = 5 and (5, "), "acme"),
+        (FORMAT.replace("rules = (", "rules = 5\n    other = ("), "acme"),
+        (FORMAT.replace('fact_rule(b"acme gpus"', "fact_rule('acme gpus'"), "acme"),
+        (FORMAT.replace("(?P<num_gpus>", "(?P<num_gpus"), "acme"),
+        (FORMAT.replace("found = ", "found = 1 / 0  # "), "acme"),
+        (FORMAT.replace("return found and ", "return "), "acme"),
+        (FORMAT.replace("return found and ", "return 5 or "), "acme"),
+        (FORMAT.replace("    def step", "    def __init__(self):\n        pass\n\n    def step"), "acme"),
+        (DOCUMENT.replace("matches(head)", "matches()"), "acme"),
+        (DOCUMENT.replace("DocumentFormat", "LogFormat"), "acme"),
     ],
 )
 def test_a_format_that_cannot_be_used_is_one_line(
@@ -104,6 +135,43 @@ def test_a_format_that_cannot_be_used_is_one_line(
     assert "acme" not in log_formats() and log_formats()["megatron"].title == "Megatron-LM"
     (line,) = capfd.readouterr().err.splitlines()
     assert GROUP in line and "acme-logs 1.2" in line and name in line
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FORMAT.replace("found = ", "assert line == self.anchor\n        found = "),
+        FORMAT.replace("return found and ", "return found and 5  # "),
+        FORMAT.replace("found.start(), PATTERN,", "found.start(), b'(',"),
+        FORMAT.replace("found.start(), PATTERN,", "found.start(), None,"),
+        FORMAT.replace("decode_values(VALUES, {})", "lambda groups, place: {}['loss']"),
+        FORMAT.replace("decode_values(VALUES, {})", "lambda groups, place: None"),
+        FORMAT.replace("decode_values(VALUES, {})", "lambda groups, place: {}"),
+        FORMAT.replace('Value("loss")', 'Value("los")'),
+        FORMAT.replace("?P<num_gpus>", "?P<gpus>"),
+        FORMAT + "\n    def end_block(self, block):\n        1 / 0\n",
+        FORMAT + "\n    def finish_lane(self, lane):\n        1 / 0\n",
+        DOCUMENT.replace("return head", "return head and head[10**9]"),
+        DOCUMENT,
+    ],
+)
+def test_a_format_whose_code_fails_on_a_log_is_named_with_its_distribution(
+    source: str, install: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(source, acme="acme_logs:Acme")
+    log = write(tmp_path / "run.log", LOG)
+    with pytest.raises(UserError, match=f"{GROUP} 'acme' of acme-logs 1.2") as failed:
+        read_logs([log])
+    assert "--framework" in str(failed.value) and "acme" in log_formats()
+    write(log, "".join(f"{perf(step)}\n" for step in (1, 2, 3)))
+    assert read_logs([log], framework="perflogger").format == "perflogger"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_damaged_value_is_no_failure_of_the_format(install: Install, tmp_path: Path) -> None:
+    install(FORMAT.replace("    rules", "    other"), acme="acme_logs:Acme")
+    log = read_logs([write(tmp_path / "run.log", LOG.replace(b"loss=0.45", b"loss=1e2e"))])
+    assert (log.format, log.steps.step.tolist()) == ("acme", [10, 30])
 
 
 def test_a_format_is_known_by_the_name_of_its_entry_point(install: Install, tmp_path: Path) -> None:
