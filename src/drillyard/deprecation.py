@@ -6,8 +6,11 @@ config model knows an old name.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from traceback import walk_stack
 from typing import Any, Final
 
 RENAMED_FLAGS: Final[dict[str, dict[str, str]]] = {}
@@ -21,8 +24,11 @@ class RenamedWarning(FutureWarning):
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Warn that `old` is now called `new`."""
-    warnings.warn(f"{old} is now {new}; the old name works until the next minor release", RenamedWarning, stacklevel=3)
+    """Warn, at the line that called into this package, that `old` is now written `new`."""
+    frames = (frame for frame, _ in walk_stack(sys._getframe()))
+    ours = takewhile(lambda frame: frame.f_globals.get("__name__", "").partition(".")[0] == "drillyard", frames)
+    message = f"{old} is now {new}; the old form works until the next minor release"
+    warnings.warn(message, RenamedWarning, stacklevel=1 + len(list(ours)))
 
 
 def rename_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
@@ -54,6 +60,14 @@ def rename_key(old: str, new: str, values: dict[str, Any]) -> None:
     if isinstance(target, dict):
         warn_renamed(old, new)
         target.setdefault(new_last, section.pop(last))
+
+
+def rename_axis(key: str) -> str:
+    """A key of --sweep, or what it is called now."""
+    if key not in RENAMED_KEYS:
+        return key
+    warn_renamed(key, RENAMED_KEYS[key])
+    return RENAMED_KEYS[key]
 
 
 def rename_override(old: str, new: str, override: str) -> str:

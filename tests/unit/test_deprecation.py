@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+import drillyard
 from drillyard.cli import main as cli
 from drillyard.config.load import load_run_config
 from drillyard.deprecation import RENAMED_FLAGS, RENAMED_KEYS, RenamedWarning, rename_flags, rename_key
@@ -68,6 +69,15 @@ def test_a_config_with_an_old_key_is_read(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(RUN)
     with pytest.warns(RenamedWarning, match=r"data\.seq_len is now data\.sequence_length"):
         assert load_run_config(tmp_path / "run.yaml").data.sequence_length == 128
+
+
+def test_a_warning_points_at_the_caller_of_the_public_function(tmp_path, monkeypatch):
+    monkeypatch.setitem(RENAMED_KEYS, "title", "name")
+    (tmp_path / "run.yaml").write_text("title: trial\nworkload: {command: [echo], per: node}\n")
+    (tmp_path / "cluster.yaml").write_text("name: here\nplatform: local\nprocesses_per_node: 1\n")
+    with pytest.warns(RenamedWarning) as caught:
+        drillyard.plan(tmp_path / "run.yaml", tmp_path / "cluster.yaml")
+    assert {warning.filename for warning in caught} == {__file__}
 
 
 @pytest.mark.parametrize("command", [["hardware"], ["checkpoint", "list"]])

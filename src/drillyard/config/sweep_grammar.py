@@ -16,14 +16,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.problems import closest_name
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.yaml_document import parse_document
+from drillyard.deprecation import RENAMED_KEYS, rename_axis, warn_renamed
 from drillyard.errors import UserError
 
 MOST_POINTS = 4_096
@@ -70,7 +71,7 @@ class SweepPoint:
 
 def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
     """The axes of all --sweep options. UserError for what is not one, a key twice, and more than MOST_POINTS points."""
-    split = [_split_keys(option) for option in options]
+    split = [[(rename_axis(key), values) for key, values in _split_keys(option)] for option in options]
     axes = tuple(_axis(key, values) for key, values in itertools.chain.from_iterable(split))
     paths = [axis.path for axis in axes]
     for axis in axes:
@@ -83,10 +84,10 @@ def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
             f"the sweep has {size:,} points ({factors}); at most {MOST_POINTS:,} are computed\n"
             "take wider steps, such as 1..1000..100 or 1..1024..x2, or sweep fewer keys"
         )
-    for keys in split:
+    for option, keys in zip(options, split, strict=True):
         if len(keys) > 1:
             new = " ".join(f"--sweep {key}={','.join(values)}" for key, values in keys)
-            print(f"warning: --sweep takes one key now; write {new}", file=sys.stderr)
+            warn_renamed(f"--sweep {option}", new)
     return axes
 
 
@@ -131,7 +132,7 @@ def _split_keys(option: str) -> list[tuple[str, list[str]]]:
 
 def _may_be_key(name: str) -> bool:
     """Whether `name=` after a comma begins another key: a known one or nearly so. Else it belongs to a text."""
-    known = [*SHORT, *TARGETS, *RunConfig.model_fields]
+    known = [*SHORT, *TARGETS, *RunConfig.model_fields, *RENAMED_KEYS]
     return "." in name or name in known or closest_name(name, known) is not None
 
 
@@ -202,7 +203,7 @@ def _path(key: str) -> str:
         return key
     if key in SHORT:
         return SHORT[key]
-    known = [*SHORT, *TARGETS]
+    known = [*(short for short, path in SHORT.items() if not path.startswith(tuple(NOT_AVAILABLE))), *TARGETS]
     meant = closest_name(key, known)
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
     full = "any setting of the run config can be swept by its full key, such as training.micro_batch_size"

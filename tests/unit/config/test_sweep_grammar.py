@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
-from drillyard.config.sweep_grammar import MAX_NAME, MOST_POINTS, SHORT, Axis, combinations, launch_points, parse_axes
+from drillyard.config.sweep_grammar import (
+    MAX_NAME,
+    MOST_POINTS,
+    SHORT,
+    Axis,
+    SweepPoint,
+    combinations,
+    launch_points,
+    parse_axes,
+)
+from drillyard.deprecation import RENAMED_KEYS, RenamedWarning
 from drillyard.errors import UserError
 
 
@@ -38,7 +48,7 @@ def test_values_of_an_axis(text: str, expected: list[object]) -> None:
 
 
 def test_each_option_is_a_key_and_several_keys_in_one_are_read_with_a_warning(
-    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     expected = (
         Axis("machine", "machine", ("a", "b")),
@@ -46,9 +56,28 @@ def test_each_option_is_a_key_and_several_keys_in_one_are_read_with_a_warning(
         Axis("micro_batch_size", "training.micro_batch_size", ("4",)),
     )
     assert parse_axes(["machine=a,b", "nodes=1..2", "micro_batch_size=4"]) == expected
-    assert capsys.readouterr().err == ""
-    assert parse_axes(["machine=a,b,nodes=1..2", "micro_batch_size=4"]) == expected
-    assert "--sweep machine=a,b --sweep nodes=1..2" in capsys.readouterr().err
+    assert not recwarn.list
+    with pytest.warns(RenamedWarning, match="--sweep machine=a,b --sweep nodes=1..2"):
+        assert parse_axes(["machine=a,b,nodes=1..2", "micro_batch_size=4"]) == expected
+
+
+def test_an_old_key_is_swept_under_its_new_name_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
+    monkeypatch.setitem(RENAMED_KEYS, "num_nodes", "nodes")
+    with pytest.warns(RenamedWarning, match=r"data\.seq_len is now data\.sequence_length"):
+        assert parse_axes(["data.seq_len=64,128"]) == parse_axes(["data.sequence_length=64,128"])
+    with pytest.warns(RenamedWarning, match="num_nodes is now nodes"):
+        assert parse_axes(["shard=1,num_nodes=1..2"])[1] == Axis("nodes", "nodes", range(1, 3))
+    with pytest.warns(RenamedWarning):
+        (point, _) = launch_points(["data.seq_len=64,128"], "run")
+    assert point == SweepPoint("sequence_length-64", ("data.sequence_length=64",))
+
+
+def test_what_training_refuses_is_not_suggested() -> None:
+    with pytest.raises(UserError, match="'lora_rnk'") as refused:
+        parse_axes(["lora_rnk=8,16"])
+    assert "lora_rank" not in str(refused.value)
+    assert parse_axes(["lora_rank=8"])[0].path == "model.lora.rank"
 
 
 def test_points_are_all_combinations_the_last_key_fastest() -> None:
