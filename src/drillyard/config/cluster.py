@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, PositiveInt, create_model
 from pydantic.fields import FieldInfo
 
-from drillyard.config.platforms import PlatformFacts, PlatformSection, platforms
+from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, platforms
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
@@ -26,7 +26,7 @@ Section = TypeVar("Section", bound=PlatformSection)
 class Location(StrictModel):
     """Where a cloud's machines stand and who pays for them."""
 
-    project: str | None = Field(default=None, description="Google Cloud project id, or Nebius project id.")
+    project: str | None = Field(default=None, description="Id of the project that pays for the machines.")
     region: str | None = Field(default=None, description="Region, such as us-central1.")
     zone: str | None = Field(default=None, description="Zone, such as us-central1-b.")
 
@@ -112,9 +112,9 @@ def cluster_model() -> type[ClusterConfig]:
     Plug-ins add platforms, so the model is built when the first cluster config is loaded.
     """
     names = tuple(platforms())
-    launched = [name for name, facts in platforms().items() if facts.launcher]
+    launched, estimated = by_use()
     description = f"What runs the job: {', '.join(launched[:-1])} or {launched[-1]}."
-    if estimated := [name for name in names if name not in launched]:
+    if estimated:
         description += f" For estimates alone: {', '.join(estimated)}."
     return with_sections(platforms(), platform=(Literal[names], Field(description=description, examples=["local"])))
 

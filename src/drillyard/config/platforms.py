@@ -134,6 +134,12 @@ def platforms() -> dict[str, PlatformFacts]:
     }
 
 
+def by_use() -> tuple[list[str], list[str]]:
+    """The platforms with a launcher, and those that can only be estimated."""
+    launched = [name for name, facts in platforms().items() if facts.launcher]
+    return launched, [name for name in platforms() if name not in launched]
+
+
 def _why_unusable(name: str, launcher: Any) -> str | None:
     """What would break the model of cluster configs, or every later use of the facts. Other errors are raised."""
     # cluster.py builds its model of the registry.

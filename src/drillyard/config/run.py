@@ -42,7 +42,10 @@ class ModelConfig(StrictModel):
     init: Literal["pretrained", "random"] = Field(
         default="pretrained", description="`pretrained` reads the weights of `id`; `random` trains from scratch."
     )
-    lora: LoraConfig | None = Field(default=None, description="Train low-rank adapters instead of all weights.")
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="Train low-rank adapters instead of all weights; for estimates alone: training refuses it.",
+    )
     attention: Literal["auto", "sdpa", "eager", "varlen", "flex"] = Field(
         default="auto", description="Attention kernel; `auto` takes the fastest that the device can train with."
     )
@@ -212,8 +215,8 @@ class ParallelismConfig(StrictModel):
         description="Ranks that share one copy of the weights (FSDP2); `auto`: the number of ranks over `replicate`.",
     )
     replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
-    tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks.")
-    context: PositiveInt = Field(default=1, description="Context-parallel ranks.")
+    tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks; training accepts 1 alone.")
+    context: PositiveInt = Field(default=1, description="Context-parallel ranks; training accepts 1 alone.")
 
 
 class CheckpointConfig(StrictModel):

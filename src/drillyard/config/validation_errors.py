@@ -18,6 +18,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from drillyard.config.checks import NOT_AVAILABLE
+from drillyard.config.platforms import by_use
 from drillyard.config.problems import Path, Problem, closest_name, dotted
 
 # What other trainers call our settings, where the spelling alone does not lead to ours.
@@ -142,13 +144,21 @@ def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) 
     if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
         return f"did you mean '{alias.removeprefix(f'{prefix}.')}'?"
     elsewhere = [setting for setting in settings if setting.rpartition(".")[2] == key]
-    if len(elsewhere) == 1:
+    if len(elsewhere) == 1 and not _is_refused(elsewhere[0]):
         return f"it belongs to '{elsewhere[0].rpartition('.')[0] or 'the top level'}'"
-    if (here := closest_name(key, model.model_fields)) is not None:
+    allowed = [name for name in model.model_fields if f"{prefix}.{name}" not in NOT_AVAILABLE]
+    if (here := closest_name(key, model.model_fields)) in allowed:
         return f"did you mean '{here}'?"
-    if (near := closest_name(key, [setting.rpartition(".")[2] for setting in settings])) is not None:
-        return f"did you mean '{next(setting for setting in settings if setting.rpartition('.')[2] == near)}'?"
-    return f"allowed: {_keys(model)}"
+    near = closest_name(key, [setting.rpartition(".")[2] for setting in settings])
+    setting = next((setting for setting in settings if setting.rpartition(".")[2] == near), "")
+    if here is None and setting and not _is_refused(setting):
+        return f"did you mean '{setting}'?"
+    return f"allowed: {', '.join(allowed)}"
+
+
+def _is_refused(setting: str) -> bool:
+    """Whether training refuses it, so that no error may recommend it."""
+    return f"{setting}.".startswith(tuple(f"{key}." for key in NOT_AVAILABLE))
 
 
 def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -187,6 +197,10 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
         return Problem(path, f"is empty; give it settings ({_keys(_bare(annotation))}) or remove the key")
     message = f"found {describe_value(value)}; allowed: {describe(annotation)}"
     choices = [choice for choice in _literals(annotation) if isinstance(choice, str)]
+    if path == ("platform",):
+        choices, estimated = by_use()
+        message = f"found {describe_value(value)}; allowed: {describe(Literal[tuple(choices)])}"
+        message += f"; for estimates alone: {', '.join(estimated)}" if estimated else ""
     meant = closest_name(value, choices, cutoff=0.8) if isinstance(value, str) else None
     if meant is not None:
         message += f"; did you mean '{meant}'?"

@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from drillyard.config.cluster import ClusterConfig
+from drillyard.config.checks import NOT_AVAILABLE
+from drillyard.config.cluster import ClusterConfig, find_setting
 from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.validation_errors import find_problems, pydantic_problems
@@ -92,6 +93,33 @@ def test_the_example_of_every_setting_that_must_be_there_is_allowed(model: type[
         if field.is_required():
             assert field.examples, path
             TypeAdapter(field.annotation).validate_python(field.examples[0])
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "allowed"),
+    [
+        ("parallelism", {"tensr": 2}, "shard, replicate"),
+        ("parallelism", {"contxt": 2}, "shard, replicate"),
+        ("model", {"lroa": {}}, "id, config"),
+        ("model", {"rank": 8}, "id, config"),
+        ("lora_rank", 8, "name, "),
+    ],
+)
+def test_no_setting_is_recommended_that_training_refuses(section: str, given: Any, allowed: str) -> None:
+    (problem,) = find_problems(RunConfig, {**GOOD[RunConfig], section: given})
+    assert f"allowed: {allowed}" in problem.message and "did you mean" not in problem.message
+    assert not {"tensor", "context", "lora"} & set(problem.message.replace(",", "").split())
+
+
+def test_keys_of_a_section_that_only_estimates_use_are_recommended_in_it() -> None:
+    (problem,) = find_problems(RunConfig, {**GOOD[RunConfig], "model": {"id": "x", "lora": {"rank": 1, "alpa": 2}}})
+    assert "did you mean 'alpha'?" in problem.message
+
+
+def test_descriptions_say_what_training_refuses() -> None:
+    for key in NOT_AVAILABLE:
+        field = find_setting(RunConfig, tuple(key.split(".")))
+        assert field is not None and "training" in (field.description or "")
 
 
 @pytest.mark.parametrize(
