@@ -17,7 +17,7 @@ import os
 import select
 import sys
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +44,7 @@ _POLL_BYTES: Final = 64 << 20
 _OVERLAP: Final = 64
 
 
-class GrowingInput:
+class GrowingInput(ABC):
     """A log that grows."""
 
     ended = False
@@ -62,6 +62,7 @@ class GrowingInput:
 
     def close(self) -> None:
         """Close what this follower opened."""
+        return
 
 
 def follower(file: LogFile) -> GrowingInput:
@@ -265,5 +266,4 @@ class CloudFollower(GrowingInput):
 def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
     """Bytes of an object of one generation: it may be replaced between two calls. Tried once, so that other files do
     not wait for this one: the next poll is the next try."""
-    piece = blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None)
-    return bytes(piece)
+    return bytes(blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None))
