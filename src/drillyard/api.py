@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
@@ -72,8 +72,8 @@ def train(
     """Train on this host until the run is over, in processes of their own; return the exit code of `drillyard train`.
 
     0: done; 1: failed; 2: the config or the data must be fixed; 85: stopped on request with everything saved; -N: the
-    command was killed by signal N. A run
-    that was stopped or has crashed resumes from its newest checkpoint. Raises ConfigError for an invalid config.
+    command was killed by signal N. A run that was stopped or has crashed resumes from its newest checkpoint. Raises
+    ConfigError for an invalid config.
     """
     from drillyard.config.load import load_run_config, save_resolved
 
@@ -228,10 +228,10 @@ def report(
     if directory is None:
         page = render(measured_content(measure(names, price_per_gpu_hour=price_per_gpu_hour, **given)))
     elif len(names) > 1:
-        raise UserError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
+        raise ConfigError("a report is of one run: give one run directory (drillyard metrics --compare shows several)")
     elif given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(f"{names[0]} is a run directory and has what {flags} would give: leave it out")
+        raise ConfigError(f"{names[0]} is a run directory and has what {flags} would give: leave it out")
     else:
         with refusing_odd_values(directory):
             page = render(read_run_directory(directory, price_per_gpu_hour))

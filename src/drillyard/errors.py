@@ -15,7 +15,7 @@ class ConfigError(UserError):
 
 
 class NotFoundError(UserError):
-    """There is no run, checkpoint, cluster or file of that name."""
+    """There is no run, checkpoint, cluster, accelerator, machine or file of that name."""
 
 
 class UnreachableError(UserError):

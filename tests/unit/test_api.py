@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.reporting.conftest import run_directory
 
 import drillyard
-from drillyard.errors import ConfigError, NotFoundError
+from drillyard.errors import ConfigError, MissingExtraError, NotFoundError, UnreachableError
+from drillyard.launch.programs import Programs, Result
 
 __all__ = ["run_directory"]
 RUN = """
@@ -20,6 +24,15 @@ model: {config: {model_type: llama, vocab_size: 32000, hidden_size: 1024, interm
   num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 4096}}
 data: {source: builtin:text-to-sql, sequence_length: 1024}
 training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
+"""
+VERTEX = """
+name: v
+platform: vertex
+location: {project: p, region: us-central1}
+machine: a3-megagpu-8g
+consumption: on-demand
+storage: {bucket: b}
+image: registry.test/i:1
 """
 
 
@@ -65,6 +78,110 @@ def test_errors_of_a_caller_can_be_distinguished(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         drillyard.train(tmp_path / "run.yaml")
     assert issubclass(ConfigError, drillyard.UserError)
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of configs, with nothing registered, on a network in which ssh resolves no name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    Path("run.yaml").write_text(RUN)
+    Path("workload.yaml").write_text("name: w\nworkload: {command: [python3, train.py]}\n")
+    Path("local.yaml").write_text("name: here\nplatform: local\nprocesses_per_node: 1\n")
+    Path("ssh.yaml").write_text("name: h\nplatform: ssh\nprocesses_per_node: 1\nssh: {hosts: [nosuch.invalid]}\n")
+    Path("slurm.yaml").write_text(
+        "name: s\nplatform: slurm\nprocesses_per_node: 1\nslurm: {login_host: nosuch.invalid, time_limit: 1:00:00}\n"
+        "storage: {directory: /home/me}\n"
+    )
+    Path("vertex.yaml").write_text(VERTEX)
+    Path("train.log").write_text("Step: 1 | Time: 0.5s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620\n")
+
+    def unresolved(_: object, argv: Sequence[str], **__: object) -> Result:
+        said = "ssh: Could not resolve hostname nosuch.invalid: Name or service not known\n"
+        return Result(tuple(argv), 255, "", said)
+
+    monkeypatch.setattr(Programs, "run", unresolved)
+
+
+Call = Callable[[], object]
+
+
+def estimate(**given: Any) -> Call:
+    return lambda: drillyard.estimate("run.yaml", **given)
+
+
+@pytest.mark.usefixtures("configs")
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (UnreachableError, lambda: drillyard.status("x", cluster="slurm.yaml")),
+        (UnreachableError, lambda: drillyard.status("x", cluster="ssh.yaml")),
+        (UnreachableError, lambda: list(drillyard.logs("x", cluster="slurm.yaml"))),
+        (UnreachableError, lambda: drillyard.submit("workload.yaml", "slurm.yaml")),
+        (UnreachableError, lambda: drillyard.submit("workload.yaml", "slurm.yaml", sync=True)),
+        (UnreachableError, lambda: drillyard.submit("workload.yaml", "ssh.yaml")),
+        (UnreachableError, lambda: drillyard.submit("workload.yaml", "ssh.yaml", replace=True)),
+        (NotFoundError, lambda: drillyard.measure("nope.log")),
+        (NotFoundError, lambda: drillyard.measure("train.log", hardware="nope.yaml")),
+        (NotFoundError, lambda: drillyard.report("nope")),
+        (NotFoundError, estimate(accelerator="h100000", num_gpus=8)),
+        (NotFoundError, estimate(machine="zzz")),
+        (NotFoundError, estimate(accelerator="h100", num_gpus=8, hardware="nope.yaml")),
+        (NotFoundError, lambda: drillyard.hardware.catalog().accelerator("zz")),
+        (NotFoundError, lambda: drillyard.hardware.catalog().machine("zz")),
+        (NotFoundError, lambda: drillyard.status("slurm://unknown/x", cluster="slurm.yaml")),
+        (NotFoundError, lambda: drillyard.status("x")),
+        (NotFoundError, lambda: drillyard.plan("run.yaml", "nope.yaml")),
+        (ConfigError, estimate(accelerator="h100", num_gpus=0)),
+        (ConfigError, estimate(machine="a3-megagpu-8g", nodes=0)),
+        (ConfigError, estimate()),
+        (ConfigError, lambda: drillyard.measure("train.log", framework="zz")),
+        (ConfigError, lambda: drillyard.measure("train.log", timezone="Mars/Base")),
+        (ConfigError, lambda: drillyard.measure("train.log", num_gpus=0)),
+        (ConfigError, lambda: drillyard.measure("train.log", params="many")),
+        (ConfigError, lambda: drillyard.report("train.log", sequence_length=0)),
+        (ConfigError, lambda: drillyard.logs("x", cluster="local.yaml", since="zz")),
+        (ConfigError, lambda: drillyard.status("no handle://", cluster="slurm.yaml")),
+        (ConfigError, lambda: drillyard.plan("run.yaml", "slurm.yaml", after="zz")),
+        (ConfigError, lambda: drillyard.plan("run.yaml", "local.yaml", overrides=["parallel.tensor=2"])),
+    ],
+)
+def test_a_mistake_is_of_the_documented_kind(kind: type[drillyard.UserError], call: Call) -> None:
+    with pytest.raises(kind):
+        call()
+
+
+@pytest.mark.usefixtures("configs")
+@pytest.mark.parametrize(
+    ("package", "importer", "call"),
+    [
+        ("google.api_core", "", lambda: drillyard.measure("gs://b/run.log")),
+        ("google.auth.exceptions", "", lambda: imported("drillyard.loglines.sources").storage_client()),
+        ("google.api_core", "launch.vertex.service", lambda: drillyard.status("x", cluster="vertex.yaml")),
+        ("google.api_core", "launch.vertex.bucket_files", lambda: imported("drillyard.launch.vertex.bucket_files")),
+        ("wandb", "", lambda: tracker("WeightsAndBiases")),
+        ("mlflow", "", lambda: tracker("MLflow")),
+        ("tensorboard.compat.proto", "", lambda: tracker("TensorBoard")),
+        ("torch", "models.meta_model", lambda: imported("drillyard.cli.estimate")._builder()),
+    ],
+)
+def test_a_package_of_an_extra_that_is_missing_is_of_a_kind_of_its_own(
+    package: str, importer: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`importer`: the module that imports the package when it is imported itself."""
+    for name in (package, *(each for each in sys.modules if each.startswith(f"{package}."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"drillyard.{importer}", raising=False)
+    with pytest.raises(MissingExtraError):
+        call()
+
+
+def imported(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def tracker(name: str) -> object:
+    return getattr(imported("drillyard.telemetry.trackers"), name)(Path(), drillyard.load_run_config("run.yaml"))
 
 
 def test_a_run_directory_gives_a_report(run_directory: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from drillyard.cli.options import with_options
 from drillyard.console import SafeConsole
-from drillyard.errors import UserError
+from drillyard.errors import MissingExtraError, UserError
 from drillyard.estimation.request import FAILURES, MODEL, EstimateOptions, build_request
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _builder() -> BuildSpec:
     try:
         from drillyard.models.meta_model import build_spec
     except ModuleNotFoundError as error:
-        raise UserError(
+        raise MissingExtraError(
             f"--build needs {error.name}, which is not installed: pip install 'drillyard[train]'\n"
             "or give --params and --active-params instead"
         ) from None

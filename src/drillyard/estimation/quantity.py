@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 from drillyard.formatting import TIMES, extent, largest_unit, three_digits
 from drillyard.hardware.facts import Fact, FactSource, Number, combine
 
@@ -91,9 +91,9 @@ def zero_or_above(name: str, value: float) -> float:
 
 
 def check_count(what: str, count: int) -> None:
-    """UserError unless `count` is at least 1."""
+    """ConfigError unless `count` is at least 1."""
     if count < 1:
-        raise UserError(f"the number of {what} is {count}; at least 1 is needed")
+        raise ConfigError(f"the number of {what} is {count}; at least 1 is needed")
 
 
 def range_text(numbers: Range, write: Callable[[float], str], better: str) -> str:

@@ -17,7 +17,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.problems import closest_name
 from drillyard.config.run import RunConfig
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, NotFoundError
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.measured_runs import MeasuredRun, published_runs, read_measured_run
 from drillyard.estimation.model_source import BuildSpec, ModelOptions, ModelSource, find_model
@@ -117,7 +117,7 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
     """
     price = PriceOptions(options.price_per_gpu_hour, options.price_per_node_hour)
     if build is not None and options.params is not None:
-        raise UserError("--build counts the parameters, --params gives them: use one of the two")
+        raise ConfigError("--build counts the parameters, --params gives them: use one of the two")
     config = load_run_config(options.run, options.overrides or (), resolve_environment=False, needs_learning_rate=False)
     counts = parse_count("--params", options.params), parse_count("--active-params", options.active_params)
     model = find_model(config, ModelOptions(options.config, *counts), build=build)
@@ -125,7 +125,7 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
     if options.without_source is not None:
         known = list(dict.fromkeys(row.publisher for row in published_runs().values()))
         if options.without_source not in known:
-            raise UserError(
+            raise NotFoundError(
                 f"--without-source {options.without_source}: no measured run is of that publisher; "
                 f"{_closest(options.without_source, known)}"
             )
@@ -149,13 +149,13 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
 
 
 def parse_count(flag_name: str, text: str | None) -> int | None:
-    """`70.6B`, `7e9` or `7000000000` as a whole number. UserError for anything else, and below 1."""
+    """`70.6B`, `7e9` or `7000000000` as a whole number. ConfigError for anything else, and below 1."""
     if text is None:
         return None
     match = COUNT.fullmatch(text.replace(",", "").replace("_", "").strip())
     value = math.nan if match is None else float(match[1]) * SCALES[match[2].lower()]
     if not (math.isfinite(value) and value >= 1):
-        raise UserError(f"{flag_name} {text}: not a number above 0; write it like 70.6B, 15T or 7000000000")
+        raise ConfigError(f"{flag_name} {text}: not a number above 0; write it like 70.6B, 15T or 7000000000")
     return round(value)
 
 
@@ -182,22 +182,22 @@ def _target(options: EstimateOptions) -> tuple[Target, Catalog]:
 
 
 def _check_target(options: EstimateOptions) -> None:
-    """UserError unless the options name exactly one target."""
+    """ConfigError unless the options name exactly one target."""
     ways = list(get_args(Consumption))
     if options.consumption is not None and options.consumption not in ways:
-        raise UserError(f"--consumption {options.consumption} is not known; {_closest(options.consumption, ways)}")
+        raise ConfigError(f"--consumption {options.consumption} is not known; {_closest(options.consumption, ways)}")
     if options.accelerator is None:
         for name in ("num_gpus", "gpus_per_node"):
             if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')} belongs to --accelerator; {HOW}")
+                raise ConfigError(f"--{name.replace('_', '-')} belongs to --accelerator; {HOW}")
         if options.cluster is None and options.machine is None:
-            raise UserError(HOW)
+            raise ConfigError(HOW)
         return
     for name in ("cluster", "machine", "nodes", "consumption", "region"):
         if getattr(options, name) is not None:
-            raise UserError(f"--accelerator cannot be combined with --{name}; {HOW}")
+            raise ConfigError(f"--accelerator cannot be combined with --{name}; {HOW}")
     if options.num_gpus is None:
-        raise UserError(f"--num-gpus is missing: how many {options.accelerator} are there?")
+        raise ConfigError(f"--num-gpus is missing: how many {options.accelerator} are there?")
 
 
 def _cluster(options: EstimateOptions, path: Path) -> ClusterConfig:
@@ -209,6 +209,6 @@ def _cluster(options: EstimateOptions, path: Path) -> ClusterConfig:
     if options.region is not None:
         location = cluster.location
         if location is None:
-            raise UserError(f"--region: platform {cluster.platform} of {path} has no location")
+            raise ConfigError(f"--region: platform {cluster.platform} of {path} has no location")
         changes["location"] = location.model_copy(update={"region": options.region})
     return cluster.model_copy(update=changes) if changes else cluster

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, FactSource, read_row
@@ -147,7 +147,7 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
 def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
     close = nearest_names(name, names)
     hint = f"did you mean {' or '.join(close)}?" if close else f"`drillyard hardware` lists every {kind}"
-    raise UserError(f"{kind} '{name}' is not known; {hint}\nOr {HARDWARE_FILE_HINT}.")
+    raise NotFoundError(f"{kind} '{name}' is not known; {hint}\nOr {HARDWARE_FILE_HINT}.")
 
 
 def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key) -> dict[str, Any]:

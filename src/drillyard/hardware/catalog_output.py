@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import HARDWARE_FILE_HINT, Catalog, nearest_names
@@ -26,7 +26,7 @@ TITLES = {Accelerator: "accelerator", Machine: "machine", NetworkStack: "network
 
 
 def find_entry(catalog: Catalog, name: str) -> Entry:
-    """The accelerator, machine or network stack called `name`. UserError with the nearest names when there is none."""
+    """The accelerator, machine or network stack called `name`. NotFoundError, with the nearest names, if none is."""
     found: Entry | None = (
         catalog.accelerators.get(name)
         or catalog.find_accelerator(name)
@@ -39,7 +39,7 @@ def find_entry(catalog: Catalog, name: str) -> Entry:
     reported = [device for row in catalog.accelerators.values() for device in row.reported_as]
     close = nearest_names(name, [*known, *reported])
     hint = f"did you mean {' or '.join(close)}?" if close else "`drillyard hardware` lists what is known"
-    raise UserError(
+    raise NotFoundError(
         f"'{name}' is no accelerator, machine or network stack that is known; {hint}\nOr {HARDWARE_FILE_HINT}."
     )
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from drillyard.config.problems import Path, Problem, closest_name, raise_all
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import YamlDocument, read_document
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
 from drillyard.hardware.facts import CatalogRow, Citations, FactSource, read_row, split_row
@@ -36,7 +36,7 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
     """
     label = os.fspath(path)
     if not os.path.exists(label):
-        raise UserError(
+        raise NotFoundError(
             f"{label}: no such file; a hardware file holds {', '.join(KINDS)}, see `drillyard hardware --help`"
         )
     document = read_document(path)

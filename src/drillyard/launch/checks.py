@@ -17,7 +17,7 @@ from drillyard.config.environment import OPENING
 from drillyard.config.platforms import platforms, require_capability
 from drillyard.config.problems import SourceLocation, location_of, problem_line
 from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.facts import Fact
 from drillyard.hardware.image_tags import image_contents, version_at_least
@@ -35,7 +35,7 @@ _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 def require_launchable(request: LaunchRequest, *own: Check) -> tuple[str, ...]:
     """The warnings of `request`. `own`: the platform's checks, in addition to those of every platform.
 
-    Raises one UserError with all mistakes, run config first, in order of lines.
+    Raises one ConfigError with all mistakes, run config first, in order of lines.
     """
     name = request.cluster.machine
     machine = None if name is None else request.facts.find_machine(name)
@@ -44,7 +44,7 @@ def require_launchable(request: LaunchRequest, *own: Check) -> tuple[str, ...]:
     lines = {finding: problem_line(_location(request, finding), finding.problem) for finding in found}
     mistakes = [line for finding, line in lines.items() if finding.fatal]
     if mistakes:
-        raise UserError("\n".join(mistakes))
+        raise ConfigError("\n".join(mistakes))
     return tuple(lines.values())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, resolved_text
-from drillyard.errors import NotFoundError, UserError
+from drillyard.errors import ConfigError, NotFoundError, UserError
 from drillyard.launch.completion_cache import remember_runs, write_atomically
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.programs import parallel_map
@@ -135,9 +135,9 @@ class Clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
                 return FoundRun(handle, cluster, self._launcher(cluster))
         if handle.cluster in self._unreadable:
-            raise UserError(self._unreadable[handle.cluster])
+            raise ConfigError(self._unreadable[handle.cluster])
         known = ", ".join(f"{cluster.platform}://{cluster.name}" for cluster in self._clusters) or "none"
-        raise UserError(
+        raise NotFoundError(
             f"{handle}: cluster {handle.platform}://{handle.cluster} is not known here (known: {known})\n"
             "give its config: --cluster FILE"
         )
@@ -168,16 +168,13 @@ def _first_line(why: str) -> str:
 
 
 def clusters_to_search(file: Path | None) -> Clusters:
-    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml.
-
-    Raises UserError where there is none.
-    """
+    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError where none is."""
     if file is not None:
         return Clusters([load_cluster_config(file, resolve_environment=False)])
     clusters, unreadable = known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():
-            raise UserError(
+            raise NotFoundError(
                 "no cluster is known yet: nothing was launched from this machine, and there is no cluster.yaml here\n"
                 "give --cluster FILE, or launch a run: drillyard launch run.yaml --cluster cluster.yaml"
             )

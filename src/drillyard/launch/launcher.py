@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import PlatformFacts, platforms
-from drillyard.errors import NotFoundError, UserError
+from drillyard.errors import ConfigError, NotFoundError, UserError
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, secrets_file
 from drillyard.launch.programs import Programs
@@ -208,7 +208,7 @@ def launcher_class(platform: str) -> type[Launcher[Any]]:
     facts = platforms().get(platform)
     if facts is None or not facts.launcher:
         able = ", ".join(name for name, each in platforms().items() if each.launcher)
-        raise UserError(f"platform {platform} cannot be launched on yet; these can: {able}")
+        raise ConfigError(f"platform {platform} cannot be launched on yet; these can: {able}")
     found: type[Launcher[Any]] = resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
     return found
 

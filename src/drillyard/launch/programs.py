@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from drillyard.errors import UserError
+from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.plan import PlanFile
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255
 """Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
-
 
 TEMPORARY = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && trap 'exit 1' HUP INT TERM"""
 """Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a signal ends it."""
@@ -65,7 +64,7 @@ class Programs:
             with _installed(argv):
                 done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
         except subprocess.TimeoutExpired:
-            raise UserError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
+            raise UnreachableError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
@@ -93,12 +92,13 @@ def comment_safe(text: str) -> str:
 
 
 def require_success(result: Result, what: str, advice: str = "") -> Result:
-    """`result`, where the exit code is 0. Raises UserError with the last lines of the program's output otherwise."""
+    """`result` of exit code 0. Raises UserError with its last output otherwise, UnreachableError where ssh failed."""
     if result.returncode == 0:
         return result
     said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
     lines = [f"{what}: {said[-1] if len(said) == 1 else 'failed:'}", *(said if len(said) > 1 else [])]
-    raise UserError("\n".join([*lines, f"command: {shlex.join(result.argv)}", *([advice] if advice else [])]))
+    kind = UnreachableError if result.unreachable else UserError
+    raise kind("\n".join([*lines, f"command: {shlex.join(result.argv)}", *([advice] if advice else [])]))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Path, Problem
 from drillyard.config.run import RunConfig, WorkloadConfig, WorkloadRunConfig
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.launch.run_status import RunStatus, State
@@ -79,7 +79,7 @@ class LogSelection:
 def parse_since(text: str, now: float) -> float:
     """The Unix time of `10m` (so long before `now`) or of a time stamp; without a zone it is UTC.
 
-    Raises UserError for another text.
+    Raises ConfigError for another text.
     """
     from drillyard.loglines.stamps import STYLES, Stamps
 
@@ -91,7 +91,7 @@ def parse_since(text: str, now: float) -> float:
         (microseconds,) = Stamps().convert("iso", [stamp])
         if microseconds is not None:
             return microseconds / 1e6
-    raise UserError(f"--since {text}: is not a time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
+    raise ConfigError(f"--since {text}: is not a time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 
 _HANDLE = re.compile(r"(?P<platform>[a-z][a-z0-9_-]*)://(?P<cluster>[a-z][a-z0-9-]*)/(?P<run>[a-z0-9][a-z0-9._-]*)")
 
@@ -26,10 +26,10 @@ class Handle:
 
 
 def parse_handle(text: str) -> Handle:
-    """Parse a handle. Raises UserError for other text."""
+    """Parse a handle. Raises ConfigError for other text."""
     found = _HANDLE.fullmatch(text)
     if found is None:
-        raise UserError(
+        raise ConfigError(
             f"'{text}' is not a run's handle; one looks like slurm://my-cluster/my-run (drillyard runs list)"
         )
     return Handle(**found.groupdict())

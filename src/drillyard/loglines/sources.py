@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO, cast
 
-from drillyard.errors import UserError
+from drillyard.errors import MissingExtraError, NotFoundError, UserError
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
@@ -70,9 +70,10 @@ def _local_files(path: Path) -> list[LogFile]:
             return [_local_file(path)]
         found = [_local_file(item) for item in sorted(path.rglob("*")) if item.is_file()]
     except OSError as error:
-        raise UserError(f"{error.filename or path}: cannot be read: {error.strerror}") from error
+        kind = NotFoundError if isinstance(error, FileNotFoundError) else UserError
+        raise kind(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if not found:
-        raise UserError(f"{path}: the directory has no files. Give the directory or file that holds the run's log.")
+        raise NotFoundError(f"{path}: the directory has no files. Give the directory or file that holds the run's log.")
     return found
 
 
@@ -120,7 +121,7 @@ def storage_client() -> Client:
         from google.auth.exceptions import DefaultCredentialsError
         from google.cloud import storage
     except ImportError as error:
-        raise UserError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
+        raise MissingExtraError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
     try:
         return storage.Client()
     except (DefaultCredentialsError, OSError):
@@ -133,7 +134,7 @@ def cloud_errors(name: str) -> Iterator[None]:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise UserError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
+        raise MissingExtraError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
@@ -154,7 +155,7 @@ def _cloud_files(name: str) -> list[LogFile]:
     inside = [blob for blob in blobs if not prefix or blob.name.startswith(prefix.rstrip("/") + "/")]
     chosen = exact or inside
     if not chosen:
-        raise UserError(f"{name}: there is no such object, and none below it. List them: gcloud storage ls {name}")
+        raise NotFoundError(f"{name}: there is no such object, and none below it. List them: gcloud storage ls {name}")
     return [LogFile(f"{GCS}{bucket}/{blob.name}", blob.size, blob.updated) for blob in chosen]
 
 

@@ -19,7 +19,7 @@ from datetime import timezone as tz
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,14 +51,14 @@ def find_stamp(text: bytes) -> tuple[str, int, int] | None:
 
 
 def time_zone(name: str) -> tzinfo:
-    """The zone of a name such as `Europe/Zurich`, `UTC` or an offset `+02:00`. Raises UserError for others."""
+    """The zone of a name such as `Europe/Zurich`, `UTC` or an offset `+02:00`. Raises ConfigError for others."""
     if offset := re.fullmatch(r"([+-])(\d\d):?(\d\d)", name):
         minutes = int(offset[2]) * 60 + int(offset[3])
         return UTC if not minutes else tz(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise UserError(
+        raise ConfigError(
             f"--timezone {name}: not a time zone. Give a name such as Europe/Zurich or America/New_York, or +02:00."
         ) from error
 

@@ -21,7 +21,7 @@ from datetime import tzinfo
 from pathlib import Path
 from typing import Final
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 from drillyard.loglines.sources import GCS, LogFile, find_files, open_log, trouble
 from drillyard.loglines.stamps import time_zone
 from drillyard.measurement.formats import log_formats
@@ -139,7 +139,7 @@ class Tail:
 
 def _format(framework: str | None) -> str | None:
     if framework is not None and framework not in log_formats():
-        raise UserError(f"--framework {framework}: not known. Choose one of {', '.join(log_formats())}.")
+        raise ConfigError(f"--framework {framework}: not known. Choose one of {', '.join(log_formats())}.")
     return framework
 
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 from drillyard.formatting import count
 from drillyard.hardware import Catalog
 from drillyard.measurement.parsed_log import ParsedLog
@@ -72,42 +72,42 @@ class UserFacts:
         for name in ("num_gpus", "gpus_per_node", "batch_size_per_gpu", "global_batch_size", "sequence_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')} {value}: give a number above 0.")
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: give a number above 0.")
         for name in ("price_per_gpu_hour", "price_per_node_hour"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"--{name.replace('_', '-')} {value:g}: give dollars above 0.")
+                raise ConfigError(f"--{name.replace('_', '-')} {value:g}: give dollars above 0.")
         if self.price_per_gpu_hour is not None and self.price_per_node_hour is not None:
-            raise UserError("a price is per GPU-hour or per node-hour: give one of them.")
+            raise ConfigError("a price is per GPU-hour or per node-hour: give one of them.")
         if self.active_params is not None and self.params is None:
-            raise UserError("--active-params says how many of the parameters a token uses: give --params too.")
+            raise ConfigError("--active-params says how many of the parameters a token uses: give --params too.")
         if self.params is not None and self.config is not None:
-            raise UserError("--params stands for a model whose config is not at hand; give it or --config, not both.")
+            raise ConfigError("--params stands for a model whose config is not at hand; give it or --config, not both.")
         if None not in (self.start_step, self.end_step) and (self.start_step or 0) > (self.end_step or 0):
-            raise UserError(f"--start-step {self.start_step} is after --end-step {self.end_step}.")
+            raise ConfigError(f"--start-step {self.start_step} is after --end-step {self.end_step}.")
 
 
 def moment_us(flag: str, text: str | None, zone: tzinfo | None) -> int | None:
     """A time of day such as `2026-01-31T12:00:00Z` as UTC microseconds since 1970; without an offset it is in `zone`
-    (UTC if None). UserError for anything else."""
+    (UTC if None). ConfigError for anything else."""
     if text is None:
         return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise UserError(f"{flag} {text}: not a time; write it like 2026-01-31T12:00:00Z.") from error
+        raise ConfigError(f"{flag} {text}: not a time; write it like 2026-01-31T12:00:00Z.") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=zone or UTC)
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def to_formula(name: str | None) -> Formula | None:
-    """The formula of this name, in any case. UserError for one that is not known."""
+    """The formula of this name, in any case. ConfigError for one that is not known."""
     if name is None:
         return None
     found = next((formula for formula in FORMULAS if formula.lower() == name.lower()), None)
     if found is None:
-        raise UserError(f"--formula {name}: not known; choose one of {', '.join(FORMULAS)}.")
+        raise ConfigError(f"--formula {name}: not known; choose one of {', '.join(FORMULAS)}.")
     return found
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
@@ -43,11 +43,11 @@ class Tracker(ABC):
 
 
 def _installed(package: str, setting: str, remedy: str) -> Any:
-    """A tracker's package. Raises UserError where it is missing."""
+    """A tracker's package. Raises MissingExtraError where it is missing."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise UserError(f"{setting} but {package} is not installed.\n{remedy}") from error
+        raise MissingExtraError(f"{setting} but {package} is not installed.\n{remedy}") from error
 
 
 class TensorBoard(Tracker):
@@ -58,7 +58,7 @@ class TensorBoard(Tracker):
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise UserError(
+            raise MissingExtraError(
                 "logging.tensorboard is true but TensorBoard is not installed.\n"
                 "Install it (pip install tensorboard) or set `logging: {tensorboard: false}`."
             ) from error
@@ -112,7 +112,7 @@ class MLflow(Tracker):
         settings = config.logging.mlflow or {}
         unknown = settings.keys() - {"tracking_uri", "experiment"}
         if unknown:
-            raise UserError(f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment, tracking_uri.")
+            raise ConfigError(f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment, tracking_uri.")
         self._mlflow = mlflow
         if "tracking_uri" in settings:
             mlflow.set_tracking_uri(settings["tracking_uri"])

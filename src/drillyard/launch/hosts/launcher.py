@@ -135,14 +135,15 @@ class HostsLauncher(Launcher[HostRun]):
             problems = judge(answers, job, plan.image, machine)
             if not problems:
                 output = posixpath.dirname(job.run_directory)
-                problems = not_shared(self._do(plan, SHARE), output, self._hosts[0].title)
+                answers += self._do(plan, SHARE)
+                problems = not_shared(answers[len(self._hosts) :], output, self._hosts[0].title)
         finally:
             if answers[0].parsed() is not None:
                 self._do(plan, FORGET)
         if problems:
             count = len(self._hosts)
             what = f"{count} hosts were checked" if count > 1 else f"{self._hosts[0].title} was checked"
-            raise _error(plan, f"nothing was started; {what}", problems)
+            raise _error(plan, f"nothing was started; {what}", problems, answers)
 
     def _write(self, plan: Plan, secrets_json: PlanFile) -> None:
         """Take the submit lock and write the launch directory. Raises UserError where another launch has the lock."""
@@ -257,15 +258,15 @@ class HostsLauncher(Launcher[HostRun]):
         problems = []
         for answer in self._ask_to_stop(self._hosts, launch_directory, grace_seconds):
             if answer.parsed() is None:
-                unreached = answer.result is None or answer.result.unreachable
-                advice = f"\n  {self._unreached_advice}" if unreached else ""
+                silent = answer.result is None or answer.result.unreachable
+                advice = f"\n  {self._unreached_advice}" if silent else ""
                 problems.append(f"{answer.host}: {no_answer_reason(answer)}{advice}")
         return problems
 
     def _ask_to_stop(self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float) -> list[HostAnswer]:
         return self._ask(hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP)
 
-    def _stop_without_head(self, run: str, error: UserError) -> UserError:
+    def _stop_without_head(self, run: str, error: UserError) -> UnreachableError:
         """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
         others = self._hosts[1:]
         launches: dict[str, list[Host]] = {}
@@ -277,7 +278,7 @@ class HostsLauncher(Launcher[HostRun]):
         ended = [answer for launch, hosts in launches.items() for answer in self._ask_to_stop(hosts, launch, seconds)]
         stopped = [answer.host for answer in ended if answer.parsed() is not None]
         result = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
-        return UserError(f"{error}\n{result}; {self._unreached_advice}")
+        return UnreachableError(f"{error}\n{result}; {self._unreached_advice}")
 
     @property
     def _unreached_advice(self) -> str:
@@ -312,7 +313,7 @@ def _require_done(plan: Plan, answers: Sequence[HostAnswer], what: str) -> None:
     """Raise UserError where a command failed on a host."""
     failed = [answer for answer in answers if answer.result is None or answer.result.returncode != 0]
     if failed:
-        raise _error(plan, what, problem_lines((answer.host, no_answer_reason(answer)) for answer in failed))
+        raise _error(plan, what, problem_lines((answer.host, no_answer_reason(answer)) for answer in failed), failed)
 
 
 def _require_own(plan: Plan, head: HostAnswer) -> None:
@@ -324,8 +325,10 @@ def _require_own(plan: Plan, head: HostAnswer) -> None:
         raise being_launched_error(plan.handle, whose)
 
 
-def _error(plan: Plan, what: str, problems: Sequence[str]) -> UserError:
-    return UserError("\n".join([f"{plan.handle}: {what}:", *(f"  {line}" for line in problems)]))
+def _error(plan: Plan, what: str, problems: Sequence[str], answers: Sequence[HostAnswer]) -> UserError:
+    silent = any(answer.result is None or answer.result.unreachable for answer in answers)
+    kind = UnreachableError if silent else UserError
+    return kind("\n".join([f"{plan.handle}: {what}:", *(f"  {line}" for line in problems)]))
 
 
 class HeadFailed(UserError):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, NotFoundError, UserError
 from drillyard.launch.logs.line_selection import RankFilter, offsets_of_tail, offsets_since
 from drillyard.launch.logs.merge import KEY_BYTES, LogMerge, LogSource, all_stamped, key_of
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
@@ -173,17 +173,17 @@ class _Reader:
         path = posixpath.join(launch_directory, "job.json")
         (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
         if piece is None:
-            raise UserError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
+            raise NotFoundError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
         job = json.loads(piece.data)
         self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
         ranks = self._nodes * self._per_node
         rank, node = wanted.rank, wanted.node
         if node is not None and not 0 <= node < self._nodes:
-            raise UserError(f"--node {node}: the run has nodes 0 to {self._nodes - 1}")
+            raise ConfigError(f"--node {node}: the run has nodes 0 to {self._nodes - 1}")
         if rank is not None and not 0 <= rank < ranks:
-            raise UserError(f"--rank {rank}: the run has ranks 0 to {ranks - 1}")
+            raise ConfigError(f"--rank {rank}: the run has ranks 0 to {ranks - 1}")
         if rank is not None and node is not None and rank // self._per_node != node:
-            raise UserError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
+            raise ConfigError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
         self._node = node if rank is None else rank // self._per_node
         """The one that is read; None: all."""
         self._rank_log = None if rank is None else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")

@@ -89,7 +89,7 @@ class Slurm:
     def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
         """The index: each entry, and the state of its run (agent/index.py)."""
         result = self.run_agent(["list", "--cluster", self._cluster])
-        require_success(result, f"{self.host.title}: its runs cannot be listed")
+        self._require(result, "its runs cannot be listed", "")
         return [(each["entry"], each["state"]) for each in result.printed_json()]
 
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
@@ -165,7 +165,7 @@ class Slurm:
         if "sbatch: not found" in stderr and result.returncode == 127:
             advice = f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"
         what = "sbatch refused the job" if "sbatch:" in stderr else "nothing was submitted"
-        require_success(result, f"{self.host.title}: {what}", advice)
+        self._require(result, what, advice)
 
     def cancel(self, job_id: str) -> None:
         """scancel; does nothing to a job that is over. Raises UserError."""
@@ -184,12 +184,13 @@ class Slurm:
         rows = [line.split("|", 2) for line in self._run(words).stdout.splitlines() if line.count("|") >= 2]
         return [f"{nodes} {state.rstrip('*')} ({reason})" for nodes, state, reason in rows]
 
-    def _require(self, result: Result, what: str) -> Result:
-        advice = f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node that has them"
+    def _require(self, result: Result, what: str, advice: str | None = None) -> Result:
+        if advice is None and result.returncode == 127:
+            advice = f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node that has them"
         try:
-            return require_success(result, f"{self.host.title}: {what}", advice if result.returncode == 127 else "")
+            return require_success(result, f"{self.host.title}: {what}", advice or "")
         except UserError as error:
-            if result.unreachable or _NO_CONTROLLER.search(result.stderr):
+            if _NO_CONTROLLER.search(result.stderr):
                 raise UnreachableError(str(error)) from None
             raise
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
 from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
@@ -93,7 +93,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
         sync = []
         if request.sync:
             if self._host.name is None and project == posixpath.normpath(request.here):
-                raise UserError(
+                raise ConfigError(
                     f"--sync: {project} is this directory itself; name another in slurm.directory, or leave --sync out"
                 )
             sync = [sync_step(self._host, request.here, project)]

@@ -19,11 +19,11 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UnreachableError, UserError
+from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.file_server import HEAD_BYTES
 from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult
-from drillyard.launch.vertex.config import bucket_of, mounted, uri_of
+from drillyard.launch.vertex.config import NO_CLIENT, bucket_of, mounted, uri_of
 
 try:
     from google.api_core import exceptions
@@ -32,7 +32,7 @@ try:
     from google.cloud import storage
     from google.cloud.storage.retry import DEFAULT_RETRY
 except ImportError as _error:
-    raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
+    raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
 
 PART = re.compile(r"(?P<log>.*/node-\d+\.log)\.(?P<number>\d{4,})")
 _AT_ONCE = 10

@@ -18,6 +18,7 @@ from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSect
 from drillyard.errors import UserError
 
 MOUNT = "/gcs"
+NO_CLIENT = "platform vertex needs Google's client ({}): pip install 'drillyard[gcp]'"
 _SCHEME = "gs://"
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")

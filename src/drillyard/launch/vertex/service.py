@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.errors import UnreachableError, UserError
+from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.hardware.capacity import quota_needed
-from drillyard.launch.vertex.config import VertexConfig
+from drillyard.launch.vertex.config import NO_CLIENT, VertexConfig
 from drillyard.launch.vertex.custom_job import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
 
 try:
@@ -30,7 +30,7 @@ try:
     from google.cloud.aiplatform_v1.types import CreateCustomJobRequest, CustomJob, ListCustomJobsRequest
     from google.protobuf import json_format
 except ImportError as _error:
-    raise UserError(f"platform vertex needs Google's client ({_error.name}): pip install 'drillyard[gcp]'") from None
+    raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
 
 RETRY_SECONDS = 60.0
 _PAGE = 100

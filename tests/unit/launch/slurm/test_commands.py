@@ -108,6 +108,8 @@ def test_a_controller_that_is_away_is_distinguished_from_a_mistake(said: str):
         Slurm("c", Host(), Answers(1, stderr=said)).jobs()
     with pytest.raises(UnreachableError):
         Slurm("c", Host("login"), Answers(255, stderr="ssh: connect to host login: Connection refused")).jobs()
+    with pytest.raises(UnreachableError, match="sbatch refused"):
+        Slurm("c", Host(), Answers()).require_submitted(Result(("sbatch",), 1, "", f"sbatch: error: {said}"))
     with pytest.raises(UserError) as mistake:
         Slurm("c", Host(), Answers(1, stderr="squeue: error: bad configuration")).jobs()
     assert not isinstance(mistake.value, UnreachableError)
