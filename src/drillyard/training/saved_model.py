@@ -23,7 +23,9 @@ from drillyard.config.load import load_run_config
 from drillyard.config.run import ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
-from drillyard.training.checkpoint.manifest import write_durably
+from drillyard.telemetry.events import EVENTS_FILE
+from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
 from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
 
 if TYPE_CHECKING:
@@ -91,10 +93,10 @@ def find_saved_model(path: Path) -> SavedModel:
     config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
     if (path / "config.json").is_file():
         return SavedModel(path, False, config)
-    if (path / "manifest.json").is_file():
+    if (path / MANIFEST_NAME).is_file():
         if config is None:
             raise UserError(
-                f"{path}: a checkpoint needs its run's run.yaml two directories above it, to build the model"
+                f"{path}: a checkpoint needs the run.yaml of its run; give RUN_DIR/{CHECKPOINTS_NAME}/{path.name}"
             )
         return SavedModel(path, True, config)
     if (path / "final" / "config.json").is_file():
@@ -141,11 +143,16 @@ def find_checkpoint_to_export(path: Path, destination: Path, *, overwrite: bool 
 
 
 def run_directory_above(path: Path) -> Path | None:
-    """The nearest directory, `path` or up to two above it, that holds a saved run config."""
-    for directory in (path, path.parent, path.parent.parent):
-        if (directory / SAVED_CONFIG).is_file():
-            return directory
-    return None
+    """The run directory of RUN_DIR/checkpoints/step-N, of RUN_DIR/final, or of itself; None for a model from elsewhere.
+
+    The directory of a project has a run.yaml too; that of a run that has started has events as well.
+    """
+    if (path / MANIFEST_NAME).is_file():
+        places, needed = (path, Path(os.path.realpath(path))), [SAVED_CONFIG]
+        owners = [place.parent.parent for place in places if place.parent.name == CHECKPOINTS_NAME]
+    else:
+        owners, needed = [path, path.parent], [SAVED_CONFIG, EVENTS_FILE]
+    return next((owner for owner in owners if all((owner / name).is_file() for name in needed)), None)
 
 
 def as_pretrained(config: RunConfig, path: Path) -> RunConfig:

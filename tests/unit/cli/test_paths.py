@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from drillyard.errors import NotFoundError, UserError
 from drillyard.loglines.sources import storage_client
 from drillyard.training import saved_evaluation
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
-from drillyard.training.saved_model import find_saved_model
+from drillyard.training.saved_model import find_saved_model, run_directory_above
 
 
 def call(*arguments: object) -> int:
@@ -107,7 +108,7 @@ def test_prune_fails_where_every_checkpoint_is_damaged(tmp_path: Path, capsys: p
 
 
 def plain_model(directory: Path, **config: int) -> Path:
-    directory.mkdir()
+    directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     return directory
 
@@ -125,6 +126,44 @@ def test_a_plain_model_needs_a_source(tmp_path: Path) -> None:
     request = EvaluationRequest(plain_model(tmp_path / "model"), tmp_path)
     with pytest.raises(UserError, match="--data"):
         evaluation_config(request, find_saved_model(request.model))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with the run.yaml that `drillyard init` writes."""
+    assert call("init", tmp_path) == 0
+    return tmp_path
+
+
+def test_the_run_yaml_of_a_project_is_not_that_of_its_models(project: Path) -> None:
+    for model in (plain_model(project / "model"), plain_model(project / "models/a"), plain_model(project / "a/final")):
+        assert find_saved_model(model).config is None
+        assert run_directory_above(model) is None
+
+
+def test_a_checkpoint_outside_of_a_run_directory_has_no_run(project: Path) -> None:
+    made = make_checkpoint(project / "elsewhere", 10)
+    (project / "models").mkdir()
+    for copied in (project / "step-00000010", project / "models/step-00000010"):
+        shutil.copytree(made, copied)
+        with pytest.raises(UserError, match=r"run\.yaml .*RUN_DIR/checkpoints/step-00000010"):
+            find_saved_model(copied)
+
+
+@pytest.mark.parametrize("name", ["final", "final-step-00000010", "."])
+def test_a_finished_model_has_the_run_of_its_directory(name: str, project: Path) -> None:
+    (project / "events.jsonl").touch()
+    plain_model(project / "final")
+    plain_model(project / "final-step-00000010")
+    saved = find_saved_model(project / name)
+    assert saved.config is not None and run_directory_above(saved.path) == project
+
+
+def test_a_checkpoint_and_a_link_to_it_have_the_run_two_directories_above(project: Path) -> None:
+    checkpoint = make_checkpoint(project, 10)
+    (project / "newest").symlink_to(checkpoint)
+    for path in (checkpoint, project / "newest"):
+        assert find_saved_model(path).tokenizer_directory == project / "tokenizer"
 
 
 def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
