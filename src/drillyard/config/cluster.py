@@ -151,8 +151,7 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
     for name in facts.required:
         path = tuple(name.split("."))
         if _value(config, path) is None:
-            setting = find_setting(type(config), path)
-            meaning = (setting and setting.description) or ""
+            meaning = getattr(find_setting(type(config), path), "description", None) or ""
             yield Problem(path, f"missing: platform {config.platform} needs it. {meaning}")
     known = {*_EVERYWHERE, *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name, field in type(config).model_fields.items():

@@ -12,14 +12,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-
 from drillyard.errors import UserError
 from drillyard.measurement.formats.dllogger import DLLogger
 from drillyard.measurement.formats.drillyard import Drillyard, PerfLogger
 from drillyard.measurement.formats.hf_trainer import HfTrainer
 from drillyard.measurement.formats.hf_trainer_state import HfTrainerState
-from drillyard.measurement.formats.line_rules import LineRule, RuleSearch
+from drillyard.measurement.formats.line_rules import RuleSearch
 from drillyard.measurement.formats.log_format import DocumentFormat, LogFormat, ParsedDocument, StepPattern, TextFormat
 from drillyard.measurement.formats.maxtext import MaxText
 from drillyard.measurement.formats.megatron import Megatron
@@ -64,48 +62,36 @@ def format_title(name: str | None, unknown: str) -> str:
     return unknown if name is None else log_formats()[name].title
 
 
-_ATTRIBUTES: Final[dict[str, type]] = {"title": str, "preference": int, "windowed": bool, "clock_restarts": bool}
-_TEXT_ATTRIBUTES: Final[dict[str, type]] = {"anchor": bytes, "longest": int, "rules": Sequence}
-
-
 def _why_unusable(name: str, kind: Any) -> str | None:
     """What is wrong with the format of a plug-in, or None. Errors of its code are raised."""
-    is_text = issubclass(kind, TextFormat)
-    if not (is_text or issubclass(kind, DocumentFormat)):
+    types = {"title": str, "preference": int, "windowed": bool, "clock_restarts": bool}
+    if issubclass(kind, TextFormat):
+        types |= {"anchor": bytes, "longest": int, "rules": Sequence}
+    elif not issubclass(kind, DocumentFormat):
         return "it extends neither TextFormat nor DocumentFormat"
-    for attribute, wanted in {**_ATTRIBUTES, **(_TEXT_ATTRIBUTES if is_text else {})}.items():
+    for attribute, wanted in types.items():
         if not isinstance(value := getattr(kind, attribute), wanted):
             return f"{attribute} is {value!r}; needed is {wanted.__name__}"
-    if not is_text:
-        kind.matches(b"")
-        return None
-    for rule in kind.rules:
-        if not isinstance(rule, LineRule) or not rule.literal or not callable(rule.action):
-            return f"rules have {rule!r}, which is no LineRule with a literal and an action"
-    RuleSearch(kind.rules)
     reader = kind()
-    if not (isinstance(reader.facts, dict) and isinstance(reader.warnings, list)):
-        return "facts is no dict, or warnings is no list"
-    _require(reader.step_pattern(kind.anchor), StepPattern | None)
+    if isinstance(reader, TextFormat):
+        RuleSearch(kind.rules)
+        _require(reader.facts, dict)
+        _require(reader.step_pattern(kind.anchor), StepPattern | None)
+    else:
+        kind.matches(b"")
     return None
 
 
-def _require(returned: Any, wanted: Any) -> None:
-    if not isinstance(returned, wanted):
-        raise TypeError(f"{returned!r} is returned; needed is {getattr(wanted, '__name__', wanted)}")
+def _require(value: Any, wanted: Any) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"found {value!r}; needed is {getattr(wanted, '__name__', wanted)}")
 
 
 def _checked_decode(decode: Callable[..., Columns]) -> Callable[..., Columns]:
     def checked(groups: Sequence[Values], place: MatchedLines) -> Columns:
-        columns = decode(groups, place)
-        for name, column in columns.items():
-            if name not in (COLUMN_DEFAULTS | RUNNING):
-                raise KeyError(f"there is no column {name}")
-            _require(column, np.ndarray)
-            if column.shape != (place.count,):
-                raise TypeError(f"column {name} has shape {column.shape}; needed is {(place.count,)}")
-        if "step" not in columns:
-            raise KeyError("there is no column step")
+        columns, known, shape = decode(groups, place), COLUMN_DEFAULTS | RUNNING, (place.count,)
+        if wrong := [name for name in ("step", *columns) if name not in known or columns[name].shape != shape]:
+            raise TypeError(f"these columns are not known, or no arrays of shape {shape}: {', '.join(wrong)}")
         return columns
 
     return checked
