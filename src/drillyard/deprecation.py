@@ -27,8 +27,8 @@ def warn_renamed(old: str, new: str) -> None:
     """Warn, at the line that called into this package, that `old` is now written `new`."""
     frames = (frame for frame, _ in walk_stack(sys._getframe()))
     ours = takewhile(lambda frame: frame.f_globals.get("__name__", "").partition(".")[0] == "drillyard", frames)
-    message = f"{old} is now {new}; the old form works until the next minor release"
-    warnings.warn(message, RenamedWarning, stacklevel=1 + len(list(ours)))
+    level = 1 + len(list(ours))
+    warnings.warn(f"{old} is now {new}; the old form works until the next minor release", RenamedWarning, level)
 
 
 def rename_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
@@ -60,14 +60,6 @@ def rename_key(old: str, new: str, values: dict[str, Any]) -> None:
     if isinstance(target, dict):
         warn_renamed(old, new)
         target.setdefault(new_last, section.pop(last))
-
-
-def rename_axis(key: str) -> str:
-    """A key of --sweep, or what it is called now."""
-    if key not in RENAMED_KEYS:
-        return key
-    warn_renamed(key, RENAMED_KEYS[key])
-    return RENAMED_KEYS[key]
 
 
 def rename_override(old: str, new: str, override: str) -> str:

@@ -24,7 +24,7 @@ from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.problems import closest_name
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.yaml_document import parse_document
-from drillyard.deprecation import RENAMED_KEYS, rename_axis, warn_renamed
+from drillyard.deprecation import RENAMED_KEYS, warn_renamed
 from drillyard.errors import UserError
 
 MOST_POINTS = 4_096
@@ -71,7 +71,7 @@ class SweepPoint:
 
 def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
     """The axes of all --sweep options. UserError for what is not one, a key twice, and more than MOST_POINTS points."""
-    split = [[(rename_axis(key), values) for key, values in _split_keys(option)] for option in options]
+    split = [[(_current_name(key), values) for key, values in _split_keys(option)] for option in options]
     axes = tuple(_axis(key, values) for key, values in itertools.chain.from_iterable(split))
     paths = [axis.path for axis in axes]
     for axis in axes:
@@ -115,6 +115,12 @@ def launch_points(options: Sequence[str], run: str) -> list[SweepPoint]:
         width = len(str(len(points) - 1))
         points = [SweepPoint(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)]
     return points
+
+
+def _current_name(key: str) -> str:
+    if (new := RENAMED_KEYS.get(key)) is not None:
+        warn_renamed(key, new)
+    return new or key
 
 
 def _split_keys(option: str) -> list[tuple[str, list[str]]]:
