@@ -188,7 +188,7 @@ def prune_command(
         _print_pruned(plan, target, dry_run)
     if failures:
         raise UserError("\n".join(failures))
-    if plan.damaged or (not plan.keep and any(info.status == "damaged" for info in target.checkpoints)):
+    if plan.damaged or not plan.keep:
         raise typer.Exit(1)
 
 

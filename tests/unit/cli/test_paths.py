@@ -16,6 +16,7 @@ from drillyard.cli.options import _MOST_SHOWN, find_run
 from drillyard.errors import NotFoundError, UserError
 from drillyard.loglines.sources import storage_client
 from drillyard.training import saved_evaluation
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
 from drillyard.training.saved_model import find_saved_model, run_directory_above
 
@@ -105,6 +106,15 @@ def test_prune_fails_where_every_checkpoint_is_damaged(tmp_path: Path, capsys: p
         next(make_checkpoint(tmp_path, step).glob("*.distcp")).unlink()
     assert call("checkpoint", "prune", tmp_path, "--keep", 1) == 1
     assert "no undamaged checkpoint" in capsys.readouterr().out
+
+
+def test_prune_fails_where_no_checkpoint_has_a_manifest_or_there_is_none(tmp_path: Path) -> None:
+    lost, empty = make_checkpoint(tmp_path / "lost", 10), tmp_path / "empty/checkpoints"
+    (lost / MANIFEST_NAME).unlink()
+    empty.mkdir(parents=True)
+    for run in ("lost", "empty"):
+        assert call("checkpoint", "prune", tmp_path / run, "--keep", 1) == 1
+    assert lost.is_dir()
 
 
 def plain_model(directory: Path, **config: int) -> Path:
