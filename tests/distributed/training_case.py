@@ -191,7 +191,7 @@ def resume_from(trainer: Trainer, folder: str) -> int:
     """Load the newest checkpoint of `folder` into a trainer, as a run does; returns the number of steps it has done."""
     checkpointer = checkpointer_in(folder)
     silent: Any = SilentLog()
-    step = resume(trainer.config, checkpointer, trainer.optimizer, trainer.ranks, identity_of(trainer), silent)
+    step, _ = resume(trainer.config, checkpointer, trainer.optimizer, trainer.ranks, identity_of(trainer), silent)
     checkpointer.close()
     return step
 

@@ -136,7 +136,6 @@ def build_callbacks(
         **parts.identity,
         "world_size": ranks.world_size,
         "device": ranks.device.type,
-        "resume": config.checkpoint.resume,
         "settings": recorded_settings(config),
         "parallelism": config.parallelism.model_dump(),
     }

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,11 +19,13 @@ from torch.distributed.tensor import DTensor
 
 from drillyard.config.run import RunConfig
 from drillyard.config.run_identity import changed_settings, describe_changes, recorded_settings
+from drillyard.parallel.collectives import from_first_rank
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.checkpoint.loading import LoadedCheckpoint, StateSource
 from drillyard.training.optimizer import LocalShard, ShardedAdamW
+from drillyard.training.run_directory import named_beginning, origin_to_record
 from drillyard.training.sample_order import require_same_order
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -99,32 +100,31 @@ def resume(
     ranks: Ranks,
     identity: dict[str, Any],
     log: RunLog,
-) -> int:
-    """Load what `checkpoint.resume` asks for; returns the number of steps that are already done.
+) -> tuple[int, str]:
+    """Load what `checkpoint.resume` names; returns the number of steps that are already done, and what checkpoints
+    record as the run's beginning.
 
     Raises UserError where a checkpoint belongs to other data or another batch, which would be another sample order.
     Changed settings are an event.
     """
     wanted = config.checkpoint.resume
     started = time.perf_counter()
+    # After `never` there are checkpoints only of this very run: a directory with others was refused.
     newest = checkpointer.latest()
-    # The checkpoint that a user names is where the run begins; once it has saved, it goes on from its own. After
-    # `never` there are checkpoints only of this very run: a directory with others was refused.
-    begins_elsewhere = wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted)
     loaded = checkpointer.load(
         state_for(optimizer, ranks),
-        Path(wanted) if begins_elsewhere else None,
+        from_first_rank(lambda: named_beginning(wanted, newest)),
         accept=lambda saved: require_same_order(saved, identity),
     )
     checkpointer.remove_leftovers()
     if loaded is None:
-        return 0
+        return 0, origin_to_record(wanted, None)
     finish_load(loaded, config.training.seed, optimizer, ranks)
     log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
     if changes := settings_changed(loaded.metadata, identity, config):
         log.event("settings_changed", step=loaded.step, changes=changes)
         log.message(f"From step {loaded.step} on other settings hold: {describe_changes(changes)}")
-    return loaded.step
+    return loaded.step, origin_to_record(wanted, loaded.metadata)
 
 
 def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:

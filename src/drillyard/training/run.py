@@ -130,7 +130,8 @@ def run_rank(
     for line in describe_length(trainer):
         log.message(line)
     side.begin("loading", "working")
-    first_step = resume(config, checkpointer, trainer.optimizer, ranks, parts.identity, log)
+    first_step, origin = resume(config, checkpointer, trainer.optimizer, ranks, parts.identity, log)
+    callbacks.metadata["resume"] = origin
     side.signs.step(first_step, trainer.total_steps, trained=False)
     if ranks.rank == 0:
         with log.optional(f"removing the summary of its earlier end from {directory}", OSError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,9 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
 
     A finished run is left as it is, unless the config makes it longer. Raises UserError when the directory cannot be
     written, holds a different run (one of another global batch, too) or checkpoints that `resume: never` would pass
-    over, or when the checkpoint to resume from is not there. `goes_on`: what is in the directory is of this very run,
-    whose launcher starts it again, so that `resume: never`, which is about how a run begins, is over.
+    over, or when the checkpoint to resume from is not there or would replace those of another beginning. `goes_on`:
+    what is in the directory is of this very run, whose launcher starts it again, so that `resume: never`, which is
+    about how a run begins, is over.
     """
     directory = run_directory_of(config)
     try:
@@ -86,8 +88,37 @@ def is_finished(config: RunConfig) -> bool:
         is_long_enough = training.epochs == ended_with.get("training.epochs")
     else:
         is_long_enough = training.steps == steps
-    # A checkpoint that the user names is where the run began, or is to begin.
-    return is_long_enough and config.checkpoint.resume in ("auto", newest.metadata.get("resume"))
+    wanted = config.checkpoint.resume
+    return is_long_enough and wanted != "never" and named_beginning(wanted, newest) is None
+
+
+def named_beginning(wanted: str, newest: CheckpointInfo | None) -> Path | None:
+    """The checkpoint that `checkpoint.resume` names, where a start loads it; None where it goes on from `newest`, the
+    run's own.
+
+    The one that a user names is where the run begins: once it has saved, it goes on from its own, however the path is
+    written and whatever the starts in between were given.
+    """
+    if wanted in ("auto", "never"):
+        return None
+    path = os.path.realpath(wanted)
+    if newest is not None and path in (os.path.realpath(newest.path), _real_origin(newest)):
+        return None
+    return Path(wanted)
+
+
+def origin_to_record(wanted: str, loaded: Mapping[str, Any] | None) -> str:
+    """What checkpoints record as `resume`: the real path of the checkpoint that a user named as the run's beginning, by
+    this start or, in the metadata of the `loaded` one, by an earlier one; else `auto` or `never`."""
+    if wanted not in ("auto", "never"):
+        return os.path.realpath(wanted)
+    return wanted if loaded is None else str(loaded.get("resume", wanted))
+
+
+def _real_origin(info: CheckpointInfo) -> str | None:
+    """The checkpoint at which the run of `info` began; None for step 0. Earlier versions recorded the path as given."""
+    origin = info.metadata.get("resume", "auto")
+    return None if origin in ("auto", "never") else os.path.realpath(origin)
 
 
 def remove_summary(directory: Path) -> None:
@@ -119,8 +150,9 @@ def _saved_settings(directory: Path) -> dict[str, Any]:
 
 def _is_done(config: RunConfig, directory: Path) -> bool:
     """Whether the last step is saved, so that only the summary or `final/` may be missing."""
-    newest = _newest_checkpoint(directory)
-    return config.checkpoint.resume == "auto" and newest is not None and newest.step == config.training.steps
+    newest, wanted = _newest_checkpoint(directory), config.checkpoint.resume
+    is_last = newest is not None and newest.step == config.training.steps
+    return is_last and wanted != "never" and named_beginning(wanted, newest) is None
 
 
 def _require_no_idle_change(directory: Path, old: RunConfig, new: RunConfig) -> None:
@@ -158,9 +190,16 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
             f"checkpoint.resume: there is no directory {wanted}; "
             "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
         )
+    own = run_directory_of(config) / "checkpoints"
     newest = _newest_checkpoint(run_directory_of(config))
-    if wanted not in ("auto", "never") and (newest is None or newest.metadata.get("resume") != wanted):
-        newest = inspect(Path(wanted))
+    if (named := named_beginning(wanted, newest)) is not None:
+        if newest is not None and os.path.realpath(named.parent) != os.path.realpath(own):
+            began = _real_origin(newest) or "step 0"
+            raise UserError(
+                f"checkpoint.resume: {own} holds checkpoints of a run that began at {began}, and going on from "
+                f"{wanted} would replace them; choose another `name`, or go on from them with checkpoint.resume=auto"
+            )
+        newest = inspect(named)
     if newest is None or not newest.complete or wanted == "never":
         return
     saved = newest.metadata.get("global_batch_size")

@@ -14,9 +14,10 @@ from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.training import resume
+from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 from drillyard.training.replay import plan_replay
-from drillyard.training.run_directory import claim_run_directory, is_finished
+from drillyard.training.run_directory import claim_run_directory, is_finished, named_beginning, origin_to_record
 from drillyard.training.sample_order import require_same_order
 
 MakeRun = Callable[..., Path]
@@ -112,6 +113,59 @@ def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Pa
         claim_run_directory(rate, 1)
     assert (ended / "summary.json").exists()
     claim_run_directory(changed(rate, "training.steps=41"), 1)
+
+
+def checkpoint(path: Path, step: int, **metadata: Any) -> CheckpointInfo:
+    path.mkdir(parents=True)
+    batch = {"global_batch_size": 4}
+    write_manifest(path, Manifest(step, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=batch | metadata))
+    return inspect(path)
+
+
+def test_a_run_goes_on_from_its_own_checkpoints_however_its_beginning_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "b/checkpoints/step-00000006"
+    begun.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    spellings = [
+        "b/checkpoints/step-00000006",
+        "./b/checkpoints/step-00000006/",
+        str(begun),
+        f"link/checkpoints/{begun.name}",
+    ]
+    for number, first in enumerate(spellings):
+        assert named_beginning(first, None) == Path(first)
+        origin = origin_to_record(first, {"resume": "auto"})
+        # A start without a name in between changes nothing.
+        later = origin_to_record("auto", {"resume": origin})
+        own = checkpoint(tmp_path / f"m{number}/checkpoints/step-00000112", 112, resume=later)
+        assert [named_beginning(each, own) for each in spellings] == [None] * len(spellings)
+        assert named_beginning("auto", own) is None
+        assert named_beginning(str(own.path), own) is None
+        assert named_beginning("b", own) == Path("b")
+    assert origin_to_record("auto", None) == "auto"
+    assert origin_to_record("auto", {}) == "auto"
+
+
+def test_a_start_elsewhere_would_replace_what_the_run_has_saved_and_is_refused(
+    ended: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    elsewhere = checkpoint(tmp_path / "b/checkpoints/step-00000006", 6).path
+    before = {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()}
+    longer = changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={elsewhere}")
+    with pytest.raises(UserError, match=r"checkpoint\.resume: .* began at step 0.*`name`.*checkpoint\.resume=auto"):
+        claim_run_directory(longer, 1)
+    assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
+    # What the message recommends.
+    claim_run_directory(changed(longer, "checkpoint.resume=auto"), 1)
+    claim_run_directory(changed(longer, "name=another"), 1)
+
+
+def test_a_run_goes_back_to_an_earlier_checkpoint_of_its_own(ended: Path, config: RunConfig) -> None:
+    earlier = checkpoint(ended / "checkpoints/step-00000020", 20).path
+    claim_run_directory(changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={earlier}"), 1)
 
 
 @pytest.mark.parametrize("override", ["training.seed=1", "data.sequence_length=32", "data.packing=false"])

@@ -130,6 +130,9 @@ class Checkpointer:
             # gloo closes a group in which a collective has failed: no save of this round could work any more.
             raise RuntimeError("an earlier save lost the other ranks: this round ends, as it could not save any more")
         if step == self.step_on_disk:
+            # A run that went back to its last step has nothing to save, and checkpoints ahead of it.
+            if self._is_coordinator:
+                self._thread.submit(self._tidy_up, step)
             return
         flat = flatten(state)
         copies = self.asynchronous and not wait
