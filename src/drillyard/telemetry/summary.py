@@ -40,21 +40,28 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     if not (run_directory / EVENTS_FILE).exists():
         raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
     # Imported here: these load numpy, which is not needed to write the log.
+    import numpy as np
+
     from drillyard.measurement.read_logs import read_logs
     from drillyard.measurement.run_result import measure
     from drillyard.measurement.step_times import last_rows, total_tokens
 
     events = read_events(run_directory)
     result = measure(read_logs([run_directory], framework="drillyard"))
-    steps = result.log.steps.select(last_rows(result.log.steps))
     last_line = next(iter(deque(read_steps(run_directory), maxlen=1)), {})
+    status, logged, done = run_status(events), result.log.steps, last_line.get("step", 0)
+    if status == "completed":
+        # A start that went back to an earlier checkpoint and ended there logged no step.
+        done = last_event(events, "end").get("step", done)
+        logged = logged.select(np.flatnonzero(logged.step <= done))
+    steps = logged.select(last_rows(logged))
     parameters = last_event(events, "parameters")
     account = goodput(events)
     return {
         "version": SUMMARY_VERSION,
         "name": run_directory.resolve().name,
-        "status": run_status(events),
-        "steps": last_line.get("step", 0),
+        "status": status,
+        "steps": done,
         "first_loss": float(steps.loss[0]) if len(steps) else None,
         "final_loss": float(steps.loss[-1]) if len(steps) else None,
         "data_notes": last_event(events, "data").get("notes") or [],
@@ -62,7 +69,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "failed_evaluations": failed_evaluations(events),
         "last_evaluation_step": last_event(events, "evaluation_begin").get("step"),
         "model": last_event(events, "export_end").get("directory"),
-        "tokens": total_tokens(result.log.steps) or 0,
+        "tokens": total_tokens(logged) or 0,
         "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
         "skipped_steps": last_line.get("skipped_steps", 0),
         "num_gpus": last_line.get("num_gpus"),

@@ -91,6 +91,19 @@ def test_a_loss_measured_after_the_save_decides_which_is_the_best(tmp_path: Path
     assert {verdict.verdict for verdict in verify(last)} == {"ok"}
 
 
+def test_going_back_to_the_last_step_sets_aside_what_lies_ahead(tmp_path: Path) -> None:
+    checkpointer, _ = make(tmp_path)
+    for step in (3, 6):
+        checkpointer.save(step, {"w": torch.full((2,), float(step))}, metadata={}, wait=True)
+    checkpointer.close()
+    again, events = make(tmp_path)
+    state = {"w": torch.zeros(2)}
+    assert again.load(state, tmp_path / "checkpoints/step-00000003") is not None
+    again.save(3, state, metadata={}, wait=True)
+    again.close()
+    assert steps(tmp_path) == [3] and events == [("checkpoint_abandoned", 6)]
+
+
 def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
     checkpointer, events = make(tmp_path, keep=1)
     checkpointer.save(7, {"w": torch.zeros(2)}, metadata={})

@@ -132,6 +132,27 @@ def test_steps_that_a_return_to_an_earlier_checkpoint_undid_do_not_count(tmp_pat
     assert (summary["steps"], summary["first_loss"], summary["final_loss"]) == (37, 4.0, 3.5)
 
 
+def test_a_return_that_trains_nothing_ends_at_its_step(tmp_path, config, record):
+    """40 steps, then back to step 20 as the last one: no line of metrics follows."""
+    with RunLog(tmp_path, rank=0, config=config, console="none") as log:
+        log.parameters(1000, 1000, "6N", 6000.0, None)
+        for step, loss in ((19, 4.0), (20, 3.8), (38, 3.0)):
+            log.step(replace(record, step=step, loss=loss))
+        log.event("resume", 20)
+        log.event("end", 20, status="completed")
+    summary = write_summary(tmp_path)
+    assert (summary["steps"], summary["first_loss"], summary["final_loss"]) == (20, 4.0, 3.8)
+
+
+def test_a_run_that_begins_at_its_last_step_has_its_steps(tmp_path, config):
+    with RunLog(tmp_path, rank=0, config=config, console="none") as log:
+        log.parameters(1000, 1000, "6N", 6000.0, None)
+        log.event("resume", 52)
+        log.event("end", 52, status="completed")
+    summary = write_summary(tmp_path)
+    assert (summary["steps"], summary["final_loss"]) == (52, None)
+
+
 def test_a_final_loss_of_nan_is_strict_json(tmp_path, config, record):
     with RunLog(tmp_path, rank=0, config=config, console="none") as log:
         log.parameters(1000, 1000, "6N", 6000.0, None)
