@@ -14,7 +14,6 @@ import functools
 import importlib
 import inspect
 import os
-import re
 import signal
 import sys
 import warnings
@@ -78,7 +77,8 @@ def _unwrap_help(command: Any) -> None:
 
 
 def _prepare_calls(command: Any) -> None:
-    """Clean what each command prints, and refuse URLs such as gs://b/x for local paths."""
+    """Clean what each command prints, and refuse addresses such as gs://b/x for local paths."""
+    from drillyard.config.problems import refused_address
 
     def prepared(function: Any) -> Any:
         @functools.wraps(function)
@@ -86,11 +86,8 @@ def _prepare_calls(command: Any) -> None:
             clean_standard_streams()
             add_inherited_secrets()
             for value in (*arguments, *options.values()):
-                if isinstance(value, Path) and (found := re.match(r"(gs|s3|https?):/", str(value))):
-                    raise UserError(
-                        f"{found[1]}://{str(value)[found.end() :].lstrip('/')}: is not on this machine, and this takes "
-                        "paths: mount the bucket, or copy the files here first"
-                    )
+                if isinstance(value, Path) and (refused := refused_address(value)):
+                    raise UserError(refused)
             return function(*arguments, **options)
 
         return call

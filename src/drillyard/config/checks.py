@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
-from drillyard.config.problems import Path, Problem, closest_name, raise_all
+from drillyard.config.problems import Path, Problem, closest_name, raise_all, refused_address
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import ConfigError, UserError
 
@@ -132,6 +132,9 @@ def has_held_out(config: RunConfig) -> bool:
 def _model(config: RunConfig) -> Iterator[Problem]:
     model, tokenizer = config.model, config.data.tokenizer
     inline = model.config is not None and model.id is None
+    for key, name in (("model.id", model.id), ("data.tokenizer", tokenizer)):
+        if refused := refused_address(name):
+            yield problem(key, refused)
     if model.id is None and model.config is None:
         yield problem("model", "name a model: `id: Qwen/Qwen3-0.6B`, or an inline `config: {architecture: llama, ...}`")
     if model.id is not None and model.config is not None:
@@ -182,6 +185,8 @@ def _source_list(config: RunConfig, path: Path, sources: list[SourceConfig]) -> 
                 yield Problem(at, f"there is no '{source.path}'; built in are {' and '.join(BUILTIN_FORMATS)}")
             elif needed != config.data.format:
                 yield problem("data.format", f"found '{config.data.format}'; {source.path} needs format: {needed}")
+        elif refused := refused_address(source.path):
+            yield Problem(at, refused)
         elif source.options and (source.path.endswith(FILE_ENDINGS) or source.path.startswith(DIRECTORY_BEGINNINGS)):
             message = f"only built-in sources and Hugging Face data sets have options; '{source.path}' is neither"
             yield Problem((*at, "options"), message)
@@ -320,6 +325,8 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
     meant = closest_name(resume, ("auto", "never"))
     if not resume.strip():
         yield problem("checkpoint.resume", f"is empty; {allowed}")
+    elif refused := refused_address(resume):
+        yield problem("checkpoint.resume", refused)
     elif meant is not None and meant != resume:
         yield problem("checkpoint.resume", f"found '{resume}'; {allowed}; did you mean '{meant}'?")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import PurePath
 
 from drillyard.errors import ConfigError
 
@@ -30,6 +32,22 @@ class Problem:
     path: Path
     message: str
     place: SourceLocation | None = None
+
+
+def refused_address(value: object) -> str | None:
+    """Why an address, scheme://..., is refused as the setting or argument of a path; None for what is no address.
+
+    pathlib keeps one slash of several. So a relative path whose first directory ends with a colon is refused as well.
+    """
+    text = str(value)
+    if isinstance(value, PurePath):
+        text = re.sub(r"^(?:(file:)(?=/)|([a-z][a-z0-9+.-]*:)/)", r"\1\2//", text)
+    if not re.match(r"[a-z][a-z0-9+.-]*://", text):
+        return None
+    return (
+        f"{text}: is an address of object storage or of the web, not a path on this machine; mount the bucket, "
+        "or copy the files here, and give their path"
+    )
 
 
 def dotted(path: Path) -> str:

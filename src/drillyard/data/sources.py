@@ -28,6 +28,7 @@ from typing import Any
 import xxhash
 
 from drillyard.config.checks import normalized_sources
+from drillyard.config.problems import refused_address
 from drillyard.config.run import SourceConfig
 from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, read_files
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of, json_digest
@@ -136,6 +137,8 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
     `recorded`: contents of sources at the beginning of the run; a source that had files and does not exist now is
     `missing`.
     """
+    if refused := refused_address(config.path):
+        raise UserError(f"data.source: {refused}")
     # Part of the names of files, metrics and events.
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)

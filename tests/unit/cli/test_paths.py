@@ -78,6 +78,9 @@ def test_a_directory_here_goes_before_a_run_of_its_name(named_run: Path, capsys:
         ("train", "gs://b/run.yaml"),
         ("estimate", "run.yaml", "--cluster", "gs://b/cluster.yaml"),
         ("init", "gs://b/x"),
+        ("export", "runs/a/checkpoints/step-00000001", "file:///tmp/x"),
+        ("export", "hf://a/b", "model"),
+        ("eval", "runs/a", "--output", "abfs://b/x"),
     ],
 )
 def test_object_storage_is_no_path(
@@ -86,7 +89,7 @@ def test_object_storage_is_no_path(
     monkeypatch.chdir(tmp_path)
     assert call(*arguments) == 2
     (url,) = (argument for argument in arguments if "://" in argument)
-    assert says(capsys.readouterr().err, f"error: {url}: ... not on this")
+    assert says(capsys.readouterr().err, f"error: {url}: ... not a path on this machine")
     assert not list(tmp_path.iterdir())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,12 +11,26 @@ from hypothesis import strategies as st
 from tests.facts import says
 
 from drillyard.config.checks import ROLES, check_run, require_valid, resolve_accumulation, resolve_global_batch
-from drillyard.config.problems import dotted
+from drillyard.config.problems import dotted, refused_address
 from drillyard.config.run import RunConfig
 from drillyard.data.row_formats import COLUMNS, OPTIONAL_COLUMNS
 from drillyard.errors import UserError
 
 from .conftest import RUN, Load
+
+
+@pytest.mark.parametrize("address", ["gs://b/x.jsonl", "s3://b/x", "hf://a/b", "file:///tmp/x", "https://a.org/x"])
+@pytest.mark.parametrize(
+    "key", ["data.source", "data.held_out.source", "checkpoint.resume", "model.id", "data.tokenizer"]
+)
+def test_an_address_is_not_a_path(key: str, address: str, load: Load) -> None:
+    assert says(found(load(RUN, f"{key}={address}"))[key], f"{address}: ... not a path on this machine")
+
+
+def test_only_what_begins_with_a_scheme_is_an_address() -> None:
+    for path in ("a/b", "runs/a:b", "C/gs://b", "./x://y", "1://y", Path("a/b"), Path("/gs:/b"), Path("file:"), None):
+        assert refused_address(path) is None
+    assert says(str(refused_address(Path("file:///tmp/x"))), "file:///tmp/x: ... not a path")
 
 
 def found(config: RunConfig, num_ranks: int | None = None) -> dict[str, str]:

@@ -144,6 +144,11 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl") == [{"text": "a"}, {"text": "b"}]
 
 
+def test_an_address_is_refused_as_one() -> None:
+    for address in ("gs://b/x.jsonl", "file:///tmp/x.jsonl", "hf://a/b"):
+        assert says(failure(address), f"data.source: {address}: ... not a path on this machine")
+
+
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}")
     assert says(failure(tmp_path / "trian.jsonl"), "trian.jsonl ... train.jsonl")
