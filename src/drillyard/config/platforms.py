@@ -142,25 +142,24 @@ def by_use() -> tuple[list[str], list[str]]:
 
 def _why_unusable(name: str, launcher: Any) -> str | None:
     """What would break the model of cluster configs, or every later use of the facts. Other errors are raised."""
-    # cluster.py builds its model of the registry.
-    from drillyard.config.cluster import ClusterConfig, find_setting, with_sections
-
+    # Resolved by name, as launchers are: cluster.py builds its model from this registry.
+    cluster: Any = resolve_name("drillyard.config.cluster")
     facts = launcher.facts
     if not isinstance(facts, PlatformFacts):
         return "its `facts` are no PlatformFacts"
     if re.fullmatch("[a-z][a-z0-9_-]*", name) is None:
         return "a platform's name has lower-case letters, digits, - and _, and begins with a letter"
-    if name in ClusterConfig.model_fields or hasattr(ClusterConfig, name):
+    if name in cluster.ClusterConfig.model_fields or hasattr(cluster.ClusterConfig, name):
         return "the name is a key of cluster.yaml that every platform has, or reserved"
     for fact, kind in get_type_hints(PlatformFacts).items():
         try:
             TypeAdapter(kind).validate_python(getattr(facts, fact), strict=True)
         except ValidationError:
             return f"facts.{fact} is {getattr(facts, fact)!r}; needed is {PlatformFacts.__annotations__[fact]}"
-    model = with_sections({name: facts})
+    model = cluster.with_sections({name: facts})
     model.model_json_schema()
     for setting in (*facts.required, *facts.optional):
-        if find_setting(model, tuple(setting.split("."))) is None:
+        if cluster.find_setting(model, tuple(setting.split("."))) is None:
             return f"facts name {setting}, which is no setting of cluster.yaml"
     if name not in {setting.split(".")[0] for setting in facts.required}:
         if unset := [key for key, field in facts.section.model_fields.items() if field.is_required()]:
