@@ -70,7 +70,15 @@ def require_training() -> None:
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """What could not be written, if `error` is a full or failing disk; stdout may be a file too."""
+    """What could not be written, if `error` is a full or failing disk; stdout may be a file too.
+
+    Or that the working directory was deleted, if `error` is what looking for it raises.
+    """
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return "the working directory does not exist any more; change to another one (cd) and repeat the command"
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         return None
     return f"cannot write {error.filename or 'the output'}: {error.strerror}. Write it to another disk, or free space."

@@ -93,6 +93,18 @@ def test_object_storage_is_no_path(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", [("report", "trial"), ("export", "CHECKPOINT", "model")])
+def test_a_working_directory_that_was_deleted_is_reported(
+    command: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = make_checkpoint(project, 10)
+    (project / "deleted").mkdir()
+    monkeypatch.chdir(project / "deleted")
+    (project / "deleted").rmdir()
+    assert call(*(checkpoint if word == "CHECKPOINT" else word for word in command)) == 2
+    assert says(capsys.readouterr().err, "error: ... working directory ... not exist ... cd")
+
+
 def test_a_machine_without_credentials_reads_public_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
