@@ -178,10 +178,12 @@ def _decoded_lines(file: Path) -> Iterator[str]:
 
 
 def _read_parquet(file: Path) -> Iterator[RawBatch]:
-    """Batches of about a megabyte, for row groups of any size."""
+    """Batches of about a megabyte, for row groups of any size; none of an empty file, as for other kinds."""
     import pyarrow.parquet as pq
 
     try:
+        if file.stat().st_size == 0:
+            return
         parquet = pq.ParquetFile(file, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES)
         total = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.metadata.num_row_groups))
         row_bytes = max(1, total // max(1, parquet.metadata.num_rows))

@@ -242,6 +242,8 @@ def _files_of(directory: Path) -> tuple[Path, ...]:
 
 
 def _missing(path: Path) -> str:
+    if os.path.lexists(path):
+        return f"{path}: is no regular file, but a device, a pipe or a broken link. Write the documents to a file."
     message = f"{path}: no such file or directory."
     if path.parent.is_dir():
         if near := difflib.get_close_matches(path.name, sorted(os.listdir(path.parent)), 1):

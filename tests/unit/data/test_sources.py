@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
 def test_an_address_is_refused_as_one() -> None:
     for address in ("gs://b/x.jsonl", "file:///tmp/x.jsonl", "hf://a/b"):
         assert says(failure(address), f"data.source: {address}: ... not a path on this machine")
+
+
+def test_a_pipe_and_a_broken_link_are_reported_as_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    for name in ("pipe.jsonl", "link.jsonl"):
+        assert says(failure(tmp_path / name), f"{name}: ... no regular file") and "?" not in failure(tmp_path / name)
+
+
+def test_an_empty_file_of_any_kind_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    for suffix in (".jsonl", ".parquet", ".csv", ".jsonl.gz"):
+        (tmp_path / f"empty{suffix}").touch()
+    assert read(tmp_path) == [{"text": "a"}]
 
 
 def test_a_missing_file_is_reported_with_the_nearest_name(tmp_path: Path) -> None:
