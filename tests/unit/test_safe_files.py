@@ -8,8 +8,9 @@ import secrets
 from pathlib import Path
 
 import pytest
+from tests.facts import says
 
-from drillyard.safe_files import replace_file
+from drillyard.safe_files import describe_os_error, replace_file
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -28,6 +29,12 @@ def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path, durable: b
         replace_file(path, b"new", draft=draft, durable=durable)
     assert refused.value.errno == errno.ENOSPC
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_that_is_not_there_is_named_as_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as refused:
+        replace_file(tmp_path / "absent" / "file", b"new")
+    assert says(describe_os_error(refused.value), "directory does not exist; create it")
 
 
 def test_a_durable_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

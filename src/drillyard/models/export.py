@@ -121,7 +121,7 @@ def _on_first_rank(work: Callable[[], None], target: Path) -> None:
         from_first_rank(work)
     except (OSError, UserError) as error:
         problem = _problem(error, target) if isinstance(error, OSError) else error
-        raise UserError(f"cannot export to {target}: {problem}") from None
+        raise UserError(f"cannot export to {target}: {str(problem).removeprefix(f'{target}: ')}") from None
 
 
 def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
@@ -137,7 +137,7 @@ def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
             problem = problem or export_directory.first_changed(target, rank, world_size)
             problem = problem and f"{problem}; name a new directory"
         except OSError as error:
-            problem = _problem(error, target)
+            problem = _problem(error, target).removeprefix(f"{target}: ")
         found = next((each for each in gather(problem) if each is not None), None)
         if found is None:
             return Path(directory)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.facts import says
 from tests.unit.models.tiny import CONFIGS, meta_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -251,6 +252,14 @@ def test_a_failed_export_leaves_the_older_one(tmp_path: Path, monkeypatch: pytes
                 export(made("gpt2"), target, overwrite=True)
         assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["final"]
+
+
+def test_a_directory_below_a_file_is_refused_with_one_path_and_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as refused:
+        export(made("llama"), tmp_path / "file" / "model")
+    assert str(refused.value).count(str(tmp_path)) == 1
+    assert says(str(refused.value), f"{tmp_path}/file/model: Not a directory: ... is a file; choose another path")
 
 
 def full_disk_at(number: int) -> Callable[[int], None]:
