@@ -174,7 +174,8 @@ def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> Res
     if failure.final:
         return RestartDecision(LEAVE, EXIT_FAILED, cause, counts, counted=True)
     decision = after_failure(failure, counts, limits)
-    return replace(decision, reason=f"{cause}; {decision.reason}" if decision.reason else cause)
+    reason = decision.reason.removeprefix(f"{cause.partition(';')[0]} means ")
+    return replace(decision, reason=f"{cause}; {reason}" if reason else cause)
 
 
 def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:

@@ -83,6 +83,7 @@ def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
     decision = after({0: code}, failure=first(code, cause=cause))
     assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
     assert decision.reason.startswith(f"exit code {code}; error: cannot start the command: nosuch; ")
+    assert decision.reason.count(f"exit code {code}") == 1 and decision.reason.endswith("not started again")
     # The code of a node that was stopped because another had failed decides nothing.
     assert after({0: 1, 1: code}, failure=first(1)).what == AGAIN
     assert after({0: 143, 1: code}, failure=first(code)).what == LEAVE
