@@ -135,6 +135,7 @@ def estimate(**given: Any) -> Call:
         (ConfigError, estimate(accelerator="h100", num_gpus=0)),
         (ConfigError, estimate(machine="a3-megagpu-8g", nodes=0)),
         (ConfigError, estimate()),
+        (ConfigError, lambda: drillyard.plan("workload.yaml", "vertex.yaml", sync=True)),
         (ConfigError, lambda: drillyard.measure("train.log", framework="zz")),
         (ConfigError, lambda: drillyard.measure("train.log", timezone="Mars/Base")),
         (ConfigError, lambda: drillyard.measure("train.log", num_gpus=0)),

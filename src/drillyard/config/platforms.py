@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from drillyard.config.problems import Problem
 from drillyard.config.strict_model import StrictModel
-from drillyard.errors import UserError
+from drillyard.errors import ConfigError
 from drillyard.plugins import load_plugins
 
 # ssh reads a name that begins with "-" as an option, and some options run programs.
@@ -169,8 +169,8 @@ def _why_unusable(name: str, launcher: Any) -> str | None:
 
 
 def require_capability(platform: str, capability: str, option: str) -> None:
-    """Raise UserError where the platform's launcher lacks what `option` needs; it names the launchers that have it."""
+    """Raise ConfigError where the platform's launcher lacks what `option` needs; it names those that have it."""
     assert capability in {each.name for each in fields(Capabilities)}, capability
     if not getattr(platforms()[platform].capabilities, capability):
         able = [name for name, each in platforms().items() if each.launcher and getattr(each.capabilities, capability)]
-        raise UserError(f"{option}: platform {platform} cannot do that ({capability}); these can: {', '.join(able)}")
+        raise ConfigError(f"{option}: platform {platform} cannot do that ({capability}); these can: {', '.join(able)}")
