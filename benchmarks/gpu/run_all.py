@@ -247,17 +247,29 @@ class Results:
     """Results by row, kept in DIR/results.json and shown in DIR/table.md."""
 
     def __init__(self, directory: Path, *, device: str, tiny: bool) -> None:
-        """Open `directory` with the results of earlier calls. ValueError if those ran on another device."""
+        """Open `directory` with the results of earlier calls.
+
+        ValueError if it cannot be made, or has other results than those of this program and device.
+        """
         self.directory, self.device, self.tiny = directory, device, tiny
         self.path, self.table_path = directory / "results.json", directory / "table.md"
         self.rows: dict[str, dict[str, Any]] = {}
         if self.path.exists():
-            older = json.loads(self.path.read_text())
-            if (older["device"], older["tiny"]) != (device, tiny):
+            try:
+                older = json.loads(self.path.read_text())
+                of_device = (older["device"], older["tiny"])
+                self.rows = dict(older["rows"])
+            except (OSError, ValueError, KeyError, TypeError):
+                raise ValueError(f"{self.path} has no results of this program: give another --out") from None
+            if of_device != (device, tiny):
                 was = f"--device {older['device']}{' --tiny' if older['tiny'] else ''}"
                 raise ValueError(f"{self.path} has results of {was}: give another --out")
-            self.rows = older["rows"]
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{directory}: no directory can be made there ({error.strerror}): give another --out"
+            ) from None
 
     def status(self, row: Row) -> str | None:
         """`passed`, `failed` or `timed out`; None for a row that has not run."""

@@ -64,3 +64,18 @@ def test_every_row_runs_and_what_fails_or_hangs_stops_no_other(tmp_path: Path) -
         [sys.executable, str(DIRECTORY / "run_all.py"), "--out", "out"], cwd=tmp_path, capture_output=True, text=True
     )
     assert other.returncode == 2 and "results of --device cpu --tiny: give another --out" in other.stdout
+
+
+def test_a_place_that_cannot_take_results_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    place, results = tmp_path / "out", tmp_path / "out" / "results.json"
+    place.touch()
+    refused = [run(tmp_path)]
+    place.unlink()
+    place.mkdir()
+    for content in ("{}", "[]", "3", '{"device": "cpu", "tiny": true, "rows": 3}', "no JSON"):
+        results.write_text(content)
+        refused.append(run(tmp_path))
+        assert results.read_text() == content
+    for done in refused:
+        assert (done.returncode, done.stderr) == (2, "") and "give another --out" in done.stdout.splitlines()[-1]
