@@ -25,7 +25,7 @@ LINE_BOUNDS = {
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831,
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
-ALL_BOUNDS = {"lines": 59_431, "statements": 36_451, "files": 343}
+ALL_BOUNDS = {"lines": 59_431, "statements": 36_520, "files": 343}
 
 
 def main() -> None:
