@@ -9,12 +9,13 @@ plug-ins extend (docs/api.md) may change in a minor release; every other module 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from drillyard.version import __version__ as __version__
 
+# Not from typing: the command handles Ctrl-C only after this module, which therefore loads nothing.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from drillyard import hardware
     from drillyard.api import estimate, logs, measure, plan, report, status, submit, train
     from drillyard.config.load import load_run_config
@@ -40,6 +41,8 @@ _MODULES = {"UserError": "drillyard.errors", "load_run_config": "drillyard.confi
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     if name == "hardware":
         return importlib.import_module("drillyard.hardware")
     return getattr(importlib.import_module(_MODULES.get(name, "drillyard.api")), name)
