@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
+from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
@@ -110,6 +111,8 @@ def is_byte_level(tokenizer_json: str) -> bool:
 
 def open_tokenizer(path: str) -> TextTokenizer:
     """The fast tokenizer of a model id or of a directory. UserError if there is none."""
+    if refused := refused_address(path):
+        raise UserError(f"data.tokenizer: {refused}")
     tokenizer = _load_pretrained(path)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

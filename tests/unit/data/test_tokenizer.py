@@ -179,3 +179,8 @@ def test_the_start_is_found_with_a_vocabulary_of_few_letters(tmp_path: Path) -> 
     tokenizer.save_pretrained(tmp_path)
     assert open_tokenizer(str(tmp_path)).start_ids == (0,)
     assert prompt_tokens(tokenizer, "GAT") == tokenizer("GAT").input_ids == [0, 3, 1, 4]
+
+
+def test_an_address_is_refused_as_one() -> None:
+    with pytest.raises(UserError, match=r"^data\.tokenizer: gs://b/x: .*not a path on this machine"):
+        open_tokenizer("gs://b/x")
