@@ -230,6 +230,7 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
     else:
         callbacks.save(step, wait=True)
         checkpointer.close()
+        checkpointer.end_at(step)
         if checkpointer.saves_failed == failed_before:
             # The rest can be repeated from that checkpoint.
             side.answer("leave")

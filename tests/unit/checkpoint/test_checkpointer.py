@@ -100,7 +100,9 @@ def test_going_back_to_the_last_step_sets_aside_what_lies_ahead(tmp_path: Path) 
     state = {"w": torch.zeros(2)}
     assert again.load(state, tmp_path / "checkpoints/step-00000003") is not None
     again.save(3, state, metadata={}, wait=True)
+    assert steps(tmp_path) == [3, 6]
     again.close()
+    again.end_at(3)
     assert steps(tmp_path) == [3] and events == [("checkpoint_abandoned", 6)]
 
 

@@ -130,9 +130,6 @@ class Checkpointer:
             # gloo closes a group in which a collective has failed: no save of this round could work any more.
             raise RuntimeError("an earlier save lost the other ranks: this round ends, as it could not save any more")
         if step == self.step_on_disk:
-            # A run that went back to its last step has nothing to save, and checkpoints ahead of it.
-            if self._is_coordinator:
-                self._thread.submit(self._tidy_up, step)
             return
         flat = flatten(state)
         copies = self.asynchronous and not wait
@@ -259,6 +256,11 @@ class Checkpointer:
         except OSError as error:
             self._on_event("warning", text=f"{path / HELD_OUT_NAME}: not written: {describe_os_error(error)}")
         else:
+            self._tidy_up(step)
+
+    def end_at(self, step: int) -> None:
+        """Set aside what lies ahead of the run's last step: one that went back to it had nothing to save."""
+        if self._is_coordinator and self.step_on_disk == step:
             self._tidy_up(step)
 
     def _tidy_up(self, step: int) -> None:
