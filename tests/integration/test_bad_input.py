@@ -78,7 +78,7 @@ CASES = [
         {"training__global_batch_size": 6},
         ["--nproc-per-node", "2"],
     ),
-    Case("lora on random weights", ["model.lora", "init: pretrained"], {"model__lora": {}}),
+    Case("lora on random weights", ["model.lora", "remove lora"], {"model__lora": {}}),
     Case("flex attention on a cpu", ["model.attention ... flex ... auto, sdpa, eager"], {"model__attention": "flex"}),
     Case(
         "metric that does not fit the data",

@@ -105,7 +105,7 @@ def test_extras_are_a_build_argument():
     project = tomllib.loads(Path(ROOT, "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core, extras = project["dependencies"], project["optional-dependencies"]
     assert requirements("").stdout.split("\n")[:-1] == core
-    assert requirements("train,gpu").stdout.split("\n")[:-1] == [*core, *extras["train"], *extras["gpu"]]
+    assert requirements("train,gcp").stdout.split("\n")[:-1] == [*core, *extras["train"], *extras["gcp"]]
     refused = requirements("trian")
     assert refused.returncode == 1
     assert says(refused.stderr, "'trian'; ... train")

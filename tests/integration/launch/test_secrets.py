@@ -135,7 +135,7 @@ def test_training_runs_whose_settings_hold_secrets(desk: Desk) -> None:
         training__steps=2,
         checkpoint={"every_steps": 1},
     )  # fmt: skip
-    bad = write_config(desk.directory, "bad", data__source=f"https://u:{REFERENCE}@host.invalid/x.jsonl")
+    bad = write_config(desk.directory, "bad", data__source=f"{desk.directory}/{REFERENCE}.jsonl")
     assert say(desk, "train", good, "--nproc-per-node", "1") == 0
     assert say(desk, "launch", bad) == 0
     assert say(desk, "runs", "wait", "bad") == 2
