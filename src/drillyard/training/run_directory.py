@@ -25,7 +25,7 @@ from drillyard.config.run_identity import changed_settings, describe_changes, di
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect, list_checkpoints
+from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME, CheckpointInfo, inspect, list_checkpoints
 from drillyard.training.sample_order import require_order_of
 
 SAVED_CONFIG = "run.yaml"
@@ -185,14 +185,15 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
     Said before anything is written, so that the saved config stays the one that the checkpoints belong to.
     """
     wanted = config.checkpoint.resume
-    if wanted not in ("auto", "never") and not Path(wanted).is_dir():
-        raise UserError(
-            f"checkpoint.resume: there is no directory {wanted}; "
-            "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
-        )
-    own = run_directory_of(config) / "checkpoints"
+    own = run_directory_of(config) / CHECKPOINTS_NAME
     newest = _newest_checkpoint(run_directory_of(config))
     if (named := named_beginning(wanted, newest)) is not None:
+        # Where the run began may have been deleted since: it goes on from its own.
+        if not named.is_dir():
+            raise UserError(
+                f"checkpoint.resume: there is no directory {wanted}; "
+                "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
+            )
         if newest is not None and os.path.realpath(named.parent) != os.path.realpath(own):
             began = _real_origin(newest) or "step 0"
             raise UserError(

@@ -163,6 +163,19 @@ def test_a_start_elsewhere_would_replace_what_the_run_has_saved_and_is_refused(
     claim_run_directory(changed(longer, "name=another"), 1)
 
 
+def test_a_run_goes_on_where_the_checkpoint_at_which_it_began_was_deleted(
+    ended: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    gone = tmp_path / "b/checkpoints/step-00000006"
+    longer = changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={gone}")
+    with pytest.raises(UserError, match="no directory"):
+        claim_run_directory(longer, 1)
+    metadata = {"global_batch_size": 4, "resume": str(gone)}
+    manifest = Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata)
+    write_manifest(ended / "checkpoints/step-00000040", manifest)
+    claim_run_directory(longer, 1)
+
+
 def test_a_run_goes_back_to_an_earlier_checkpoint_of_its_own(ended: Path, config: RunConfig) -> None:
     earlier = checkpoint(ended / "checkpoints/step-00000020", 20).path
     claim_run_directory(changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={earlier}"), 1)
