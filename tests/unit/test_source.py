@@ -112,11 +112,17 @@ def test_a_cycle_is_found() -> None:
 
 
 def platforms_named(place: str, tree: ast.Module) -> list[str]:
-    """Where a platform is named outside of its launcher: as a value, as a section of the config, or compared."""
+    """Where a platform is named outside of its launcher: as a value, in a collection, as a section of the config, or
+    compared."""
     found = []
     for node in ast.walk(tree):
         name = None
-        if isinstance(node, ast.Constant) and node.value in ("slurm", "vertex"):
+        elements = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
+        listed = [str(each.value) for each in elements if isinstance(each, ast.Constant) and each.value in PLATFORMS]
+        # A list of one is a command or an example.
+        if len(listed) > 1 or (listed and len(elements) == 1 and not isinstance(node, ast.List)):
+            name = next((one for one in listed if not place.startswith(PLATFORMS[one] + "/")), None)
+        elif isinstance(node, ast.Constant) and node.value in ("slurm", "vertex"):
             name = str(node.value)
         elif isinstance(node, ast.Attribute) and node.attr in ("slurm", "vertex"):
             name = node.attr
@@ -141,6 +147,13 @@ def test_a_named_platform_is_found() -> None:
     tree = ast.parse("if cluster.platform == 'ssh' or cluster.slurm.partition: pass")
     assert platforms_named("cli/launch.py", tree) == ["cli/launch.py:1: ssh", "cli/launch.py:1: slurm"]
     assert platforms_named("launch/hosts/plan.py", tree) == ["launch/hosts/plan.py:1: slurm"]
+
+
+@pytest.mark.parametrize("text", ["('local', 'ssh')", "['ssh', 'local']", "{'local'}", "('local',)", "{'local': 1}"])
+def test_a_platform_in_a_collection_is_found(text: str) -> None:
+    assert platforms_named("launch/agent/index.py", ast.parse(f"LED_HERE = {text}")) != []
+    assert platforms_named("launch/hosts/plan.py", ast.parse(f"LED_HERE = {text}")) == []
+    assert platforms_named("launch/programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")) == []
 
 
 def docstrings(tree: ast.Module) -> list[str]:

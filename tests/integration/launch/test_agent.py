@@ -344,7 +344,7 @@ def test_a_killed_agent_without_keeper_leaves_nothing_and_is_reported_as_failed(
     agent.kill()
     agent.wait()
     wait_until(lambda: agents.marked() == [])
-    seen = index.look(str(agents.launch))
+    seen = index.look({"launch_directory": str(agents.launch)})
     assert agents.state["state"] == "running"
     assert (seen["agent"], seen["state"]["state"]) == ("gone", "failed")
     assert "agent gone" in seen["state"]["reason"]

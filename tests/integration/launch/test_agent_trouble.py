@@ -99,7 +99,7 @@ def test_stop_works_on_a_full_disk(make: Make, small_disk: Tmpfs) -> None:
     message = agents.stop()
     assert (message["left"], message["state"]) == ([], "cancelled")
     assert agents.marked() == [] and not process_of(started["agent"]).alive
-    seen = index.look(str(agents.launch))
+    seen = index.look({"launch_directory": str(agents.launch)})
     assert (seen["state"]["state"], seen["cancelled"]) == ("cancelled", True)
     words = ["--job", str(agents.job), "--submission", "first", "--node-rank", "0", "--leader", "x"]
     assert agents.call("run", *words).returncode == 130

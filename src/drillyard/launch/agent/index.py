@@ -28,8 +28,6 @@ from .startup import UsageError, agents_here
 from .state_file import failure_for, is_cancelled, read_state, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LED_HERE = ("local", "ssh")
-"""Platforms where node 0 is the host that has the index, and no scheduler starts a run again."""
 _ACTIVE = ("starting", "running", "restarting")
 
 
@@ -69,20 +67,21 @@ def list_runs(options: Namespace) -> int:
     return 0
 
 
-def look(launch_directory: str) -> dict[str, Any]:
+def look(entry: dict[str, Any]) -> dict[str, Any]:
     """The status of a run: its state (corrected, None: none yet) and whether its agent lives.
 
     `agent`: alive, gone, elsewhere (its host has to be asked), none (no state yet). `cancelled`: by the user, so a run
-    that the scheduler has forgotten did not fail.
+    that the scheduler has forgotten did not fail. An entry without `job_id` has no scheduler that starts the run again;
+    node 0 is the host that has the index.
     """
-    directory = Path(launch_directory)
+    directory, led_here = Path(entry["launch_directory"]), "job_id" not in entry
     try:
         state = read_state(directory)
     except ValueError as error:
         return _unseen(f"{directory / 'state.json'}: {error}")
     if not state:
         return _unseen(None if directory.is_dir() else f"{directory} is not there")
-    agent = _agent_of(directory, state)
+    agent = _agent_of(directory, state, led_here)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
     if state.get("state") in _ACTIVE:
         failed = exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
@@ -91,7 +90,8 @@ def look(launch_directory: str) -> dict[str, Any]:
             state = {**state, "state": "restarting", "reason": reason, "failure": exit_report.failure_entry(failed)}
         if agent == "gone" and cancelled:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
-        elif agent == "gone":
+        elif agent == "gone" and (led_here or state.get("exit_code") not in (EXIT_CHECKPOINTED, EXIT_NODE_LOST)):
+            # Else the scheduler starts it again, and knows whether it will.
             state = _corrected(state, knows_cause=failed is not None)
         if state["state"] != "cancelled" and (why := _why_without_lease(directory, state, agent)) is not None:
             state = _without_lease(state, why)
@@ -142,12 +142,11 @@ def _unseen(problem: str | None) -> dict[str, Any]:
     return {"state": None, "agent": "none", "cancelled": False, "problem": problem}
 
 
-def _agent_of(directory: Path, state: dict[str, Any]) -> str:
+def _agent_of(directory: Path, state: dict[str, Any], led_here: bool) -> str:
     leader = process_of(state.get("agent"))
     if leader is None or not leader.here:
         # Where this host leads the runs it knows, a leader of this name was of an earlier boot.
-        led_here = leader is not None and state.get("platform") in _LED_HERE and leader.host == node_name()
-        return "gone" if led_here else "elsewhere"
+        return "gone" if led_here and leader is not None and leader.host == node_name() else "elsewhere"
     # A leader that was killed will be respawned.
     agents = [(agent, process_of(each["keeper"])) for each, agent in agents_here(directory) if each["node"] == 0]
     processes = [leader, *(process for pair in agents for process in pair)]
@@ -157,19 +156,15 @@ def _agent_of(directory: Path, state: dict[str, Any]) -> str:
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
     """The state of a run whose leader has exited or died without writing it. `knows_cause`: its reason is that of the
     last attempt's failure."""
-    code = state.get("exit_code")
-    if code in (EXIT_CHECKPOINTED, EXIT_NODE_LOST) and state.get("platform") not in _LED_HERE:
-        # The scheduler starts it again, and knows whether it will.
-        return state
     gone = "agent gone: the agent of node 0 was killed, or its host started again"
-    how = state.get("reason") if code is not None or knows_cause else gone
+    how = state.get("reason") if state.get("exit_code") is not None or knows_cause else gone
     return {**state, "state": "failed", "reason": how, "failure": failure_for(str(how), state.get("failure"))}
 
 
 def _seen_entry(path: Path) -> dict[str, Any]:
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        return {"entry": entry, **look(entry["launch_directory"])}
+        return {"entry": entry, **look(entry)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         named = {"run": path.stem, "cluster": path.parent.name}
         return {"entry": named, **_unseen(f"{path}: {error!r}")}

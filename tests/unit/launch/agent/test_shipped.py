@@ -92,10 +92,10 @@ GONE = {**this_process().as_json(), "started": 1}
 STATE = {"run": "tiny", "cluster": "here", "submission": "s", "state": "running", "reason": None, "exit_code": None}
 
 
-def seen(directory: Path, **fields: object) -> dict[str, object]:
+def seen(directory: Path, *, entry: dict[str, str] | None = None, **fields: object) -> dict[str, object]:
     state = {**STATE, "platform": "local", "agent": GONE, **fields}
     replace_file(directory / "state.json", json.dumps(state))
-    looked = index.look(str(directory))
+    looked = index.look({"launch_directory": str(directory), **(entry or {})})
     assert isinstance(looked["state"], dict)
     return {**looked, "state": looked["state"]["state"], "reason": looked["state"]["reason"]}
 
@@ -117,7 +117,8 @@ def test_a_leader_of_an_earlier_boot_of_this_host_is_gone(tmp_path: Path) -> Non
 
 
 def test_who_starts_a_run_again_after_85(tmp_path: Path) -> None:
-    assert seen(tmp_path, state="restarting", exit_code=85, platform="slurm")["state"] == "restarting"
+    job = {"job_id": "7"}
+    assert seen(tmp_path, entry=job, state="restarting", exit_code=85, platform="slurm")["state"] == "restarting"
     assert seen(tmp_path, state="restarting", exit_code=85, reason="stopped by SIGTERM")["state"] == "failed"
 
 
@@ -127,8 +128,8 @@ def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> Non
 
 
 def test_a_run_without_state_has_none(tmp_path: Path) -> None:
-    assert index.look(str(tmp_path))["problem"] is None
-    assert "is not there" in index.look(str(tmp_path / "away"))["problem"]
+    assert index.look({"launch_directory": str(tmp_path)})["problem"] is None
+    assert "is not there" in index.look({"launch_directory": str(tmp_path / "away")})["problem"]
     for damaged in ("{", "[]"):
         (tmp_path / "state.json").write_text(damaged)
-        assert index.look(str(tmp_path))["problem"].count("state.json") == 1
+        assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1

@@ -43,6 +43,11 @@ def test_without_docker_and_podman_an_image_cannot_be_run(tmp_path: Path, monkey
     assert host_probe.image_facts("some/image:1")["error"] == "neither docker nor podman is installed"
 
 
+def entry_of(directory: Path, platform: str) -> dict[str, str]:
+    """The run in the index, as launchers have always written it: a scheduler's has the job."""
+    return {"launch_directory": str(directory / "launch"), **({"job_id": "7"} if platform == "slurm" else {})}
+
+
 def job_in(directory: Path, platform: str = "ssh") -> Job:
     """A job whose launch directory is there."""
     job = Job("r", "c", platform, 1, 1, str(directory), str(directory / "launch"), ["sleep", "1000"])
@@ -72,11 +77,11 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
 
 def seen_status(directory: Path, platform: str, leader: process_identity.Process, **changes: object) -> RunStatus:
     """The status of a run whose state.json was last written when its first round began."""
-    job = job_in(directory, platform)
+    job_in(directory, platform)
     common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
     message = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
     (directory / "launch" / "state.json").write_text(json.dumps(message))
-    return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(job.launch_directory)})
+    return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(entry_of(directory, platform))})
 
 
 DEAD = process_identity.Process(process_identity.node_name(), "an-earlier-boot/1", 1, 1)
@@ -101,7 +106,7 @@ def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
     status = seen_status(tmp_path, "local", leader)
     write()
     assert status.failure is None or status.failure.reason.startswith("agent gone")
-    seen = index.look(str(tmp_path / "launch"))
+    seen = index.look(entry_of(tmp_path, "local"))
     status = run_status(Handle("local", "c", "r"), {"entry": None, **seen})
     assert (status.state, status.reason) == (state, words)
     assert status.failure is not None and (status.failure.exit_code, status.failure.lines) == (2, ("error: x",))
@@ -179,11 +184,11 @@ def test_a_run_that_ended_where_nothing_can_be_written_has_failed_for_that(
 def test_a_leader_of_an_earlier_boot_is_gone_where_no_scheduler_can_have_moved_it(
     tmp_path: Path, platform: str, state: str
 ) -> None:
-    job = job_in(tmp_path, platform)
+    job_in(tmp_path, platform)
     leader = {**process_identity.running_process(os.getpid()).as_json(), "machine": "an-earlier-boot/1"}
     message = {"state": "running", "platform": platform, "cluster": "c", "run": "r", "nodes": 1, "agent": leader}
     (tmp_path / "launch" / "state.json").write_text(json.dumps(message))
-    seen = {"entry": None, **index.look(job.launch_directory)}
+    seen = {"entry": None, **index.look(entry_of(tmp_path, platform))}
     status = run_status(Handle(platform, "c", "r"), seen)
     assert status.state == state
     if state == "failed":

@@ -88,7 +88,7 @@ class Controller(Programs):
     def listed(self) -> list[dict[str, object]]:
         """What the agent tells of the index."""
         entries = [json.loads(path.read_text()) for path in sorted(index.index_directory().glob("c/*.json"))]
-        return [{"entry": entry, **index.look(entry["launch_directory"])} for entry in entries]
+        return [{"entry": entry, **index.look(entry)} for entry in entries]
 
 
 @pytest.fixture

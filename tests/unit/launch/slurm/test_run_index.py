@@ -45,7 +45,7 @@ class Cluster(Programs):
             ]
             said = "".join(f"{row}\n" for row in rows)
         elif "list" in argv:
-            listed = [] if self.entry is None else [{"entry": self.entry, **index.look(str(self.launch))}]
+            listed = [] if self.entry is None else [{"entry": self.entry, **index.look(self.entry)}]
             said = json.dumps(listed)
         return Result(tuple(argv), 0, self.login + said, "")
 
