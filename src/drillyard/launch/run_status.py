@@ -114,3 +114,12 @@ class RunStatus:
     hosts: tuple[str, ...] = ()
     native: dict[str, Any] = field(default_factory=dict)
     """The scheduler's own names: job id, state, ..."""
+
+
+def reported_status(handle: Handle, state: State, own: Mapping[str, Any], **known: Any) -> RunStatus:
+    """The status of a run by its state.json `own`, empty where no agent has reported; `known`: fields of RunStatus that
+    the scheduler knows, or knows better."""
+    plain = ("nodes", "reason", "since", "started_at", "ended_at", "round", "run_directory")
+    fields: dict[str, Any] = {name: own.get(name) for name in plain}
+    fields |= {"failures": int(own.get("failures") or 0), "hosts": tuple(own.get("hosts") or ())}
+    return RunStatus(handle, state, **{**fields, "failure": failure_of(own), **known})

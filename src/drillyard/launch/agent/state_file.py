@@ -60,7 +60,7 @@ def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, 
     }
 
 
-def json_object(text: bytes) -> dict[str, Any]:
+def json_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object that is `text`; empty where it is none."""
     try:
         content = json.loads(text)

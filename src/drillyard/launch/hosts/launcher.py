@@ -36,7 +36,7 @@ from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, Result, archive, defer_interrupt, parallel_map, require_success
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
-from drillyard.launch.run_status import Handle, RunStatus, State, failure_of
+from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
 from drillyard.launch.sync_archive import CARRY, archive_of_directory
 from drillyard.supervise.process_identity import this_process
 
@@ -341,22 +341,15 @@ class HeadUnreachable(HeadFailed, UnreachableError):
 
 def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
     """The status of a run from an agent's `list`: {entry, state, agent, problem}."""
-    entry, state, problem = seen.get("entry") or {}, seen.get("state") or {}, seen.get("problem")
+    entry, problem = seen.get("entry") or {}, seen.get("problem")
     submitted_at = entry.get("submitted_at")
-    unreported = State.failed if problem else State.starting
-    return RunStatus(
-        handle=handle,
-        state=State(state["state"]) if state else unreported,
-        nodes=state["nodes"] if state else entry.get("nodes", 1),
-        reason=state.get("reason") if state else problem or "no agent has reported yet",
-        since=state.get("since") if state else submitted_at,
+    unreported = {"state": "failed" if problem else "starting", "reason": problem or "no agent has reported yet"}
+    own = seen.get("state") or {**unreported, "nodes": entry.get("nodes", 1), "since": submitted_at}
+    return reported_status(
+        handle,
+        State(own["state"]),
+        own,
         submitted_at=submitted_at,
-        started_at=state.get("started_at"),
-        ended_at=state.get("ended_at"),
-        round=state.get("round"),
-        failures=state.get("failures", 0),
-        failure=failure_of(state),
-        run_directory=state.get("run_directory") or entry.get("run_directory"),
-        hosts=tuple(state.get("hosts") or ()),
+        run_directory=own.get("run_directory") or entry.get("run_directory"),
         native={"agent": seen.get("agent"), "launch_directory": entry.get("launch_directory")},
     )

@@ -9,7 +9,6 @@ values off; `--format` with a separator is the same since 2.x and cuts nothing. 
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from drillyard.errors import UnreachableError, UserError
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, Result, archive, require_success
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
@@ -86,11 +86,11 @@ class Slurm:
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
 
-    def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+    def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """The index: each entry, and the state of its run (agent/index.py)."""
         result = self.run_agent(["list", "--cluster", self._cluster])
         self._require(result, "its runs cannot be listed", "")
-        return [(each["entry"], each["state"]) for each in result.printed_json()]
+        return [(each["entry"], each["state"] or {}) for each in result.printed_json()]
 
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
         """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
@@ -100,7 +100,7 @@ class Slurm:
         ends, states = found[: len(failed)], found[len(failed) :]
         ended = {
             # A state that is not final stays as `list` reported it, which checks whether the leader is alive.
-            each.handle: replace(each, ended=end, state=state if state and is_over(state) else each.state)
+            each.handle: replace(each, ended=end, state=state if is_over(state) else each.state)
             for each, end, state in zip(failed, ends, states, strict=True)
         }
         # Their leaders lived when `list` looked, and their end could not be written: a disk that takes nothing.
@@ -118,23 +118,16 @@ class Slurm:
             ended[each.handle] = replace(each, job=accounts.get(each.job_id))
         return [ended.get(each.handle, each) for each in runs]
 
-    def records(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects of files; None for one that is missing, incomplete or unreadable.
+    def records(self, paths: Sequence[str]) -> list[dict[str, Any]]:
+        """JSON objects of files; empty for one that is missing, incomplete or unreadable.
 
         A failing disk under one run hides no other run, nor that run's job.
         """
         try:
             pieces = self.files.read([ReadRequest(path, 0, _RECORD_BYTES) for path in paths])
         except UnreadableFile:
-            return [None] if len(paths) == 1 else [found for path in paths for found in self.records([path])]
-        records: list[dict[str, Any] | None] = []
-        for piece in pieces:
-            try:
-                content = json.loads(piece.data) if piece is not None else None
-            except (ValueError, RecursionError):
-                content = None
-            records.append(content if isinstance(content, dict) else None)
-        return records
+            return [{}] if len(paths) == 1 else [found for path in paths for found in self.records([path])]
+        return [json_object(piece.data) if piece is not None else {} for piece in pieces]
 
     def run_agent(self, words: Sequence[str]) -> Result:
         """Run a verb of the agent on the head host, from the source that is sent along."""

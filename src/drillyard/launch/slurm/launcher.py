@@ -231,7 +231,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
     def _let_agents_save(self, run: SlurmRun) -> SlurmRun:
         """Signal running agents and wait for them: scancel gives a job only the cluster's KillWait."""
         (job,) = self._slurm.records([posixpath.join(run.launch_directory, "job.json")])
-        if job is None or run.job is None or run.job.state != "RUNNING" or not run.own_state:
+        if not job or run.job is None or run.job.state != "RUNNING" or not run.own_state:
             return run
         seconds = float(job.get("stop_seconds", 0.0))
         self._slurm.signal_agents(run.job.job_id)

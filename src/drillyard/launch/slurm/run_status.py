@@ -8,10 +8,10 @@ the run's own files show how it ended: state.json, or the job script's ended.jso
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of
+from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of, reported_status
 
 ENDED = "ended.json"
 """How the newest start of the job ended, where the agents could not write it; the job script's."""
@@ -94,8 +94,8 @@ class SlurmRun:
     entry: Mapping[str, Any]
     """The index's entry: job_id, launch_directory, submitted_at, nodes."""
     job: SlurmJob | None = None
-    state: Mapping[str, Any] | None = None
-    ended: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    ended: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def job_id(self) -> str:
@@ -115,20 +115,18 @@ class SlurmRun:
         state, reason = _state_and_reason(self)
         own, job = self.own_state, self.job
         ends = (own.get("ended_at"), self.own_end.get("at"), job.ended_at if job else None)
-        return RunStatus(
-            handle=self.handle,
-            state=state,
+        return reported_status(
+            self.handle,
+            state,
+            own,
             nodes=int(own.get("nodes") or self.entry.get("nodes") or (job.nodes if job else 0)),
             reason=reason,
             since=_since(self, state),
             submitted_at=_submitted_at(self),
             started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
             ended_at=next((float(at) for at in ends if at is not None), None) if state.over else None,
-            round=own.get("round"),
-            failures=int(own.get("failures") or 0),
             failure=_failure(self, reason) if state is State.failed else None,
             run_directory=own.get("run_directory") or self.entry.get("run_directory"),
-            hosts=tuple(own.get("hosts") or ()),
             native=_native(self),
         )
 
@@ -145,12 +143,12 @@ class SlurmRun:
     @property
     def own_state(self) -> Mapping[str, Any]:
         """state.json, where it is of this submission."""
-        return self.state if self.state and self.state.get("submission") == self.job_id else {}
+        return self.state if self.state.get("submission") == self.job_id else {}
 
     @property
     def own_end(self) -> Mapping[str, Any]:
         """ended.json, where it is of this submission."""
-        return self.ended if self.ended and self.ended.get("submission") == self.job_id else {}
+        return self.ended if self.ended.get("submission") == self.job_id else {}
 
 
 def is_over(own: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.plan import Call, Plan, PlanFile
 from drillyard.launch.programs import defer_interrupt, parallel_map
@@ -147,10 +148,10 @@ class VertexLauncher(Launcher[VertexRun]):
 
     def _run_of(self, job: dict[str, Any]) -> VertexRun:
         """A job with the state.json of its run, where that is readable; else the service's state alone."""
-        bare = status_of(job, None, self.cluster.name)
+        bare = status_of(job, {}, self.cluster.name)
         if bare.state in (State.queued, State.succeeded) or bare.run_directory is None:
             return VertexRun(job, bare)
-        state = None
-        with suppress(UserError, ValueError):
-            state = json.loads(self._files.text(f"{bare.run_directory}/launch/state.json") or "{}")
-        return VertexRun(job, status_of(job, state if isinstance(state, dict) else None, self.cluster.name))
+        own: dict[str, Any] = {}
+        with suppress(UserError):
+            own = json_object(self._files.text(f"{bare.run_directory}/launch/state.json") or "")
+        return VertexRun(job, status_of(job, own, self.cluster.name))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of
+from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of, reported_status
 from drillyard.launch.vertex.config import mounted
 
 CustomJobJson = Mapping[str, Any]
@@ -42,9 +42,9 @@ def job_id(job: CustomJobJson) -> str:
     return str(job.get("name", "")).rpartition("/")[2]
 
 
-def status_of(job: CustomJobJson, own: Mapping[str, Any] | None, cluster: str) -> RunStatus:
-    """The status of a job. `own` is the run's state.json, where it could be read."""
-    own = own if own and own.get("submission") in ("", None, job_id(job)) else {}
+def status_of(job: CustomJobJson, own: Mapping[str, Any], cluster: str) -> RunStatus:
+    """The status of a job. `own` is the run's state.json, empty where it could not be read."""
+    own = own if own.get("submission") in ("", None, job_id(job)) else {}
     spec = job.get("jobSpec", {})
     output = spec.get("baseOutputDirectory", {}).get("outputUriPrefix")
     written_to = mounted(output) if isinstance(output, str) else None
@@ -55,20 +55,18 @@ def status_of(job: CustomJobJson, own: Mapping[str, Any] | None, cluster: str) -
         "logs": f'resource.type="ml_job" resource.labels.job_id="{job_id(job)}"',
     }
     state, reason, since = _state(job, own)
-    return RunStatus(
-        handle=Handle("vertex", cluster, str(job.get("displayName", ""))),
-        state=state,
+    return reported_status(
+        Handle("vertex", cluster, str(job.get("displayName", ""))),
+        state,
+        own,
         nodes=sum(int(pool.get("replicaCount", 1)) for pool in spec.get("workerPoolSpecs", ())),
         reason=reason,
         since=since,
         submitted_at=moment(job.get("createTime")),
         started_at=moment(job.get("startTime")),
         ended_at=moment(job.get("endTime")),
-        round=own.get("round"),
-        failures=int(own.get("failures") or 0),
         failure=_failure(job, own, state),
         run_directory=own.get("run_directory") or written_to,
-        hosts=tuple(own.get("hosts") or ()),
         native={name: value for name, value in native.items() if value is not None},
     )
 

@@ -36,7 +36,7 @@ def unix(text: str) -> float:
 
 
 def test_a_queued_job_tells_what_it_waits_for_and_since_when() -> None:
-    status = status_of(job("QUEUED"), None, "c")
+    status = status_of(job("QUEUED"), {}, "c")
     assert str(status.handle) == "vertex://c/nccl"
     assert (status.state, status.nodes, status.since) == (State.queued, 4, unix("2026-11-21T10:00:00"))
     assert status.reason == "flex-start capacity, for 24 h at most"
@@ -45,7 +45,7 @@ def test_a_queued_job_tells_what_it_waits_for_and_since_when() -> None:
 
 
 def test_a_wait_without_limit_says_so() -> None:
-    assert status_of(job("QUEUED", scheduling={"maxWaitDuration": "0s"}), None, "c").reason == (
+    assert status_of(job("QUEUED", scheduling={"maxWaitDuration": "0s"}), {}, "c").reason == (
         "flex-start capacity, without limit"
     )
 
@@ -69,7 +69,7 @@ def test_a_wait_without_limit_says_so() -> None:
 )
 def test_states_of_the_service(native: str, error: tuple[int, str] | None, state: State, reason: str) -> None:
     message = {"error": {"code": error[0], "message": error[1]}} if error else {}
-    status = status_of(job(native, startTime=STARTED, **message), None, "c")
+    status = status_of(job(native, startTime=STARTED, **message), {}, "c")
     assert status.state is state
     assert reason in (status.reason or "")
     assert (status.failure is not None) == (state is State.failed)
@@ -77,7 +77,7 @@ def test_states_of_the_service(native: str, error: tuple[int, str] | None, state
 
 def test_no_capacity_before_the_start_is_not_lost_capacity() -> None:
     message = job("FAILED", error={"code": 8, "message": "Resources are insufficient in region: us-central1."})
-    status = status_of(message, None, "c")
+    status = status_of(message, {}, "c")
     assert status.failure is not None
     assert status.failure.reason == "no capacity"
 
@@ -86,11 +86,11 @@ def test_a_job_that_ended_at_its_limit_is_failed_with_that_word_whatever_the_ser
     message = job(
         "FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T12:00:30Z", error={"message": "Ended."}
     )
-    status = status_of(message, None, "c")
+    status = status_of(message, {}, "c")
     assert status.failure is not None
     assert status.failure.reason == "time limit"
     early = job("FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T11:30:00Z", error={"message": "Ended."})
-    assert status_of(early, None, "c").reason == "Ended."
+    assert status_of(early, {}, "c").reason == "Ended."
 
 
 def test_a_running_job_is_what_its_agents_say() -> None:
