@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drillyard.cli.options import find_run
+from drillyard.cli.options import find_run, print_json
 from drillyard.formatting import size
 
 if TYPE_CHECKING:
@@ -297,9 +297,7 @@ def _print_pruned(plan: PrunePlan, target: CheckpointSelection, dry_run: bool) -
 
 
 def _print_json(**values: Any) -> None:
-    import json
-
-    typer.echo(json.dumps({"version": JSON_VERSION, **values}, allow_nan=False))
+    print_json({"version": JSON_VERSION, **values}, indent=None)
 
 
 @contextmanager

@@ -5,12 +5,13 @@ The schemas of configs are for editors that complete and check YAML, that of est
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from drillyard.cli.options import print_json
 
 
 class SchemaKind(StrEnum):
@@ -57,4 +58,4 @@ def schema(which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workl
         from drillyard.config.load import json_schema
 
         document = json_schema(which.value)
-    print(json.dumps(document, indent=2))
+    print_json(document)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from drillyard.cli.options import print_json
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
@@ -120,7 +121,7 @@ def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_js
 
     if as_json:
         shown = [plan_json(plan) for plan in plans]
-        print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
+        print_json(shown[0] if len(shown) == 1 else shown)
         return
     for plan in plans:
         if dry_run:
@@ -140,14 +141,14 @@ def _submit(cluster: ClusterConfig, plans: list[Plan], *, replace: bool, wait: b
                 print(handle, flush=True)
     except BaseException:
         if as_json and handles:
-            print(json.dumps([str(handle) for handle in handles]))
+            print_json([str(handle) for handle in handles], indent=None)
         raise
     if as_json:
         submitted = [
             {"handle": str(handle), "run_directory": plan.run_directory}
             for handle, plan in zip(handles, plans, strict=True)
         ]
-        print(json.dumps(submitted[0] if len(submitted) == 1 else submitted), flush=True)
+        print_json(submitted[0] if len(submitted) == 1 else submitted, indent=None)
     if wait:
         from drillyard.cli.runs import wait_for
         from drillyard.launch.launcher import launcher_for

@@ -150,9 +150,9 @@ def find_runs(paths: list[str]) -> list[str]:
     return [path if path == "-" or "://" in path else str(find_run(Path(path))) for path in paths]
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """Print a JSON document on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+def print_json(document: Any, *, indent: int | None = 2, allow_nan: bool = False) -> None:
+    """Print a JSON document on standard output, in one line without `indent`. `allow_nan`: it has numbers of others."""
+    typer.echo(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=allow_nan))
 
 
 def with_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

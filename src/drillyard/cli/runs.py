@@ -6,7 +6,6 @@ user has launched on. The status always comes from the cluster.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drillyard.cli.options import AsJson, Cluster, RunArgument, RunsArgument
+from drillyard.cli.options import AsJson, Cluster, RunArgument, RunsArgument, print_json
 from drillyard.errors import UserError
 from drillyard.launch.run_status import RunStatus, State
 
@@ -78,7 +77,7 @@ def list_command(
     chosen = [status for status in found if not state or status.state in state][:last]
     if as_json:
         no_answer = [{"cluster": name, "error": why} for name, why in silent.items()]
-        print_json({"runs": [status_json(status) for status in chosen], "no_answer": no_answer})
+        _print_json({"runs": [status_json(status) for status in chosen], "no_answer": no_answer})
     elif chosen:
         _print_runs(chosen)
     elif not silent:
@@ -103,7 +102,7 @@ def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     status = found.status()
     progress = read_progress(found.launcher, found.handle.run) if status.run_directory else None
     if as_json:
-        print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
+        _print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
         return
     text = status_text(
         status, progress=None if progress is None else progress.line, where=found.cluster.section.head_host
@@ -122,7 +121,7 @@ def wait_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = Fa
     found = find_launched_run(run, cluster)
     code = wait_for(found.launcher, found.handle.run)
     if as_json:
-        print_json({**status_json(found.status()), "exit_code": code})
+        _print_json({**status_json(found.status()), "exit_code": code})
     raise typer.Exit(code)
 
 
@@ -146,7 +145,7 @@ def cancel_command(runs: RunsArgument, cluster: Cluster = None, as_json: AsJson 
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
         cancelled = [{**status_json(each.status), "was_over": each.before is not None} for each in done]
-        print_json({"runs": cancelled, "problems": problems})
+        _print_json({"runs": cancelled, "problems": problems})
     else:
         for each in done:
             typer.echo(f"{each.status.handle}  {_after_cancel(each)}")
@@ -161,7 +160,7 @@ def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     found = find_launched_run(run, cluster)
     handle = found.launcher.resume(found.handle.run)
     if as_json:
-        print_json({"handle": str(handle)})
+        _print_json({"handle": str(handle)})
     else:
         typer.echo(str(handle))
 
@@ -202,7 +201,7 @@ def artifacts_command(
         found.launcher.fetch(found.handle.run, [path for path, _ in chosen], str(fetch))
     if as_json:
         listed = [{"path": path, "bytes": size} for path, size in chosen]
-        print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
+        _print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
         return
     total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
     if fetch is not None:
@@ -256,9 +255,8 @@ def exit_code(status: RunStatus) -> int:
     return 0 if status.state is State.succeeded else 130
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """Print a JSON object to standard output."""
-    typer.echo(json.dumps({"version": JSON_VERSION, **document}, indent=2, ensure_ascii=False))
+def _print_json(document: dict[str, Any]) -> None:
+    print_json({"version": JSON_VERSION, **document}, allow_nan=True)
 
 
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
