@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,3 +156,8 @@ def secrets_file(files: Sequence[PlanFile]) -> PlanFile:
     for name in names:
         redaction.add_secret(name, os.environ[name])
     return PlanFile("secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600)
+
+
+def new_secret() -> PlanFile:
+    """The key of a submission, by which its agents authenticate each other (agent/protocol.py); no plan has it."""
+    return PlanFile("secret", f"{secrets.token_hex(32)}\n", 0o600)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-import secrets
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -31,7 +30,7 @@ from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.hosts.checks import HostAnswer, judge, no_answer_reason, not_shared, problem_lines
 from drillyard.launch.hosts.plan import CHECK, FORGET, SHARE, START, UNLOCK, WRITE, layout_of, plan_again, plan_of
 from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
-from drillyard.launch.plan import Plan, PlanFile
+from drillyard.launch.plan import Plan, PlanFile, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, Result, archive, defer_interrupt, parallel_map, require_success
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
@@ -106,7 +105,7 @@ class HostsLauncher(Launcher[HostRun]):
         for run in existing:
             self._end_leftovers(run)
         # A copy that has the secret: it is never shown or written as a plan.
-        plan = replace(plan, files=(*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n", 0o600)))
+        plan = replace(plan, files=(*plan.files, new_secret()))
         self._check(plan)
         copied = self._do(plan, CARRY)
         _require_done(plan, copied, "the working directory could not be copied")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from drillyard.errors import ConfigError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
 from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, new_secret
 from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
 from drillyard.launch.programs import TEMPORARY, Host, Programs, archive, defer_interrupt, require_success
 from drillyard.launch.remote_files import Files, open_files, print_notices
@@ -163,7 +162,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
             stdin = archive_of_directory(Path(step.sends_directory), self.programs)
             what = f"{plan.handle}: nothing was submitted: could not {step.purpose}"
             print_notices(require_success(self.programs.run(step.argv, stdin=stdin), what).stderr)
-        sent = [*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n", 0o600), secrets_json]
+        sent = [*plan.files, new_secret(), secrets_json]
         points = [{name: getattr(job, name) for name in _POINT} for job in plan.jobs]
         self._submit(plan.handle, submit.argv, sent, points, existing)
 

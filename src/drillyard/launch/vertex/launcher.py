@@ -9,7 +9,6 @@ of two submissions in the same second the agents' fence lets the newer one conti
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.launcher import Launcher
-from drillyard.launch.plan import Call, Plan, PlanFile
+from drillyard.launch.plan import Call, Plan, PlanFile, new_secret
 from drillyard.launch.programs import defer_interrupt, parallel_map
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
@@ -108,7 +107,7 @@ class VertexLauncher(Launcher[VertexRun]):
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[VertexRun]) -> None:
         _, create = plan.steps
         assert isinstance(create, Call)
-        sent = (*plan.files, PlanFile("secret", secrets.token_hex(32) + "\n"), secrets_json)
+        sent = (*plan.files, new_secret(), secrets_json)
         self._files.write(plan.launch_directory, {file.path: file.content.encode() for file in sent})
         with defer_interrupt(str(plan.handle)):
             self._service.create(create.body)

@@ -7,7 +7,6 @@ checkpoints and the agents' state. Both are read on this machine.
 from __future__ import annotations
 
 import posixpath
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from pydantic import Field
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.hardware.machines import Machine
 from drillyard.launch.launcher import Launcher
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, new_secret
 from drillyard.launch.prepared_run import prepare
 from drillyard.launch.programs import Host, archive, require_success
 from drillyard.launch.remote_files import Files, open_files
@@ -94,9 +93,9 @@ class AcmeLauncher(Launcher[AcmeRun]):
         return open_files(Host(), self.programs)
 
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[AcmeRun]) -> None:
-        secret = PlanFile("secret", secrets.token_hex(32) + "\n", 0o600)
+        sent = archive([*plan.files, new_secret(), secrets_json])
         for step in plan.stage(""):
-            result = self.programs.run(step.argv, stdin=archive([*plan.files, secret, secrets_json]))
+            result = self.programs.run(step.argv, stdin=sent)
             require_success(result, f"{plan.handle}: nothing was submitted")
 
     def _resubmit(self, run: AcmeRun, secrets_json: PlanFile) -> None:
