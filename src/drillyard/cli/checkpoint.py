@@ -244,6 +244,7 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
     from rich.table import Table
 
     from drillyard.console import SafeConsole
+    from drillyard.launch.status_text import age
 
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for heading in ("step", "size", "age", "ranks", "held-out loss"):
@@ -254,10 +255,8 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
         loss = "" if info.held_out_loss is None else f"{info.held_out_loss:.4f}"
         ranks = str(info.manifest.world_size) if info.manifest else ""
         status = f"[{_style(info.status)}]{info.status}[/]"
-        table.add_row(
-            str(info.step), size(info.bytes), age_text(_age_seconds(info)), ranks, loss, status,
-            ", ".join(marks[info.path]),
-        )  # fmt: skip
+        made = "" if (seconds := _age_seconds(info)) is None else age(seconds)
+        table.add_row(str(info.step), size(info.bytes), made, ranks, loss, status, ", ".join(marks[info.path]))
     if checkpoints:
         SafeConsole(highlight=False).print(table)
 
@@ -331,13 +330,3 @@ def _age_seconds(info: CheckpointInfo) -> int | None:
     except (FileNotFoundError, ValueError, OverflowError):
         return None
     return max(0, round(time.time() - made))
-
-
-def age_text(seconds: float | None) -> str:
-    """An age for people, in one unit: `40 s`, `5 min`, `3 h`, `12 d`; empty when unknown."""
-    if seconds is None:
-        return ""
-    for limit, unit_seconds, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{int(seconds // unit_seconds)} {unit}"
-    return f"{int(seconds // 86_400)} d"

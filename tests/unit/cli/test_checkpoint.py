@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.facts import says
 from tests.unit.checkpoint.made import damage_silently, make_checkpoint
 
 from drillyard.cli import main as cli
-from drillyard.cli.checkpoint import age_text
 from drillyard.supervise.run_lock import exclusive_run_lock, lock_owner
 from drillyard.telemetry import append_event
 from drillyard.training.checkpoint.inventory import list_checkpoints, step_directory_name
@@ -275,9 +274,3 @@ def test_none_of_it_needs_torch(run: Path) -> None:
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=True
         )
         assert ended.stderr == "False\n"
-
-
-def test_ages_are_reported_in_one_unit() -> None:
-    ages = (0, 119, 120, 7199, 7200, timedelta(days=2).total_seconds() - 1, timedelta(days=400).total_seconds())
-    assert [age_text(age) for age in ages] == ["0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "400 d"]
-    assert age_text(None) == ""
