@@ -27,6 +27,8 @@ from drillyard.launch.network import stack_of, stack_problem
 from drillyard.launch.request import Check, ConfigName, LaunchFinding, LaunchRequest, error, warning
 from drillyard.supervise import launch_contract
 
+AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
+"""What the agent sets for each attempt and node."""
 _FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
@@ -105,8 +107,7 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
 
 
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
-    reserved = (*ours, *_TORCHRUN_VARIABLES) if request.workload is None else ours
+    reserved = (*AGENT_VARIABLES, *_TORCHRUN_VARIABLES) if request.workload is None else AGENT_VARIABLES
     for config, key, environment in environments(request):
         for name in environment:
             if name in reserved:

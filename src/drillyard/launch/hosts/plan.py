@@ -18,18 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from drillyard import redaction
 from drillyard.config.cluster import ClusterConfig
-from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import mount_parts
+from drillyard.launch.checks import AGENT_VARIABLES, mount_parts
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on, prepare
 from drillyard.launch.programs import TEMPORARY, Host
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.sync_archive import sync_step
-from drillyard.supervise import launch_contract
 from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK
 
 CHECK, SHARE, FORGET = "check", "share", "forget"
@@ -229,8 +226,7 @@ def _container_script(prepared: Plan) -> str:
     is removed before the next one starts. Variables get their values from the agent's environment and are only named.
     """
     job, handle = prepared.job, prepared.handle
-    ours = (*launch_contract.GIVEN, exec_command.RANK_PIPES, RUN_MARK, AGENT_MARK, redaction.GIVEN_NAMES)
-    names = dict.fromkeys([*ours, *job.environment, *secret_names(prepared.files)])
+    names = dict.fromkeys([*AGENT_VARIABLES, RUN_MARK, AGENT_MARK, *job.environment, *secret_names(prepared.files)])
     directory = None if job.working_directory is None else shlex.quote(job.working_directory)
     options = [
         *("--rm", "--init"),
