@@ -181,6 +181,12 @@ def error_line(words: Sequence[str]) -> str:
     return words[-1].strip() if words else ""
 
 
+def exit_reason(rank: int | None, returncode: int, words: Sequence[str]) -> str:
+    """`rank 3: exit code 1; ValueError: ...`. What a killed process printed before was about its work: left out."""
+    error = "" if was_killed(returncode) else error_line(words)
+    return ("" if rank is None else f"rank {rank}: ") + describe_exit(returncode) + (f"; {error}" if error else "")
+
+
 def memory_advice(words: list[str]) -> str | None:
     """What to do where a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
     failed = any(_NO_MEMORY.search(_RANK_MARK.sub("", line)) for line in words)

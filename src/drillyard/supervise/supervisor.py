@@ -318,13 +318,10 @@ class _Run:
             if cause.was_killed(end.returncode) or not cause.speaks_of_lost_peer(words)
         ]
         end, words = (own_fault or ends)[0]
-        reason = f"rank {end.rank}: {cause.describe_exit(end.returncode)}"
+        reason = cause.exit_reason(end.rank, end.returncode, words)
         if cause.was_killed(end.returncode):
-            # What it printed before was about its work.
             reason += f"; {cause.memory_verdict(self._oom_kills)}"
             return ExitRecord(end.rank, 137, reason, step=result.last_step)
-        if line := cause.error_line(words):
-            reason += f"; {line}"
         if advice := cause.memory_advice(words):
             reason += f"; {advice}"
         if result.silent:

@@ -69,7 +69,8 @@ def make_report(
     words = record.get("lines")
     words = words if isinstance(words, list) and words else last_lines(printed)
     lines = [str(line)[:_LINE] for line in words[:20]] if returncode != 0 else []
-    reason = why or record.get("reason") or _reason(status, rank, lines)
+    ended = 128 - status if status > 128 else status
+    reason = why or record.get("reason") or cause.exit_reason(rank, ended, lines)
     return {
         "node": node,
         "host": host,
@@ -86,14 +87,6 @@ def make_report(
         "has_record": bool(record),
         "ended_at": time.time(),
     }
-
-
-def _reason(status: int, rank: int | None, lines: list[str]) -> str:
-    who = "" if rank is None else f"rank {rank}: "
-    shown = cause.describe_exit(128 - status if status > 128 else status)
-    # What a killed process printed before was about its work.
-    error = "" if cause.was_killed(status) else cause.error_line(lines)
-    return f"{who}{shown}" + (f"; {error}" if error else "")
 
 
 def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
