@@ -52,7 +52,7 @@ class StepBatch:
         return [sample for sample in self.samples if sample.rank == rank]
 
     def places(self, sample: BatchSample) -> list[str]:
-        """Where each document of a sample comes from: `data/rows.jsonl, line 7`."""
+        """List the origin of each document of a sample: `data/rows.jsonl, line 7`."""
         source, index = sample.ref
         path = self.paths[source]
         return [

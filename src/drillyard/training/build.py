@@ -31,10 +31,10 @@ from drillyard.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class RunParts:
-    """What does the steps of a run.
+    """Objects that do the steps of a run, and the records that its checkpoints compare.
 
-    `identity`: what a checkpoint must agree with to continue in the same sample order; `numerics`: what decides how
-    steps are rounded (numerics.py).
+    `identity`: what a checkpoint must agree with to continue in the same sample order; `numerics`: the conditions on
+    which the rounding of steps depends (numerics.py).
     """
 
     model: ShardedModel
@@ -44,7 +44,7 @@ class RunParts:
 
 
 def batch_shape(config: RunConfig, num_data_ranks: int) -> BatchShape:
-    """How steps are dealt out under a run config. Raises UserError where the global batch does not divide."""
+    """Division of steps into micro-batches by a run config. Raises UserError where the global batch does not divide."""
     training = config.training
     accumulation = resolve_accumulation(config, num_data_ranks)
     return BatchShape(training.micro_batch_size, accumulation, num_data_ranks, by_epoch=training.epochs is not None)
@@ -145,7 +145,7 @@ def build_callbacks(
 
 
 def save_timeout(timeouts: TimeoutsConfig) -> timedelta:
-    """How long a rank waits for the slowest to write its part of a checkpoint: the watchdog's limit.
+    """Limit on a rank's wait for the slowest to write its part of a checkpoint: the watchdog's limit.
 
     The collectives' limit is too short for a slow shared disk. Without a watchdog there is no limit here; the
     collectives of training notice a rank that dies meanwhile.

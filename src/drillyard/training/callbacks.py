@@ -1,4 +1,4 @@
-"""What a run does between its steps: log, look for loss spikes, save, evaluate, and stop when asked to.
+"""Work of a run between its steps: log, look for loss spikes, save, evaluate, and stop on request.
 
 None of it changes a bit of training: random state is forked around an evaluation, and a save copies what it writes. A
 save that falls due in a row of skipped (non-finite) steps waits for the next finite step. Where both are due, the save
@@ -74,7 +74,7 @@ class StopRequest:
 
 @dataclass
 class StepCallbacks:
-    """What the trainer calls between steps, on every rank alike. `metadata` goes into each checkpoint."""
+    """Callbacks of the trainer between steps, the same on every rank. `metadata` goes into each checkpoint."""
 
     config: RunConfig
     ranks: Ranks

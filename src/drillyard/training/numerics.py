@@ -1,11 +1,11 @@
-"""What decides how a step is rounded besides its config, its data and the state before it: written down at each start.
+"""Conditions on which a step's rounding depends besides config, data and the state before it: recorded at each start.
 
-A run may go on with another kernel, compiled or not, on other ranks or another version of torch: all of that is
-rounding, so it is allowed and changes bits. A comparison of bits (replay.py) must know it, or it would take a change of
-software for a failure of hardware. So the event `order` of each start carries this record.
+A run may continue with another kernel, compiled or not, on other ranks or another version of torch: all of that is
+rounding, so it is allowed and changes bits. A comparison of bits (replay.py) must know these conditions, or it would
+take a change of software for a failure of hardware. So the event `order` of each start carries this record.
 
-`settings` are those of the run config that a resume may change and that a replay can put back; `conditions` are what
-the config does not say: software, hardware, and what was decided by looking at them.
+`settings` are those of the run config that a resume may change and that a replay can restore; `conditions` are those
+that the config does not contain: software, hardware, and what was decided by inspecting them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def versions() -> dict[str, Any]:
 
 
 def hardware_name(device: torch.device) -> str:
-    """What the kernels run on: the GPU's name, or the CPU's. Other hardware may round otherwise."""
+    """Name of the hardware that kernels run on: the GPU's, or the CPU's. Other hardware may round otherwise."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:

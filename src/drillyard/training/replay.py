@@ -43,10 +43,10 @@ _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_ba
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What to repeat: from which checkpoints (newest first), on how many ranks, compared with which figures.
+    """Steps to repeat: from which checkpoints (newest first), on how many ranks, compared with which figures.
 
-    expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics: under what they were
-    computed (numerics.py). config: the run's, with the layout and the settings of the attempt that did the step.
+    expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics: their
+    conditions (numerics.py). config: the run's, with layout and settings of the attempt that did the step.
     """
 
     step: int
@@ -63,7 +63,7 @@ class ReplayPlan:
 
     @property
     def directory(self) -> Path:
-        """Where the replay writes its logs and its verdict."""
+        """Directory for the logs and the verdict of the replay."""
         return self.run_directory / "replays" / f"step-{self.step:08d}"
 
 
@@ -132,7 +132,7 @@ def read_verdict(directory: Path) -> ReplayVerdict:
 def compare(
     expected: Mapping[int, tuple[float | None, float | None]], found: Mapping[int, Sequence[float]]
 ) -> list[BitDifference]:
-    """Where bits differ; compared as `repr`, which distinguishes all bits, and NaN."""
+    """List the differences in bits; compared as `repr`, which distinguishes all bits, and NaN."""
     return [
         BitDifference(step, metric, logged, now)
         for step in sorted(found)
@@ -142,7 +142,7 @@ def compare(
 
 
 def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
-    """How to repeat `step` (from 1). Raises UserError when that is impossible, or would prove nothing."""
+    """Plan to repeat `step` (from 1). Raises UserError when that is impossible, or would prove nothing."""
     if not (run_directory / SAVED_CONFIG).is_file():
         raise UserError(f"{run_directory}: holds no run (no {SAVED_CONFIG}): nothing can be replayed")
     expected = _logged_until(run_directory, step)
@@ -209,7 +209,7 @@ def _require_one_way(step: int, first: int, chain: Sequence[AttemptSteps]) -> No
 
 
 def _ways(chain: Sequence[AttemptSteps]) -> list[str]:
-    """What differs between consecutive attempts: `training.compile False, then True`."""
+    """List the differences between consecutive attempts: `training.compile False, then True`."""
     return [
         f"{name} {old}, then {new}"
         for one, other in pairwise(chain)

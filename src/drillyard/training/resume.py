@@ -128,7 +128,7 @@ def resume(
 
 
 def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
-    """What a load fills; random state only from as many ranks on the same kind of device."""
+    """State to fill by a load; random state only from as many ranks on the same kind of device."""
     same_generators = {"world_size": ranks.world_size, "device": ranks.device.type}
     return lambda saved: checkpoint_state(
         optimizer, ranks, with_random_state=all(saved.get(key) == value for key, value in same_generators.items())

@@ -108,8 +108,8 @@ def named_beginning(wanted: str, newest: CheckpointInfo | None) -> Path | None:
 
 
 def origin_to_record(wanted: str, loaded: Mapping[str, Any] | None) -> str:
-    """What checkpoints record as `resume`: the real path of the checkpoint that a user named as the run's beginning, by
-    this start or, in the metadata of the `loaded` one, by an earlier one; else `auto` or `never`."""
+    """Value that checkpoints record as `resume`: the real path of the checkpoint that a user named as the start,
+    by this start or, in the metadata of the `loaded` one, by an earlier one; else `auto` or `never`."""
     if wanted not in ("auto", "never"):
         return os.path.realpath(wanted)
     return wanted if loaded is None else str(loaded.get("resume", wanted))

@@ -1,4 +1,4 @@
-"""How many steps a run has, and whether a config continues a checkpoint's order of samples.
+"""Number of steps of a run, and whether a config continues a checkpoint's order of samples.
 
 The samples of a step follow from the data, the seed, the sequence length, the global batch and how epochs are cut into
 steps (data/sampler.py). `require_order_of` compares what needs no data, so a refused start does not modify the run
@@ -37,7 +37,7 @@ def num_steps(config: RunConfig, num_sequences: int, global_batch_size: int) -> 
 def order_identity(
     config: RunConfig, fingerprint: str | None, num_sequences: int, global_batch_size: int, total_steps: int
 ) -> dict[str, Any]:
-    """What a checkpoint must agree with so that training continues in the same sample order.
+    """Values that a checkpoint must agree with so that training continues in the same sample order.
 
     `fingerprint`, `num_sequences`: of the training data.
     """
@@ -72,7 +72,7 @@ def require_same_order(saved: Mapping[str, Any], identity: Mapping[str, Any]) ->
 
 
 def _other_orders(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Iterator[str]:
-    """What makes the samples of a checkpoint's steps, or the next ones, others than those of the config."""
+    """List the reasons why the samples of a checkpoint's steps, or the next ones, differ from those of the config."""
     step, data, batch = saved.get("step", 0), saved.get("data"), saved.get("global_batch_size")
     own_run = "or begin a run of its own: another `name`, without checkpoint.resume"
     for key, setting in (("seed", "training.seed"), ("sequence_length", "data.sequence_length")):

@@ -45,7 +45,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """What to measure. `data`: a run config (*.yaml) or a source of held-out documents; None: the run's own."""
+    """Evaluation request. `data`: a run config (*.yaml) or a source of held-out documents; None: the run's own."""
 
     model: Path
     output: Path

@@ -43,7 +43,7 @@ Dtypes: TypeAlias = "dict[str, torch.dtype]"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """Where a saved model is, and the config it was trained with (None for a model from elsewhere)."""
+    """Location of a saved model, and the config it was trained with (None for a model from elsewhere)."""
 
     path: Path
     is_checkpoint: bool
@@ -51,13 +51,13 @@ class SavedModel:
 
     @property
     def tokenizer_directory(self) -> Path:
-        """Where the model's tokenizer is saved: with the weights, or in the run directory."""
+        """Directory of the model's tokenizer: with the weights, or in the run directory."""
         owner = run_directory_above(self.path)
         return owner / SAVED_TOKENIZER if self.is_checkpoint and owner else self.path
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """What the checkpoint's run recorded of its base model; None where it has none or recorded none."""
+        """Record of the base model that the checkpoint's run wrote; None where it has no base model or wrote none."""
         owner = run_directory_above(self.path)
         return None if owner is None or self.config is None else read_base_record(owner, self.config.model.id)
 
@@ -72,7 +72,7 @@ class SavedModel:
 
 
 def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
-    """What a run recorded of the base model `model_id`; None where it recorded nothing about it."""
+    """Read a run's record of the base model `model_id`; None where it has none."""
     try:
         record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
         is_known = record["version"] == 1 and record["id"] == model_id and isinstance(record["dtypes"], dict)
@@ -82,8 +82,8 @@ def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any
 
 
 def find_saved_model(path: Path) -> SavedModel:
-    """What `path` is: a checkpoint directory, a model directory in Hugging Face format, or a run directory (its
-    final/).
+    """Find the model of `path`: a checkpoint directory, a model directory in Hugging Face format, or a run directory's
+    final/.
 
     Raises UserError when it is none of them.
     """

@@ -50,7 +50,7 @@ Kind = Literal["loss_spike", "gradient_spike", "nonfinite_step"]
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What is known of every step, logged or not. `step` counts from 1."""
+    """Figures of every step, logged or not. `step` counts from 1."""
 
     step: int
     loss: float
@@ -128,7 +128,7 @@ class SpikeDetector:
             self._log_norms.add(math.log(max(figures.grad_norm, 1e-300)))
 
     def judge(self, figures: StepFigures) -> Iterator[Anomaly]:
-        """What stands out about the next step, which then joins the window."""
+        """Yield the anomalies of the next step, then add it to the window."""
         if not (math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)):
             yield Anomaly("nonfinite_step", figures, self._losses.median() if len(self._losses) else None, None)
             return

@@ -31,7 +31,7 @@ STEPS_BETWEEN_GARBAGE_COLLECTIONS = 50
 
 @dataclass
 class StepWindow:
-    """What the steps since the last logged one took, seen from this rank's host."""
+    """Time and work of the steps since the last logged one, as measured on this rank's host."""
 
     started: float
     steps: int = 0
@@ -43,7 +43,7 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """What is read from the device at a logged step. `recent`: the figures of all steps since the last logged one."""
+    """Figures read from the device at a logged step. `recent`: those of all steps since the last logged one."""
 
     record: StepRecord
     longest_skipped_row: int
@@ -62,7 +62,7 @@ class LoggedStep:
 
 
 class Callbacks(Protocol):
-    """What `Trainer.train` calls between steps, on every rank."""
+    """Callbacks of `Trainer.train` between steps, on every rank."""
 
     def first_step(self, step: int) -> None:
         """The first step of this attempt is done."""

@@ -125,7 +125,7 @@ def check_archive_stream(stream: io.RawIOBase | io.BytesIO, size: int) -> None:
 
 @dataclass(slots=True)
 class _Value:
-    """What the size and depth of a value are known to be. `contained`: it is part of another value."""
+    """Known size and depth of a value. `contained`: it is part of another value."""
 
     size: int = 1
     depth: int = 1

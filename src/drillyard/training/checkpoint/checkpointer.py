@@ -224,7 +224,7 @@ class Checkpointer:
             self._remove(save.step, save.path, report=False)
 
     def _advice(self, errors: list[BaseException]) -> str:
-        """What to do about the first error of a file system; empty when there is none."""
+        """Advise on the first error of a file system; empty when there is none."""
         error = next((error for error in errors if isinstance(error, OSError)), None)
         if error is None or error.strerror is None:
             return ""

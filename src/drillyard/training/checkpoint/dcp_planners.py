@@ -1,4 +1,4 @@
-"""What is written by whom, and the copy of it that training cannot change.
+"""Planners of what each rank writes, and a copy of it that training cannot change.
 
 State is a flat dictionary: `flatten` turns nested ones into dotted keys. DTensors are planned from their own mesh and
 placements, while the bytes come from `StagingBuffers`: one kept CPU tensor per key (pinned when the state is on a GPU)
@@ -51,7 +51,7 @@ def unflatten_into(state: dict[str, Any], flat: Mapping[str, Any], prefix: str =
 
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor: a DTensor's local shard, or the tensor itself. Never part of a graph."""
+    """Part of a tensor on this rank: a DTensor's local shard, or the tensor itself. Never part of a graph."""
     with torch.no_grad():
         return (value.to_local() if isinstance(value, DTensor) else value).detach()
 

@@ -42,12 +42,12 @@ def raise_unsafe(path: Path, reason: str) -> NoReturn:
 
 
 class UnsafeContent(ValueError):
-    """What is refused, as the end of a sentence about a file."""
+    """Refused content, described as the end of a sentence about a file."""
 
 
 @dataclass(frozen=True)
 class ArchiveLocation:
-    """Where an archive is: `bytes` bytes from `start` of the file `name` in the checkpoint's directory."""
+    """Location of an archive: `bytes` bytes from `start` of the file `name` in the checkpoint's directory."""
 
     name: str
     start: int
@@ -233,7 +233,7 @@ def _require_known_opcodes(raw: bytes) -> None:
 
 
 def _named(raw: bytes, at: int) -> str:
-    """What an older protocol's opcode at `at` (GLOBAL or INST) names, for the message."""
+    """Name the global of an older protocol's opcode at `at` (GLOBAL or INST), for the message."""
     if raw[at : at + 1] not in (b"c", b"i"):
         return ""
     module, name = [*raw[at + 1 : at + 200].split(b"\n"), b""][:2]

@@ -1,4 +1,4 @@
-"""What lies in `checkpoints/`: which are complete, what is wrong with the others, and which may go. Needs no torch.
+"""Inventory of `checkpoints/`: which are complete, what is wrong with the others, and which may go. Needs no torch.
 
 A checkpoint is a directory `step-<8 digits>`. It is
 - `complete`: its manifest is intact and every file it names is there with the right size;
@@ -143,7 +143,7 @@ def write_held_out_loss(path: Path, loss: float) -> None:
 
 
 def read_held_out_loss(path: Path) -> float | None:
-    """What `write_held_out_loss` recorded; None where it cannot be read."""
+    """Read what `write_held_out_loss` recorded; None where it cannot be read."""
     try:
         with (path / HELD_OUT_NAME).open("rb") as file:
             loss = json.loads(file.read(_LARGEST_HELD_OUT_BYTES))["held_out_loss"]

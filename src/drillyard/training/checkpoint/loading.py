@@ -55,7 +55,7 @@ warnings.filterwarnings(
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """What was loaded: the directory and its manifest, and the state, filled."""
+    """Loaded checkpoint: its directory and manifest, and the filled state."""
 
     info: CheckpointInfo
     state: dict[str, Any]

@@ -64,7 +64,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds. `identity` and `metadata` are the caller's (JSON values); `created` is UTC, ISO 8601."""
+    """Content of a checkpoint. `identity` and `metadata` are the caller's (JSON values); `created` is UTC, ISO 8601."""
 
     step: int
     world_size: int

@@ -56,7 +56,7 @@ FindProblem = Callable[[CheckpointInfo], str | None]
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """What `verify` found in one file. Only `ok` and `unexpected` (the manifest does not name it) are harmless."""
+    """Result of `verify` for one file. Only `ok` and `unexpected` (the manifest does not name it) are harmless."""
 
     name: str
     verdict: Verdict
@@ -166,7 +166,7 @@ def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead 
 
 @dataclass(frozen=True)
 class CheckpointSelection:
-    """What a path on the command line means: a `checkpoints` directory, and the one of its checkpoints if it names one.
+    """Selection by a path on the command line: a `checkpoints` directory, and the one checkpoint that the path names.
 
     `run_directory` is None where the directory is a copy outside of a run.
     """
@@ -179,7 +179,7 @@ class CheckpointSelection:
 
 @dataclass
 class PrunePlan:
-    """What stays, having been read and found good; what goes, in this order; and what is damaged, with the reason."""
+    """Checkpoints to keep, read and found good; to remove, in this order; and damaged ones, with the reason."""
 
     keep: list[CheckpointInfo] = field(default_factory=list)
     remove: list[CheckpointInfo] = field(default_factory=list)
@@ -187,7 +187,7 @@ class PrunePlan:
 
 
 def select_checkpoints(path: Path) -> CheckpointSelection:
-    """What `path` means: a run directory, its `checkpoints`, or one checkpoint.
+    """Find the checkpoints of `path`: a run directory, its `checkpoints`, or one checkpoint.
 
     Raises UserError when it is none of them or cannot be read.
     """
