@@ -1,6 +1,6 @@
-"""What settings that are left open (`auto`, null) become where a fixed rule decides: one rule each, for all rooms.
+"""Values of settings that are left open (`auto`, null) where a fixed rule decides: one rule each, for all packages.
 
-The trainer asks here before it lays out a model, the estimate before anything runs, so the two cannot disagree.
+The trainer calls these before it lays out a model, the estimate before anything runs, so the two cannot disagree.
 `activation_checkpointing: auto` is no such setting: it depends on what fits (`estimation/resolved_setup.py`).
 """
 
@@ -62,7 +62,7 @@ def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: t
 
 
 class AttentionNeeds(TypedDict):
-    """What a model needs from an attention kernel: a cap on scores (None: none), dropout of attention weights
+    """Needs of a model from an attention kernel: a cap on scores (None: none), dropout of attention weights
     (0: none), and the size of a head (None: not known)."""
 
     softcap: float | None
@@ -99,9 +99,9 @@ def fastest_kernel(
     head_dim: int | None = None,
     capability: tuple[int, int] | None = None,
 ) -> AttentionKernel:
-    """What `attention: auto` becomes: the fastest kernel that can train here and computes what the model asks for.
+    """Resolve `attention: auto`: the fastest kernel that can train here and computes what the model needs.
 
-    There always is one: eager attention has everything, everywhere.
+    One always exists: eager attention supports everything, everywhere.
     """
     return next(
         kernel

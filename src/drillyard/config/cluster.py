@@ -1,4 +1,4 @@
-"""What the user writes about a cluster: `cluster.yaml`, where a run config is trained.
+"""Cluster config of the user: `cluster.yaml`, where a run config is trained.
 
 `ClusterConfig` has the settings that every platform shares; the model that files are checked against (`cluster_model`)
 adds a section for each platform of the registry (`platforms.py`). `cluster_problems` compares a config with its
@@ -24,7 +24,7 @@ Section = TypeVar("Section", bound=PlatformSection)
 
 
 class Location(StrictModel):
-    """Where a cloud's machines stand and who pays for them."""
+    """Location of a cloud's machines, and the project that pays for them."""
 
     project: str | None = Field(default=None, description="Id of the project that pays for the machines.")
     region: str | None = Field(default=None, description="Region, such as us-central1.")
@@ -32,7 +32,7 @@ class Location(StrictModel):
 
 
 class StorageConfig(StrictModel):
-    """Where run directories and data live that every node reads and writes."""
+    """Storage of run directories and data that every node reads and writes."""
 
     bucket: str | None = Field(default=None, description="Object storage bucket, without gs:// or s3://.")
     directory: str | None = Field(default=None, description="Shared directory, at the same path on every node.")
@@ -142,7 +142,7 @@ _EVERYWHERE = ("name", "platform", "nodes", "hardware", "processes_per_node", "e
 
 
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
-    """What the config's platform lacks, does not know or cannot do."""
+    """List what the config's platform lacks, does not know or cannot do."""
     return [*_fields(config), *_capacity(config), *_nodes(config)]
 
 

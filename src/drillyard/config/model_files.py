@@ -140,7 +140,7 @@ def local_model_config(model_id: str) -> dict[str, Any]:
 
 
 def cached_config_path(model_id: str) -> FilePath:
-    """Where huggingface_hub keeps the config.json of an id's main revision (its documented cache layout)."""
+    """Path at which huggingface_hub keeps config.json of an id's main revision (its documented cache layout)."""
     home = os.environ.get("HF_HOME") or FilePath(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     hub = FilePath(os.environ.get("HF_HUB_CACHE") or FilePath(home, "hub")).expanduser()
     repository = hub / f"models--{model_id.replace('/', '--')}"

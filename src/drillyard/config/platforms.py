@@ -56,7 +56,7 @@ class PlatformSection(StrictModel):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a launcher can do; a config that asks for more is refused with the launchers that can."""
+    """Capabilities of a launcher; a config that asks for more is refused with the launchers that have them."""
 
     multi_node: bool = True
     queue: bool = False
@@ -70,7 +70,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class PlatformFacts:
-    """What holds for every cluster of a platform."""
+    """Facts that hold for every cluster of a platform."""
 
     required: tuple[str, ...] = ()
     """Settings of cluster.yaml that must be given."""
@@ -79,7 +79,7 @@ class PlatformFacts:
     section: type[PlatformSection] = PlatformSection
     """The model of the section that has the platform's name; PlatformSection itself: there is none."""
     consumption: tuple[str, ...] = ()
-    """How capacity can be bought."""
+    """Ways to buy capacity."""
     max_nodes: int | None = None
     cloud: str | None = None
     """The cloud whose machines and quotas the platform uses; None: any or none."""
@@ -141,7 +141,7 @@ def by_use() -> tuple[list[str], list[str]]:
 
 
 def _why_unusable(name: str, launcher: Any) -> str | None:
-    """What would break the model of cluster configs, or every later use of the facts. Other errors are raised."""
+    """Say what would break the model of cluster configs, or every later use of the facts. Other errors are raised."""
     # Resolved by name, as launchers are: cluster.py builds its model from this registry.
     cluster: Any = resolve_name("drillyard.config.cluster")
     facts = launcher.facts

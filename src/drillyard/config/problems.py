@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where a value was written: `run.yaml:7`, or `--set training.steps=3`. Problems are sorted by `order`."""
+    """Source of a value: `run.yaml:7`, or `--set training.steps=3`. Problems are sorted by `order`."""
 
     label: str
     order: int
@@ -27,7 +27,7 @@ SourceLocations = Mapping[Path, SourceLocation]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with the value at `path`; `place` is given where the value was written elsewhere."""
+    """Problem of the value at `path`; `place` is given where the value was written elsewhere."""
 
     path: Path
     message: str
@@ -56,7 +56,7 @@ def dotted(path: Path) -> str:
 
 
 def location_of(path: Path, places: SourceLocations) -> SourceLocation:
-    """Where `path`, or the innermost section around it, was written; `places` has at least the top, ()."""
+    """Location of `path`, or of the innermost section around it; `places` has at least the top, ()."""
     while path not in places:
         path = path[:-1]
     return places[path]

@@ -94,7 +94,7 @@ class HeldOutConfig(StrictModel):
 
 
 class DataConfig(StrictModel):
-    """What is read, how it becomes tokens, and how tokens become sequences."""
+    """Data to read, its conversion to tokens, and the packing of tokens into sequences."""
 
     source: str | SourceConfig | list[str | SourceConfig] = Field(
         description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}].",
@@ -161,7 +161,7 @@ class ScheduleConfig(StrictModel):
 
 
 class TrainingConfig(StrictModel):
-    """How long, how large a batch, in which precision, and with which optimizer."""
+    """Length, batch size, precision and optimizer of training."""
 
     steps: PositiveInt | None = Field(default=None, description="Optimizer steps; give this or `epochs`.")
     epochs: PositiveFloat | None = Field(
@@ -208,7 +208,7 @@ class TrainingConfig(StrictModel):
 
 
 class ParallelismConfig(StrictModel):
-    """How ranks share the model. shard x replicate = number of ranks."""
+    """Distribution of the model over ranks. shard x replicate = number of ranks."""
 
     shard: Literal["auto"] | PositiveInt = Field(
         default="auto",
@@ -237,7 +237,7 @@ class CheckpointConfig(StrictModel):
 
 
 class EvaluationConfig(StrictModel):
-    """What is measured on held-out data, and when."""
+    """Metrics on held-out data, and when to compute them."""
 
     every_steps: PositiveInt | None = Field(
         default=None, description="Steps between evaluations; null: only at the end, if there is held-out data."
@@ -267,7 +267,7 @@ class EvaluationConfig(StrictModel):
 
 
 class LoggingConfig(StrictModel):
-    """What a run writes about itself."""
+    """Metrics of training: steps between logged ones, and the trackers that receive them."""
 
     every_steps: PositiveInt = Field(default=1, description="Steps between logged steps.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard event files.")
@@ -280,7 +280,7 @@ class LoggingConfig(StrictModel):
 
 
 class TimeoutsConfig(StrictModel):
-    """How long a run may make no progress: each limit must be longer than the one before it."""
+    """Longest times without progress: each limit must be longer than the one before it."""
 
     collective_seconds: PositiveFloat | None = Field(
         default=None,

@@ -55,7 +55,7 @@ the event `settings_changed` has old and new values."""
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """What makes `new` another run than `old`: `training.seed: 0 -> 1`, in the order of the config.
+    """List the changes that make `new` another run than `old`: `training.seed: 0 -> 1`, in the order of the config.
 
     `training.global_batch_size` is compared when both configs give it.
     """

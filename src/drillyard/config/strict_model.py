@@ -24,7 +24,7 @@ from drillyard.config.problems import Path, SourceLocation
 
 
 class ConfigOrigin:
-    """Where each value of a loaded config was written. Never part of the config's value: all origins are equal."""
+    """Location of each value of a loaded config. Never part of the config's value: all origins are equal."""
 
     def __init__(self, places: Mapping[Path, SourceLocation] | None = None) -> None:
         self.places = places

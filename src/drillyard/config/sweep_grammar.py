@@ -190,7 +190,7 @@ def _range(key: str, text: str) -> Sequence[int]:
 
 
 def _count(values: Sequence[Any]) -> int:
-    """How many there are; `len` fails where a range is longer than memory could be."""
+    """Number of values; `len` fails where a range is longer than memory could be."""
     return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
 
 

@@ -61,7 +61,7 @@ def pydantic_problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def option_problem(error: ValidationError) -> str:
-    """What is wrong with the value of a command-line option, which typer validates by pydantic from 0.29 on."""
+    """Describe the error in a command-line option's value, which typer validates by pydantic from 0.29 on."""
     detail = error.errors(include_url=False)[0]
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "value_error":
@@ -114,7 +114,7 @@ def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type
 
 
 def _what_to_write(key: str, field: FieldInfo) -> str:
-    """What a missing setting looks like: an example of it, else what it means or holds."""
+    """Describe a missing setting: an example of it, else its description or its type."""
     if field.examples:
         example = yaml.safe_dump({key: field.examples[0]}, default_flow_style=True, sort_keys=False).strip()[1:-1]
         return f"; write for example `{example}`"
@@ -138,7 +138,7 @@ def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
 
 
 def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
-    """What to write instead of the unknown `key`: a similar key, the section that has it, or all keys."""
+    """Suggest a replacement for the unknown `key`: a similar key, the section that has it, or all keys."""
     prefix = dotted(tuple(part for part in path if isinstance(part, str)))
     settings = list(_settings(root))
     if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
@@ -228,7 +228,7 @@ def _fits(annotation: Any, value: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """What an annotation allows: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank, alpha) or null`."""
+    """Describe an annotation: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank, alpha) or null`."""
     bare = _bare(annotation)
     if _is_union(bare):
         return " or ".join(describe(member) for member in get_args(bare))
@@ -246,7 +246,7 @@ def describe(annotation: Any) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """What the user wrote, short enough for one line."""
+    """Return the user's value as text, short enough for one line."""
     if isinstance(value, dict):
         keys = ", ".join(str(key) for key in list(value)[:4])
         return f"a mapping ({keys}{', ...' if len(value) > 4 else ''})" if value else "an empty mapping"
