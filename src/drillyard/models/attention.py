@@ -78,7 +78,7 @@ def resolve_attention(
 
 
 def _demands(config: PreTrainedConfig | None) -> AttentionNeeds:
-    """What the model's config asks of a kernel; the size of a head as transformers' models derive it."""
+    """Requirements of the model's config for a kernel; the size of a head as transformers' models derive it."""
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0.0
     head_dim: int | None = getattr(config, "head_dim", None)
     if head_dim is None and config is not None:
@@ -95,7 +95,7 @@ def refuse_unfit_kernel(config: PreTrainedConfig, attention: str) -> None:
 def packed_attention_inputs(
     batch: Batch, model: PreTrainedModel, attention: str, device: torch.device
 ) -> dict[str, Any]:
-    """What the base model's forward takes besides tokens and positions so that documents stay apart, on `device`."""
+    """Inputs of the base model's forward besides tokens and positions that keep documents apart, on `device`."""
     if attention == "varlen":
         return varlen_inputs(batch.document_ids, device)
     document_ids_BT = to_device(batch.document_ids, device)

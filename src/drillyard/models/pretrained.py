@@ -61,7 +61,7 @@ def require_matching_weights(model: PreTrainedModel, source: str) -> None:
 def _matched(
     model: PreTrainedModel, stored: StoredTensors
 ) -> tuple[dict[str, list[StoredPiece]], list[tuple[torch.Tensor, list[str]]]]:
-    """Where each parameter is stored, and every tensor with its names: tied ones have several.
+    """Map each parameter to where it is stored, and list every tensor with its names: tied ones have several.
 
     Raises UserError unless the files hold all of them and nothing else.
     """

@@ -149,7 +149,7 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
 
 
 def _own_share(part: ParameterBox, rank: int) -> torch.Tensor | None:
-    """What this rank sends of a part that another one writes; None when it holds nothing of it."""
+    """Data that this rank sends of a part that another rank writes; None when it holds none of it."""
     if not isinstance(part.tensor, DTensor) or (region := dict(holders(part.tensor)).get(rank)) is None:
         return None
     if (common := overlap(region, part.box)) is None:

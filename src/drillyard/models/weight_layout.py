@@ -1,4 +1,4 @@
-"""How a model's parameters are laid out on disk: which stored tensor is which part of which parameter.
+"""Layout of a model's parameters on disk: which stored tensor is which part of which parameter.
 
 Most parameters are stored whole, under their own name or an older one. transformers fuses some that checkpoints keep
 apart, such as the experts of a mixture: `experts.gate_up_proj` [E, 2I, H] is stored as `experts.<e>.w1.weight` and

@@ -1,1 +1,1 @@
-"""How ranks share a model: process groups, the device mesh, and what is applied to the model in which order."""
+"""Sharing of a model among ranks: process groups, the device mesh, and what is applied to the model in which order."""

@@ -1,4 +1,4 @@
-"""What is applied to a model before it trains, in the order in which it is applied.
+"""Transformations of a model before it trains, in the order in which they are applied.
 
 1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
 2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.

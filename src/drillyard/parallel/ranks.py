@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 JOIN_TIMEOUT = timedelta(minutes=10)
-"""How long the first rank to arrive waits for the last: nodes start minutes apart, whatever a collective may take."""
+"""Longest wait of the first rank to arrive for the last: nodes start minutes apart, whatever a collective may take."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Ranks:
 
     @property
     def restarts(self) -> int:
-        """How often these ranks have been started before, as far as their store or their launcher knows."""
+        """Number of earlier starts of these ranks, as far as their store or their launcher knows."""
         return self.joined.restarts if self.joined else 0
 
     @property
