@@ -42,7 +42,7 @@ class Accelerator(CatalogRow):
 
     @property
     def source(self) -> str:
-        """Where the row was read; single fields may have another source, see `fact`."""
+        """Source of the row; single fields may have another one, see `fact`."""
         return self.provenance.row.text
 
     @property

@@ -77,9 +77,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 def bus_bandwidth(
     rows: Iterable[Bandwidth], machine: Machine, collective: str, num_nodes: int, size_bytes: float
 ) -> BusBandwidth | None:
-    """What was measured on `machine`, or for one node on any host with as many of its GPUs; None where nothing was.
+    """Bandwidth measured on `machine`, or for one node on any host with as many of its GPUs; None if there is none.
 
-    Of several rows the one with the most nodes, but no more than `num_nodes`; of those the fastest.
+    Of several rows, take the one with the most nodes up to `num_nodes`; of those the fastest.
     """
     found = [
         BusBandwidth(row.bus_gb_per_s(size_bytes), row)

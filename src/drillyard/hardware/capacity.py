@@ -93,7 +93,7 @@ def consumption_problem(consumption: str | None, machine: Machine) -> str | None
 
 
 def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Quota]:
-    """What the cluster counts against its cloud's quotas; empty for machines outside clouds.
+    """List what the cluster counts against its cloud's quotas; empty for machines outside clouds.
 
     `facts` is the catalog (ours by default). Raises UserError for a machine unknown to it or to the platform's cloud.
     """

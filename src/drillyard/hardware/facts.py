@@ -26,7 +26,7 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Where a value was read, and the ISO date on which it was read or published; None where a user's file has none."""
+    """Source of a value, and the ISO date on which it was read or published; None where a user's file has none."""
 
     text: str
     date: str | None

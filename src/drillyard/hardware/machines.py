@@ -33,7 +33,7 @@ class Disks(Record):
 
 
 class MachineStorage(Record):
-    """Where checkpoints go and how fast in GB/s: of one node, and of all nodes together; None: not published."""
+    """Storage for checkpoints, its speed in GB/s: of one node, and of all nodes together; None: not published."""
 
     kind: str
     per_node_gb_per_s: PositiveFloat | None = None
@@ -108,7 +108,7 @@ class Machine(CatalogRow):
 
 
 class Price(CatalogRow):
-    """What an hour costs, in US dollars: of a node or of a GPU, whichever is quoted."""
+    """Price of one hour, in US dollars: of a node or of a GPU, whichever is quoted."""
 
     machine: str
     consumption: Consumption

@@ -14,7 +14,7 @@ from drillyard.hardware.machines import Machine
 
 
 class Volume(Record):
-    """What a container mounts: a path of the host, or memory of at most `size_limit_gib` GiB."""
+    """Mount of a container: a path of the host, or memory of at most `size_limit_gib` GiB."""
 
     name: str
     mount_path: str
@@ -35,7 +35,7 @@ class Sidecar(Record):
 
 
 class Interfaces(Record):
-    """How a pod's interfaces are numbered: `eth{first_data}` is on the network `network.format(first_network)`, and so
+    """Numbering of a pod's interfaces: `eth{first_data}` is on the network `network.format(first_network)`, and so
     on. Without `first_data` a pod has its primary interface only."""
 
     primary: str

@@ -32,7 +32,7 @@ Switch = bool | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the models of one `model_type` are built.
+    """Structure of the models of one `model_type`.
 
     `defaults` are the values of transformers' config class for the fields that shapes and windows depend on; None is a
     value that is derived from others. `experts` replace `mlp` in the layers that `sparse_layers` selects. `aliases` are

@@ -55,7 +55,7 @@ CAUSES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What a formula counts: which weights, which attention, and what is computed a second time."""
+    """Terms of a formula: which weights, which attention, and what is computed a second time."""
 
     weights: Callable[[ModelSpec], int]
     attention: Literal["none", "full", "causal"]

@@ -87,7 +87,7 @@ LAYER_RULES: Final[dict[str, Callable[..., LayerKind]]] = {
     "by_rope": by_rope,
     "linear_but_every_nth": linear_but_every_nth,
 }
-"""What a layer is, for `layer_kinds` of a family; sliding layers attend to all positions where no window is given."""
+"""Kinds of layers, for `layer_kinds` of a family; sliding layers attend to all positions where no window is given."""
 
 
 def qwen_sparse(f: ConfigFields) -> frozenset[int]:

@@ -1,6 +1,6 @@
-"""What a decoder-only language model is made of: its tensors by name and shape, block by block, and their sums.
+"""Tensors of a decoder-only language model by name and shape, block by block, and their sums.
 
-The tensors are those that transformers builds, under its names. From names and shapes follow all sums: parameters in
+The tensors are those that transformers builds, under its names. All sums follow from names and shapes: parameters in
 total and per unit of FSDP (each block, and the root with embedding, final norm and head), the padding of a shard along
 the first dimension, the linear layers that can have adapters. A block also has the shape of its computation (heads,
 window, widths, experts), on which FLOPs and activations depend.
@@ -48,7 +48,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How one layer attends.
+    """Attention of one layer.
 
     `kind`: `softmax` attention by heads, `latent` (multi-head latent attention: keys and values come from a compressed
     vector of `kv_rank`, queries from one of `q_rank` where that is not None; `rope_head_dim` of `head_dim` is rotated),
