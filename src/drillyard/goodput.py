@@ -48,13 +48,13 @@ Overlay = Literal["checkpoint", "evaluation"]
 
 
 class Moment(NamedTuple):
-    """What happened at a time.
+    """One event at one time.
 
     run_start, round_start  the run, or an attempt of its ranks, starts
-    resume                  a checkpoint of `step` was loaded: the attempt goes on from there
+    resume                  a checkpoint of `step` was loaded: the attempt continues from there
     step                    steps up to `step` are completed; `seconds` is the duration of one, None if not known
-    begin, end              training waits for what `overlay` says, and no longer; a begin's `step` is completed
-    done                    training has waited `seconds` for what `overlay` says; when that began is not known
+    begin, end              training waits for `overlay`, and no longer; a begin's `step` is completed
+    done                    training has waited `seconds` for `overlay`; when that began is not known
     failure                 the attempt is over (or a new one is decided on), and what was in flight is lost
     waiting, over           nothing runs until the next start: it cannot, or need not
     """
@@ -270,9 +270,9 @@ def _times(microseconds: int, steps: NDArray[Any]) -> NDArray[Any]:
 
 
 def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput:
-    """Where the time from the first to the last of `moments` went, these in the order in which they happened.
+    """Account for the time from the first to the last of `moments`, which are in the order in which they happened.
 
-    `tick_microseconds` is the unit in which the times of the steps come where it is coarse (1_000_000: whole seconds).
+    `tick_microseconds` is the unit of the steps' times where it is coarse (1_000_000: whole seconds).
     """
     state = _Account(tick_microseconds)
     latest: int | None = None

@@ -193,7 +193,7 @@ def prune_command(
 
 
 def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool]:
-    """How many to keep, and whether the best: from the run's own config where it is there. UserError without either."""
+    """Return how many checkpoints to keep, and whether the best: from `keep` and run.yaml. UserError without either."""
     from drillyard.config.load import load_run_config
     from drillyard.errors import UserError
 

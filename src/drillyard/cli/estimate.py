@@ -143,7 +143,7 @@ def console(at_least: int = 0) -> SafeConsole:
 
 
 def _builder() -> BuildSpec:
-    """What builds a model on the meta device."""
+    """Return the function that builds a model on the meta device."""
     try:
         from drillyard.models.meta_model import build_spec
     except ModuleNotFoundError as error:

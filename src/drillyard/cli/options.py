@@ -96,7 +96,7 @@ RUN_FACTS: Final = {
     "end_step": SharedOption(int, "Last step that counts.", RANGE, None, ("--end-step", "--end_step")),
     "timezone": SharedOption(str, "Zone of time stamps without one, such as Europe/Zurich; default: UTC.", RANGE),
 }
-"""What the user knows about a run and its log may not say: options of `metrics` and `report`."""
+"""Facts of a run that its log may not contain and the user knows: options of `metrics` and `report`."""
 
 
 def with_run_facts(function: Callable[..., None], panel: str | None = None) -> Callable[..., None]:

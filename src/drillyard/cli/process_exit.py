@@ -1,7 +1,7 @@
-"""How processes exit: ranks at once, a supervisor before its run starts, and any command on an unexpected exception.
+"""Exit of processes: of ranks at once, of a supervisor before its run starts, of any command after an unexpected error.
 
-An unexpected exception is two lines on stderr, a file with the traceback, and exit code 70 (EX_SOFTWARE of sysexits.h),
-which no command uses otherwise. A rank's traceback goes to stderr, which is its log in the run directory.
+An unexpected exception gives two lines on stderr, a file with the traceback, and exit code 70 (EX_SOFTWARE of
+sysexits.h), which no command uses otherwise. A rank's traceback goes to stderr: its log in the run directory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def exit_on_signal() -> None:
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """What to install if `error` is the failed import of a package that an extra provides; else None."""
+    """Say what to install if `error` is the failed import of a package that an extra provides; else None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in MODULES_OF_EXTRAS.items():
         # A missing submodule of an installed package is an unknown version, which installing would not fix.
@@ -70,9 +70,9 @@ def require_training() -> None:
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """What could not be written, if `error` is a full or failing disk; stdout may be a file too.
+    """Say what could not be written, if `error` is a full or failing disk; stdout may be a file too.
 
-    Or that the working directory was deleted, if `error` is what looking for it raises.
+    Or that the working directory was deleted, if `error` comes from looking it up.
     """
     if isinstance(error, FileNotFoundError) and error.filename is None:
         try:

@@ -1,9 +1,9 @@
-"""What a user sees of the data before a GPU is paid for: statistics, warnings about rows, and a preview of samples.
+"""Report on the data before a GPU is paid for: statistics, warnings about rows, and a preview of samples.
 
 Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
 tokenised it. The check that reads all documents (`overlap_warnings`: 16 bytes per document) runs only before training.
 
-In the preview learnt tokens are green, context tokens are dim, and documents alternate between two shades of
+In the preview trained tokens are green, context tokens are dim, and documents alternate between two shades of
 background.
 """
 

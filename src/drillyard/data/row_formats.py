@@ -1,4 +1,4 @@
-"""How a row becomes a document: a list of text segments, each with or without loss.
+"""Conversion of rows to documents: lists of text segments, each with or without loss.
 
 Segments are tokenised one by one and concatenated. So a prompt has the same tokens in training, where a completion
 follows, and in generation: no merge crosses from prompt to completion.

@@ -52,7 +52,7 @@ SampleRef = tuple[int, int]
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How the stream is cut into global batches and dealt out: data rank r takes micro-batches r, r + data ranks, ...
+    """Cut of the stream into global batches: data rank r takes micro-batches r, r + data ranks, ...
 
     `by_epoch`: the last step of each epoch has only the sequences that are left of it.
     """

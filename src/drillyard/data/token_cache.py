@@ -65,7 +65,7 @@ class DamagedCache(Exception):
 
 @dataclass(frozen=True)
 class PartSettings:
-    """What the files of a part depend on besides the pieces."""
+    """Settings, besides the pieces, on which the files of a part depend."""
 
     sequence_length: int
     packing: bool

@@ -50,7 +50,7 @@ class EvaluationFailed(Exception):
 
 @dataclass(frozen=True)
 class _Error:
-    """What one rank raised."""
+    """Exception that one rank raised."""
 
     rank: int
     text: str

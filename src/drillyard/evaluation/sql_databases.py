@@ -76,7 +76,7 @@ def _built_in_databases(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.
 
 @dataclass
 class _Needs:
-    """What a query asks of the rows: per class of columns its literals; a column's class is found through `parent`."""
+    """Rows that a query needs: per class of columns its literals; a column's class is found through `parent`."""
 
     parent: dict[str, str] = field(default_factory=dict)
     literals: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))

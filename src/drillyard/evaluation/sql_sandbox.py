@@ -94,7 +94,7 @@ _BUILDING_LIMITS = _LIMITS | {
 Row = tuple[Any, ...]
 
 SQL_ERRORS = (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError)
-"""What building a database or running a query raises, besides TimeoutError."""
+"""Exceptions of building a database or running a query, besides TimeoutError."""
 NO_MEMORY = "more memory than is allowed"
 
 

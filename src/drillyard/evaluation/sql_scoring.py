@@ -106,7 +106,7 @@ def accuracy(verdicts: Iterable[SqlVerdict]) -> dict[str, float | int]:
 
 
 def result_difference(expected: list[Row], found: list[Row], *, ordered: bool) -> str:
-    """How two results differ, in a few words; empty when they are equal in the sense of this module."""
+    """Describe the difference of two results in a few words; empty when they are equal in the sense of this module."""
     if len(expected) != len(found):
         return f"{len(found)} rows instead of {len(expected)}"
     if expected and len(expected[0]) != len(found[0]):

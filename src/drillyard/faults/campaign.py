@@ -97,7 +97,7 @@ class CampaignResult:
 
 @dataclass(frozen=True)
 class UndisturbedRun:
-    """What disturbed runs are compared with, and what their settings depend on."""
+    """Undisturbed run that disturbed runs are compared with, and the figures that their settings depend on."""
 
     directory: Path
     losses_and_norms: dict[int, LossAndNorm]

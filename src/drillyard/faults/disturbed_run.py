@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """What the ranks of a disturbed run need to know.
+    """Settings of a disturbed run that its ranks need.
 
     `step_seconds`: the median step of the undisturbed run; `shard_bytes`: the size of its smallest shard; `ballast`:
     the file that fills the small disk, or None where a limit on file sizes simulates a full disk.
@@ -133,7 +133,7 @@ class ProcessRun:
 
 @dataclass
 class RunHistory:
-    """What the starts of a run left running, and why the run was given up: empty if it ended well."""
+    """Processes that the starts of a run left running, and why the run was given up: empty if it ended well."""
 
     left_running: list[str] = field(default_factory=list)
     stopped: str = ""

@@ -211,7 +211,7 @@ class _StruckFault:
         return (max(times, default=self.begin) - self.begin) / 1e6
 
     def moment(self) -> str:
-        """Where and when it struck, for people."""
+        """Place and time of the strike, for people."""
         step, place = self.mark["step"], self.fault.place
         if place == "cache":
             return INJECTION_POINTS[place]

@@ -1,4 +1,4 @@
-"""Where faults strike: functions of the trainer that a rank replaces before it starts.
+"""Injection points of faults: functions of the trainer that a rank replaces before it starts.
 
     python -m drillyard.faults.injection_points MARKS -- train run.yaml
 
@@ -42,7 +42,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "flip": signal.SIGKILL, "stop": signal.SIGST
 _CHECKPOINTER = "drillyard.training.checkpoint.checkpointer"
 _STORAGE = "drillyard.training.checkpoint.dcp_storage"
 _LEFT_BYTES = 4096
-"""What a full disk still takes while shards are written."""
+"""Bytes that a full disk still accepts while shards are written."""
 
 
 def main(arguments: Sequence[str]) -> None:

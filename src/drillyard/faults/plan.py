@@ -172,7 +172,7 @@ def require_saves(steps: int, save_every: int) -> None:
 
 
 def _numbers(kinds: Sequence[FaultKind], count: int) -> dict[FaultKind, int]:
-    """How many of each kind: at least one, the rest one by one to the kind that is furthest below its share."""
+    """Number of faults of each kind: at least one, the rest one by one to the kind that is furthest below its share."""
     whole = sum(_SHARES[kind] for kind in kinds)
     numbers = dict.fromkeys(kinds, 1)
     for _ in range(count - len(kinds)):

@@ -273,7 +273,7 @@ def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -
 
 
 def _drawn(curves: Curves, rows: NDArray[np.intp]) -> str:
-    """What a reduced curve shows; empty where every step is drawn."""
+    """Say what a reduced curve shows; empty where every step is drawn."""
     if len(rows) == len(curves.step):
         return ""
     return f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "

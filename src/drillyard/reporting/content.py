@@ -1,4 +1,4 @@
-"""What a report says, as one value: the page is a function of it.
+"""Content of a report as one value: the page is a function of it.
 
 `run_content.py` fills it from a run directory, `log_content.py` from the log of any framework. Unknown values are NaN
 in a curve and absent elsewhere, never zero.

@@ -196,7 +196,7 @@ def _step_time_tile(result: RunResult) -> Tile | None:
 
 
 def _cost_tile(result: RunResult, device: str, tokens: int | None, price_source: str) -> Tile | None:
-    """What the run cost so far, and per million tokens of its last state; else the price of a typical step."""
+    """Cost of the run so far, and per million tokens of its last state; else the price of a typical step."""
     cost = result.cost
     amount = cost.per_step if cost.so_far is None else cost.so_far
     if cost.usd_per_gpu_hour is None or amount is None:
@@ -244,7 +244,7 @@ def _event_text(mark: Mark) -> EventText | None:
 
 
 def checkpoint_rows(result: RunResult) -> list[tuple[str, ...]]:
-    """How often and how long training waited for saves, and how long they took to be complete."""
+    """Number and duration of training's waits for saves, and the time until saves were complete."""
     waits = [wait.seconds for wait in result.waits if wait.what == "checkpoint" and wait.seconds is not None]
     rows: list[tuple[str, ...]] = []
     for label, values in (("Training waited", waits), ("Until on disk", list(result.written_seconds))):

@@ -1,4 +1,4 @@
-"""What a run writes about itself (events, metrics, console lines, trackers, summary), and the readers of it."""
+"""Output of a run about itself (events, metrics, console lines, trackers, summary), and its readers."""
 
 from drillyard.telemetry.events import append_event, read_events
 from drillyard.telemetry.metrics import StepRecord, describe_model, read_metrics

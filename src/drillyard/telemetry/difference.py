@@ -19,7 +19,7 @@ COMPARED: Final = ("loss", "grad_norm")
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How one metric differs: at the first step where it does, and where the difference is largest.
+    """Difference in one metric: at the first step with a difference, and at the step with the largest.
 
     Differences are absolute; `relative` ones are over the larger magnitude of the two. The difference to a missing or
     non-finite value is infinite.
@@ -84,7 +84,7 @@ def _by_step(run_directory: Path) -> dict[int, dict[str, Any]]:
 def _divergence(
     metric: str, steps: list[int], left: dict[int, dict[str, Any]], right: dict[int, dict[str, Any]]
 ) -> Divergence | None:
-    """How `metric` differs over `steps`; None when it is equal to the bit at each of them."""
+    """Compare `metric` over `steps`; None when it is equal to the bit at each of them."""
     pairs = [(step, left[step].get(metric), right[step].get(metric)) for step in steps]
     different = [(step, a, b) for step, a, b in pairs if repr(a) != repr(b)]
     if not different:

@@ -98,7 +98,7 @@ EventName = Literal[
 ]
 
 ODD_VALUE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What Python raises when a record holds a value of the wrong type."""
+"""Exceptions that Python raises when a record holds a value of the wrong type."""
 
 
 @contextlib.contextmanager
@@ -194,7 +194,7 @@ _MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
 
 
 def moment(event: Mapping[str, Any]) -> Moment:
-    """What an event means to goodput. `first_step` is a step without a duration; an unknown event only passes time."""
+    """Convert an event for goodput. `first_step` is a step without a duration; an unknown event only passes time."""
     kind, overlay = _MOMENTS.get(event["event"], ("other", None))
     step, seconds = event.get("step"), event.get("step_seconds")
     return Moment(event_microseconds(event), kind, step if isinstance(step, int) else None, seconds, overlay)

@@ -31,7 +31,7 @@ _NUMBERS: Final = ("step_seconds", "tokens", "tokens_per_second_per_gpu", "tflop
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What the trainer knows about a logged step.
+    """Figures of a logged step.
 
     `step` counts from 1 (the number of optimizer steps completed). `tokens` and `valid_tokens` (those that carry loss)
     are of the whole global batch of one step, over all ranks and micro-batches. `step_seconds` is wall time per step
@@ -84,7 +84,7 @@ def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputFormula:
-    """How tokens per second become TFLOP/s and MFU.
+    """Conversion of tokens per second to TFLOP/s and MFU.
 
     `peak_flops` is the accelerator's dense peak at `precision` in FLOP/s; without a known one there is no MFU.
     """

@@ -112,7 +112,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def run_status(events: Iterable[dict[str, Any]]) -> str:
-    """How the last attempt ended; without an `end` it is running or was killed."""
+    """Status with which the last attempt ended; without an `end` it is running or was killed."""
     return str(last_event(events, "end", "round_start").get("status", "running or killed"))
 
 

@@ -182,7 +182,7 @@ def mirror_run(launcher: Launcher[Any], run: str, price: float | None, seconds: 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `line` is for people: `step 40 of 100 | loss 3.078 | ... | 2:05 min left`."""
+    """Progress of a run. `line` is for people: `step 40 of 100 | loss 3.078 | ... | 2:05 min left`."""
 
     line: str
     step: int
@@ -196,7 +196,7 @@ class Progress:
 
 
 def read_progress(launcher: Launcher[Any], run: str) -> Progress | None:
-    """How far the run is, from three reads; None if it has no events and metrics, or they cannot be read.
+    """Read a run's progress by three reads; None if it has no events and metrics, or they cannot be read.
 
     The beginning of the events has the number of steps, the ends of both files the present step and speed.
     """
