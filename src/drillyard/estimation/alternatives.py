@@ -1,11 +1,11 @@
-"""What to change so that a run fits: the smallest step on each of the levers, and what it costs.
+"""Changes that make a run fit: the smallest step on each of the levers, and its cost.
 
 Three levers change no number of the training (up to rounding): recomputing more, smaller micro-batches with as many
 more of them, and cutting the model over more of the same ranks. Each is moved alone, by growing steps, until the
 predicted peak (the high end of its range) is within the memory; where alone does not suffice, together with full
 recomputation, then with micro-batches of one sequence besides. The other levers take more GPUs or train something
 else: more GPUs, shorter sequences. They are moved alone where one of the first three would do as well, and from the
-least that those can reach where none of them would.
+else: more GPUs, shorter sequences. They are moved alone where one of the first three would do as well, and from the
 
 Cost: a dozen or two of predictions. Limits: what this trainer does not have (adapters, tensor and context parallelism,
 moments or weights on the host) is not proposed.
@@ -174,7 +174,7 @@ def _sequences_per_step(setup: Setup) -> int:
 
 
 def _costs(before: Setup, to: Setup) -> Iterator[str]:
-    """What the changes take in return, in words."""
+    """List the costs of the changes, in words."""
     if more := RECOMPUTED[to.activation_checkpointing] - RECOMPUTED[before.activation_checkpointing]:
         yield f"about {100 * more:.0f} % more FLOPs"
     if to.gradient_accumulation > before.gradient_accumulation:
@@ -194,7 +194,7 @@ def _gpus(setup: Setup) -> str:
 
 
 def _slowness(change: Alternative, step_seconds: StepSeconds | None) -> float:
-    """What to order by: GPU-seconds of a token, or in their place the FLOPs of one, relative."""
+    """Key to order alternatives by: GPU-seconds of a token, or in their place the FLOPs of one, relative."""
     setup = change.setup
     if step_seconds is not None:
         return step_seconds(setup) / setup.tokens_per_step_per_gpu

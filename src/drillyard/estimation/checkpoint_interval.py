@@ -59,7 +59,7 @@ class SaveSchedule:
 
     @property
     def saves(self) -> int:
-        """How many saves the run makes, the last one included."""
+        """Number of saves of the run, the last one included."""
         return -(-self.steps // self.interval_steps)
 
     @property
@@ -84,7 +84,7 @@ def daly_interval(blocking_seconds: float, mtbf_seconds: float) -> float:
 
 
 def expected_wall_seconds(schedule: SaveSchedule, restart_seconds: float, mtbf_seconds: float) -> float:
-    """What the run takes in the mean, failures included; infinite where it practically never ends."""
+    """Mean wall time of the run, failures included; infinite where it practically never ends."""
     if math.isinf(mtbf_seconds):
         return schedule.failure_free_seconds
     full, rest = divmod(schedule.steps, schedule.interval_steps)

@@ -1,6 +1,6 @@
-"""How much a simulated figure varies from run to run, and how well its mean is known.
+"""Variation of a simulated figure from run to run, and the confidence interval of its mean.
 
-Two ranges that must not be mixed up: percentiles say where single runs lie, the 95 % confidence interval where the mean
+Two ranges must be kept apart: percentiles say where single runs lie, the 95 % confidence interval where the mean
 lies. Failures cost rarely and much: of most runs nothing, of a few a wait of hours. Student's interval around such a
 mean covers half of what it promises and passes 0 and 100 %. So two things are done here:
 

@@ -1,4 +1,4 @@
-"""What a run costs: dollars per step, per million tokens and for the whole run, with the source of the price.
+"""Cost of a run: dollars per step, per million tokens and for the whole run, with the source of the price.
 
 Nodes are paid for by the hour, whole nodes also where some of their GPUs are idle. The price is the user's own, or that
 of the catalog for the machine, the way of buying and the region. Where no price is known nothing is guessed: the answer
@@ -37,9 +37,9 @@ class PriceOptions:
 
 @dataclass(frozen=True, slots=True)
 class HourlyPrice:
-    """What an hour costs: of all nodes (`of_all`), of one, and of one GPU with its share of the host.
+    """Price of one hour: of all nodes (`of_all`), of one, and of one GPU with its share of the host.
 
-    `bought` says how and in which region; empty for a user's own price.
+    `bought` is the way of buying and the region; empty for a user's own price.
     """
 
     of_all: Quantity
@@ -63,7 +63,7 @@ class RunCost:
 
 
 def hourly_price(target: Target, facts: Catalog, own: PriceOptions) -> HourlyPrice | None:
-    """What the nodes of `target` cost an hour; None where no price of this machine, bought so, there, is known."""
+    """Price of the nodes of `target` per hour; None where no price is known for this machine, purchase and region."""
     if own.usd_per_gpu_hour is not None:
         gpu = given(own.usd_per_gpu_hour)
         # A made-up node is not sold as a whole: there the GPUs are what is paid for.
@@ -81,7 +81,7 @@ def hourly_price(target: Target, facts: Catalog, own: PriceOptions) -> HourlyPri
 
 
 def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, run_seconds: Range | None) -> RunCost:
-    """What steps of `step_seconds` cost, and a run that takes `run_seconds` of wall time, at `price`."""
+    """Cost of steps of `step_seconds`, and of a run that takes `run_seconds` of wall time, at `price`."""
     per_second = price.of_all.value / SECONDS_PER_HOUR
 
     def dollars(name: str, seconds: Range, which: str) -> Range:

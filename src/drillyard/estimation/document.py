@@ -26,7 +26,7 @@ def read_from(path: str, description: str | None = None) -> Any:
 
 
 class DocumentPart(BaseModel):
-    """What is described is all there is today; the schema lets a reader take fields that are added later."""
+    """Part of the document. It has exactly the fields described; the schema lets readers accept fields added later."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -82,7 +82,7 @@ class ModelEntry(DocumentPart):
 
 
 class TargetEntry(DocumentPart):
-    """Where the run is to be."""
+    """Machines and accelerators of the run."""
 
     machine: str | None = read_from("machine_type", "Machine type; null where only the accelerator is given.")
     accelerator: str = read_from("accelerator.name")
@@ -110,7 +110,7 @@ class SetupEntry(DocumentPart):
 
 
 class DecisionEntry(DocumentPart):
-    """What a setting that was left open became."""
+    """Value of a setting that was left open, with the reason."""
 
     setting: str = read_from("key")
     value: str | int | float | bool
@@ -204,7 +204,7 @@ class CostEntry(DocumentPart):
 
 
 class QuotaEntry(DocumentPart):
-    """What the cluster counts against its cloud's quotas."""
+    """Amount that the cluster counts against a quota of its cloud."""
 
     metric: str
     region: str | None
@@ -216,7 +216,7 @@ class QuotaEntry(DocumentPart):
 
 
 class MissingEntry(DocumentPart):
-    """What is not answered, why, and what to give."""
+    """Value without an answer, the reason, and what to give."""
 
     what: str
     why: str
@@ -254,7 +254,7 @@ class SparesEntry(DocumentPart):
 
 
 class SimulationEntry(DocumentPart):
-    """What the simulator says, at one failure rate."""
+    """Result of the simulator at one failure rate."""
 
     rate: str
     seed: int = read_from("simulation.seed")

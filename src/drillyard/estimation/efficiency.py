@@ -47,8 +47,8 @@ Rate = Literal["achievable", "peak"]
 BANDS: Final[Mapping[Basis, float]] = {"calibration": 1.15, "class": 1.3, "neighbours": 1.4}
 """High over low of an efficiency, by what it is drawn from."""
 SLOW_ATTENTION: Final = 3.0
-"""How many times as long as matrix products attention may take per FLOP: the least whole number with which the runs of
-long sequences are in their ranges. It looks at those 14 runs."""
+"""Highest ratio of attention's time per FLOP to that of matrix products: the least whole number with which the runs of
+long sequences are in their ranges. It is fitted to those 14 runs."""
 WORTH_WIDENING: Final = 0.02
 """The difference of attention's share of the FLOPs from which it counts."""
 NEIGHBOURS: Final = FactSource("no measured run of this class: those of its neighbours are taken", None, True)

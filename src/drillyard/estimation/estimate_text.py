@@ -40,7 +40,7 @@ STYLES = {
 MOST_ALTERNATIVES = 4
 MOST_RUNS = 4
 LEAST_SLOWDOWN = 1.01
-"""How much longer saves and failures must make a run for the time without them to be shown too."""
+"""Ratio by which saves and failures must lengthen a run for the time without them to be shown too."""
 LEAST_SHARE = 0.05
 """The share of all that is uncertain of the memory from which a part is named."""
 NEARLY_ALL = 0.9999
@@ -170,7 +170,7 @@ def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _undecided(memory: MemoryEstimate, available_gib: float) -> str:
-    """What the verdict hangs on: the parts whose ranges are widest, and how much of them must not be needed."""
+    """Describe what decides the verdict: the parts with the widest ranges, and how much of them must not be needed."""
     widths = {part.low.name: part.high.value - part.low.value for part in memory.parts}
     all_widths = memory.total.high.value - memory.total.low.value
     widest = sorted(widths, key=lambda name: -widths[name])
@@ -205,7 +205,7 @@ def _speed_rows(estimate: RunEstimate, timed: StepTime) -> Iterator[tuple[str, R
 
 
 def _basis(timed: StepTime) -> str:
-    """What the step time is drawn from, in a few words; --explain and --json have every run."""
+    """Describe the basis of the step time in a few words; --explain and --json have every run."""
     if timed.basis == "bound":
         return "a bound: no measured run is like this one"
     names = [used.row.name for used in timed.rows]
@@ -338,7 +338,7 @@ def _right_aligned(*headings: str) -> Table:
 
 
 def _sample(simulation: Simulation) -> str:
-    """How many runs were drawn with how many failures, and which share of all runs they stand for."""
+    """Describe the sample: number of runs, number of their failures, and the share of all runs that they represent."""
     if not simulation.outcomes:
         return "no run fails"
     failures = sum(outcome.failures for outcome in simulation.outcomes)

@@ -1,4 +1,4 @@
-"""How often a run will fail, when it should save, and its expected goodput.
+"""Estimate of failures: how often a run fails, when it should save, and its expected goodput.
 
 Failures are r x (GPUs / 8) x days, r by name. A save costs the seconds that training is blocked (bytes over the
 storage's bandwidth, or over the link to the host where it is asynchronous); `checkpoint_interval` has the formulas of
@@ -112,7 +112,7 @@ def restart_time(
     start_seconds: float | None = None,
     load_seconds: float | None = None,
 ) -> RestartTime:
-    """What a failure costs besides lost work; each part can be overridden (0 or above)."""
+    """Time that a failure costs besides lost work; each part can be overridden (0 or above)."""
     detect = assumption_or_given("detect_seconds", detect_seconds)
     start = assumption_or_given("start_seconds", start_seconds)
     return RestartTime(
@@ -149,7 +149,7 @@ class FailureInputs:
 
 @dataclass(frozen=True, slots=True)
 class FailureEstimate:
-    """What one failure rate means for a job. `terms` are all numbers, in the order in which they follow."""
+    """Effect of one failure rate on a job. `terms` are all numbers, in the order in which they follow."""
 
     rate: FailureRate
     schedule: SaveSchedule
@@ -169,7 +169,7 @@ class FailureEstimate:
 
 
 def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
-    """What failures at `rate` do to `job`. UserError where the run would practically never end."""
+    """Estimate the effect of failures at `rate` on `job`. UserError where the run would practically never end."""
     frequency = _frequency(job, rate)
     per_day = frequency[-1]
     mtbf_seconds = SECONDS_PER_DAY / per_day.value if per_day.value else math.inf

@@ -41,7 +41,7 @@ Sharding = Literal["single", "replicated", "sharded"]
 
 
 class RunClass(NamedTuple):
-    """What runs must have in common for the efficiency of one to say something of another.
+    """Properties that two runs must share for the efficiency of one to apply to the other.
 
     FSDP and HSDP are one kind of sharding: they differ by an all-reduce, which is counted.
     """
@@ -240,7 +240,7 @@ def _settled(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _accelerator_of(run_directory: Path, events: Sequence[Mapping[str, Any]], facts: Catalog) -> Accelerator:
-    """What the run was on, by the last `parameters` event."""
+    """Find the run's accelerator by the last `parameters` event."""
     described = [one for one in events if one["event"] == "parameters"]
     name = described[-1].get("accelerator") if described else None
     found = facts.find_accelerator(name) if isinstance(name, str) else None

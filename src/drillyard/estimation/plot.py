@@ -35,7 +35,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What is drawn: dots and the words of the axes."""
+    """Content of a plot: dots and the labels of the axes."""
 
     title: str
     x_title: str
@@ -127,7 +127,7 @@ class _Frame(NamedTuple):
     up: _Scale
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Where a value is, in the sheet's coordinates: y grows downwards."""
+        """Position of a value in the sheet's coordinates: y grows downwards."""
         return (
             LEFT + self.across.place(x) * (WIDTH - LEFT - RIGHT),
             HEIGHT - BOTTOM - self.up.place(y) * (HEIGHT - TOP - BOTTOM),

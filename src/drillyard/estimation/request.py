@@ -1,4 +1,4 @@
-"""What to estimate: the run, its model, the target, and what the user knows better than the catalog.
+"""Request of an estimate: the run, its model, the target, and what the user knows better than the catalog.
 
 `EstimateOptions` are the flags of `drillyard estimate` as they are written; `build_request` reads the files they name
 and checks numbers and names. Flags override files, so one run config and one cluster config answer every "what if".

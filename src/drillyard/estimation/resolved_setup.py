@@ -49,11 +49,11 @@ FIELDS_OF_FAMILIES: Final[Mapping[str, Mapping[str, float]]] = {
     "gpt_bigcode": {"attn_pdrop": 0.1},
     "seed_oss": {"attention_dropout": 0.1},
 }
-"""What transformers' config classes take where a config.json does not say it, of the fields that bar a kernel."""
+"""Defaults of transformers' config classes for the fields that exclude a kernel, where config.json has none."""
 
 
 class SettingDecision(NamedTuple):
-    """What a setting that was left open became, and why."""
+    """Value that a setting left open resolves to, and the reason."""
 
     key: str
     value: Any

@@ -126,7 +126,7 @@ def estimate_run(request: EstimateRequest) -> RunEstimate:
 
 
 def _check(request: EstimateRequest) -> list[Problem]:
-    """What the trainer would refuse though it can be estimated; UserError for contradictions."""
+    """List what the trainer would refuse though it can be estimated; UserError for contradictions."""
     config, target = request.config, request.target
     problems = check_run(config, num_ranks=target.num_gpus, has_gpu=request.device_type == "cuda")
     contradictions = [problem for problem in problems if problem.path[0] in ("training", "parallelism")]
@@ -153,7 +153,7 @@ def _unknown_adapter_targets(request: EstimateRequest) -> Iterator[Problem]:
 
 
 def _given_config(request: EstimateRequest) -> Iterator[Problem]:
-    """What the trainer would refuse of a config.json that --config gives."""
+    """List what the trainer would refuse of a config.json that --config gives."""
     content, config = request.model.config, request.config
     if content is None or config.model.config is not None:
         return

@@ -1,4 +1,4 @@
-"""How long the whole run takes: its steps, its saves, and what failures cost, at every failure rate given.
+"""Time of the whole run: its steps, its saves, and the time lost to failures, at every failure rate given.
 
 A step's time is a range, and so is the rate of failures where the user has chosen none: failures are estimated for both
 ends of the one under each of the other, and the run's time spans them all. Saves follow `checkpoint.every_steps`; where
@@ -135,7 +135,7 @@ class RunTime:
 
     @property
     def longest(self) -> Range:
-        """What is paid for: with failures where they are known."""
+        """Time that is paid for: with failures where they are known."""
         return self.failure_free if self.wall is None else self.wall
 
     @property
@@ -160,7 +160,7 @@ def planned_steps(config: RunConfig, setup: Setup, data_tokens: float | None) ->
 
 
 def saved_state(setup: Setup) -> Quantity:
-    """What each GPU saves, in bytes: master weights and AdamW's two moments of all that is trained, each once."""
+    """Bytes that each GPU saves: master weights and AdamW's two moments of all that is trained, each once."""
     item, trained = MASTER_BYTES[setup.precision], setup.adapter_parameters
     if trained is None:
         trained = setup.spec.total_parameters
@@ -171,9 +171,9 @@ def saved_state(setup: Setup) -> Quantity:
 def run_time(
     config: RunConfig, setup: Setup, target: Target, step_seconds: Range, steps: int, options: FailureOptions
 ) -> RunTime:
-    """How long `steps` steps take on `target`.
+    """Estimate the time of `steps` steps on `target`.
 
-    UserError for options that make no sense, and where the run would practically never end whenever it saves.
+    UserError for options that make no sense, and where the run would practically never end at any save interval.
     """
     alone = step_seconds.map("steps alone", lambda seconds: seconds * steps, "s", "steps x step time")
     run = RunTime(steps, float(steps) * setup.tokens_per_step, target.num_gpus, alone)

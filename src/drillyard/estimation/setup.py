@@ -1,4 +1,4 @@
-"""What is estimated, in one value: a model, how it is cut over ranks, and what one rank does in a step.
+"""Subject of an estimate as one value: a model, how it is cut over ranks, and what one rank does in a step.
 
 Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
 made from a run config by `resolve_setup`; variations (`--sweep`, the nearest setting that fits) are `replace`d

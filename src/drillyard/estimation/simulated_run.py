@@ -1,4 +1,4 @@
-"""What `--simulate` adds to an estimate: goodput with its spread, the best interval, and how many spares pay.
+"""Additions of `--simulate` to an estimate: goodput with its spread, the best interval, and how many spares pay off.
 
 The run is simulated in the middle of its range of step times and at one failure rate: the one that was chosen, else
 llama3's. As in the estimate, a node in place of a failed one is at hand, except where spares are counted.

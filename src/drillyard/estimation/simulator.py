@@ -53,7 +53,7 @@ class Hazard:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What to simulate. `spares` None: a node is always at hand, as the closed forms assume."""
+    """Run to simulate. `spares` None: a node is always available, as the closed forms assume."""
 
     num_nodes: int
     schedule: SaveSchedule
@@ -64,7 +64,7 @@ class Scenario:
 
     @property
     def restart_seconds(self) -> float:
-        """From a failure to the next step, where no node is waited for."""
+        """Seconds from a failure to the next step, where no node is waited for."""
         return self.detect_seconds + self.start_seconds
 
     @property
@@ -87,7 +87,7 @@ class Scenario:
 
     @property
     def mean_away_seconds(self) -> float:
-        """How long a node is away, over all hazards that take one; 0 where none does."""
+        """Mean time that a node is away, over all hazards that take one; 0 where none does."""
         taking = [hazard for hazard in self.hazards if hazard.takes_node]
         rate = self.node_losses_per_node_second
         return sum(one.per_node_second * one.away_seconds for one in taking) / rate if rate else 0.0
@@ -101,9 +101,9 @@ class Scenario:
 
 @dataclass(slots=True)
 class SimulatedOutcome:
-    """Where the time of one simulated run went, in seconds; the categories sum to the wall time.
+    """Time of one simulated run by category, in seconds; the categories sum to the wall time.
 
-    `lost` is work that was done again, its saves included; `draining` the last save's way to storage.
+    `lost` is work that was done again, its saves included; `draining` the last save's transfer to storage.
     """
 
     productive: float = 0.0

@@ -1,8 +1,8 @@
-"""How long a step takes: bounds from the hardware, and a range from runs that were measured.
+"""Time of a step: bounds from the hardware, and a range from runs that were measured.
 
-The bounds are what no step can beat: its FLOPs at the best rate published for the accelerator, the bytes of weights and
-optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. Between the bounds
-and a real step lies an efficiency, which cannot be computed. It is taken from measured runs of the same class
+No step can beat the bounds: its FLOPs at the best rate published for the accelerator, the bytes of weights and
+optimizer at the bandwidth of its memory, its collectives at the machine's own measured bandwidths. A real step takes
+longer; the ratio, its efficiency, cannot be computed. It is taken from measured runs of the same class
 (accelerator, precision, checkpointing, sharding), see `efficiency`; what those runs differ in (model, sequence, batch,
 GPUs, network, compiled or not) is counted (`step_work`, `timeline`), not averaged.
 
@@ -86,7 +86,7 @@ class StepTime:
 
     @property
     def bounds(self) -> list[Quantity]:
-        """What compute, memory and communication allow."""
+        """Bounds by compute, memory and communication."""
         return [one for one in (self.compute, self.memory, self.activations, self.communication) if one is not None]
 
     @property
@@ -217,7 +217,7 @@ def _communication(setup: Setup, work: Work, traffic: StepTraffic) -> Quantity:
 def _beyond_measured(
     setup: Setup, work: Work, used: tuple[ReferenceRun, ...], seconds: Range, exposed: Range | None, excess: float
 ) -> Iterator[str]:
-    """What the measured runs do not show: smaller models, longer sequences, and steps that wait for a network."""
+    """Warn where no measured run applies: smaller models, longer sequences, and steps that wait for a network."""
     smallest = min((one.row.setup.spec.total_parameters for one in used), default=0)
     if used and setup.spec.total_parameters < SMALLER * smallest:
         yield (

@@ -1,7 +1,7 @@
-"""What a training step makes a GPU do: floating-point operations, bytes of device memory, bytes between GPUs.
+"""Work of a GPU in a training step: floating-point operations, bytes of device memory, bytes between GPUs.
 
 All of it is counted from shapes, per token and per block, so that the work of a step is a sum over the few kinds of
-blocks. Nothing here knows how fast anything is.
+blocks. Speeds are not part of this module.
 
 FLOPs that are executed, per token (one multiply-add is 2):
 - A matrix takes 2 a parameter forward; backward 2 for the gradient of its input, and 2 for its own unless it is frozen.
@@ -38,7 +38,7 @@ BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
 
 @dataclass(frozen=True, slots=True)
 class UnitWork:
-    """What one unit of FSDP (a block, or the root with its head) does. Rates are per token, `count` such units exist.
+    """Work of one unit of FSDP (a block, or the root with its head). Rates are per token, `count` such units exist.
 
     `backward_*` include what is computed a second time. `trainable` parameters are those that have gradients.
     `attention_flops` are scores and values, part of both directions' FLOPs.

@@ -77,7 +77,7 @@ def write_svg(plot: Plot, path: Path, *, overwrite: bool = False) -> None:
 
 
 def _dots(swept: SweepResult) -> list[Dot]:
-    """What fits, or may, and has a time and a cost."""
+    """List the points that fit, or may fit, and have a time and a cost."""
     return [
         Dot(point.hours, point.cost, _label(swept, point), point.on_front)
         for point in swept.points
@@ -129,7 +129,7 @@ def _cells(swept: SweepResult, point: SweepEstimate) -> Iterator[RenderableType]
 
 
 def _refusals(swept: SweepResult) -> Iterator[str]:
-    """How many combinations cannot be, and how many the trainer refuses, by reason; the commonest first."""
+    """Count the combinations that cannot be, and those that the trainer refuses, by reason; the commonest first."""
     refused = Counter(
         reason for point in swept.points if point.estimate is not None for reason in point.estimate.refusals
     )

@@ -1,4 +1,4 @@
-"""Where a run is estimated: machines by the cluster config or by flags, or a number of accelerators and nothing else.
+"""Target of an estimate: machines by the cluster config or by flags, or a number of accelerators and nothing else.
 
 Flags override the cluster config, so one file also answers "and on the other machine?". An accelerator without a
 machine is enough for memory and speed within a node; what needs more (networks, storage, prices, quotas) is reported

@@ -1,4 +1,4 @@
-"""What FSDP moves between GPUs, how long that takes, and how it overlaps with computing.
+"""Transfers of FSDP between GPUs, how long they take, and how they overlap with computing.
 
 Each unit (a block, or the root) is gathered in the compute precision before its forward and again before its backward,
 unless its weights are kept between the two; its gradients are reduced and scattered in the master precision. With
@@ -38,7 +38,7 @@ from drillyard.hardware.facts import Provenance, combine
 
 GIGA: Final = 1e9
 HALF_SPEED_MIB: Final = 32
-"""Where collectives between nodes reach half of their final bandwidth: the median of `size (final / bandwidth - 1)`
+"""Size for half of the final bandwidth of collectives between nodes: the median of `size (final / bandwidth - 1)`
 over the curves of bandwidths.yaml is 31 MiB (18 to 43 on A4, A3 Mega and gpu-h100-sxm, 29 to 123 on p5)."""
 RAMP: Final = FactSource("smaller messages than were measured: ramp of other machines", None, True)
 LINE_RATE: Final = FactSource(
@@ -50,7 +50,7 @@ ANY_HOST: Final = FactSource("any host with this accelerator", None)
 
 @dataclass(frozen=True, slots=True)
 class CollectiveNetwork:
-    """How ranks reach each other. `machine` is None where only the number of GPUs in a node is known."""
+    """Network between ranks. `machine` is None where only the number of GPUs in a node is known."""
 
     accelerator: Accelerator
     machine: Machine | None

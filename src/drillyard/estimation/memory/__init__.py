@@ -1,4 +1,4 @@
-"""What a rank's memory holds at the worst moment of a training step, by parts, without torch."""
+"""Memory of a rank at the worst moment of a training step, by parts, without torch."""
 
 from drillyard.estimation.memory.estimate import MemoryEstimate, Verdict, memory_estimate, verdict_on
 

@@ -24,7 +24,7 @@ from enum import IntEnum
 
 
 class MemoryKind(IntEnum):
-    """What bytes are for."""
+    """Purpose of bytes."""
 
     PARAMETERS = 0
     """This rank's shards in master precision, padded to a whole number of rows per rank."""
@@ -45,11 +45,11 @@ class MemoryKind(IntEnum):
     INPUTS = 8
     """Tokens, positions, labels, masks and rotary tables."""
     ACTIVATIONS = 9
-    """What forward makes and backward needs, or what forward needs for the moment."""
+    """Tensors that forward makes and backward needs, or that forward needs for the moment."""
     LOSS = 10
     """Logits of a chunk, what the loss makes of them, and gradients of the hidden rows that wait for backward."""
     TEMPORARIES = 11
-    """What backward makes: gradients of activations, recomputed activations and what is in between."""
+    """Tensors that backward makes: gradients of activations, recomputed activations and intermediate ones."""
 
 
 class Ledger:
@@ -149,7 +149,7 @@ class OperatorNode:
 
 
 def gradient_sink() -> OperatorNode:
-    """Where a gradient arrives and stays, in place of the operators before the first one."""
+    """Node at which a gradient arrives and stays, in place of the operators before the first one."""
     return OperatorNode((), (), lambda gradient: ())
 
 

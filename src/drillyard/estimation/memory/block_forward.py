@@ -51,10 +51,10 @@ CAPS_SCORES: Final = frozenset({"gemma2"})
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """What a block runs on and under: tokens, kernel, precision, what is trained and what is recomputed.
+    """Inputs and conditions of a block: tokens, kernel, precision, what is trained and what is recomputed.
 
     `from_weights`: whether its input carries a gradient (the first one's does not under LoRA). `accumulates`,
-    `skips_first_product`: see Tape. `fuses`: compiled, at its least.
+    `skips_first_product`: see Tape. `fuses`: compiled, at the lower end of its memory.
     """
 
     model_type: str

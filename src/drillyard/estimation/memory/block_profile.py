@@ -1,6 +1,6 @@
-"""What one block adds to memory, in forward and in backward, found once for each kind of block.
+"""Memory that one block adds, in forward and in backward, computed once for each kind of block.
 
-The block runs in a ledger of its own; what comes out are differences, which a step adds to whatever else is there.
+The block runs in a ledger of its own; the results are differences, which a step adds to whatever else is there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BlockProfile:
 
 @lru_cache(maxsize=1024)
 def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
-    """What `block` adds. It does not depend on how the model is cut over ranks, so it is cached."""
+    """Memory that `block` adds. It does not depend on how the model is cut over ranks, so it is cached."""
     if run.fuses:
         return _fused(block, run)
     ledger, mode, itemsize = Ledger(), run.mode, run.itemsize

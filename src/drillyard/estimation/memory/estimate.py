@@ -120,7 +120,7 @@ def verdict_on(needed_gib: Range, available_gib: float) -> Verdict:
 
 
 def memory_estimate(setup: Setup) -> MemoryEstimate:
-    """What one rank needs for a step of `setup`. Pure, without torch.
+    """Memory that one rank needs for a step of `setup`. Pure, without torch.
 
     UserError for a model without blocks (only its number of parameters is known) and for one with linear attention.
     """

@@ -16,8 +16,8 @@ from drillyard.estimation.memory.operators import FP32
 
 @dataclass(slots=True)
 class PendingBackward:
-    """What waits for backward: the gradients of the rows that carry loss and of the head, and the operator that made
-    the hidden states, where backward goes on."""
+    """Tensors that wait for backward: gradients of the rows that carry loss and of the head, and the operator that made
+    the hidden states, where backward continues."""
 
     rows: SizedTensor | None
     head: SizedTensor | None

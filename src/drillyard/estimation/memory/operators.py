@@ -94,7 +94,7 @@ def times(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
 
 
 def crosswise(a: SizedTensor, b: SizedTensor) -> list[SizedTensor | None]:
-    """What a product saves: each factor for the gradient of the other."""
+    """Tensors that a product saves: each factor for the gradient of the other."""
     return [a if b.node is not None else None, b if a.node is not None else None]
 
 

@@ -34,7 +34,7 @@ FP32_BYTES: Final = 4
 
 SCALES_EMBEDDINGS: Final = frozenset({"gemma", "gemma2", "gemma3_text", "granite"})
 LOGITS_STEPS: Final = {"gemma2": "sts", "cohere": "s", "cohere2": "s", "granite": "s"}
-"""What a model's head does to logits after its product, a letter each: `s` a scale, `t` a tanh, which is kept."""
+"""Operations of a model's head on logits after its product, a letter each: `s` a scale, `t` a tanh, which is kept."""
 TABLES_IN_FP32: Final = frozenset({"olmo2", "olmo3"})
 
 
