@@ -170,7 +170,7 @@ _SAME_COUNT: Final = 0.01
 
 
 def _identity(runs: Sequence[RunResult], names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What is known to differ of the things that make runs comparable, and what a log does not say."""
+    """List the known differences in what makes runs comparable, and what a log does not state."""
     differ, not_stated = [], []
     for what, of in _IDENTITY.items():
         values = {name: of(run) for name, run in zip(names, runs, strict=True)}
@@ -194,7 +194,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _progress(run: RunResult, axis: Axis) -> Floats | None:
-    """How far each finite loss of a run is along an axis; None where that is not known."""
+    """Position of each finite loss of a run along an axis; None where that is not known."""
     steps = run.losses.step.astype(np.float64)
     if axis == "step":
         return steps
@@ -297,7 +297,7 @@ def _welch_degrees(variances: Sequence[float], counts: Sequence[int]) -> int:
 
 
 def _tail(base_along: Floats, base_loss: Floats, along: Floats, loss: Floats) -> Interval | None:
-    """What the loss of a run is higher by in the last fifth of the range that it shares with the first run."""
+    """Excess of a run's loss over the first run's in the last fifth of the range that they share."""
     reach = min(float(base_along[-1]), float(along[-1]))
     edges = np.linspace(reach * (1 - _TAIL), reach, _LOSS_BLOCKS + 1)
     differences = []

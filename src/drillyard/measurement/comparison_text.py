@@ -75,7 +75,7 @@ def _figures(comparison: Comparison) -> RenderableType:
 
 
 def _words(comparison: Comparison, against: RunDifference) -> Iterator[str]:
-    """What one run is against the first, in sentences."""
+    """Describe one run against the first, in sentences."""
     base = comparison.names[0]
     if against.faster is not None:
         yield _speed_words(base, against, against.faster)

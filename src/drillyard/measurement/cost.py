@@ -1,4 +1,4 @@
-"""What a run cost, from its step time and the price that the user gives.
+"""Cost of a run, from its step time and the price that the user gives.
 
     $ per step             = seconds of the median step / 3600 x $ per GPU-hour x GPUs
     $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6

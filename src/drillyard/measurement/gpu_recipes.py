@@ -73,7 +73,7 @@ class GpuRecipesRequest:
 
 
 def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
-    """What the tool prints, and warnings about it.
+    """Return the lines that the tool prints, and warnings about them.
 
     Raises UserError for flags that are missing or not in the tables, and for a file without such steps.
     """

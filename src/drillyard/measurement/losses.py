@@ -69,7 +69,7 @@ class HeldOut(NamedTuple):
 
 
 def held_out(log: ParsedLog) -> dict[str, HeldOut]:
-    """What the evaluations found, by dotted names such as `rows.loss`; values that are not finite are left out."""
+    """Results of the evaluations by dotted names such as `rows.loss`; values that are not finite are left out."""
     found: dict[str, HeldOut] = {}
     for mark in (mark for mark in log.marks if mark.kind == "evaluation"):
         for name, value in flatten(dict(mark.values)).items():

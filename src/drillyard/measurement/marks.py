@@ -1,15 +1,15 @@
-"""What the marks of a log say: later starts of the ranks, the attempt of each mark, and when training waited.
+"""Interpretation of a log's marks: later starts of the ranks, the attempt of each mark, and when training waited.
 
-Later starts: a run that resumes at the step after its last shows the restart in no step number. What a program prints
-when it starts (its banner, a loaded checkpoint, a launcher's failure message) means a restart where it comes after
-steps. Each rank's own lines count for that rank, so any interleaving of ranks gives the same; a rank that prints none
-(Megatron-LM's steps are printed by the last rank, its banner by the first) follows the others. Of these the first sign
-of each is that of the first start, unless its time is after a step. A restart that prints nothing and goes on at the
-next step is not seen, except where the log's own clock of the run restarts (`elapsed_seconds`).
+Later starts: a run that resumes at the step after its last one shows the restart in no step number. What a program
+prints when it starts (its banner, a loaded checkpoint, a launcher's failure message) means a restart where it comes
+after steps. Each rank's own lines count for that rank, so any interleaving of ranks gives the same; a rank that prints
+none (Megatron-LM's steps are printed by the last rank, its banner by the first) follows the others. The first message
+of each kind is that of the first start, unless its time is after a step. A restart that prints nothing and continues at
+the next step is not seen, except where the log's own clock of the run restarts (`elapsed_seconds`).
 
 Waits: saves and evaluations, each once, with how long they took. Several ranks may report the same save: it lasts from
-the first beginning to the last end. Saves that are written while training goes on are counted apart: their time is that
-of the writing, not of waiting.
+the first beginning to the last end. Saves that are written while training continues are counted apart: their time is
+that of the writing, not of waiting.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _SKEW_STEPS: Final = 2
 _SKEW_US: Final = 2_000_000
 _SKEW_SECONDS: Final = 1.0
 _SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
-"""How the values of several ranks are joined: fmax ignores NaN; NO_TIME is the smallest of all times."""
+"""Functions that join the values of several ranks: fmax ignores NaN; NO_TIME is the smallest of all times."""
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ def _tracks(
 def _repeated(
     columns: dict[str, NDArray[Any]], timed: bool, changes: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where a step is printed again: the attempt of each row, and the number of earlier prints of its step. `changes`
-    has for each row but the first whether another attempt begins with it."""
+    """Find steps that are printed again: the attempt of each row, and the number of earlier prints of its step.
+    `changes` has for each row but the first whether another attempt begins with it."""
     steps = columns["step"].tolist()
     moments = columns["time_us"].tolist() if timed else [0] * len(steps)
     seconds = np.nan_to_num(columns.get("seconds", np.zeros(len(steps)))).tolist()
@@ -333,7 +333,7 @@ def _again(columns: dict[str, NDArray[Any]]) -> None:
 
 
 def _windows(columns: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """How many steps each line is the mean of: those since the line before it, in each attempt."""
+    """Number of steps that each line is the mean of: those since the line before it, in each attempt."""
     step, attempt = columns["step"], columns["attempt"]
     windows = np.diff(step, prepend=step[:1])
     starts = np.append(0, np.flatnonzero(attempt[1:] > attempt[:-1]) + 1)

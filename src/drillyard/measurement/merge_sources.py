@@ -1,4 +1,4 @@
-"""What was read of each source -> the ParsedLog of one run.
+"""Merge of the content of all sources into the ParsedLog of one run.
 
 Where the same run was logged in several formats, the steps come from the first of `log_formats` that has at least
 half as many as any other; facts and marks are taken from the others too. Every source is listed in `ParsedLog.sources`,
@@ -114,7 +114,7 @@ def _marks(readings: list[SourceContent], chosen: str | None) -> list[Any]:
 
 
 def _clock(log: ParsedLog, readings: list[SourceContent], zone: tzinfo | None) -> LogClock:
-    """What the time stamps of the sources that count are worth, and how far they and all attempts reach."""
+    """Determine the clock of the sources that count: zone and resolution of its stamps, and the times it spans."""
     used = [reading for reading in readings if reading.source.used]
     clock = LogClock(resolution_us=max((reading.stamps.coarsest_us for reading in used), default=1))
     if any(reading.stamps.zoneless for reading in used):
@@ -154,7 +154,7 @@ def _begun_again(log: ParsedLog) -> Iterator[str]:
 
 
 def add_directory(log: ParsedLog, directory: Path | None) -> None:
-    """What the resolved run.yaml of a run directory says."""
+    """Add the settings of a run directory's resolved run.yaml."""
     if directory is None:
         return
     log.run_directory = directory

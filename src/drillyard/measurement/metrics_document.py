@@ -120,7 +120,7 @@ class MissingFigure(_Part):
 
 
 class MetricsDocument(_Part):
-    """What a run achieved."""
+    """Achieved figures of a run."""
 
     model_config = ConfigDict(title="Document")
 

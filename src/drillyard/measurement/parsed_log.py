@@ -1,4 +1,4 @@
-"""What was read from a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
+"""Content of a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
 
 `read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch use nothing else.
 A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
@@ -211,9 +211,9 @@ class LoggedAttempt:
 
 @dataclass(slots=True)
 class LogFacts:
-    """What the log itself states about the run; None for the rest. Nothing is guessed or looked up.
+    """Facts that the log itself states about the run; None for the rest. Nothing is guessed or looked up.
 
-    `places` is where a fact was found ("run.log:12"), by the fact's name.
+    `places` is the location of a fact ("run.log:12"), by the fact's name.
     """
 
     model: str | None = None
@@ -284,7 +284,7 @@ ZoneKnowledge = Literal["stated", "given", "assumed", "none"]
 
 @dataclass(slots=True)
 class LogClock:
-    """What the log's time stamps are worth."""
+    """Zone, span and resolution of the log's time stamps."""
 
     zone: ZoneKnowledge = "none"
     """stated: the stamps carry their zone (or are UTC by their format); given: `--timezone` was used; assumed: they
@@ -311,7 +311,7 @@ class ParsedLog:
     format: str | None
     """The format of the source that the steps come from (a name in `log_formats`)."""
     warnings: list[str] = field(default_factory=list)
-    """What was set aside, assumed or damaged, as sentences."""
+    """Sentences about what was set aside, assumed or damaged."""
     ranks: tuple[int, ...] = ()
     run_directory: Path | None = None
     """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl, run.yaml and
@@ -325,7 +325,7 @@ class ParsedLog:
         return sum(source.lines for source in self.sources)
 
     def place(self, row: int) -> str:
-        """Where a row of `steps` was read: `run.log:123`."""
+        """Location of a row of `steps`: `run.log:123`."""
         return f"{self.sources[int(self.steps.file[row])].name}:{int(self.steps.line[row])}"
 
 

@@ -145,7 +145,7 @@ def _format(framework: str | None) -> str | None:
 
 @dataclass(slots=True)
 class _Chosen:
-    """What paths name: files to read, sources set aside unread, the run directory that they are of, other
+    """Content of the given paths: files to read, sources set aside unread, the run directory that they are of, other
     directories."""
 
     files: list[LogFile] = field(default_factory=list)
@@ -194,7 +194,7 @@ def _may_be_log(file: LogFile) -> bool:
 
 
 def _broken(reading: SourceContent) -> str:
-    """Where a compressed source ended before its end."""
+    """Say up to which line a truncated compressed source was read."""
     source = reading.source
     read = f"read up to line {source.lines}" if source.bytes else "nothing could be read"
     return f"{source.name}: {reading.trouble}: {read}"

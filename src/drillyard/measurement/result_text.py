@@ -87,7 +87,7 @@ def _rows(result: RunResult) -> Iterator[Row]:
 
 
 def _source_rows(result: RunResult) -> Iterator[Row]:
-    """What was read, how much of it was passed over, and which files were not used, those for one reason together."""
+    """List what was read, how much of it was passed over, and the files that were not used, grouped by reason."""
     used = [source for source in result.log.sources if source.used]
     lines, passed_over = sum(source.lines for source in used), sum(source.lines_passed_over for source in used)
     files = f" in {len(used)} files" if len(used) > 1 else ""

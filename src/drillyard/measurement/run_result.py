@@ -1,4 +1,4 @@
-"""What a run achieved, as one value: step times, speed, goodput, loss, cost, what is missing and what is doubtful.
+"""Result of a run as one value: step times, speed, goodput, loss, cost, what is missing and what is doubtful.
 
     result = measure(log, UserFacts(accelerator="b200", num_gpus=16, params=70_550_000_000, ...))
     result.timing.times.p50, result.speed.mfu, result.cost.per_step, result.goodput
@@ -126,7 +126,7 @@ def _median(seconds: Sequence[float]) -> float | None:
 
 
 def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | None = None) -> RunResult:
-    """What the run of `log` achieved, with facts from the user. `facts` is the hardware catalog.
+    """Measure the run of `log`, with facts from the user. `facts` is the hardware catalog.
 
     Raises UserError for flags that contradict each other or name what is not known.
     """

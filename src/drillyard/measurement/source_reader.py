@@ -39,7 +39,7 @@ _HEAD_BYTES: Final = 1 << 16
 
 @dataclass(slots=True)
 class FormatContent:
-    """What one format found in a source."""
+    """Content of a source that one format found."""
 
     format: str
     lanes: list[Lane]
@@ -118,7 +118,7 @@ class TextSourceReader:
                 yield time
 
     def content(self) -> SourceContent:
-        """What was read so far. Formats that found no step, mark or fact are left out."""
+        """Return what was read so far. Formats that found no step, mark or fact are left out."""
         if self._last is not None:
             tail = self._last.text[-65_536:].split(b"\n")[-_STAMPED_LINES:]
             self.last_time_us = next(self._times(tail[::-1]), self.last_time_us)
@@ -219,7 +219,7 @@ class FollowedSource:
             raise UserError(f"{self.file.name}: cannot be read: {error.strerror}") from error
 
     def content(self) -> SourceContent:
-        """What was read so far."""
+        """Return what was read so far."""
         return self._text.content() if self._document is None else self._document
 
     def _read_on(self) -> bool:

@@ -1,4 +1,4 @@
-"""How fast a run was by one ruler: tokens per second per GPU, TFLOP/s per GPU and MFU from the typical step time.
+"""Speed of a run by one definition: tokens per second per GPU, TFLOP/s per GPU and MFU from the typical step time.
 
     tokens/s/GPU = tokens of a step per GPU / seconds of the median step
     TFLOP/s/GPU  = FLOPs per token under the named formula x tokens/s/GPU / 1e12
@@ -45,8 +45,8 @@ _LARGEST: Final = 1e18
 """Rates and counts beyond this are damage."""
 _CONTRADICTS: Final = 0.01
 _IDLE_EXPERTS: Final = 1.5
-"""Where 6N over the parameters that a log names exceeds the TFLOP/s that it prints by this factor, they are not all
-active: between the formulas for dense models lies less."""
+"""Factor by which 6N over a log's parameters exceeds its printed TFLOP/s when not all parameters are active: between
+the formulas for dense models lies less."""
 
 
 @dataclass(slots=True, kw_only=True)

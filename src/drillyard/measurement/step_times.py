@@ -1,6 +1,6 @@
-"""How long steps took: which durations of a log to trust, which to leave out, and their spread.
+"""Durations of steps: which durations of a log to trust, which to leave out, and their spread.
 
-Where durations come from, the first that there is (`Basis`):
+Sources of durations, the first that exists (`Basis`):
 
 | basis | what it is | what it gives |
 |---|---|---|
@@ -17,8 +17,8 @@ such as 0.06 s (0.055 to 0.065, or 8 %), where the stamps are finer.
 Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then leading steps until
 one is no longer than is usual in the second half of the attempt: its median and 2 %, or 4 robust standard deviations if
 that is more. Drillyard's own log says which steps compiled: those and the first of every attempt are left out and no
-others, as in summary.json. A range of steps that the user names is taken as it is. The headline is the median of what
-is left.
+others, as in summary.json. A range of steps that the user names is used unchanged. The headline is the median of the
+rest.
 
 Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
 """
@@ -108,7 +108,7 @@ class StepTimes:
 
     @property
     def relative_precision(self) -> float:
-        """How far off the typical step time may be, as a fraction, by rounding alone."""
+        """Largest error of the typical step time, as a fraction, by rounding alone."""
         return self.precision_seconds / self.typical if self.typical else 0.0
 
 
@@ -199,7 +199,7 @@ def _between_stamps(log: ParsedLog) -> Durations | None:
 
 
 def _between_progress(log: ParsedLog) -> Durations | None:
-    """Where a bar shows seconds since the start. Saves and evaluations in between cannot be taken off."""
+    """Durations where a bar shows seconds since the start. Saves and evaluations in between cannot be taken off."""
     elapsed = log.steps.elapsed_seconds
     rows = np.flatnonzero((elapsed >= 0) & (elapsed < LONGEST_SECONDS))
     whole = bool((elapsed[rows] == np.rint(elapsed[rows])).all())
@@ -254,7 +254,7 @@ def _rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
 
 
 def _unsettled(seconds: Floats) -> int:
-    """How many leading values are longer than is usual in the second half; never more than the first half."""
+    """Number of leading values longer than is usual in the second half; never more than the first half."""
     if len(seconds) < _FEWEST_TO_DETECT:
         return 0
     later = seconds[len(seconds) // 2 :]

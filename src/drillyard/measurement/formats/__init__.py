@@ -63,7 +63,7 @@ def format_title(name: str | None, unknown: str) -> str:
 
 
 def _why_unusable(name: str, kind: Any) -> str | None:
-    """What is wrong with the format of a plug-in, or None. Errors of its code are raised."""
+    """Describe what is wrong with the format of a plug-in, or None. Errors of its code are raised."""
     types = {"title": str, "preference": int, "windowed": bool, "clock_restarts": bool}
     if issubclass(kind, TextFormat):
         types |= {"anchor": bytes, "longest": int, "rules": Sequence}
@@ -98,7 +98,7 @@ def _checked_decode(decode: Callable[..., Columns]) -> Callable[..., Columns]:
 
 
 def _guarded(name: str, kind: type[LogFormat]) -> dict[str, Any]:
-    """What replaces the attributes of a plug-in, so that an exception of its code is a UserError that names it."""
+    """Replacements for the attributes of a plug-in, so that an exception of its code is a UserError that names it."""
 
     def guard(call: Callable[..., Any], *passed: type[Exception], returns: Any = object) -> Callable[..., Any]:
         passes: tuple[type[Exception], ...] = (UserError, OSError, *passed)

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer prints (TRL and Axolotl with it).
+"""Log format of Hugging Face's Trainer (TRL and Axolotl with it).
 
     {'loss': 2.2091, 'grad_norm': 0.60, 'learning_rate': 1.09e-05, 'epoch': 0.09}
     {'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05', 'epoch': '0.09'}        (transformers 5)

@@ -162,7 +162,7 @@ class HfTrainerState(DocumentFormat):
 
 
 def _closing(text: bytes, since: int) -> int:
-    """Where a bracket closes a list after an object, or an empty one; -1 if nowhere. Three times as fast as a pattern:
+    """Find the bracket that closes a list after an object, or an empty one; -1 if none. Three times as fast as a regex:
     single characters are searched by vector instructions."""
     at = text.find(b"]", since)
     while at >= 0:

@@ -1,4 +1,4 @@
-"""What a log says besides steps: facts about the run, and marks (starts, checkpoints, evaluations, failures).
+"""Content of a log besides steps: facts about the run, and marks (starts, checkpoints, evaluations, failures).
 
 Each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A block is
 searched for all literals at once, at several gigabytes a second; only lines that have one are matched, and their time
@@ -86,7 +86,7 @@ class RuleContext:
     line: bytes = b""
     """The current line."""
     _begin: int = 0
-    """Where the line's text begins, after the launcher's prefix."""
+    """Offset at which the line's text begins, after the launcher's prefix."""
     _number: int = 0
     _time_us: int | None = None
     _origin: Origin = NOWHERE
@@ -193,4 +193,4 @@ LAUNCHER_RULES: Final = (
     mark_rule("restart", b"will restart worker group"),
     mark_rule("failure", b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+"),
 )
-"""What launchers and schedulers print, whatever the framework."""
+"""Rules for output of launchers and schedulers, whatever the framework."""

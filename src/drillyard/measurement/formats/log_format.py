@@ -1,4 +1,4 @@
-"""What a log format is, and how the step lines of a text log are read.
+"""Log formats, and the reader for the step lines of a text log.
 
 A `TextFormat` parses one line with slow, general rules and returns a `StepPattern`: where the step's text begins on the
 line, a pattern whose groups are the values, and how these become columns. With the shape of the line's prefix
@@ -29,9 +29,9 @@ from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogFacts, Mark
 
 NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
-"""What may be a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the line is damaged."""
+"""Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the line is damaged."""
 ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
-"""What follows a complete number: a line cut inside a number is no step line."""
+"""End of a complete number: a line cut inside a number is no step line."""
 
 LARGEST_STEP: Final = 2**53
 _MOST_LAYOUTS: Final = 48
@@ -53,7 +53,7 @@ class LogFormat(ABC):
     title: ClassVar[str]
     """For people."""
     preference: ClassVar[int] = 1000
-    """Where a run was logged in several formats the steps come from the one with the lowest number. Formats that print
+    """Rank among formats: a run logged in several takes its steps from the one with the lowest number. Formats with
     all digits and their own times come first (10), progress bars last (120)."""
     windowed: ClassVar[bool] = False
     """Each line is a mean over the steps since the previous line."""
@@ -63,7 +63,7 @@ class LogFormat(ABC):
 
 @dataclass(frozen=True, slots=True)
 class StepPattern:
-    """How a step line looks from offset `begin` on. `pattern` has plain groups only; `decode` turns their values, group
+    """Pattern of a step line from offset `begin` on. `pattern` has plain groups only; `decode` turns the values, group
     by group, into columns; a `step` of -1 marks a row that is no step. It raises ValueError if a value is no number."""
 
     begin: int
@@ -79,7 +79,7 @@ class TextFormat(LogFormat):
     longest: ClassVar[int] = 16 << 10
     """Bytes of the longest step line: the longest known have 3,000."""
     rules: ClassVar[tuple[LineRule, ...]] = ()
-    """How to read facts and marks from other lines: see line_rules.py."""
+    """Rules that read facts and marks from other lines: see line_rules.py."""
 
     def __init_subclass__(cls) -> None:
         if missing := [name for name in ("name", "title", "anchor") if not getattr(cls, name, None)]:
@@ -92,7 +92,7 @@ class TextFormat(LogFormat):
 
     @abstractmethod
     def step_pattern(self, line: bytes) -> StepPattern | None:
-        """How this line looks; None if it is no step line."""
+        """Return the pattern of this line; None if it is no step line."""
 
     def end_block(self, block: LineBlock) -> None:
         """Called when all step lines of a block were read."""
@@ -103,7 +103,7 @@ class TextFormat(LogFormat):
 
 @dataclass(slots=True, kw_only=True)
 class ParsedDocument:
-    """What a `DocumentFormat` read from one source."""
+    """Result of a `DocumentFormat` for one source."""
 
     lanes: Lanes
     marks: list[tuple[Origin, Mark]] = field(default_factory=list)
