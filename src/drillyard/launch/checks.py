@@ -145,7 +145,7 @@ def _floor(
 
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """What the request needs and the launcher cannot do."""
+    """List what the request needs and the launcher cannot do."""
     needed: list[tuple[bool, str, ConfigName, str]] = [
         (request.cluster.nodes > 1, "multi_node", "cluster", "nodes"),
         (request.image_setting[0] == "run", "image", "run", "workload.image"),

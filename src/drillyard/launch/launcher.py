@@ -65,7 +65,7 @@ class Launcher(ABC, Generic[_Run]):
 
     @abstractmethod
     def plan(self, request: LaunchRequest) -> Plan:
-        """What launching `request` writes and calls. Pure. Raises UserError for every mistake that can be seen."""
+        """Plan the files and calls of launching `request`. Pure. Raises UserError for every detectable mistake."""
 
     def plan_sweep(self, requests: Sequence[LaunchRequest]) -> list[Plan]:
         """One plan per point of a sweep of two or more; where the scheduler has arrays, only the first one's steps

@@ -1,4 +1,4 @@
-"""What NCCL needs to use the machine's data NICs: environment, script and mounts, from the facts of its network stack.
+"""Requirements of NCCL to use the machine's data NICs: environment, script and mounts, from its network stack's facts.
 
 A stack's own shell script of settings is sourced on the node, never copied: they belong to the plugin's version, and
 TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it sets the
@@ -34,7 +34,7 @@ class NetworkSetup:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the run's command; they take precedence over the script's."""
     file: PlanFile | None = None
-    """What the agent sources; None where variables are enough."""
+    """File that the agent sources; None where variables are enough."""
     mounts: tuple[str, ...] = ()
     """Directories of the node that a container must see, `host:container` or one path for both."""
     fields: tuple[ExplainedField, ...] = ()

@@ -94,7 +94,7 @@ class Plan:
     mounts: tuple[str, ...] = ()
     """`host:container` or one path for both, the run's directory and the project's included."""
     code: str = ""
-    """How the code gets to the nodes, in words: carried from here, in the image, or there already."""
+    """Way in which the code gets to the nodes: carried from here, in the image, or there already."""
     steps: tuple[Step, ...] = ()
     script: str = ""
     """Path of the job script among `files`, which a dry run prints whole; empty: there is none."""

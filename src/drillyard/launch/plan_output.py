@@ -1,4 +1,4 @@
-"""What is shown of a plan before it is executed. All depend on the plan alone, byte for byte.
+"""Forms in which a plan is shown before it is executed. All depend on the plan alone, byte for byte.
 
 plan_json(plan)         `--dry-run --json`
 plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size

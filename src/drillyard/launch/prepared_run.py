@@ -1,4 +1,4 @@
-"""What every launcher needs of a run: the `Job` that the agents read, and the files sent with it.
+"""Parts of a plan that every launcher needs: the `Job` that the agents read, and the files sent with it.
 
 Pure: no clock, no network, no disk but the workload's files. Each generated value has an `ExplainedField` with its
 reason. A launcher gives its own settings of the job, and adds its files and steps.

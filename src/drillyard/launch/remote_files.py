@@ -58,7 +58,7 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """What was there. `replaced`: the file is another one or shorter than before, and `data` is from its beginning."""
+    """Result of a read. `replaced`: the file is another or shorter than before, and `data` is from its beginning."""
 
     head: bytes
     replaced: bool

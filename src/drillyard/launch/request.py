@@ -1,4 +1,4 @@
-"""What a launcher gets: a run to launch, a selection of log lines; and the findings about a request."""
+"""Requests to a launcher: a run to launch, a selection of log lines; and the findings about a request."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def parse_handle(text: str) -> Handle:
 
 
 class State(StrEnum):
-    """What a run is doing."""
+    """State of a run."""
 
     queued = "queued"
     starting = "starting"

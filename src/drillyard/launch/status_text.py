@@ -98,7 +98,7 @@ def failure_line(failure: RunFailure) -> str:
 
 
 def next_steps(status: RunStatus) -> list[str]:
-    """What a person may do with a run in this state, as commands."""
+    """List the commands that a person may use for a run in this state."""
     handle = status.handle
     if status.state is State.succeeded:
         return [f"drillyard runs artifacts {handle} --fetch DIR"]

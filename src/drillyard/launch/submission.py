@@ -40,7 +40,7 @@ def plan_launch(
     max_failures: int = 3,
     after: str | None = None,
 ) -> tuple[list[LaunchRequest], list[Plan]]:
-    """What to launch on the cluster, and its plans: one of each, or one per point of a sweep. Changes nothing.
+    """Build the requests to launch and their plans: one of each, or one per point of a sweep. Changes nothing.
 
     Raises UserError for every mistake that can be found without asking the cluster.
     """

@@ -94,7 +94,7 @@ def no_answer_reason(answer: HostAnswer) -> str:
 
 
 def _problems_of(facts: Mapping[str, Any], job: Job, image_name: str | None, machine: Machine | None) -> Iterator[str]:
-    """What is wrong with one host alone."""
+    """List what is wrong with one host alone."""
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
         yield f"image {image_name}: {image['error']}"
@@ -146,7 +146,7 @@ _COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
         "the agents of a run must be one user's, or they cannot read its directory",
     ),
 )
-"""What the hosts must have in common, how it is found in a host's facts, and what to do."""
+"""Facts that the hosts must have in common: their title, how they are found in a host's facts, and what to do."""
 
 
 def _clocks(answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

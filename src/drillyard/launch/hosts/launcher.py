@@ -210,13 +210,13 @@ class HostsLauncher(Launcher[HostRun]):
     def _ask(
         self, hosts: Sequence[Host], words: Sequence[str], seconds: float, script: str = SENT_AGENT
     ) -> list[HostAnswer]:
-        """What a verb of the agent gives on each host. `script` runs it, with the agent's source as its input."""
+        """Run a verb of the agent on each host. `script` runs it, with the agent's source as its input."""
         titles = [host.title for host in hosts]
         argvs = [host.argv(["sh", "-c", script, self._layout.python, *words]) for host in hosts]
         return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
 
     def _ask_head(self, words: Sequence[str]) -> Result:
-        """What a verb of the agent gives on the head host."""
+        """Run a verb of the agent on the head host."""
         (answer,) = self._ask(self._hosts[:1], words, _OTHER_SECONDS)
         if answer.result is None or answer.result.unreachable:
             raise HeadUnreachable(f"{answer.host}: {no_answer_reason(answer)}")

@@ -154,7 +154,7 @@ class LogSource:
 
     @property
     def held_lines(self) -> int:
-        """How many lines are waiting to be taken."""
+        """Number of lines that wait to be taken."""
         return len(self._lines)
 
     def feed(self, data: bytes) -> None:

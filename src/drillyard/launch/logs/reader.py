@@ -88,7 +88,7 @@ def run_logs(
 
 
 def _until_end(reader: _Reader) -> Iterator[bytes]:
-    """What is written already. Of a run that is followed, the newest lines are held back, as later ones are."""
+    """Yield what is written already. Of a run that is followed, the newest lines are held back, as later ones are."""
     follow = reader.wanted.follow
     reader.look()
     while not reader.at_end:
@@ -104,7 +104,7 @@ def _until_end(reader: _Reader) -> Iterator[bytes]:
 
 
 def _follow(reader: _Reader, ended: threading.Event) -> Iterator[bytes]:
-    """What is written from now on, until the run is over."""
+    """Yield what is written from now on, until the run is over."""
     marks: deque[tuple[float, bytes]] = deque()
     """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
     ends, free = math.inf, b""

@@ -10,7 +10,7 @@ from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSect
 
 
 class SlurmConfig(PlatformSection):
-    """How jobs are submitted to Slurm."""
+    """Submission of jobs to Slurm."""
 
     partition: str | None = Field(default=None, description="Partition; default: the cluster's.")
     account: str | None = Field(default=None, description="Account that the job is charged to.")

@@ -50,7 +50,7 @@ _POLL_SECONDS = 10.0
 """Between two squeue calls of one follower: each takes a lock of the controller."""
 _CANCEL_SECONDS = 300.0
 _POINT = ("run", "launch_directory", "nodes")
-"""What an entry of the index has of the job."""
+"""Fields of the job that an entry of the index has."""
 _LACKS_NODES = ("ReqNodeNotAvail", "Resources", "BadConstraints", "NodeDown")
 """Slurm's reasons why a job waits for nodes."""
 _PAUSES = (0.3, 5.0)

@@ -14,7 +14,7 @@ from typing import Any
 from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of, reported_status
 
 ENDED = "ended.json"
-"""How the newest start of the job ended, where the agents could not write it; the job script's."""
+"""End of the job's newest start, written by the job script where the agents could not write theirs."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _FAILED = {

@@ -87,7 +87,7 @@ def bucket_of(cluster: ClusterConfig) -> str:
 
 
 def project_of(cluster: ClusterConfig) -> str:
-    """What relative paths of a run config refer to: `storage.directory`, which lies in the bucket, or the bucket."""
+    """Directory that relative paths of a run config refer to: `storage.directory`, in the bucket, or the bucket."""
     directory, root = cluster.storage.directory or "", mounted(bucket_of(cluster))
     return _in_bucket(directory, root, root, "cluster config: storage.directory")
 

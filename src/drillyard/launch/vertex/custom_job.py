@@ -174,7 +174,7 @@ def _job_entries(prepared: Plan, cluster: ClusterConfig) -> Iterator[_Entry]:
 
 
 def _pool_entries(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> Iterator[_Entry]:
-    """What all worker pools have in common."""
+    """Yield the fields that all worker pools have in common."""
     assert cluster.location is not None
     vertex, launch = cluster.section_as(VertexConfig), prepared.job.launch_directory
     yield "machineSpec.machineType", machine.name, "as set", "cluster.yaml: machine"
@@ -210,7 +210,7 @@ def _pool_entries(prepared: Plan, cluster: ClusterConfig, machine: Machine) -> I
 
 
 def _job_settings(request: LaunchRequest) -> JobSettings:
-    """What the service and its mounts need of the job."""
+    """Settings of the job that the service and its mounts need."""
     lease = "a bucket's mount may show another node's file 60 s late; a lease that is renewed must not look expired"
     settings: dict[str, tuple[Any, str, str]] = {
         "join_seconds": (JOIN_SECONDS, "replicas start when each has its machine and image", _SERVICE),

@@ -184,7 +184,7 @@ def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterC
 
 
 def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
-    """What to do about an HTTP status; `disabled`: the service is not enabled in the project."""
+    """Advise on an HTTP status; `disabled`: the service is not enabled in the project."""
     assert cluster.location is not None
     project, region = cluster.location.project, cluster.location.region
     match status:

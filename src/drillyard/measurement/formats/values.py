@@ -38,7 +38,7 @@ class MatchedLines:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Conversion of a group to a column. `scale` multiplies (milliseconds: 1e-3); thousands may be grouped by commas."""
+    """Group and its column. `scale` multiplies (milliseconds: 1e-3); thousands may be grouped by commas."""
 
     column: str
     scale: float = 1.0
