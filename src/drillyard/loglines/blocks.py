@@ -1,4 +1,4 @@
-"""A stream of bytes as blocks of whole lines: what every reader of logs loops over.
+"""Division of a byte stream into blocks of whole lines, over which every log reader loops.
 
 Blocks of a megabyte are searched in C, never line by line in Python. A block ends at a newline; an unfinished last
 line is held back, and counted as unfinished when the stream ends.
@@ -40,10 +40,10 @@ class LineBlock:
     first_line: int
     lines: int
     head: bytes = b""
-    """The beginning of the line in which the block begins, when that is in a block before (between two redraws)."""
+    """Beginning of the block's first line, when that line began in an earlier block (between two redraws)."""
 
     def line_head(self, offset: int) -> bytes:
-        """The beginning of the file's line at `offset`, of which only the first drawing has a launcher's prefix."""
+        """Beginning of the file's line at `offset`, of which only the first drawing has a launcher's prefix."""
         begin = self.counted.rfind(b"\n", 0, offset) + 1
         return self.head if not begin and self.head else self.counted[begin : begin + _HEAD_BYTES]
 
@@ -52,13 +52,13 @@ class LineBlock:
         return self.text is not self.counted
 
     def line_at(self, offset: int) -> tuple[int, int]:
-        """Where the line around `offset` begins and ends (without its end)."""
+        """Begin and end (without its line end) of the line around `offset`."""
         begin = self.text.rfind(b"\n", 0, offset) + 1
         return begin, self.text.find(b"\n", offset)
 
 
 class LineSplitter:
-    """Turns pieces of a stream into blocks: `feed` bytes as they come, `finish` at the end.
+    """Splitter of a stream into blocks: `feed` bytes as they come, `finish` at the end.
 
     Counts `bytes`, finished `lines`, `unfinished` (1 after `finish` when the last line has no end), `overlong` lines.
     """
@@ -73,7 +73,7 @@ class LineSplitter:
         self.overlong = 0
 
     def feed(self, piece: bytes) -> LineBlock | None:
-        """The block of all lines that are whole now; None when no line's end has come."""
+        """Return the block of all lines that are complete now; None if no line has ended."""
         self.bytes += len(piece)
         if self._skipping:
             end = piece.find(b"\n")
@@ -82,7 +82,7 @@ class LineSplitter:
             piece, self._skipping = piece[end + 1 :], False
             self.lines += 1
         if self._rest.endswith(b"\r"):
-            # A redraw or half of a line's end: what follows decides.
+            # A redraw or half of a line end: the next byte decides.
             held = len(self._rest) - len(self._rest.rstrip(b"\r"))
             self._rest, piece = self._rest[:-held], b"\r" * held + piece
         end = max(piece.rfind(b"\n"), piece.rfind(b"\r", 0, len(piece.rstrip(b"\r")))) + 1
@@ -99,7 +99,7 @@ class LineSplitter:
         self.lines += lines
         counted = without_colours(raw)
         if b"\r" in counted:
-            # The line ends of other systems, once or several times over: no redraw.
+            # Line ends of other systems, once or repeated: no redraw.
             counted = counted.replace(b"\r\n", b"\n")
             if b"\r\n" in counted:
                 counted = _SEVERAL_RETURNS.sub(b"\n", counted)
@@ -112,22 +112,22 @@ class LineSplitter:
         return LineBlock(text, counted, first, lines, head)
 
     def finish(self) -> None:
-        """The stream has ended: what is left is an unfinished line."""
+        """End the stream: the rest is an unfinished line."""
         self.unfinished = int(bool(self._rest) or self._skipping)
 
 
 def line_ends(text: bytes | bytearray) -> NDArray[np.int64]:
-    """Where the lines of a text end."""
+    """Offsets at which the lines of a text end."""
     import numpy as np
 
     return np.flatnonzero(np.frombuffer(text, np.uint8) == _LINE_END)
 
 
 class Readable(Protocol):
-    """Anything that gives bytes."""
+    """Source of bytes."""
 
     def read(self, count: int = -1, /) -> bytes:
-        """At most `count` bytes; none at the end."""
+        """Return at most `count` bytes; none at the end."""
 
 
 def without_colours(text: bytes) -> bytes:

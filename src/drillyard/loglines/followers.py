@@ -1,9 +1,9 @@
-"""Logs that grow: files, standard input, cloud objects. Each poll gives what was appended since the last one.
+"""Growing logs: files, standard input, cloud objects. Each poll returns what was appended since the last one.
 
     FileFollower    a file. One that became shorter, or has other bytes where reading ended, was rewritten and is read
                     again from its beginning; where the path names another file now (log rotation), the old one is
                     finished first. A file that is missing is waited for
-    StreamFollower  standard input: what has come so far; it ends when its writer does
+    StreamFollower  standard input: what has arrived so far; it ends when its writer ends
     CloudFollower   a Cloud Storage object, which a writer replaces by a longer one that begins the same. It is looked
                     up every few seconds, and only what is new is fetched; a service that does not answer is tried
                     again for ten minutes
@@ -40,7 +40,7 @@ _CLOUD_PIECE: Final = 8 << 20
 _CLOUD_SECONDS: Final = 5.0
 _CLOUD_PATIENCE_SECONDS: Final = 600.0
 _POLL_BYTES: Final = 64 << 20
-"""Of a stream at one poll: a writer may be faster than the reader, and what was read is to be shown."""
+"""Limit for one poll of a stream: a writer may be faster than the reader, and the bytes read must be shown."""
 _OVERLAP: Final = 64
 
 
@@ -48,16 +48,16 @@ class GrowingInput(ABC):
     """A log that grows."""
 
     ended = False
-    """Whether nothing can come any more."""
+    """Whether no more bytes can come."""
     behind = False
-    """Whether the last poll ended before all that was there had been read."""
+    """Whether the last poll left available bytes unread."""
 
     @abstractmethod
     def poll(self) -> Iterator[bytes | None]:
-        """The new bytes in pieces; None where what follows belongs to a new beginning. Raises OSError or UserError."""
+        """Yield the new bytes in pieces; None before the bytes of a new beginning. Raises OSError or UserError."""
 
     def absent(self) -> bool:
-        """Whether it is not there yet."""
+        """Whether the log does not exist yet."""
         return False
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class GrowingInput(ABC):
 
 
 def follower(file: LogFile) -> GrowingInput:
-    """Follows what a name names. Raises UserError for what is compressed."""
+    """Return the follower of a file, stream or object. Raises UserError for compressed ones."""
     if file.name == STDIN:
         return StreamFollower(standard_input())
     if file.name.startswith(GCS):
@@ -88,7 +88,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 class FileFollower(GrowingInput):
-    """Reads a growing file."""
+    """Follower of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class FileFollower(GrowingInput):
             yield piece
 
     def _goes_on(self) -> bool:
-        """Whether the file has, where reading ended, what was read there."""
+        """Whether the file still has the last bytes that were read, at the place where reading ended."""
         assert self._file is not None
         begin = self._file.tell() - len(self._last)
         return os.pread(self._file.fileno(), len(self._last), begin) == self._last
@@ -150,14 +150,14 @@ class FileFollower(GrowingInput):
 
 
 class StreamFollower(GrowingInput):
-    """Reads what has come on a stream (a pipe, a terminal, a file: anything with a descriptor)."""
+    """Follower of a stream (a pipe, a terminal, a file: anything with a descriptor)."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._head: bytes | None = b""
 
     def poll(self) -> Iterator[bytes | None]:
-        # Past the stream's buffer, which is empty: nothing else has read from it.
+        # Read past the stream's buffer, which is empty: nothing else has read from it.
         descriptor = self._stream.fileno()
         count = 0
         while not self.ended and select.select([descriptor], [], [], 0)[0]:
@@ -174,7 +174,7 @@ class StreamFollower(GrowingInput):
         self.behind = False
 
     def _checked(self, piece: bytes) -> bytes:
-        """The first bytes, as soon as there are enough to see that they are not packed."""
+        """Return the first bytes, as soon as there are enough to see that they are not compressed."""
         assert self._head is not None
         head = self._head + piece
         if len(head) < 4 and not self.ended:
@@ -187,7 +187,7 @@ class StreamFollower(GrowingInput):
 
 
 class CloudFollower(GrowingInput):
-    """Reads what was added to a Cloud Storage object."""
+    """Follower of a Cloud Storage object."""
 
     def __init__(self, name: str, seconds: float = _CLOUD_SECONDS) -> None:
         self.name = name
@@ -208,12 +208,12 @@ class CloudFollower(GrowingInput):
             found = self._look()
             if found is not None and (generation := found.generation) != self._generation:
                 yield from self._news(found, generation)
-                # Only now: what was not fetched in full is fetched again.
+                # Only now, so that an incomplete fetch is repeated.
                 self._generation = generation
             self._silent_since = None
 
     def _news(self, found: Any, generation: int) -> Iterator[bytes | None]:
-        """What an object has beyond what was read of it before. `generation`: the client changes that of `found`."""
+        """Yield what was added to an object since the last read. `generation`: the client changes that of `found`."""
         size = int(found.size)
         if self._offset and not self._goes_on(found, generation, size):
             self._offset, self._last = 0, b""
@@ -256,7 +256,7 @@ class CloudFollower(GrowingInput):
         return size >= end and _fetch(blob, generation, begin, end) == self._last
 
     def _look(self) -> Any:
-        """The object as it is now; None when it is missing (it may be about to be replaced)."""
+        """Look up the object; None when it is missing (it may be about to be replaced)."""
         bucket, _, name = self.name.removeprefix(GCS).partition("/")
         if self._bucket is None:
             self._bucket = storage_client().bucket(bucket)
@@ -264,6 +264,6 @@ class CloudFollower(GrowingInput):
 
 
 def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
-    """Bytes of an object of one generation: it may be replaced between two calls. Tried once, so that other files do
-    not wait for this one: the next poll is the next try."""
+    """Fetch bytes of one generation of an object: it may be replaced between two calls. Tries once, so that other files
+    do not wait for this one: the next poll tries again."""
     return bytes(blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None))

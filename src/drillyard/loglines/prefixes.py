@@ -1,4 +1,4 @@
-"""What launchers and loggers put before a line: which task, rank, pod or node it is from, and when it was written.
+"""Prefixes that launchers and loggers put before a line: its task, rank, pod or node, and the time it was written.
 
 A prefix is a sequence of known parts, nested in any order, then free text up to the message. It is parsed once, slowly,
 into a `PrefixShape`: a pattern for all prefixes that look the same, in which only numbers and names vary. Reading a
@@ -45,7 +45,7 @@ _PARTS: Final[dict[str, bytes]] = {
     "skypilot": rb"\(([^()\n]*?),?[ ]?pid=\d+[^()\n]*\)[ \t]?",
     "srun": rb"[ \t]*(\d{1,6}):(?:[ \t]|(?=[^\d\s]))",
     "torchx": rb"([A-Za-z_][\w.-]*/\d+)[ ](?=[ ]?\S|\Z)",
-    # Before a dash or bracket it is a logger's own, and the rest of its line is free text: but launchers nest, too.
+    # Before a dash or bracket it is a logger's own, and the rest of the line is free text, unless launchers nest.
     "stamp": rb"(?P<T>" + _STAMP + rb")[ \t]+(?![-|\]]|\[(?!" + _NESTED + rb"))",
 }
 _ORDER: Final = tuple((name, re.compile(pattern)) for name, pattern in _PARTS.items())
@@ -73,7 +73,7 @@ class PrefixShape:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Origin:
-    """Where a line comes from. `rank` is global, or None where the prefix has none; `names` distinguishes origins
+    """Origin of a line. `rank` is global, or None where the prefix has none; `names` distinguishes origins
     without one, and sorts so that rank 0 comes first."""
 
     rank: int | None
@@ -85,7 +85,7 @@ _NO_PREFIX: Final = PrefixShape(b"", None, ())
 
 
 def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
-    """The shape of everything on a line before the message. `loose`: its free text may be any other text."""
+    """Return the shape of everything on a line before the message. `loose`: its free text may be any other text."""
     position, style = 0, None
     pieces: list[bytes] = []
     parts: list[str] = []
@@ -110,7 +110,7 @@ def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
 
 
 def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple[bytes, str | None, bool]:
-    """A pattern for what is left before the message: its first stamp and rank are captured, numbers may vary."""
+    """Build a pattern for the rest before the message: its first stamp and rank are captured, numbers may vary."""
     marks: list[tuple[int, int, bytes]] = []
     found = find_stamp(text)
     if style is None and found is not None:
@@ -131,7 +131,7 @@ def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple
 
 
 def _plain_text(text: bytes, *, loose: bool) -> bytes:
-    """A pattern for text of which only numbers and the amount of white space vary; for any text where `loose`."""
+    """Build a pattern for text in which only numbers and white space vary; for any text if `loose`."""
     if loose:
         return rb"[^\n]{0,500}?" if text else b""
     # re.escape also escapes blanks.
@@ -140,7 +140,7 @@ def _plain_text(text: bytes, *, loose: bool) -> bytes:
 
 
 def parse_origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
-    """The origin that the captured values of a shape's parts name."""
+    """Return the origin that the captured values of a shape's parts name."""
     rank: int | None = None
     names: list[tuple[int, str]] = []
     for part, value in zip(parts, values, strict=True):
@@ -162,7 +162,7 @@ def parse_origin(parts: Sequence[str], values: Sequence[bytes]) -> Origin:
 
 
 def rank_of(digits: str) -> int | None:
-    """A number that may be that of a rank; None for what no rank's number is (a date, a hash)."""
+    """Parse a number that may be a rank's; None for what cannot be one (a date, a hash)."""
     return int(digits) if len(digits) <= _RANK_DIGITS else None
 
 
@@ -171,7 +171,7 @@ def _origin_of(shape: PrefixShape, match: re.Match[bytes]) -> Origin:
 
 
 def split_prefix(line: bytes) -> tuple[PrefixShape, bytes | None, Origin, int]:
-    """The prefix of a line whose message is not known: its shape, first stamp, origin, and where the rest begins."""
+    """Split the prefix off a line whose message is not known: its shape, first stamp, origin, and the rest's offset."""
     line = line[:_LONGEST]
     end = 0
     for _ in range(_MOST_PARTS):
@@ -189,7 +189,7 @@ def split_prefix(line: bytes) -> tuple[PrefixShape, bytes | None, Origin, int]:
 
 
 def _or_rank_in_text(where: Origin, line: bytes, end: int) -> Origin:
-    """`where`, or the rank that a logger names within the first words of its line."""
+    """Return `where`, or the rank that a logger names within the first words of its line."""
     if where.rank is None and (named := _RANK_IN_TEXT.search(line, end, end + _LONGEST_LOGGER)):
         rank = rank_of(named[1].decode())
         return where if rank is None else Origin(rank)
@@ -197,13 +197,13 @@ def _or_rank_in_text(where: Origin, line: bytes, end: int) -> Origin:
 
 
 class LineOrigins:
-    """The origins of lines of a block, each line's found once by the shapes that were seen before."""
+    """Origins of a block's lines, each found once, by the shapes that were seen before."""
 
     def __init__(self) -> None:
         self._shapes: dict[PrefixShape, re.Pattern[bytes]] = {}
 
     def at(self, block: LineBlock, offsets: Sequence[int]) -> list[Origin]:
-        """The origins of the file's lines at offsets that rise."""
+        """Return the origins of the file's lines at ascending offsets."""
         origins: list[Origin] = []
         end, where = -1, NOWHERE
         for offset in offsets:

@@ -1,10 +1,10 @@
-"""What a path on the command line names: files, directories, `-`, gs:// objects; opened and decompressed.
+"""Logs named on the command line: files, directories, `-`, gs:// objects; opened and decompressed.
 
 Compression (gzip, zstd; any number of members or frames) is detected by content, never by name. Cloud objects are
 streamed, nothing is stored.
 
-A log may be cut off or damaged anywhere, and what was packed before that place is whole. So damage ends the stream as
-the end of the file does, and `trouble` says what was found. Where gzip data are damaged, the last 256 KiB are unpacked
+A log may be cut off or damaged anywhere; what was packed before that place is intact. So damage ends the stream like
+the end of the file, and `trouble` describes it. Where gzip data are damaged, the last 256 KiB are unpacked
 again byte by byte; of zstd the text of the damaged block (up to 128 KiB) is lost.
 """
 
@@ -38,7 +38,7 @@ _ZSTD_PIECE: Final = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One thing to read: its name as given, and the time of its last change, where known."""
+    """One log to read: its name as given, and the time of its last change, where known."""
 
     name: str
     size: int | None = None
@@ -51,7 +51,7 @@ class LogFile:
 
 
 def find_files(names: Sequence[str]) -> list[LogFile]:
-    """The files that paths, directories and gs:// prefixes name, each once, in a fixed order. Raises UserError."""
+    """List the files that paths, directories and gs:// prefixes name, each once, in a fixed order. Raises UserError."""
     files: dict[str, LogFile] = {}
     for name in names:
         if name == STDIN:
@@ -84,7 +84,7 @@ def _local_file(path: Path) -> LogFile:
 
 @contextmanager
 def open_log(file: LogFile) -> Iterator[BinaryIO]:
-    """A log's bytes, decompressed; see `trouble`. Raises UserError for what cannot be opened or read."""
+    """Open a log's bytes, decompressed; see `trouble`. Raises UserError for what cannot be opened or read."""
     try:
         with _open_raw(file) as raw:
             yield unpacked(raw, file.name)
@@ -107,7 +107,7 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
 
 
 def standard_input() -> BinaryIO:
-    """Standard input's bytes. Raises UserError where the process was started without one."""
+    """Return standard input's bytes. Raises UserError where the process was started without one."""
     # None where descriptor 0 was closed (the shell's `<&-`), which the types leave out.
     stream = cast("TextIO | None", sys.stdin)
     if stream is None:
@@ -116,7 +116,7 @@ def standard_input() -> BinaryIO:
 
 
 def storage_client() -> Client:
-    """A storage client with the machine's credentials, or none where there are none (public buckets)."""
+    """Return a client with the machine's credentials, or an anonymous one where there are none (public buckets)."""
     try:
         from google.auth.exceptions import DefaultCredentialsError
         from google.cloud import storage
@@ -160,7 +160,7 @@ def _cloud_files(name: str) -> list[LogFile]:
 
 
 def is_packed(head: bytes) -> bool:
-    """Whether a file that begins so (4 bytes) is gzip or zstd."""
+    """Whether a file with these first 4 bytes is gzip or zstd."""
     return head.startswith(_GZIP) or _is_zstd(head)
 
 
@@ -170,7 +170,7 @@ def _is_zstd(head: bytes) -> bool:
 
 
 def unpacked(raw: BinaryIO, name: str) -> BinaryIO:
-    """`raw` itself, or what it holds when it is gzip or zstd. Raises UserError where zstandard is missing."""
+    """Return `raw`, or its decompressed content if it is gzip or zstd. Raises UserError where zstandard is missing."""
     stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw))
     magic = stream.peek(4)[:4]
     if magic.startswith(_GZIP):
@@ -188,13 +188,13 @@ def unpacked(raw: BinaryIO, name: str) -> BinaryIO:
 
 
 def trouble(stream: BinaryIO) -> str | None:
-    """Why a stream of `unpacked` ended before its end; None when it did not (or is still to be read)."""
+    """Reason why a stream of `unpacked` ended before its end; None when it did not (or is still to be read)."""
     raw = stream.raw if isinstance(stream, io.BufferedReader) else None
     return raw.trouble if isinstance(raw, _Packed) else None
 
 
 class _Packed(io.RawIOBase):
-    """The text of a packed stream. `trouble` is None, or why it ended early."""
+    """Decompressed text of a packed stream. `trouble` is None, or why it ended early."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class _Packed(io.RawIOBase):
                     packed = self._raw.read(_PIECE)
 
     def _after_padding(self, packed: bytes) -> bytes:
-        """The next packed bytes that are no padding (zeros); none at the end."""
+        """Return the next packed bytes that are no padding (zeros); none at the end."""
         while not (packed := packed.lstrip(b"\0")):
             packed = self._raw.read(_PIECE)
             if not packed:
@@ -254,13 +254,13 @@ class _Packed(io.RawIOBase):
 
 
 def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
-    """The text of the next packed bytes; returns those after the member. Raises zlib.error after what is whole."""
+    """Yield the text of the next packed bytes; returns those after the member. Raises zlib.error at damage."""
     while packed and not unpacker.eof:
         before = unpacker.copy()
         try:
             yield unpacker.decompress(packed, _PIECE_OF_TEXT)
         except zlib.error:
-            # zlib gives nothing of a damaged piece: unpack byte by byte up to the damage, which raises again.
+            # zlib returns nothing of a damaged piece: unpack byte by byte up to the damage, which raises again.
             for place in range(len(packed)):
                 yield before.decompress(packed[place : place + 1])
         packed = unpacker.unconsumed_tail
@@ -268,7 +268,7 @@ def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
 
 
 def _unzstd(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
-    """The same, in small pieces: the text of one is in memory as a whole, and lost if the piece is damaged."""
+    """Do the same in small pieces: the text of one is in memory as a whole, and lost if the piece is damaged."""
     begin = 0
     while begin < len(packed) and not unpacker.eof:
         piece = packed[begin : begin + _ZSTD_PIECE]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NO_TIME: Final = -(2**63)
-"""In arrays of times: there is none."""
+"""Missing time, in arrays of times."""
 
 STYLES: Final[dict[str, bytes]] = {
     "iso": rb"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d(?!\d))?",
@@ -45,7 +45,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def find_stamp(text: bytes) -> tuple[str, int, int] | None:
-    """The first time stamp in `text`: its style, where it begins and ends; None where there is none."""
+    """Find the first time stamp in `text`: its style, begin and end; None where there is none."""
     match = _FIRST.search(text)
     return None if match is None else (str(match.lastgroup), match.start(), match.end())
 
@@ -64,7 +64,7 @@ def time_zone(name: str) -> tzinfo:
 
 
 class Stamps:
-    """Converts stamps of one log. `zone` is for stamps without one; None reads them as UTC and remembers it.
+    """Converter of one log's stamps. `zone` is for stamps without one; None reads them as UTC and remembers it.
 
     After conversions, `zoned` and `zoneless` are whether stamps with and without a zone were seen, and
     `coarsest_us` is the coarsest printed unit in microseconds.
@@ -80,14 +80,14 @@ class Stamps:
         self.coarsest_us = 1
 
     def convert(self, style: str, stamps: Sequence[bytes]) -> list[int | None]:
-        """UTC microseconds of stamps of one style in the order of the log; None for one that is no date (month 13)."""
+        """Convert stamps of one style in the log's order to UTC microseconds; None for what is no date (month 13)."""
         convert = {"iso": self._iso, "glog": self._glog, "ctime": self._ctime, "epoch": self._epoch}[style]
         if len(stamps):
             self.coarsest_us = max(self.coarsest_us, _unit_us(style, stamps[0]))
         return [convert(stamp) for stamp in stamps]
 
     def column(self, style: str, stamps: Sequence[bytes]) -> NDArray[np.int64]:
-        """The same as an array, with `NO_TIME` for what is no date."""
+        """Do the same as an array, with `NO_TIME` for what is no date."""
         import numpy as np
 
         times = self.convert(style, stamps)
@@ -113,7 +113,7 @@ class Stamps:
             self._year, self._near = year, time
             return time
         if abs(time - self._near) > _HALF_A_YEAR:
-            # Over New Year, in either direction: several files may be read by turns.
+            # The stamp crosses New Year, in either direction: several files may be read by turns.
             year += 1 if time < self._near else -1
             time = self._glog_of(stamp, year)
         self._year, self._near = year, time
@@ -128,7 +128,7 @@ class Stamps:
         return _microseconds(moment) + int((stamp[15:21] + b"000000")[:6])
 
     def _last_year(self, stamp: bytes) -> int:
-        """The year that puts a stamp last before `not_after`, with a day's margin for clocks and zones that differ."""
+        """Latest year that puts a stamp before `not_after`, with a day's margin for clocks and zones that differ."""
         self.zoneless = True
         latest = (self._not_after or datetime.now(UTC)).astimezone(self._zone) + timedelta(days=1)
         return latest.year if (int(stamp[1:3]), int(stamp[3:5])) <= (latest.month, latest.day) else latest.year - 1
