@@ -5,7 +5,7 @@ arrays of machine numbers, and only those that the log has.
 
 Beyond `limit` rows a lane is folded: neighbouring rows whose seconds are nearly equal become one row with their mean,
 which stands for both. Outliers (first steps, stalls, changes of speed) are never folded with others, so sums stay exact
-and every folded row is within `folding_error` of the steps that it stands for. How unequal two rows may be is doubled
+and every folded row is within `folding_error` of the steps that it stands for. The allowed difference is doubled
 until a quarter of the rows is gone; where that many cannot be joined, the limit grows.
 """
 
@@ -67,12 +67,12 @@ class Lane:
         try:
             kept.frombytes(content)
         except BufferError:
-            # A view of the column is in use (a log that is followed): leave that one as it is.
+            # A view of the column is in use (a log that is followed): do not modify that array.
             grown = self._columns[name] = array(kept.typecode, kept)
             grown.frombytes(content)
 
     def column(self, name: str) -> NDArray[Any] | None:
-        """A column as an array that shares its memory; None where no record has it."""
+        """Return a column as an array that shares its memory; None where no record has it."""
         kept = self._columns.get(name)
         if kept is None:
             return None
@@ -82,11 +82,11 @@ class Lane:
         return np.frombuffer(self._columns[name], dtype=dtype)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All columns that the lane has."""
+        """Return all columns that the lane has."""
         return {name: values for name in list(self._columns) if (values := self.column(name)) is not None}
 
     def take(self) -> dict[str, NDArray[Any]]:
-        """All columns, which the lane forgets."""
+        """Return all columns and remove them from the lane."""
         taken = self.columns()
         self._columns.clear()
         return taken
@@ -104,7 +104,7 @@ class Lane:
         self.extend(int(np.count_nonzero(chosen)), kept)
 
     def _fold(self) -> None:
-        """Join neighbouring rows until a quarter of them is gone; rows without seconds are joined by twos."""
+        """Join neighbouring rows until a quarter of them is gone; rows without seconds are joined in pairs."""
         columns = self.columns()
         spread = _FIRST_SPREAD
         while len(begins := group_begins(columns, spread)) > self.length * 3 // 4 and spread < 1:
@@ -116,7 +116,7 @@ class Lane:
         if "seconds" in columns:
             folded["seconds"] = np.add.reduceat(columns["seconds"] * counts, begins) / folded["stands_for"]
             self.folding_error += spread * (1 + self.folding_error) * (len(begins) < self.length)
-        # Where rows cannot be joined (all of a run that diverged are flagged), exactness goes before memory.
+        # Where rows cannot be joined (all of a run that diverged are flagged), exactness takes precedence over memory.
         self.limit = max(self.limit, len(begins) * 4 // 3)
         self._columns.clear()
         self.length = 0
@@ -124,7 +124,7 @@ class Lane:
 
 
 def group_begins(columns: Mapping[str, NDArray[Any]], spread: float) -> NDArray[np.intp]:
-    """Where the groups begin into which rows may be joined: pairs of neighbours whose steps rise, without flags, and
+    """Begins of the groups of rows that may be joined: pairs of neighbours whose steps rise, without flags, and
     whose seconds differ by at most `spread` of the smaller."""
     step = columns["step"]
     alike = step[1:] > step[:-1]
@@ -150,7 +150,7 @@ class Lanes:
         self._lanes: dict[Origin, Lane] = {}
 
     def lane(self, origin: Origin) -> Lane:
-        """The lane of an origin, made when it is new."""
+        """Return the lane of an origin; create it if it is new."""
         return self._lanes.setdefault(origin, Lane(origin, self.file))
 
     def __iter__(self) -> Iterator[Lane]:

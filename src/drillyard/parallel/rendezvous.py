@@ -1,4 +1,4 @@
-"""How the ranks of an attempt find each other, in a store that may still hold what dead attempts have left there.
+"""Rendezvous of the ranks of an attempt, in a store that may still hold entries of dead attempts.
 
 torchrun's agent keeps one store over all restarts of its ranks, and with several hosts no number distinguishes its
 rounds. So the ranks agree on a number of their own before anything else is exchanged:
@@ -38,14 +38,14 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class JoinError(RuntimeError):
-    """Not all ranks came in time, or this one was replaced. No mistake of a user: another start may succeed."""
+    """Raised if a rank is missing at the deadline or this one was replaced. No user's mistake: a restart may succeed."""
 
 
 @dataclass(frozen=True)
 class JoinedAttempt:
     """A round that all its ranks have agreed on: its number from 1 and its own store.
 
-    restarts: how often these ranks have been started before, as far as the store or any rank's launcher knows.
+    restarts: number of earlier starts of these ranks, as far as the store or any rank's launcher knows.
     """
 
     number: int
@@ -64,7 +64,7 @@ def join_attempt(store: Any, rank: int, world_size: int, restarts: int, timeout:
 
     `restarts` is what this rank's launcher counts. Raises JoinError when a rank is missing after `timeout`.
     """
-    # Where a launcher goes on with another number of ranks, those of the other number are dead.
+    # If a launcher continues with another number of ranks, those of the other number are dead.
     hall = PrefixStore(f"drillyard/join-{world_size}", store)
     own = _Rank(hall, rank, world_size, secrets.token_hex(16), time.monotonic() + timeout.total_seconds(), timeout)
     # Before the hello, so that each rank of a round has a ticket of it; rank 0 looks only when `hellos` has changed.
@@ -79,7 +79,7 @@ def join_attempt(store: Any, rank: int, world_size: int, restarts: int, timeout:
 
 @dataclass(frozen=True)
 class _Rank:
-    """One rank in the hall where ranks meet. `deadline`: seconds of time.monotonic."""
+    """One rank in the store in which the ranks meet (`hall`). `deadline`: seconds of time.monotonic."""
 
     hall: Any
     rank: int
