@@ -38,7 +38,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class JoinError(RuntimeError):
-    """Raised if a rank is missing at the deadline or this one was replaced. No user's mistake: a restart may succeed."""
+    """Raised if a rank is missing at the deadline or this one was replaced. Not a user error: a restart may succeed."""
 
 
 @dataclass(frozen=True)

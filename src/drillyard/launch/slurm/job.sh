@@ -1,16 +1,16 @@
 log=$launch/slurm-$job.log
 exec >>"$log" 2>&1
-# Slurm itself may queue this start again, and that has nothing to do with the reason of the last time.
+# Slurm itself may have queued this start again: the reason of the last requeue does not apply to it.
 [ "$restarts" = 0 ] || note "" || true
 
-# Whether Slurm has no newer start of this job: on a node that it lost, an older one may go on.
+# Whether Slurm has no newer start of this job: an older one may continue on a node that Slurm has lost.
 is_newest() {
     local now
     now=$(slurm_has Restarts) || true
     [ "${now:-$restarts}" = "$restarts" ]
 }
 
-# Note how this start ended, for `drillyard runs` on clusters that keep no accounts.
+# Record the end of this start, for `drillyard runs` on clusters without accounting.
 ended() { # CODE WORD REASON
     trap - EXIT
     say "$2: $3 (exit code $1)"
@@ -33,13 +33,13 @@ log_begin=$(stat -c %s "$log")
 
 # SETUP
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd , -)
-# The first host leads. Where its name resolves nowhere, Slurm knows its address.
+# The first host runs the leader. If its name does not resolve, take its address from Slurm.
 first=${hosts%%,*}
 leader=$first
 if ! getent hosts "$leader" >/dev/null; then
     leader=$(scontrol show node -o "$leader" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
 fi
-# All cores of the smallest node, `72(x2),36` being Slurm's way to write 72, 72, 36.
+# All cores of the smallest node. Slurm writes 72, 72, 36 as `72(x2),36`.
 cpus=${SLURM_CPUS_PER_TASK:-$(tr , '\n' <<<"$SLURM_JOB_CPUS_PER_NODE" | sed 's/(.*//' | sort -n | sed -n 1p)}
 
 signal=
@@ -48,7 +48,7 @@ limit_is_near() {
     say "the time limit is near: the run saves and is queued again"
     scancel --signal=TERM "$job" || true
 }
-# Slurm sends SIGTERM to the agents itself.
+# Slurm itself sends SIGTERM to the agents.
 is_ended() {
     signal=TERM
 }
@@ -57,7 +57,7 @@ trap is_ended TERM
 
 say "on $SLURM_JOB_NODELIST, led by $leader"
 agents() {
-    # What Slurm sends to the whole job is for srun's tasks, and not for the shell that waits for srun.
+    # Signals to the whole job are meant for srun's tasks, not for the shell that waits for srun.
     trap : TERM USR1
     local code=0
     run_on_all_nodes "$launch/agent" run --quiet --job "$launch/job.json" \
@@ -65,7 +65,7 @@ agents() {
         --hosts "$hosts" --srun-log "$log" "$log_begin" || code=$?
     echo "$code" >"$codes"
 }
-# `wait` does not tell a code reliably where a signal comes with the end.
+# `wait` does not return the code reliably if a signal arrives at the end.
 codes=$launch/srun-$job-$restarts
 agents &
 pid=$!
@@ -75,7 +75,7 @@ done
 code=$(cat "$codes" || echo 137)
 rm -f "$codes"
 
-# What the leader wrote into state.json; nothing where it never began in this start.
+# Print a field that the leader wrote to state.json; nothing if no leader has begun in this start.
 leader_state() { # FIELD
     if grep -qs "^  \"submission\": \"$job\"" "$launch/state.json" &&
         grep -qs "^  \"attempt\": \"$restarts\"" "$launch/state.json"; then
@@ -83,12 +83,12 @@ leader_state() { # FIELD
     fi
 }
 
-# What srun and the agents printed in this start.
+# Filter the output of srun and the agents in this start.
 printed() { # SCRIPT of sed
     tail -c "+$((log_begin + 1))" "$log" | sed -nE "$1"
 }
 
-# Whether Slurm ends the job, and not for a reason that asks to start it again.
+# Whether Slurm ends the job for good, and not for a reason after which it starts again.
 was_cancelled() {
     [ "$signal" = TERM ] && [ "$(squeue -h -j "$job" -o %T)" != RUNNING ] &&
         [ "$(slurm_has Reason)" != TimeLimit ] && [ "$(slurm_has PreemptTime)" = None ]
@@ -110,12 +110,12 @@ again() { # REASON [NODES]
     ended 1 failed "$1; scontrol requeue $job failed"
 }
 
-# The leader was killed, or never started.
+# Handle a leader that was killed or never started.
 without_leader() {
     local nodes=$1 without
     without=$(leader_state exclude)
     if [ -z "$(leader_state attempt)" ]; then
-        # Starts without a leader are counted here alone.
+        # Only this file counts starts without a leader.
         echo "$restarts" >>"$launch/unled-$job"
         if [ "$(wc -l <"$launch/unled-$job")" -gt "$max_failures" ]; then
             ended 1 failed "no agent can lead the run, last on ${nodes:-$first}$because"
@@ -124,7 +124,7 @@ without_leader() {
     elif [ -n "$nodes" ]; then
         without=$nodes${without:+,$without}
     elif grep -qs "^    \"$first\": " "$launch/state.json"; then
-        # It was lost before. The next leader counts this loss.
+        # The host was lost before. The next leader counts this loss.
         without=$first${without:+,$without}
     fi
     if [ -n "$nodes" ]; then
@@ -133,7 +133,7 @@ without_leader() {
     again "the agent of node 0 ($first) was killed" "$without"
 }
 
-# The exit code of node 0's agent: as it recorded it, else as srun reports it.
+# Exit code of node 0's agent: as the agent recorded it, else as srun reports it.
 reported=$(leader_state exit_code)
 because=
 unstarted=
@@ -158,7 +158,7 @@ case $reported in
         ;;
     2) ended 2 failed "refused$because" ;;
     130)
-        # In Slurm's own books, too, the job was cancelled and has not failed.
+        # Cancel the job in Slurm too, so that it does not count as failed there.
         scancel "$job" || true
         ended 130 cancelled "cancelled"
         ;;

@@ -1,5 +1,5 @@
 restarts=${SLURM_RESTART_COUNT:-0}
-# An array's task by its own name: the array's last task has the id of the whole array.
+# Name an array's task by array and index: the last task's own id is that of the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 job=${job:-$SLURM_JOB_ID}
 
@@ -15,7 +15,7 @@ note() { # REASON
     scontrol update JobId="$job" Comment="$handle $(printf %s "$1" | tr '|\n' '  ' | cut -c -500)"
 }
 
-# Queue this job again, without NODES where Slurm has others for it. Returns where it may not be queued again, or where
+# Queue this job again, without NODES if Slurm has others for it. Returns only if it may not be queued again, or if
 # Slurm does not do it.
 queue_again() { # REASON [NODES]
     local reason=$1 without=${2-} before list=
@@ -31,11 +31,11 @@ queue_again() { # REASON [NODES]
         fi
     fi
     say "$reason; is queued again"
-    # Slurm sends SIGTERM to what is left of this start while the job waits.
+    # Slurm sends SIGTERM to the remaining processes of this start while the job waits.
     trap '' TERM
-    # The controller may be away for a while.
+    # The controller may be unavailable for a while.
     for _ in 1 2 3 4 5 6 7 8 9 10; do
-        # First the reason: a waiting job never shows that of an earlier start.
+        # Write the reason first: a waiting job never shows that of an earlier start.
         note "$reason" || true
         if scontrol requeue "$job"; then
             # Slurm changes the excluded nodes of waiting jobs only. This start is still among the job's processes, so
@@ -50,7 +50,7 @@ queue_again() { # REASON [NODES]
     done
 }
 
-# Without the storage there is nothing to run, and no log. A mount that has gone stale may not answer.
+# Without the storage there is nothing to run, and no log. A stale mount may not answer.
 if ! timeout -s KILL 30 test -r "$launch/job.json"; then
     reason="$(squeue -h -j "$job" -o %k | sed -n 's/^[^ ]* \(.* cannot read .*\)/\1; /p')"
     reason="$reason$SLURMD_NODENAME cannot read $launch"
