@@ -1,16 +1,16 @@
 """One attempt: start the ranks, sleep until something happens, end them, and report how it went.
 
-It sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. What is to
-happen later is a single pending transition with its time; each one replaces the last:
+It sleeps in one `select` on the ranks' process descriptors, rank 0's output and the supervisor's signals. The next
+delayed action is a single pending transition with its time; each new one replaces the last:
 
     a rank fails         -> a moment for its peers' own errors -> SIGTERM to the rest -> SIGKILL to all groups
-    a rank ends well     -> the others finish; if the run has ended (summary, exit 85), only for so long -> SIGKILL
+    a rank ends well     -> the others finish; once the run has ended (summary, exit 85), within `finish` -> SIGKILL
     a stop signal        -> forwarded, the ranks save and exit; a second request -> SIGKILL
     no heartbeat         -> request stack dumps, also of stopped ranks -> once more -> SIGTERM -> SIGKILL
-    SIGKILL              -> a rank that outlives it, in a call of the kernel, is named and left behind
+    SIGKILL              -> a rank that survives it, in a kernel call, is reported and left behind
 
-When a rank exits with 85, the others are asked to stop as well. When a rank gives up waiting in a collective, record
-what the others do, and request their stacks: the one it waited for is the one to look at.
+When a rank exits with 85, the others are asked to stop as well. When a rank times out in a collective, record what the
+others do, and request their stacks: one of them is the rank that it waited for.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _STANDBY_LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class GracePeriods:
-    """How long each wait may take, in seconds."""
+    """Longest durations of the waits, in seconds."""
 
     settle: float = 0.2
-    """After a rank's own error, before its peers are ended: one of them may know the cause better."""
+    """After a rank's own error, before its peers are ended: one of them may report the cause better."""
     terminate: float = 0.5
     """From SIGTERM to SIGKILL after a crash. Nothing that a survivor could still do helps the next attempt."""
     finish: float = 60.0
-    """For the other ranks once the run has ended well on one."""
+    """For the other ranks once one has ended the run successfully."""
     watchdog: float | None = None
     """Without progress on any rank (heartbeat.py), an attempt counts as hung after this; None: never."""
     kill: float = 30.0
-    """From SIGKILL until a rank that is still there counts as unkillable. Memory of many GiB takes seconds to free."""
+    """From SIGKILL until a remaining rank counts as unkillable. Freeing many GiB of memory takes seconds."""
     stacks: float = 1.0
     """For the stack dumps of a hung attempt; as long again for those of ranks that were asked twice."""
 
@@ -73,7 +73,7 @@ class RankExit:
 
 @dataclass
 class AttemptResult:
-    """How an attempt went. `exits` are in order of time; `log_offsets`: where each rank's log of it begins."""
+    """Result of an attempt. `exits` are in order of time; `log_offsets`: where each rank's log of it begins."""
 
     run_directory: Path
     exits: list[RankExit] = field(default_factory=list)
@@ -82,9 +82,9 @@ class AttemptResult:
     summary_written: bool = False
     hung: bool = False
     silent: dict[int, str] = field(default_factory=dict)
-    """What each rank that others waited for was doing when the attempt was given up, in words."""
+    """Activity, in words, of each rank that others waited for when the attempt was given up."""
     left_behind: list[str] = field(default_factory=list)
-    """Each rank that SIGKILL did not end, in words: the kernel lets a process go only when its call returns."""
+    """Each rank that SIGKILL did not end, in words: a process in a kernel call ends only when the call returns."""
     stop_signal: signal.Signals | None = None
     forced: bool = False
     seconds_to_end: float = 0.0
@@ -119,7 +119,7 @@ def rank_environments(
 class Attempt:
     """One attempt: `command` as `num_ranks` ranks, the lowest first; `run` returns when no rank is left.
 
-    `environment`: what all ranks share, see `rank_environments`. `standby`: processes that may have been started ahead
+    `environment`: shared by all ranks, see `rank_environments`. `standby`: processes that may be started ahead
     for this attempt; those for the next one start once it trains. `on_stop` is called at the first stop signal.
     """
 
@@ -180,7 +180,7 @@ class Attempt:
         stack.callback(os.close, self._pipe)
         os.set_blocking(self._pipe, False)
         with contextlib.suppress(OSError):
-            # Above this user's limit for pipes: the default size does, with more wake-ups.
+            # Beyond this user's limit for pipes the default size works too, with more wake-ups.
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with contextlib.ExitStack() as ours:
             ours.callback(os.close, write_end)
@@ -205,17 +205,17 @@ class Attempt:
         return file_stamp(self._summary) not in (None, self._summary_before)
 
     def _sleep(self) -> list[Callable[[], None] | Rank]:
-        """Wait until something happens or is due; returns who is to act."""
+        """Wait for the next event or due time; returns the actions to call and the ranks that have ended."""
         started, wait = time.monotonic(), self._seconds_to_wait()
         happened = [key.data for key, _ in self._selector.select(wait)]
         watchdog = self.grace.watchdog
         if watchdog is not None and wait is not None and time.monotonic() - started > wait + watchdog / 2:
-            # The supervisor was stopped itself, and perhaps the whole job with it: start counting silence again.
+            # The supervisor itself was stopped, perhaps with the whole job: start counting silence again.
             self._silent_since = time.monotonic()
         return happened
 
     def _hung_at(self) -> float | None:
-        """When the attempt will count as hung, unless a heartbeat comes before; None: never."""
+        """Time at which the attempt will count as hung, unless a heartbeat comes before; None: never."""
         if self.grace.watchdog is None or self._asked_to_end:
             return None
         return max([self._silent_since, *(heartbeat.at for heartbeat in self._board.read())]) + self.grace.watchdog
@@ -303,7 +303,7 @@ class Attempt:
         self._later(self.grace.kill, self._leave_behind)
 
     def _leave_behind(self) -> None:
-        """Stop waiting for ranks that SIGKILL does not end: only what they wait for could end them."""
+        """Stop waiting for ranks that SIGKILL does not end: only the end of their kernel call could end them."""
         for rank in self._running():
             self._ranks.remove(rank)
             self._selector.unregister(rank.pidfd)
@@ -322,7 +322,7 @@ class Attempt:
         self._later(self.grace.stacks, self._insist_on_stacks)
 
     def _insist_on_stacks(self) -> None:
-        """Ask ranks that have not written their stacks again, in a way that does not need their interpreter."""
+        """Request stacks again from ranks that have not written them, in a way that does not need their interpreter."""
         silent = [rank for rank in self._running() if cause.innermost_frame(self._result.log_of(rank.number)) is None]
         for rank in silent:
             rank.send(INSISTING_STACKS_SIGNAL)
@@ -338,7 +338,7 @@ class Attempt:
                 self._kill()
             elif self._result.stop_signal is None:
                 self._result.stop_signal = number
-                # First the ranks: the terminal that messages go to may be what went away.
+                # Signal the ranks first: the terminal that gets the messages may be gone.
                 self._send(FORWARDED_AS.get(number, number))
                 self.on_stop(number)
                 self.output.say(
@@ -369,8 +369,8 @@ class Attempt:
 
 
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes with each version of a file; None without it. This host's clock would not do: on a network file
-    system the times of files are another machine's."""
+    """Return values that change with each version of a file; None without it. This host's clock is no substitute: on a
+    network file system the times of files are another machine's."""
     try:
         status = os.stat(path)
     except OSError:

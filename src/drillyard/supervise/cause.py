@@ -1,9 +1,9 @@
-"""Why a rank ended, in words: exit codes and signals, the kernel's report on memory, the last lines of its log.
+"""Explanation of why a rank ended: exit codes and signals, the kernel's report on memory, the last lines of its log.
 
 When one rank dies its peers fail too, a moment later, with errors about lost connections. Such an error is an effect:
 the cause is the first rank in time whose last lines do not report a lost peer.
 
-The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PEER_LOST = re.compile(
     r"|Heartbeat monitor timed out|watchdog (got stuck|hang)|(flight recorder )?dump signal (from|due to)"
     r"|\bJoin(?:Failed|Error): "
 )
-"""What only a lost or late rank causes: messages of torch's c10d store and monitored barrier, gloo, NCCL's network
+"""Messages that only a lost or late rank causes: of torch's c10d store and monitored barrier, gloo, NCCL's network
 layer, ProcessGroupNCCL's watchdog and heartbeat monitor, and rendezvous.py."""
 _CONNECTION_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused|aborted)|broken pipe|timed? ?out\b|no route to host",
@@ -34,8 +34,8 @@ _CONNECTION_LOST = re.compile(
 _BETWEEN_RANKS = re.compile(
     r"\bgloo\b|\bNCCL\b|ProcessGroup|\bprocess group\b|c10d|TCPStore|torch/distributed/rendezvous"
 )
-"""Names the store or a collective library, in a message or in the frame that raised it. Downloads, metadata servers and
-data loaders lose connections too."""
+"""Names of the store or a collective library, in a message or in the frame that raised it. Downloads, metadata servers
+and data loaders lose connections too."""
 _ANOTHER_SERVICE = re.compile(r"https?://|HTTPS?ConnectionPool")
 _OWN_FAULT = re.compile(
     r"failed to listen|EADDRINUSE|cannot be retrieved \(gai error|CUDA error: "
@@ -51,7 +51,7 @@ _EXCEPTION = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit|Failed|Timeout
 _MESSAGE = re.compile(r"error: ")
 _TERMINATED = re.compile(r"^terminate called after throwing an instance of '(?:\w+::)*(\w+)'")
 _FATAL_LOG = re.compile(r"^\[F\S* .*?\] ")
-"""The line after which C++'s LOG(FATAL) aborts: how ProcessGroupNCCL's heartbeat monitor ends a rank."""
+"""Last line before C++'s LOG(FATAL) aborts, by which ProcessGroupNCCL's heartbeat monitor ends a rank."""
 _NOT_A_CAUSE = re.compile(
     r'^\s*(Step: \d+|\{".*\}|Evaluation after step|Checkpoint: |\[rank\d+\]:\[W|Extension modules: )'
 )
@@ -62,7 +62,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 def describe_exit(returncode: int) -> str:
-    """`exit code 1`, `killed by SIGKILL (exit code 137)`; negative codes are signals, as subprocess has them."""
+    """`exit code 1`, `killed by SIGKILL (exit code 137)` for a code; negative ones are signals, as in subprocess."""
     if returncode < 0:
         return f"killed by {_signal_name(-returncode)} (exit code {128 - returncode})"
     if 128 < returncode <= 128 + 64:
@@ -93,9 +93,9 @@ def _signal_name(number: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for lack of memory; 0 where that is unknown.
+    """Number of this control group's processes that the kernel has killed for lack of memory; 0 where that is unknown.
 
-    cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control. Where neither is there, as in the root group,
+    cgroup v2: `oom_kill` of memory.events; v1: of memory.oom_control. Where neither exists, as in the root group,
     that of the whole host in /proc/vmstat (Linux 4.13).
     """
     texts = []
@@ -111,14 +111,14 @@ def oom_kills() -> int:
 
 
 def memory_verdict(oom_kills_before: int) -> str:
-    """What is known about why a rank was killed by SIGKILL."""
+    """Describe what is known about why a rank was killed by SIGKILL."""
     if oom_kills() > oom_kills_before:
         return "the kernel ended it because memory ran out; lower micro_batch_size or the ranks per host"
     return "possibly out of memory, or killed from outside; the kernel reports no out-of-memory kill"
 
 
 def read_from(path: Path, offset: int) -> str:
-    """What a log holds from byte `offset` on, at most its last 64 KiB; nothing when it cannot be read now."""
+    """Read a log from byte `offset` on, at most its last 64 KiB; empty when it cannot be read now."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(offset, size - _TAIL_BYTES))
@@ -127,7 +127,7 @@ def read_from(path: Path, offset: int) -> str:
 
 
 def last_words(text: str, limit: int = 6) -> list[str]:
-    """The lines of a rank's log that say best why it ended, at most `limit`.
+    """Select the lines of a rank's log that best explain its end, at most `limit`.
 
     A message for the user (`error: ...`) to its end, where no exception follows; else an uncaught C++ exception or
     fatal log line, after which only stacks follow; else the last exception and the line of code that raised it; else
@@ -153,7 +153,7 @@ def last_words(text: str, limit: int = 6) -> list[str]:
 
 
 def _last_match(pattern: re.Pattern[str], lines: list[str]) -> int:
-    """The number of the last line that begins so; -1 without any."""
+    """Number of the last line that begins with the pattern; -1 without any."""
     return max((number for number, line in enumerate(lines) if pattern.match(line)), default=-1)
 
 
@@ -163,9 +163,9 @@ def _until_blank(lines: list[str], limit: int) -> list[str]:
 
 
 def user_message(text: str) -> str | None:
-    """The last message of a user's mistake in a rank's log (`error: ...`, its whole text), or None.
+    """Last message about a user's mistake in a rank's log (`error: ...`, its whole text), or None.
 
-    For a rank whose exit code says that there is one: other programs begin lines like that as well.
+    Only for a rank whose exit code announces one: other programs begin lines like that as well.
     """
     lines = [line.rstrip() for line in text.splitlines()]
     message = _last_match(_MESSAGE, lines)
@@ -173,7 +173,7 @@ def user_message(text: str) -> str | None:
 
 
 def error_line(words: Sequence[str]) -> str:
-    """The one line of `last_words` that names the error: the first that is no traceback, or nothing."""
+    """The line of `last_words` that names the error: the first exception or message, else the last line, or nothing."""
     for line in words:
         bare = _RANK_MARK.sub("", line)
         if _EXCEPTION.match(bare) or bare.startswith("error: "):
@@ -188,7 +188,7 @@ def exit_reason(rank: int | None, returncode: int, words: Sequence[str]) -> str:
 
 
 def memory_advice(words: list[str]) -> str | None:
-    """What to do where a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
+    """Advise if a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
     failed = any(_NO_MEMORY.search(_RANK_MARK.sub("", line)) for line in words)
     return "memory could not be allocated; lower micro_batch_size or the ranks per host" if failed else None
 

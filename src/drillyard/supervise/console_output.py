@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: a log per rank, rank 0's lines to the console, a progress bar on a terminal.
+"""Output of the ranks: a log per rank, rank 0's lines to the console, a progress bar on a terminal.
 
 Ranks write straight into their logs (opened for appending), which costs the supervisor nothing; only rank 0's standard
 output comes through a pipe, is appended to its log as it is and forwarded in whole lines, many per write. On a terminal
@@ -27,28 +27,28 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 class PlainOutput:
-    """What the supervisor prints to files, pipes and other programs: rank 0's lines to `stream`, its own messages to
-    standard error. A reader that is gone ends no run."""
+    """Output of the supervisor to files, pipes and other programs: rank 0's lines to `stream`, its own messages to
+    standard error. A closed reader ends no run."""
 
     refresh_seconds: float | None = None
-    """How often `refresh` must be called; None: never."""
+    """Seconds between calls of `refresh`; None: never."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def lines(self, text: str) -> None:
-        """Pass on whole lines of rank 0; when the reader is gone (`| head`) its logs still hold everything."""
+        """Print whole lines of rank 0; if the reader is gone (`| head`), the log still has everything."""
         self._print(text, end="")
 
     def say(self, text: str) -> None:
         self._print(f"drillyard: {text}", style="yellow")
 
     def error(self, text: str) -> None:
-        """Print a rank's message to the user, as it is."""
+        """Print a rank's message to the user unchanged."""
         self._print(text, style="red")
 
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
-        """Lines of rank 0 have no style."""
+        """Print `text`; lines of rank 0 have no style."""
         stream = self._stream if style is None else sys.stderr
         try:
             print(text, end=end, file=stream, flush=True)
@@ -56,10 +56,10 @@ class PlainOutput:
             _redirect_to_null(stream)
 
     def refresh(self, heartbeat: Heartbeat) -> None:
-        """Show rank 0's last heartbeat; nothing here."""
+        """Show rank 0's last heartbeat; does nothing here."""
 
     def close(self) -> None:
-        """Print nothing more."""
+        """Stop printing."""
 
 
 MESSAGES = PlainOutput(sys.stderr)
@@ -67,7 +67,7 @@ MESSAGES = PlainOutput(sys.stderr)
 
 
 def _redirect_to_null(stream: IO[str]) -> None:
-    """The reader of a stream is gone: later flushes, the interpreter's at exit among them, must not fail."""
+    """Redirect a stream whose reader is gone, so that later flushes, also the interpreter's at exit, do not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -83,7 +83,7 @@ class TerminalOutput(PlainOutput):
         from rich import progress
 
         super().__init__(console.file)
-        # No thread of rich's: ranks are forked from this process. Steps may take minutes, and the time left is guessed
+        # No thread of rich's: ranks are forked from this process. Steps may take minutes; the time left is estimated
         # from those of the last ten.
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -104,7 +104,7 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.start)
 
     def _show(self, action: Callable[[], object]) -> None:
-        """Stop drawing on a terminal that was closed; it ends no run. rich makes a closed pipe a SystemExit."""
+        """Draw, unless the terminal was closed; that ends no run. rich raises SystemExit for a closed pipe."""
         if self._is_watched:
             try:
                 action()
@@ -141,7 +141,7 @@ class TerminalOutput(PlainOutput):
 
 
 class LineForwarder:
-    """Bytes of rank 0's standard output, in whole lines: unchanged into its log, as text to the console.
+    """Forwarder of rank 0's standard output in whole lines: unchanged into its log, as text to the console.
 
     Whole lines, because the rank writes its standard error into the same log meanwhile.
     """
@@ -161,7 +161,7 @@ class LineForwarder:
             self.finish()
 
     def finish(self) -> None:
-        """The pipe has ended: pass on a last line that has no end."""
+        """End the input: pass on a last line that has no end."""
         if self._rest:
             self._pass_on(self._rest, end="\n")
             self._rest = b""
@@ -184,7 +184,7 @@ def log_path(run_directory: Path, rank: int) -> Path:
 
 
 def open_log(path: Path, header: str) -> tuple[int, int]:
-    """A descriptor for appending to a rank's log, and the offset just after this attempt's header."""
+    """Open a rank's log for appending; returns its descriptor and the offset just after this attempt's header."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:

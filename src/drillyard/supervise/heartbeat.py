@@ -1,6 +1,6 @@
 """Heartbeats: what each rank is doing and when it last made progress, on a board that its supervisor reads.
 
-Progress is a step, a forward, a phase begun, work done in a phase that one rank does alone (rank_supervision.py), but
+Progress is a step, a forward, the start of a phase, work in a phase that one rank does alone (rank_supervision.py), but
 not output. The board is a memfd, one slot per local rank, which vanishes with its last user. Ranks open it as
 /proc/<supervisor>/fd/<n> (in DRILLYARD_LIFE_BOARD), so it need not be inherited through a wrapper. A heartbeat is one
 store to shared memory; times are CLOCK_MONOTONIC, which all processes of a host share.
@@ -29,7 +29,7 @@ _SLOT_BYTES: Final = 64
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank showed last. `at`: seconds of time.monotonic, 0.0 before the first; `step`: steps completed;
+    """Last report of a rank. `at`: seconds of time.monotonic, 0.0 before the first; `step`: steps completed;
     `trained`: whether the last of them was done in this attempt."""
 
     at: float
@@ -40,7 +40,7 @@ class Heartbeat:
 
 
 class HeartbeatBoard(contextlib.AbstractContextManager["HeartbeatBoard"]):
-    """The heartbeats of all ranks on this host, as the supervisor sees them. Use it with `with`."""
+    """Board with the heartbeats of all ranks on this host, which the supervisor reads. Use it with `with`."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
@@ -64,7 +64,7 @@ class HeartbeatBoard(contextlib.AbstractContextManager["HeartbeatBoard"]):
 
 
 class HeartbeatWriter:
-    """One rank's own slot: shown to its supervisor where there is one, and known to the rank itself."""
+    """Writer of one rank's slot, which the rank itself reads too, and its supervisor where there is one."""
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None, offset: int = 0) -> None:
         self._memory = bytearray(_SLOT_BYTES) if memory is None else memory
@@ -73,16 +73,16 @@ class HeartbeatWriter:
         self.begin("start")
 
     def show(self) -> None:
-        """This rank has made progress."""
+        """Record that this rank has made progress."""
         _NUMBERS.pack_into(self._memory, self._offset, time.monotonic_ns(), *self._steps)
 
     def begin(self, phase: str) -> None:
-        """A phase begins, named in at most 32 ASCII characters; that is progress too."""
+        """Begin a phase, named in at most 32 ASCII characters; that is progress too."""
         _PHASE.pack_into(self._memory, self._offset + _NUMBERS.size, phase.encode())
         self.show()
 
     def step(self, steps_done: int, total_steps: int, *, trained: bool = True) -> None:
-        """An optimizer step is completed, or (not `trained`) was by an earlier attempt."""
+        """Record that an optimizer step is completed, or (not `trained`) was by an earlier attempt."""
         self._steps = (steps_done, total_steps, trained)
         self.show()
 
@@ -91,8 +91,8 @@ class HeartbeatWriter:
 
 
 def heartbeat_writer(environment: Mapping[str, str]) -> HeartbeatWriter:
-    """The slot of this rank, on its supervisor's board if `environment` names one. Raises UserError where that cannot
-    be opened: the supervisor would take the rank for hung."""
+    """Return the slot of this rank, on its supervisor's board if `environment` names one. Raises UserError where that
+    cannot be opened: the supervisor would take the rank for hung."""
     path = environment.get(BOARD)
     if path is None:
         return HeartbeatWriter()

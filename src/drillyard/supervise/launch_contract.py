@@ -1,8 +1,8 @@
-"""What a launcher's agent and the command that it starts on a node agree on: exit codes, variables and files.
+"""Contract between a launcher's agent and the command that it starts on a node: exit codes, variables and files.
 
-The agent (launch/agent) gives every command the variables in `GIVEN`. The command may write to the exit record how it
-ended; the agent may write next to it that another node's failure is why the command is stopped. Agents take this file
-along: standard library only, nothing newer than Python 3.9.
+The agent (launch/agent) gives every command the variables in `GIVEN`. The command may write an exit record; the agent
+may write next to it that the command is stopped because another node failed. Shipped with the agents: standard library
+only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_NODE_LOST = 75
-"""A node is gone for good: the scheduler may start the run again on others. sysexits.h: EX_TEMPFAIL."""
+"""A node is lost: the scheduler may start the run again on others. sysexits.h: EX_TEMPFAIL."""
 EXIT_CHECKPOINTED = 85
-"""Stopped on request with all that was trained saved: start it again."""
+"""Stopped on request with all of its training saved: start it again."""
 EXIT_NOT_SAVED = 86
-"""Between a rank and its supervisor: stopped on request, and that moment could not be saved. The run's code is 1."""
+"""Between a rank and its supervisor: stopped on request without a checkpoint of that moment. The run's code is 1."""
 EXIT_CANCELLED = 130
 
 EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
-"""Names the file in which the launcher wants to read how the ranks ended."""
+"""Path of the file in which the launcher expects the exit record."""
 ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
-"""How often the launcher has started the command of this submission before: 0, 1, ..."""
+"""Number of earlier starts of this submission's command by the launcher: 0, 1, ..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
 """The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
 GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, ATTEMPT, SUBMISSION)
@@ -36,7 +36,7 @@ GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", 
 
 @dataclass(frozen=True)
 class FailureElsewhere:
-    """Why a healthy node is stopped: another one failed or was lost."""
+    """Reason for stopping a healthy node: another one failed or was lost."""
 
     reason: str
     rank: int | None
@@ -45,21 +45,21 @@ class FailureElsewhere:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How this node's ranks ended: the rank that failed first, if one did, its code, the reason and its last lines."""
+    """End of this node's ranks: the rank that failed first, if one did, its code, the reason and its last lines."""
 
     rank: int | None
     exit_code: int
     reason: str
     lines: Sequence[str] = ()
     lost_peer: bool = False
-    """Whether it is a mere effect of another rank's end, on whichever node."""
+    """Whether it is only an effect of another rank's end, on whichever node."""
     final: bool = False
     """Whether the same command would end in the same way, so that it must not be started again."""
     step: int | None = None
-    """The last one done in this attempt; None before the first, or where the failure belongs to none."""
+    """Last step done in this attempt; None before the first, or where the failure belongs to none."""
 
     def write(self) -> None:
-        """Write it where a launcher has asked for it. Silent on a full disk."""
+        """Write the record where a launcher has asked for it. Silent on a full disk."""
         path = os.environ.get(EXIT_RECORD)
         if path is not None:
             with contextlib.suppress(OSError):
@@ -83,13 +83,13 @@ def submission() -> str | None:
 
 
 def write_failure_elsewhere(record: Path, failure: FailureElsewhere) -> None:
-    """Of the agent, before it signals the command whose exit record that is. On a full disk only the signal comes."""
+    """Record why the agent is about to signal a command. On a full disk only the signal comes."""
     with contextlib.suppress(OSError):
         _stop_note(record).write_text(json.dumps(asdict(failure)) + "\n", encoding="utf-8")
 
 
 def failure_elsewhere() -> FailureElsewhere | None:
-    """Of the command, when it was signalled: whether another node's failure is why; None for a request to stop."""
+    """Read, in a signalled command, which failure of another node is the reason; None for a request to stop."""
     path = os.environ.get(EXIT_RECORD)
     try:
         note = json.loads(_stop_note(Path(path)).read_text(encoding="utf-8")) if path else {}

@@ -1,9 +1,9 @@
-"""Which process on which machine, and what /proc says of it: so a dead process is recognised as such later.
+"""Identity of a process and its machine, and its facts in /proc: so a dead process is recognised as such later.
 
-A process is its id and its start time; a machine its boot and its process namespace, so that two containers of one host
-name are two machines, and four Slurm nodes on one host are one.
+A process is its id and its start time; a machine its boot and its process namespace, so that two containers with one
+host name are two machines, and four Slurm nodes on one host are one.
 
-The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Process:
 
     @property
     def here(self) -> bool:
-        """Whether it is on this machine, so that `alive` can be asked."""
+        """Whether it is on this machine, so that `alive` has a meaning."""
         return self.machine == this_machine()
 
     @property
@@ -57,19 +57,19 @@ def running_process(pid: int) -> Process:
 
 
 def node_name() -> str:
-    """What the scheduler calls this node, or the host name."""
+    """Scheduler's name of this node, or the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @functools.cache
 def this_machine() -> str:
-    """The same for all processes that see each other's ids, until the next boot."""
+    """Name of this machine: the same for all processes that see each other's ids, until the next boot."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def read_kernel_file(path: str) -> str:
-    """The text of a file of /proc or /sys; empty where it is not there, as for a process that is gone."""
+    """Read a file of /proc or /sys; empty if it is missing, as for a process that has ended."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -77,21 +77,21 @@ def read_kernel_file(path: str) -> str:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process that is gone."""
+    """Fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process that has ended."""
     return fields_of_stat(read_kernel_file(f"/proc/{pid}/stat"))
 
 
 def fields_of_stat(stat: str) -> list[str]:
-    """The same of the file's text, in which the command's name is in brackets and may hold anything."""
+    """Same fields from the file's text, in which the command's name is in brackets and may contain anything."""
     return stat.rpartition(")")[2].split()
 
 
 def process_state(pid: int) -> str:
-    """The state letter of a process (R, S, D, T, ...); empty when it is gone."""
+    """State letter of a process (R, S, D, T, ...); empty when it has ended."""
     return "".join(stat_fields(pid)[:1])
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started; None where there is none, or only a zombie that was not reaped."""
+    """Start time of a process; None where there is none, or only a zombie that was not reaped."""
     fields = stat_fields(pid)
     return int(fields[19]) if fields and fields[0] not in "ZX" else None

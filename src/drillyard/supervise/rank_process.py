@@ -1,4 +1,4 @@
-"""Starting a rank, or having one stand by, so that it can always be ended. Linux >= 5.3.
+"""Start of ranks and of standby processes, in a way that they can always be ended. Linux >= 5.3.
 
 Each rank leads a session of its own, so a Ctrl-C in the terminal reaches only the supervisor, and a kill of the group
 reaches what the rank has started. The kernel kills a rank when the thread that started it ends (PR_SET_PDEATHSIG), so
@@ -37,7 +37,7 @@ _Waiting = tuple[subprocess.Popen[bytes], socket.socket]
 
 @dataclass(frozen=True)
 class NodePlacement:
-    """A node's place among the `count` nodes of a run, each with a supervisor, and where all ranks meet.
+    """Place of a node among the `count` nodes of a run, each with a supervisor, and the address where all ranks meet.
 
     Whatever started the supervisors starts all of them again, so a supervisor of several makes one attempt only. That
     of node 0 writes the run's events and locks its directory.
@@ -47,7 +47,7 @@ class NodePlacement:
     rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int | None = None
-    """None: a free port of this host, a new one in each attempt; only where it is the one node."""
+    """None: a free port of this host, a new one in each attempt; only for a single node."""
 
     @property
     def is_first(self) -> bool:
@@ -61,11 +61,11 @@ ONE_NODE = NodePlacement()
 def start_process(
     command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, keep_open: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own and ends when this thread does. Raises OSError."""
+    """Start a process that leads its own session and is killed when this thread ends. Raises OSError."""
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        """In the child between fork and exec, even if the parent has ended already. Safe after a fork because the
+        """Run in the child between fork and exec; the parent may have ended already. Safe after a fork because the
         supervisor has no other thread, which is why its progress bar refreshes from its loop."""
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -85,7 +85,7 @@ def start_process(
 
 @dataclass(repr=False)
 class Standby(contextlib.AbstractContextManager["Standby"]):
-    """Ranks started ahead, with everything imported, so that a restart does not wait for it.
+    """Ranks started ahead, with everything imported, so that a restart does not wait for imports.
 
     Importing torch takes a rank seconds on a local disk and minutes when thousands of ranks read a shared one. So once
     an attempt trains, start one process per rank that imports and then waits. The next attempt sends each its
@@ -137,7 +137,7 @@ class Standby(contextlib.AbstractContextManager["Standby"]):
                 socket.send_fds(connection, [b"."], [stdout, stderr])
                 connection.sendall(json.dumps(dict(environment)).encode())
         except OSError:
-            # It has died while it waited.
+            # It died while it waited.
             self._dismiss(waiting)
             return None
         return waiting[0]
@@ -147,7 +147,7 @@ class Standby(contextlib.AbstractContextManager["Standby"]):
         connection.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # One in a call of the kernel, reading from a disk that hangs, ends when that returns; do not wait for it.
+        # A process in a kernel call, such as a read from a hung disk, ends when that returns; do not wait for it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_END)
 
@@ -155,7 +155,7 @@ class Standby(contextlib.AbstractContextManager["Standby"]):
 class Rank:
     """One rank: its number, process id and descriptor, and its `returncode` once it was reaped.
 
-    It is the process that stands by for it, else a new one.
+    Its process is the standby process for it, else a new one.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Rank:
 
 
 def await_turn(prepare: Callable[[], object]) -> None:
-    """A standby process's side: call `prepare`, then wait for the attempt.
+    """Wait for the attempt in a standby process, after calling `prepare`.
 
     On return the environment, standard output and standard error are those of the attempt. The process ends when its
     supervisor does.
@@ -214,7 +214,7 @@ def await_turn(prepare: Callable[[], object]) -> None:
 
 
 def silence(rank: int, pid: int, heartbeat: Heartbeat, now: float) -> str:
-    """A line about a rank that has made no progress; `now` is time.monotonic."""
+    """Describe a rank that has made no progress; `now` is time.monotonic."""
     state = _STATES.get(process_state(pid))
     known = [state] if state else []
     if heartbeat.at:
@@ -224,7 +224,7 @@ def silence(rank: int, pid: int, heartbeat: Heartbeat, now: float) -> str:
 
 
 def unkillable(rank: int, pid: int) -> str:
-    """A line about a rank that SIGKILL has not ended: its process, its state, and where it is in the kernel."""
+    """Describe a rank that SIGKILL has not ended: its process, its state, and where it is in the kernel."""
     letter, place = process_state(pid), read_kernel_file(f"/proc/{pid}/wchan")
     where = f", in {place} of the kernel" if place.strip("0") else ""
     state = f"it is {_STATES.get(letter, f'in state {letter}')}{where}" if letter else "it is gone now"

@@ -1,15 +1,15 @@
-"""A rank's side of supervision: its heartbeat, its watch over itself, its answers to stop signals and stack requests.
+"""Supervision inside a rank: its heartbeat, its self-check, its answers to stop signals and stack requests.
 
-Set up before anything that takes long is imported, so that a signal in the first seconds is answered too. Python runs
+Set up before any slow import, so that a signal in the first seconds is answered too. Python runs
 signal handlers in the main thread, between two bytecodes: a rank that waits in a store, joins the others or sits in a
 hung collective would not run them. So the interpreter's C handler writes the number to a socket, and the thread that
 sends heartbeats acts on it. SIGQUIT dumps the stacks from C, without the interpreter's lock: walking the frames of
 running threads may crash the process, so it is the supervisor's second try only.
 
-Under a supervisor (DRILLYARD_SUPERVISED) the rank does not judge itself. Without one, as under torchrun, a rank without
+Under a supervisor (DRILLYARD_SUPERVISED) the rank does not end itself. Without one, as under torchrun, a rank without
 progress for `watchdog_seconds` writes the stacks of its threads to logs/rank-N.log and exits with 1, so that its
-launcher restarts all ranks. One that is asked to stop, as another gave up waiting for it, writes its stacks too. Should
-a thread hold the interpreter's lock, another process ends the rank (watchdog_process.py). Time in which the rank was
+launcher restarts all ranks. A rank that is stopped because another timed out on it writes its stacks too. If
+a thread holds the interpreter's lock, another process ends the rank (watchdog_process.py). Time in which the rank was
 suspended does not count.
 """
 
@@ -42,10 +42,10 @@ from drillyard.supervise.stop_requests import (
 from drillyard.telemetry.events import EventName, append_event
 
 Kind = Literal["strict", "working", "waiting"]
-"""What counts as progress in a phase:
+"""Rules for progress, by phase:
 
-- strict: training. Only steps and forwards; a rank that waits in a collective has no heartbeat;
-- working: what takes long without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
+- strict: training. Only steps and forwards count; a rank that waits in a collective has no heartbeat;
+- working: long work without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
   own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. (A GPU rank may spin in a
   collective; there the collective timeout is the limit.)
 - waiting: for another rank, which is watched itself. The first rank of a further node shows heartbeats all the time, as
@@ -55,7 +55,7 @@ StopAction = Literal["leave", "note", "ignore"]
 """The answer to a stop signal:
 
 - leave: nothing trained in this attempt is unsaved (imports, tokenising, loading, compiling; after the last checkpoint,
-  evaluation and export). Exit with 85 at once: the same command starts again, and caches and checkpoints are whole at
+  evaluation and export). Exit with 85 at once: the same command starts again, and caches and checkpoints are intact at
   any moment, because their manifests are written last.
 - note: in training. Keep the request for the ranks to agree on (training/callbacks.py); a second one, more than two
   seconds later, exits with 128 + N at once.
@@ -72,7 +72,7 @@ _SECONDS_TO_WRITE = 5.0
 
 
 class RankSupervision:
-    """Make it first of all in a rank's main thread. `is_claimed`: the run directory is known to be this run's.
+    """Create it first of all in a rank's main thread. `is_claimed`: the run directory is known to be this run's.
 
     `signs`: the heartbeat. `received`: the stop signal that was noted. `owns_directory`: whether events may be written
     to the run directory; `attempt`: the number that they carry.
@@ -99,7 +99,7 @@ class RankSupervision:
         arguments = (os.getpid(), self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
         self._watchdog = ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
         self._lock = threading.Lock()
-        # Of its own: `answer` may hold the other while a disk hangs.
+        # A lock of its own: `answer` may hold the other while a disk hangs.
         self._watchdog_lock = threading.Lock()
         self._inbox = SignalInbox(*RANK_STOP_SIGNALS, STACKS_SIGNAL)
         self._inbox.__enter__()
@@ -122,7 +122,7 @@ class RankSupervision:
             self.begin(outer, outer_kind)
 
     def answer(self, by: StopAction) -> None:
-        """Answer stop signals so from now on; `leave` also acts on one that was noted before."""
+        """Set the answer to stop signals from now on; `leave` also acts on one that was noted before."""
         with self._lock:
             self._answer = by
             if by == "leave" and self.received is not None:
@@ -149,7 +149,7 @@ class RankSupervision:
             if seconds < self._tick_seconds:
                 continue
             looked = now
-            # Where this process was stopped meanwhile, or starved, that it did no work says nothing.
+            # If this process was stopped or starved meanwhile, its lack of work proves nothing.
             if seconds > 3 * self._tick_seconds + 1 or (self._kind == "waiting" and self._is_first_of_further_node):
                 self.signs.show()
             elif self._kind == "working":
@@ -180,7 +180,7 @@ class RankSupervision:
     def _leave(self, number: signal.Signals) -> None:
         def report() -> None:
             if failure_elsewhere() is None:
-                # Else another node's failure is why, and the supervisor writes that.
+                # Else another node's failure is the reason, and the supervisor writes that.
                 self._write_event("signal", signal=number.name)
                 self._write_event("end", status="interrupted")
             sys.stderr.write(f"drillyard: {number.name}: nothing of this attempt to save; start again (exit code 85)\n")
@@ -210,12 +210,12 @@ class RankSupervision:
 
     def _write_event(self, event: EventName, **fields: object) -> None:
         if self._rank == 0 and self.owns_directory:
-            # A full disk takes no event; the exit code still says it.
+            # A full disk loses the event; the exit code still reports it.
             with contextlib.suppress(UserError):
                 append_event(self._run_directory, event, round=self.attempt, rank=0, **fields)
 
     def _write_stacks(self, message: str) -> None:
-        """Into logs/rank-N.log, or standard error if that cannot be."""
+        """Write stacks into logs/rank-N.log, or to standard error if that fails."""
         print(f"[rank {self._rank}] {message}", file=sys.stderr, flush=True)
         path = self._run_directory / "logs" / f"rank-{self._rank}.log"
         try:
@@ -232,7 +232,7 @@ class RankSupervision:
 
 
 def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:
-    """Start to write, which a hung disk can block forever, and wait up to `seconds` for the end of it."""
+    """Write in a thread, since a hung disk can block forever, and wait up to `seconds` for its end."""
     thread = threading.Thread(target=write, name="supervision output", daemon=True)
     # RuntimeError: this user's limit of threads.
     with contextlib.suppress(RuntimeError):
@@ -255,5 +255,5 @@ def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float
 
 
 def tick_seconds(watchdog_seconds: float) -> float:
-    """How often a rank checks itself: 20 times within the limit, and at least every 5 s."""
+    """Seconds between a rank's checks of itself: a 20th of the limit, and at most 5."""
     return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS

@@ -1,4 +1,4 @@
-"""Kills what a supervisor or agent started once that is gone: a tiny process that waits for its parent to end.
+"""Reaper: a small process that waits for its parent, a supervisor or agent, to end, and kills what that has started.
 
 Every process of a run inherits an environment variable, a mark, so one that left its session or lost its parent is
 still found in /proc; one that clears its environment is not. The kernel kills the ranks themselves when their
@@ -7,7 +7,7 @@ supervisor dies (PR_SET_PDEATHSIG). The reaper keeps the run directory's lock, w
 It runs as a script, `python -I -S reaper.py TOKEN MARK [SECONDS]`, with a pipe as its input, whose end means that the
 parent is gone. With SECONDS, the parent must also write a byte whenever it has renewed its lease: after that much
 silence the marked processes are killed although the parent may live. Under an agent (launch/agent) the agent's reaper
-also reaches what the supervisor started. Agents take this file along: standard library only, Python 3.9.
+also reaches what the supervisor started. Shipped with the agents: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
 
 
 class ParentWatcher:
-    """A script that watches this process, the reaper or watchdog_process.py: its input is a pipe from here.
+    """Script that watches this process, the reaper or watchdog_process.py: its input is a pipe from this process.
 
     `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are inherited: a lock on
     them is held until the script has ended.
@@ -78,7 +78,7 @@ class ParentWatcher:
         environment: Mapping[str, str] | None = None,
         keep_open: Sequence[int] = (),
     ) -> None:
-        # The script itself needs it as little as its 10 ms.
+        # Imported here: the script itself does not need it, nor the 10 ms that it takes.
         import subprocess
 
         reader, self._writer = os.pipe()
@@ -95,12 +95,12 @@ class ParentWatcher:
         os.close(reader)
 
     def notify(self) -> None:
-        """Send it a byte: this process is well, or has renewed its lease."""
+        """Send the script a byte: this process is alive, or has renewed its lease."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._writer, b".")
 
     def close(self, *, kill: bool = False) -> None:
-        """End the pipe, and wait until the script has done what it does then; or `kill` it."""
+        """Close the pipe, and wait until the script has done its work; or `kill` it."""
         os.close(self._writer)
         if kill:
             self._process.kill()

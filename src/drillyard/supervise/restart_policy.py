@@ -1,4 +1,4 @@
-"""What follows an attempt: done, another attempt, or the end. Pure, and one for a host's supervisor and a run's leader.
+"""Decision after an attempt: done, another attempt, or the end. Pure; one for a host's supervisor and a run's leader.
 
 | how the attempt ended | what follows |
 |---|---|
@@ -14,14 +14,14 @@
 | the third in a row at the same step with the same error | failed: it belongs to the run and not to a host |
 | anything else | another, counted, at most `max_failures` times |
 
-Failures before the first step have a limit of their own, so that trouble of the first seconds (a port, a slow mount)
-does not use up the restarts of a long run. A command that does not report its steps has only the last row. Of attempts
+Failures before the first step have a limit of their own, so that problems of the first seconds (a port, a slow mount)
+do not use up the restarts of a long run. A command that does not report its steps has only the last row. Of attempts
 in a row that end with 85 or a lost node and without a newer checkpoint, the second and each later one counts as a
 failure, so that a run without progress comes to an end. Where checkpoints cannot be seen (no glob), only a stop from
-outside is not held against the run. A host that lost its agent `MOST_LOSSES` times, or on which the agent never
+outside does not count. A host that lost its agent `MOST_LOSSES` times, or on which the agent never
 started, is excluded: the scheduler is asked for another one.
 
-The agents of launched runs take this file along: standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs: standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class RestartCounts:
-    """What is remembered from attempt to attempt, and over requeues."""
+    """Counts that are kept from attempt to attempt, and over requeues."""
 
     failures: int = 0
     """Restarts that counted against the limit."""
     unsaved_stops: int = 0
     """Attempts in a row that ended with 85 or a lost node, without a newer checkpoint."""
     losses: Mapping[str, int] = field(default_factory=dict)
-    """How often each host lost its agent."""
+    """Number of times that each host lost its agent."""
     failed_starts: int = 0
     """Attempts in a row that failed before their first step."""
     repeats: int = 0
@@ -85,15 +85,14 @@ class RestartCounts:
 
 
 def counts_in(state: Mapping[str, Any]) -> RestartCounts:
-    """The counts in the state of an earlier leader; zeros for what it does not have."""
+    """Read the counts in the state of an earlier leader; zeros for what it does not have."""
     counts = RestartCounts()
     return replace(counts, **{name: state[name] for name in vars(counts) if state.get(name)})
 
 
 @dataclass(frozen=True)
 class AttemptFailure:
-    """How an attempt failed: of the node that failed first its exit code, the last step that it did (None: it never did
-    one) and its error."""
+    """Failure of an attempt: of the node that failed first its exit code, last step (None: it did none) and error."""
 
     exit_code: int = EXIT_FAILED
     step: int | None = None
@@ -107,7 +106,7 @@ class AttemptFailure:
 
     @property
     def signature(self) -> str:
-        """What two failures share when they are the same: step and error without addresses, ids and times."""
+        """Hash of what two equal failures share: step and error without addresses, ids and times."""
         if self.step is None:
             return ""
         text = f"{self.step} {self.exit_code} " + re.sub(r"0x[0-9a-fA-F]+|\d+", "#", self.error)
@@ -116,14 +115,14 @@ class AttemptFailure:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How an attempt ended on all nodes. Codes are as a shell shows them: 128 + N for a process that signal N ended."""
+    """End of an attempt on all nodes. Codes are as a shell shows them: 128 + N for a process that signal N ended."""
 
     codes: dict[int, int]
     """By node, of all nodes that are not lost. A code that ranks reported, else that of their command."""
     lost: dict[int, str]
     """Nodes that vanished, and their hosts."""
     cause_of_loss: str = ""
-    """Why nodes vanished, where the scheduler reports it."""
+    """Reason why nodes vanished, where the scheduler reports it."""
     failure: AttemptFailure | None = None
     """None: no node failed by itself."""
     asked: str | None = None
@@ -136,7 +135,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class RestartLimits:
-    """The settings that decide. `option`: the flag that sets `max_failures`, for messages."""
+    """Settings of the decision. `option`: the flag that sets `max_failures`, for messages."""
 
     max_failures: int
     join_seconds: float = 0.0
@@ -145,7 +144,7 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What to do: `done`, `again` after `pause_seconds`, or `leave` with `code`; `reason` is for people."""
+    """Decision: `done`, `again` after `pause_seconds`, or `leave` with `code`; `reason` is for people."""
 
     what: str
     code: int
@@ -179,7 +178,7 @@ def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> Res
 
 
 def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    """What follows an attempt that failed by itself; `reason`: why there is no other, empty where there is one."""
+    """Decide after an attempt that failed by itself; `reason`: why there is no other, empty where there is one."""
 
     def refuse(reason: str, after: RestartCounts = counts) -> RestartDecision:
         return RestartDecision(LEAVE, EXIT_FAILED, reason, after, counted=True)
@@ -205,7 +204,7 @@ def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: Restar
 
 
 def never_joined(missing: dict[int, str], why: str, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    """What follows when nodes do not join: their hosts (by node rank, empty where unknown) are excluded at once."""
+    """Decide after nodes did not join: their hosts (by node rank, empty where unknown) are excluded at once."""
     after = _with_losses(_without_checkpoint(counts, saved=False), missing.values(), MOST_LOSSES)
     return _unless_too_often(LEAVE, EXIT_NODE_LOST, f"lost capacity: {why}", counts, after, limits)
 
@@ -213,7 +212,7 @@ def never_joined(missing: dict[int, str], why: str, counts: RestartCounts, limit
 def leader_killed(
     host: str, asked: bool, newer_checkpoint: bool | None, counts: RestartCounts, limits: RestartLimits
 ) -> RestartDecision:
-    """What follows when a leader finds that the one before it, on `host`, was killed. `asked`: while it stopped."""
+    """Decide when a leader finds that the one before it, on `host`, was killed. `asked`: while it stopped."""
     after = _without_checkpoint(counts, newer_checkpoint is True)
     after = after if asked else _with_losses(after, [host], 1)
     reason = f"the agent of node 0 ({host}) was killed"
@@ -238,7 +237,7 @@ def _after_loss(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -
 
 
 def _without_checkpoint(counts: RestartCounts, saved: bool) -> RestartCounts:
-    """Counts after an end that is no failure by itself, but one of several in a row that saved nothing."""
+    """Count an end that is no failure by itself, but may be one of several in a row that saved nothing."""
     if saved:
         return replace(counts, failed_starts=0, unsaved_stops=0)
     failures = counts.failures + 1 if counts.unsaved_stops > 0 else counts.failures
@@ -255,7 +254,7 @@ def _unless_too_often(
     what: str, code: int, reason: str, before: RestartCounts, after: RestartCounts, limits: RestartLimits
 ) -> RestartDecision:
     if after.failures > limits.max_failures:
-        # The failure that is one too many is no restart: the count stays at the limit.
+        # The failure beyond the limit is no restart: the count stays at the limit.
         reason = f"{reason}; again without a newer checkpoint; {_used_up(limits)}"
         return RestartDecision(LEAVE, EXIT_FAILED, reason, replace(after, failures=limits.max_failures), counted=True)
     counted = after.failures > before.failures
@@ -269,7 +268,7 @@ def _used_up(limits: RestartLimits) -> str:
 
 
 def _pause_seconds(counts: RestartCounts) -> float:
-    """1, 2, 4, ... at most 30: what repeats at once (a full device, a missing mount) must not use up all restarts."""
+    """Pause of 1, 2, 4, ... at most 30 s: failures that repeat at once (a full device) must not use up all restarts."""
     return min(2.0 ** min(counts.failures + counts.failed_starts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 

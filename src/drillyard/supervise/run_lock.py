@@ -1,8 +1,8 @@
-"""The run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel drops with its owner.
+"""Run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel releases with its owner.
 
-A crash on this host leaves nothing stale. A file server, though, holds the lock of a host that died for as long as that
-host's lease, so under a launcher, which keeps two starts of a run apart itself, such a lock is waited for. The owner
-writes its identity and what it does to logs/.holder.json, for the messages of those that wait or are refused. Waiting
+A crash on this host leaves nothing stale. A file server, however, keeps the lock of a dead host for as long as that
+host's lease, so under a launcher, which itself keeps two starts of a run apart, such a lock is waited for. The owner
+writes its identity and its activity to logs/.holder.json, for the messages of those that wait or are refused. Waiting
 for a live process of this machine that trains is useless; anything else ends by itself. File systems without locks do
 not keep two runs apart.
 """
@@ -26,7 +26,7 @@ from drillyard.supervise.launch_contract import is_launched
 from drillyard.supervise.process_identity import Process, process_of, read_kernel_file, stat_fields, this_process
 
 TRAINS = "trains"
-"""What a supervisor does in its run directory, until its run is over."""
+"""Activity of a supervisor in its run directory, until its run is over."""
 _OWNER_FILE = ".holder.json"
 _PATIENCE_SECONDS = 5.0
 """For a live owner: it may just have been asked to end."""
@@ -39,7 +39,7 @@ host's lease (Linux nfsd: 90 s), and a refusal here would end the run for good."
 _LAUNCHED_PATIENCE_WITH_WORK_SECONDS = 3600.0
 """Under a launcher, for an owner that does not train: `checkpoint prune` reads terabytes, on whatever host."""
 _PF_EXITING = 0x4
-"""Of a process's flags: it has begun to end (Linux, include/linux/sched.h)."""
+"""Flag of a process that has begun to exit (Linux, include/linux/sched.h)."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -90,7 +90,7 @@ def exclusive_run_lock(
 ) -> Iterator[int]:
     """Hold the lock of a run directory; yields its descriptor, which a process may inherit to hold the lock as well.
 
-    `say` gets a message at once about what is waited for, and until when; `does`: see LockOwner. Raises UserError where
+    `say` gets a message at once about the owner and the end of the wait; `does`: see LockOwner. Raises UserError where
     a run is active there.
     """
     with open_logs(run_directory) as descriptor:

@@ -1,6 +1,6 @@
-"""Free ports, waiting for several descriptors, and having enough of them.
+"""Free ports, waiting for several descriptors, and the limit of open files.
 
-The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Stop signals: an inbox that can be waited for, and what they ask of a run.
+"""Stop signals: an inbox to wait on, and what they request of a run.
 
-The agents of launched runs (launch/agent) take this file along: standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 the same."""
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Asks a rank for the Python stacks of its threads; a rank without a handler for it ends, as it was about to."""
+"""Request for the Python stacks of a rank's threads; a rank without a handler for it ends, as it was about to."""
 INSISTING_STACKS_SIGNAL = signal.SIGQUIT
-"""Asks again, of a rank that did not answer: one whose interpreter is held by code that never releases it."""
+"""Second request, to a rank that did not answer: one whose interpreter is held by code that never releases it."""
 
 SECONDS_OF_ONE_REQUEST = 2.0
 """Stop signals that follow the first within this time are the same request. A terminal that closes sends SIGHUP from
@@ -55,7 +55,7 @@ class SignalInbox:
         self._writer.close()
 
     def fileno(self) -> int:
-        """Readable when a signal has come."""
+        """Descriptor that is readable when a signal has come."""
         return self._reader.fileno()
 
     def take(self) -> list[signal.Signals]:
@@ -70,14 +70,14 @@ class SignalInbox:
 class StopRequests(SignalInbox):
     """Requests to stop a run: stop signals to this process, and those that another node's agent reports.
 
-    `wake_on`: a further signal that makes it readable and asks nothing.
+    `wake_on`: a further signal that only makes it readable.
     """
 
     def __init__(self, *wake_on: signal.Signals) -> None:
         super().__init__(*STOP_SIGNALS, *wake_on)
         self.first: signal.Signals | None = None
         self.at = 0.0
-        """When the first came, by time.monotonic."""
+        """Time of the first, by time.monotonic."""
         self.insisted = False
         """Whether a second request came, more than SECONDS_OF_ONE_REQUEST later: end everything at once."""
         self._own_at = 0.0
@@ -96,8 +96,8 @@ class StopRequests(SignalInbox):
         return taken
 
     def add(self, number: int, insisted: bool) -> None:
-        """Add a request that came to another agent, which knows whether it was its second: signals that come to two
-        agents at different times are one request to the run."""
+        """Add a request that another agent received, first or again (`insisted`, by its own count): signals that
+        come to two agents at different times are one request to the run."""
         if self.first is None:
             self.first, self.at = signal.Signals(number), time.monotonic()
         self.insisted = self.insisted or insisted

@@ -1,8 +1,8 @@
-"""The ranks of one host, over as many attempts as it takes: `supervise`, and `supervise_training` for a run config.
+"""Supervisor of one host's ranks over all attempts: `supervise`, and `supervise_training` for a run config.
 
 An attempt is all ranks started together on a port of their own. When one fails, all are ended, the cause is reported,
 and the next attempt resumes from the newest checkpoint, unless restart_policy.py refuses. Nothing of a failed attempt
-is used again: elastic launchers lose time on reviving half-dead process groups.
+is reused: elastic launchers lose time on reviving half-dead process groups.
 
 Exit codes: 0 done (the summary is written, or every rank exited with 0); 2 a user's mistake; 85 stopped on request with
 all saved, start it again; 1 stopped on request, and that moment could not be saved; 128 + N ended by signal N, at once
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
 
 CORES_FOR_STANDBY = 4
-"""With so many cores per rank of a host, a process that imports meanwhile does not slow a rank down."""
+"""Cores per rank of a host with which a process that imports meanwhile does not slow a rank down."""
 
 _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
@@ -82,11 +82,11 @@ def supervise_training(
 
 
 def required_metrics_code(run: RunConfig) -> int:
-    """The exit code of a run that is done: 1, with the failure reported, where a required metric is missing; else 0."""
+    """Return a completed run's exit code: 1, with the failure reported, if a required metric is missing; else 0."""
     if not run.evaluation.required or (failure := required_failure(Path(run.output) / run.name)) is None:
         return 0
     MESSAGES.error(f"error: {failure}")
-    # The model is complete: no restart measures it.
+    # The model is complete: a restart would not measure it.
     lines = failure.splitlines()
     ExitRecord(None, 1, lines[0], lines, final=True).write()
     return 1
@@ -199,7 +199,7 @@ class _Run:
             self._output.say(str(error))
 
     def asked_to_stop(self, number: signal.Signals) -> None:
-        """A stop signal has come: of a person or scheduler, or of a launcher because another node has failed."""
+        """Record a stop signal: of a person or scheduler, or of a launcher because another node has failed."""
         self._elsewhere = other = launch_contract.failure_elsewhere()
         if other is None:
             self.event("signal", signal=number.name)
@@ -208,7 +208,7 @@ class _Run:
         self._output.say(f"another node ends this attempt: {other.reason}")
 
     def after(self, result: AttemptResult, late_signal: signal.Signals | None) -> int | None:
-        """The exit code of the run after this attempt; None: another one follows, and `attempt` is its number."""
+        """Return the run's exit code after this attempt; None: another one follows, and `attempt` is its number."""
         for line in result.left_behind:
             self._output.say(line)
         if result.summary_written:
@@ -225,7 +225,7 @@ class _Run:
         stop = result.stop_signal or late_signal or next(unhandled, None)
         unsaved = next((end for end in failures if end.returncode == EXIT_NOT_SAVED), None)
         if unsaved is not None:
-            # Its message may be missing on the very disk that took no checkpoint.
+            # Its message may be missing on the disk that took no checkpoint.
             self._output.error(cause.user_message(result.log_of(unsaved.rank)) or _UNSAVED)
             self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
             return 1
@@ -238,7 +238,7 @@ class _Run:
         return self._after_failure(result, self._why(result, failures))
 
     def _stopped(self, stop: signal.Signals, result: AttemptResult, failures: Sequence[RankExit]) -> int:
-        """The ranks were asked to stop, and not all of them have reported a checkpoint."""
+        """End a run whose ranks were asked to stop and have not all reported a checkpoint."""
         if result.stop_signal is None:
             self.asked_to_stop(stop)
         if result.last_step is None:
@@ -257,7 +257,7 @@ class _Run:
         if decision.what != AGAIN or result.left_behind:
             further = f"no further attempt: {decision.reason}"
             if result.left_behind:
-                # It still holds its device, and what it waits for (a disk, a driver) would hold the next one as well.
+                # It still holds its device, and what it waits for (a disk, a driver) would block the next one too.
                 further = f"no further attempt: {result.left_behind[0]}; fix what it waits for, or restart this host"
             elif self._one_of_several:
                 further = "this node's part ends: whatever started the nodes must start all of them again"
@@ -273,7 +273,7 @@ class _Run:
 
     def _report_failure(self, result: AttemptResult, why: ExitRecord) -> None:
         if self._elsewhere is None or not why.lost_peer:
-            # Else it is the effect of a failure that has its event already.
+            # Else it is the effect of a failure that already has its event.
             self.event("failure", step=why.step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
         where = "before its first step" if why.step is None else f"after step {why.step}"
         self._output.say(f"attempt {self.attempt} failed {where}: {why.reason}")
@@ -292,7 +292,7 @@ class _Run:
         return code
 
     def _user_error(self, result: AttemptResult) -> int:
-        """Show a rank's message to the user once, whichever and however many ranks it comes from."""
+        """Show a rank's message to the user once, however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
         texts = [result.log_of(end.rank) for end in mistaken]
         message = next(filter(None, map(cause.user_message, texts)), None) or "\n".join(cause.last_words(texts[0]))
@@ -303,7 +303,7 @@ class _Run:
         return EXIT_USER_ERROR
 
     def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> ExitRecord:
-        """The first failed rank in time that does not merely report another's end; else the first.
+        """Choose the first failed rank in time that does not merely report another's end; else the first.
 
         A rank that got SIGTERM meanwhile may still have died of its own error, where its code is not a signal's.
         """

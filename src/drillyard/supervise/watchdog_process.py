@@ -1,6 +1,6 @@
-"""Ends a rank whose interpreter is held by code that never releases it, where no supervisor does: a tiny process.
+"""Watchdog process: ends a rank whose interpreter is held by code that never releases it, if it has no supervisor.
 
-No thread of the rank can judge it then, and a timer of the kernel or of faulthandler would end a healthy rank that was
+No thread of the rank can check it then, and a timer of the kernel or of faulthandler would end a healthy rank that was
 suspended (SIGSTOP, a frozen container, a moved virtual machine). So the rank sends a byte at every check of itself, and
 the silence is measured in short slices. A slice in which this process was held up itself, or found the rank stopped,
 restarts the count.
