@@ -1,6 +1,6 @@
 """`python3 DIRECTORY ...`, wherever the directory was copied to, and `python -m drillyard.launch.agent ...`.
 
-Run as a directory, Python knows no package around this file. So the directory is loaded as one under a name of its own,
+When Python runs a directory, this file is in no package. So the directory is loaded as one under a name of its own,
 which needs neither a certain directory name nor a change of the search path.
 """
 
@@ -21,7 +21,7 @@ else:
     _module = importlib.util.module_from_spec(_spec)
     sys.modules[_package] = _module
     _spec.loader.exec_module(_module)
-    # Its files must not stand in for modules of the standard library.
+    # Its files must not shadow modules of the standard library.
     sys.path.pop(0)
 
 sys.exit(importlib.import_module(f"{_package}.cli").main())

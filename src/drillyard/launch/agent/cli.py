@@ -1,7 +1,7 @@
-"""The agent's command line; what it prints for launchers is one line of JSON on standard output.
+"""Command line of the agent; its output for launchers is one line of JSON on standard output.
 
 Exit codes of `run` and `keep`: 0 done; 85 stopped from outside with everything saved: start it again, not counted;
-2 refused; 75 a node was lost for good: start it again elsewhere, not counted; 1 failed; 130 cancelled. The other verbs:
+2 refused; 75 a node was lost: start it again elsewhere, not counted; 1 failed; 130 cancelled. The other verbs:
 0, 1 where it could not be done, 2 for a mistake in the call; `place` and `submit`: 3 where another launch of this name
 has submitted meanwhile, or is about to.
 """

@@ -1,9 +1,9 @@
-"""Becomes a command: a script between the agent, or torchrun, and what runs on a node.
+"""Script that becomes a command: it stands between the agent, or torchrun, and the program that runs on a node.
 
 `python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a directory and after a
 shell script was sourced (both may be empty). It asks the kernel to kill the command when its agent dies
 (PR_SET_PDEATHSIG), as Python code between fork and exec of a process with threads can hang. Signals that were blocked
-or ignored on the way here are not in the command.
+or ignored before are reset for the command.
 
 `python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in the pipe that the agent
 offers for its local rank (output_pump.py); without one it prints where torchrun does.
@@ -31,7 +31,7 @@ def main() -> None:
             # As torchrun itself starts a script: with its own interpreter, unbuffered.
             argv = [sys.executable, "-u", *argv[1:]]
         become(argv)
-    # Here, as an image's Python may lack it.
+    # Imported here, as an image's Python may lack it.
     import ctypes
 
     parent, directory, profile, *argv = words

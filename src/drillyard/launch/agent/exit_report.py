@@ -1,6 +1,6 @@
-"""How a node's command ended: the report that its agent makes for the leader and keeps in exits/, and who failed first.
+"""Report of how a node's command ended, made by its agent for the leader and kept in exits/; which node failed first.
 
-A command may write how it ended to the file DRILLYARD_EXIT_RECORD (launch_contract.py). For one that does not, the last
+A command may write its end to the file DRILLYARD_EXIT_RECORD (launch_contract.py). For one that does not, the last
 lines it printed are searched; where torchrun printed its report (torch.distributed.elastic.multiprocessing.errors,
 "Root Cause (first observed failure)"), rank and exit code come from that, as torchrun itself exits with 1 for all.
 """
@@ -38,7 +38,7 @@ def torchrun_cause(text: str) -> tuple[int | None, int] | None:
 
 
 def merged_rank_output(printed: str, ranks: Sequence[str], first_rank: int) -> str:
-    """What torchrun's ranks printed, then what it printed itself. The ranks are in order, from `first_rank` on, but the
+    """Output of torchrun's ranks, then torchrun's own. The ranks are in order, from `first_rank` on, but the
     one that torchrun saw failing first comes last, where `last_lines` finds it."""
     seen = torchrun_cause(printed)
     order = sorted(range(len(ranks)), key=lambda local: seen is not None and seen[0] == first_rank + local)
@@ -46,7 +46,7 @@ def merged_rank_output(printed: str, ranks: Sequence[str], first_rank: int) -> s
 
 
 def last_lines(text: str) -> list[str]:
-    """The lines that best say why a command ended: those of its ranks, where torchrun's own lines follow them."""
+    """Select the lines that best explain a command's end: its ranks', where torchrun's own lines follow them."""
     found = _LAUNCHERS_WORDS.search(text)
     before = text[: text.rfind("\n", 0, found.start()) + 1] if found else text
     return cause.last_words(before if before.strip() else text)
@@ -55,7 +55,7 @@ def last_lines(text: str) -> list[str]:
 def make_report(
     node: int, host: str, returncode: int, record: dict[str, Any], printed: str, asked: bool, why: str | None
 ) -> dict[str, Any]:
-    """How a node's command ended, as the leader and exits/ get it. `messages.parse_report` checks the types.
+    """Make the report of a node's command for the leader and exits/. `messages.parse_report` checks the types.
 
     `status` is the code that decides: a rank's own where it is known, since launchers turn every code into 1.
     `record` is the command's own exit record (empty without one); `why` an end that the agent caused, in words.
@@ -104,7 +104,7 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
-    """Why the current attempt of state.json failed, by its nodes' reports in exits/: the report of the node that failed
+    """Report in exits/ which explains why the current attempt of state.json failed: that of the node that failed
     first. None where no node of it has ended with an error."""
     epoch, number = state.get("epoch"), state.get("round")
     if not isinstance(epoch, int) or not isinstance(number, int):
@@ -139,5 +139,5 @@ def reason_with_node(report: dict[str, Any], nodes: int) -> str:
 
 
 def clean_exit_text(status: int) -> str:
-    """An exit code after which the other nodes get time to finish, in words; empty for a failure."""
+    """Describe an exit code after which the other nodes get time to finish; empty for a failure."""
     return cause.describe_exit(status) if status in (EXIT_DONE, EXIT_CHECKPOINTED) else ""

@@ -1,7 +1,7 @@
-"""The fence: keeps two starts of a run from writing to its directory at the same time.
+"""Fence that keeps two starts of a run from writing to its directory at the same time.
 
-A scheduler can lose a node whose processes live on and start the run elsewhere. So each start of a leader takes the
-next number in epochs/ (O_EXCL), and
+A scheduler can lose a node whose processes keep running, and start the run elsewhere. So each start of a leader takes
+the next number in epochs/ (O_EXCL), and
 
 - a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of it may run;
 - when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process, which also works when
@@ -50,7 +50,7 @@ class Epochs:
         """Take the next epoch, with this description of its leader. Raises OSError."""
         self.directory.mkdir(exist_ok=True)
         number = self.newest()
-        # Complete when it appears under its name: an epoch that a full disk left empty would end a healthy leader.
+        # The file is complete when it appears: an epoch that a full disk left empty would end a healthy leader.
         draft = self.directory / f"draft-{leader['leader']['pid']}-{time.time_ns()}"
         try:
             draft.write_text(json.dumps(leader) + "\n", encoding="utf-8")
@@ -131,7 +131,7 @@ class Predecessors:
     _seen: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
 
     def waiting_for(self, now: float) -> list[str]:
-        """Those that may still have a command running, in words; `now` is monotonic. Call it until it is empty."""
+        """List the leases with commands that may run, in words; `now` is monotonic. Call it until the list is empty."""
         return [words for path in self._leases() if (words := self._look(path, now))]
 
     def _look(self, path: Path, now: float) -> str | None:
@@ -140,7 +140,7 @@ class Predecessors:
         except FileNotFoundError:
             return None
         except OSError:
-            # Replaced on another NFS client while it was read: looked at again the next time.
+            # Replaced on another NFS client while it was read: read again the next time.
             content = b""
         before, since = self._seen.get(path, (None, now))
         if content != before:
@@ -149,7 +149,7 @@ class Predecessors:
         lease = json_object(content)
         holder = process_of(lease.get("agent"))
         is_dead = holder is not None and holder.here and not holder.alive
-        # What of it is found is killed now, and gone at a later look.
+        # Kill what is found of it now; a later look finds nothing.
         if is_dead and not kill_marked_processes(str(lease.get("token")), AGENT_MARK):
             return None
         if now - since >= self._lease_seconds:
@@ -159,7 +159,7 @@ class Predecessors:
 
 @dataclass(eq=False, repr=False)
 class Lease:
-    """This node's part: a thread that renews the lease of the epoch it belongs to and looks for a newer one.
+    """Lease of this node: a thread renews it in the epoch that the node belongs to, and looks for a newer epoch.
 
     `renewed` is called after each renewal: it keeps the reaper from killing the command.
     """
@@ -171,7 +171,7 @@ class Lease:
     seconds: float
     _renewed: Callable[[], None]
     epoch: int | None = None
-    """The one that this agent belongs to."""
+    """The epoch that this agent belongs to."""
     fenced_by: int | None = None
     """A newer epoch than the one that was claimed."""
     _renewed_at: float = 0.0
@@ -190,7 +190,7 @@ class Lease:
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last renewal."""
+        """Seconds since the last renewal."""
         return time.monotonic() - self._renewed_at
 
     @property
@@ -223,7 +223,7 @@ class Lease:
             self.epoch = None
 
     def _remove(self) -> None:
-        # Else the file would be of another start's node.
+        # Otherwise the file belongs to a node of another start.
         if self.epoch is not None and self._is_ours(self.epoch):
             # A lease that is not renewed has the same effect, only later.
             with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ class Lease:
     def _watch(self) -> None:
         while True:
             time.sleep(min(1.0, self.seconds / 8))
-            # The reaper acts on a directory that cannot be written for long.
+            # The reaper acts if the directory cannot be written for long.
             with contextlib.suppress(OSError):
                 self._look_for_directory()
             with self._lock, contextlib.suppress(OSError):
@@ -286,10 +286,10 @@ class Lease:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # A full disk ends no run: all leases have one length, so the old one can be overwritten in place.
+            # A full disk must not end the run: all leases have one length, so the old one can be overwritten in place.
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
-        # Again before the lease counts as renewed: an agent that was frozen must not start anything in between.
+        # Check again before the lease counts as renewed: an agent that was frozen must not start anything in between.
         self._require_ours(self.epoch, lease)
         if self._epochs.has(self.epoch + 1):
             self.fenced_by = self._epochs.newest()
@@ -298,6 +298,6 @@ class Lease:
         self._renewed()
 
     def _require_ours(self, epoch: int, lease: Path) -> None:
-        """Raises OSError where a lease of this name is that of another start's node."""
+        """Raise OSError if a lease of this name belongs to a node of another start."""
         if not self._is_ours(epoch):
             raise OSError(errno.ESTALE, "the launch directory was deleted and made again", str(lease))

@@ -1,9 +1,9 @@
-"""The agent of every other node: it joins the leader, follows its messages, and tries again when it is gone.
+"""Agent of every other node: joins the leader, follows its messages, and joins again after a lost connection.
 
-A follower whose leader is gone ends its command, which could not be restarted in step with the others, and tries to
+A follower that lost its leader ends its command, which could not be restarted in step with the others, and tries to
 join for `join_seconds`: the leader may have been started again (respawn.py). So does one that has not joined yet. Both
-exit at once where the leader or its state say that the run is over. A follower that sees a newer epoch of another start
-of the run kills its command and exits: the run continues elsewhere.
+exit at once if the leader or state.json reports that the run is over. A follower that sees a newer epoch of another
+start of the run kills its command and exits: the run continues elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .protocol import Connection, ConnectionLost, join
 from .state_file import exit_code_of, is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
-# Where the job waits for no node: Slurm starts the first node's agent about when it starts this one.
+# Used if the job waits for no node: Slurm starts the first node's agent at about the same time as this one.
 _SECONDS_FOR_LEADER = 600.0
 
 
@@ -64,14 +64,14 @@ class Follower(NodeAgent):
                 last_words = words
                 self._node.say(words)
             if self._is_asked():
-                # Nothing of this node runs, so nothing is lost.
+                # Nothing runs on this node, so nothing is lost.
                 cancelled = is_cancelled(self._directory, self._start["submission"])
                 raise AgentExit(EXIT_CANCELLED if cancelled else EXIT_CHECKPOINTED)
             self._require_directory()
             if time.monotonic() > deadline or self._fenced_for_good():
                 raise AgentExit(EXIT_NODE_LOST)
             if (code := self._code_of_run()) is not None or 0 in self._allocation.ended():
-                # srun starts no agent again.
+                # srun does not restart an agent.
                 raise AgentExit(EXIT_NODE_LOST if code is None else code)
             time.sleep(_SECONDS_BETWEEN_TRIES)
 
@@ -131,7 +131,7 @@ class Follower(NodeAgent):
     def _code_of_run(self) -> int | None:
         """The run's exit code, where it ended while this node was not connected."""
         state = last_state(self._directory)
-        # What ended before this agent started may be followed by another start of the same name.
+        # A state from before this agent's start may be that of an earlier start of the same name.
         return exit_code_of(state, self._start) if state != self._state_before else None
 
     def _fenced_for_good(self) -> bool:

@@ -1,4 +1,4 @@
-"""The verb `stop`: end what a run has on this host, with SIGTERM and then SIGKILL, and check that nothing is left."""
+"""The verb `stop`: end a run's processes on this host, with SIGTERM and then SIGKILL, and check that none is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .startup import agents_here
 
 
 def stop(options: Namespace) -> int:
-    """Cancel a run: end its agents on this host and all they have started; prints JSON.
+    """Cancel a run: end its agents on this host and everything that they have started; prints JSON.
 
     With `--keep-state` the run is not marked as cancelled: it has failed, and its remains are removed.
     """
@@ -38,7 +38,7 @@ def stop(options: Namespace) -> int:
             try:
                 state_file.mark_cancelled(directory, submission)
             except OSError as error:
-                # Still end what runs.
+                # Still end the processes.
                 problem = f"not marked as cancelled: {error}"
         # Running agents have read them; those yet to start see that the run is cancelled.
         state_file.forget_secrets(directory)
@@ -58,17 +58,17 @@ def stop(options: Namespace) -> int:
 
 
 def _announced(here: list[tuple[dict[str, Any], Process]]) -> list[Process]:
-    """The live process of each agent that passes SIGTERM on to all others: its respawner, or itself without one."""
+    """List each agent's live process that passes SIGTERM on to all others: its respawner, or itself without one."""
     pairs = [(process_of(each["keeper"]), agent) for each, agent in here]
     alive = [[process for process in pair if process is not None and process.alive] for pair in pairs]
     return [processes[0] for processes in alive if processes]
 
 
 def _first_marked(token: str) -> list[Process]:
-    """The marked processes that no other marked one started, for a run whose launch directory is gone."""
+    """List the marked processes that no other marked one started, for a run whose launch directory is gone."""
     marked = marked_processes(token, RUN_MARK)
     ids = {str(pid) for pid in marked}
-    # Field 1 is the parent's id; there is none of a process that is gone.
+    # Field 1 is the parent's id; a process that has ended has none.
     return [running_process(pid) for pid in marked if ids.isdisjoint(stat_fields(pid)[1:2])]
 
 

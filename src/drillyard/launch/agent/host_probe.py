@@ -1,6 +1,6 @@
 """The verb `check`: facts of a host that a launcher needs before it starts anything there, as one JSON object.
 
-The launcher judges them, as it sees all hosts. What cannot be determined is null.
+The launcher evaluates them, as it has the facts of all hosts. What cannot be determined is null.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def check(options: Namespace) -> int:
 
 
 def num_gpus() -> int:
-    """NVIDIA's device files /dev/nvidia0, /dev/nvidia1, ..."""
+    """Number of NVIDIA's device files /dev/nvidia0, /dev/nvidia1, ..."""
     return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
 
 
 def gpu_models() -> list[str] | None:
-    """The name of each GPU as nvidia-smi has it; null where it is not there or fails."""
+    """Name of each GPU as nvidia-smi reports it; null where nvidia-smi is missing or fails."""
     listed = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return None if listed is None else listed.splitlines()
 
 
 def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
-    """Whether a directory can be written (it is made where it is missing), and whether it is the other hosts' too.
+    """Check whether a directory can be written (it is created if it is missing), and whether other hosts share it.
 
     `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for ten seconds, since
     network file systems may show it late.
@@ -86,7 +86,7 @@ def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None)
 def _appears(directory: Path, name: str) -> bool:
     deadline = time.monotonic() + 10.0
     while True:
-        # Listing makes an NFS client ask its server, where a stat may be answered from its memory.
+        # Listing makes an NFS client ask its server; a stat may be answered from its cache.
         with contextlib.suppress(OSError):
             if name in os.listdir(directory):
                 return True
@@ -117,7 +117,7 @@ def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
 
 
 def image_facts(image: str) -> dict[str, Any]:
-    """Which container runtime is here, and the id of an image; null where it has yet to be pulled."""
+    """Find the container runtime of this host, and the id of an image; null where it has yet to be pulled."""
     runtime = shutil.which("docker") or shutil.which("podman")
     if runtime is None:
         return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
@@ -128,7 +128,7 @@ def image_facts(image: str) -> dict[str, Any]:
 
 
 def active_runs() -> list[dict[str, Any]]:
-    """The runs with an agent on this machine, of any user: by the job on their command lines."""
+    """List the runs with an agent on this machine, of any user: by the job on their command lines."""
     jobs = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:

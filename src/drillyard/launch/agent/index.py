@@ -1,6 +1,6 @@
-"""The runs that a head host knows: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
+"""Index of a head host's runs: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
 
-An entry is written at submission, so that finished runs are found where the scheduler forgets them. Where state.json
+An entry is written at submission, so that finished runs are found after the scheduler has forgotten them. If state.json
 says that a run is active, the reader corrects it: when the leader is dead, when its lease is no longer renewed, and
 when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
 """
@@ -32,13 +32,13 @@ _ACTIVE = ("starting", "running", "restarting")
 
 
 def index_directory() -> Path:
-    """Where the entries are, one directory per cluster."""
+    """Directory of the entries, which has one directory per cluster."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(state) / "drillyard"
 
 
 def write_entry(text: str) -> None:
-    """Note a submission: JSON with run, cluster, platform, launch_directory and more. Raises UsageError."""
+    """Record a submission: JSON with run, cluster, platform, launch_directory and more. Raises UsageError."""
     try:
         entry = json.loads(text)
         path = _path(entry["cluster"], entry["run"])
@@ -59,7 +59,7 @@ def forget(options: Namespace) -> int:
 def list_runs(options: Namespace) -> int:
     """The verb `list`: all runs of a cluster, as a JSON list of {entry, state, agent, problem}."""
     directory, names = index_directory() / options.cluster, []
-    # Not by a glob: that finds nothing where it may not read.
+    # Not by glob, which finds nothing in a directory that it may not read.
     with contextlib.suppress(FileNotFoundError):
         names = sorted(os.listdir(directory))
     entries = [directory / name for name in names if name.endswith(".json") and not name.startswith(".")]
@@ -70,7 +70,7 @@ def list_runs(options: Namespace) -> int:
 def look(entry: dict[str, Any]) -> dict[str, Any]:
     """The status of a run: its state (corrected, None: none yet) and whether its agent lives.
 
-    `agent`: alive, gone, elsewhere (its host has to be asked), none (no state yet). `cancelled`: by the user, so a run
+    `agent`: alive, gone, elsewhere (ask its host), none (no state yet). `cancelled`: by the user, so a run
     that the scheduler has forgotten did not fail. An entry without `job_id` has no scheduler that starts the run again;
     node 0 is the host that has the index.
     """
@@ -99,10 +99,10 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> str | None:
-    """Why the leader's lease is not renewed (fence.py), None where it is: then its agents have ended the ranks.
+    """Reason why the leader's lease is not renewed (fence.py) and its agents have therefore ended the ranks; else None.
 
     Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written next to it.
-    That file is also the test of a read-only file system, of which statvfs does not always know.
+    That file also detects a read-only file system, which statvfs does not always report.
     """
     epochs, epoch = Epochs(directory), state.get("epoch")
     if not isinstance(epoch, int):

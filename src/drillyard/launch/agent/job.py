@@ -1,4 +1,4 @@
-"""job.json: what every node's agent does for a run. Planners write it, agents read it."""
+"""job.json: the work of every node's agent for a run. Planners write it, agents read it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def run_token(launch_directory: str) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """A run as its agents see it. Paths are those of the nodes.
+    """Run as described to its agents. Paths are those of the nodes.
 
     `command` is started once per node and attempt. In it and in `environment`, `{node_rank}`, `{nodes}`,
     `{processes_per_node}`, `{master_addr}`, `{master_port}`, `{round}`, `{run_directory}` and `{launch_directory}` are
     replaced (no other braces are touched). Every command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR,
     MASTER_PORT, DRILLYARD_LAUNCH_ROUND (as `{round}`), DRILLYARD_SUBMISSION (which submission of the run this is) and
     DRILLYARD_EXIT_RECORD, the path of a JSON file to which it may write how it ended (`rank`, `exit_code`, `reason`,
-    `lines`, `lost_peer`, `final`, `step`). Where another node's failure is why a command is stopped, that is in a file
-    of this name with `.stop` at its end before the signal (`reason`, `rank`, `exit_code`).
+    `lines`, `lost_peer`, `final`, `step`). If a command is stopped because another node failed, a file of this name
+    with `.stop` at its end says so before the signal (`reason`, `rank`, `exit_code`).
     """
 
     run: str
@@ -47,12 +47,12 @@ class Job:
     profile_script: str | None = None
     """A shell script that sets the network stack's variables: sourced in the shell that becomes the command."""
     checkpoints: str | None = None
-    """Glob of what only a newer checkpoint adds to (manifests); None: progress cannot be seen."""
+    """Glob whose matches change only with a newer checkpoint (manifests); None: progress cannot be seen."""
     max_failures: int = 3
     stop_seconds: float = 120.0
-    """From a request to stop until what is left of the command is killed."""
+    """From a request to stop until the rest of the command is killed."""
     join_seconds: float = 600.0
-    """How long the leader waits for the other nodes at the start, and for a lost one to return. 0: a lost node does not
+    """Longest wait of the leader for other nodes at the start, and for a lost one to return. 0: a lost node does not
     return, and the others have `start_seconds` each to join after the one before."""
     start_seconds: float = 600.0
     lease_seconds: float = 20.0
@@ -70,7 +70,7 @@ class Job:
 
 
 def read_job(path: Path) -> Job:
-    """The job in a file. Raises ValueError where it is of another format or not a job."""
+    """Read a job from a file. Raises ValueError where it is of another format or not a job."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if (found := content.get("format")) != FORMAT:
         raise ValueError(f"written for another version of the agent (format {found}, not {FORMAT})")

@@ -1,4 +1,4 @@
-"""The agent of node 0: it connects the nodes, starts attempts on all of them, and applies the restart policy.
+"""Agent of node 0: connects the nodes, starts attempts on all of them, and applies the restart policy.
 
 An attempt is the command started once on every node, on a rendezvous port that was never used before. It ends when all
 commands have ended, by themselves or stopped. A node is lost when nothing comes from its agent for half of
@@ -34,8 +34,8 @@ from .protocol import NUM_PORTS, ConnectionLost
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
 _SECONDS_BETWEEN_LOOKS = 2.0
-"""At the scheduler's log of this start, which is read whole. When one node's agent has ended before it joined, others
-may end for the same reason before the next look."""
+"""Between looks at the scheduler's log of this start, which is read as a whole. When one node's agent has ended before
+it joined, others may end for the same reason before the next look."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP_SIGNALS)}
 
 
@@ -140,7 +140,7 @@ class Leader(NodeAgent):
             self._attempt += 1
 
     def _pause(self, seconds: float) -> None:
-        """Start nothing for so long, or until a stop is requested."""
+        """Start nothing for `seconds`, or until a stop is requested."""
         deadline = time.monotonic() + seconds
         while self._stop.first is None and time.monotonic() < deadline:
             self._turn()
@@ -191,7 +191,7 @@ class Leader(NodeAgent):
     def _never_joined(self, ended: dict[int, str]) -> RestartDecision:
         away, why = self._members.named(ended), next(iter(ended.values()))
         if self._participants:
-            # It had joined, and ended between two attempts.
+            # The node had joined, and ended between two attempts.
             lost = AttemptEnd(codes={}, lost=away, cause_of_loss=why)
             return restart_policy.decide(lost, self._counts, self._limits)
         why = f"{restart_policy.names(away)} cannot start: {why}"
@@ -256,7 +256,7 @@ class Leader(NodeAgent):
         return AttemptFailure(report["status"], report["step"], error, report["knows_step"], cause, report["final"])
 
     def _asked_in_time(self) -> str | None:
-        """The signal of a request to stop; None where the attempt had failed by itself before: then that counts."""
+        """Signal of a request to stop; None where the attempt had failed by itself before: then the failure counts."""
         if self._stop.first is None or (self._ends and self._stop.at > self._first_end_at + _SECONDS_FOR_LATE_SIGNALS):
             return None
         return self._stop.first.name
@@ -270,12 +270,12 @@ class Leader(NodeAgent):
         return code
 
     def _turn(self) -> None:
-        """Look at everything once; waits at most a fifth of a second for something to look at."""
+        """Look at everything once; waits at most a fifth of a second for input."""
         readable = wait_for([self._stop, *self._members.sources], self._node.poll_seconds)
         if self._stop.take():
             self._act_on_request()
         self._members.admit(self._epoch)
-        # One turn serves a thousand nodes that send in one moment.
+        # One turn serves a thousand nodes that send at the same time.
         look_at_all = time.monotonic() >= self._next_look_at_all
         if look_at_all:
             self._next_look_at_all = time.monotonic() + _TURN_SECONDS
@@ -295,7 +295,7 @@ class Leader(NodeAgent):
         self._state.save()
 
     def _lost(self) -> list[int]:
-        """Nodes of this attempt whose agent has gone away, also where it has joined again."""
+        """Nodes of this attempt whose agent was lost, also where it has joined again."""
         ended = {each["node"] for each in self._ends}
         return [
             node
@@ -304,14 +304,14 @@ class Leader(NodeAgent):
         ]
 
     def _ask_to_stop(self, number: int, insisted: bool) -> None:
-        """A node's agent got a stop signal."""
+        """Handle a stop signal that a node's agent received."""
         self._stop.add(number, insisted)
         self._act_on_request()
 
     def _act_on_request(self) -> None:
         assert self._stop.first is not None
         if self._state.fields["asked"] is None:
-            # A leader that is killed while it stops is no lost node.
+            # A leader that is killed while it stops does not count as a lost node.
             self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
         if not self._stop_sent:
             self._node.say(f"{self._stop.first.name}: the run stops")
@@ -321,7 +321,7 @@ class Leader(NodeAgent):
             self._stop_members(StopMessage(signal.SIGKILL, 0.0))
 
     def _failure_elsewhere(self) -> FailureElsewhere | None:
-        """Why nodes that are not at fault are stopped; None where no other has failed or gone away."""
+        """Reason for stopping nodes that are not at fault; None where no other has failed or was lost."""
         failed = [each for each in self._ends if not clean_exit_text(each["status"])]
         if (first := exit_report.first_cause(failed)) is not None:
             return FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])

@@ -25,15 +25,15 @@ _NEW_PER_CALL = 32
 _PAUSE_SECONDS = 0.01
 _HANDSHAKE_SECONDS = 10.0
 _ANSWER_SECONDS = 1.0
-"""A peer that sent its hello and then nothing for so long may be replaced by another one."""
+"""Time after its hello from which a silent peer may be replaced by another one."""
 _RESERVED_FILES = 64
 """Descriptors that unauthenticated peers never get: for logs, pipes of ranks, state files."""
 _NONE_NOW = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Of accept(2): no connection waits, or it cannot be accepted now."""
+"""Errors of accept(2): no connection waits, or it cannot be accepted now."""
 
 
 class Handshake:
-    """The leader's side of a handshake: a connection that has yet to be authenticated."""
+    """Leader side of a handshake: a connection that has yet to be authenticated."""
 
     def __init__(self, sock: socket.socket, secret: bytes, silence_seconds: float) -> None:
         self.accepted_at = time.monotonic()
@@ -45,10 +45,10 @@ class Handshake:
         self.connection = self._connect(b"", derive_key(secret, "hello"))
 
     def advance(self) -> bool:
-        """Read what has come; whether the other side is authenticated now. Raises ConnectionLost."""
+        """Read what has come; returns whether the other side is authenticated now. Raises ConnectionLost."""
         messages = self.connection.receive()
         if self.hello:
-            # The first line under the new keys proves that the hello was not a repetition.
+            # The first line under the new keys proves that the hello was not a replay.
             return bool(messages)
         if messages:
             self.hello = messages[0]
@@ -64,7 +64,7 @@ class Handshake:
 
 
 class Listener:
-    """Listens from the moment it is made. Raises OSError when all its ports are taken."""
+    """Listening socket of the leader, open once it is made. Raises OSError when all its ports are taken."""
 
     def __init__(self, first_port: int, secret: bytes, silence_seconds: float) -> None:
         self._server = _listen(first_port)
@@ -97,7 +97,7 @@ class Listener:
             (done if authenticated else self._handshakes).append(peer)
         self._evict()
         if not progress and (waiting or refused or wait_for([self._server], 0)):
-            # Strangers alone, or connections that cannot be accepted now, must not keep the leader busy.
+            # Unauthenticated peers, or connections that cannot be accepted now, must not keep the leader busy.
             time.sleep(_PAUSE_SECONDS)
         return done
 
@@ -107,7 +107,7 @@ class Listener:
         self._server.close()
 
     def _accept(self) -> bool:
-        """Accept connections; whether one was closed at once, as no descriptor is left for it."""
+        """Accept connections; returns whether one was closed at once, as no descriptor is left for it."""
         refused = False
         for _ in range(MAX_UNAUTHENTICATED + _NEW_PER_CALL - len(self._handshakes)):
             try:
@@ -115,7 +115,7 @@ class Listener:
             except OSError as error:
                 if error.errno in _NONE_NOW:
                     break
-                # accept(2): errors of the new connection's network are reported here; the next one may be well.
+                # accept(2): errors of the new connection's network are reported here; the next one may be healthy.
                 continue
             # The kernel gives out the lowest free number.
             if self._num_descriptors is not None and accepted.fileno() >= self._num_descriptors:
@@ -137,7 +137,7 @@ class Listener:
 
 
 def _listen(first_port: int) -> socket.socket:
-    """A listening socket on the first free port of the range, on all interfaces. Raises OSError when all are taken."""
+    """Listen on the first free port of the range, on all interfaces. Raises OSError when all are taken."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     last: OSError | None = None

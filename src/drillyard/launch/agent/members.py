@@ -1,4 +1,4 @@
-"""The nodes of a run as their leader deals with them: its own NodeCommand, and those of other agents."""
+"""Nodes of a run as the leader sees them: its own NodeCommand, and those of other agents."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OTHER_FILES = 128
 
 @dataclass(eq=False)
 class RemoteMember:
-    """The command of another node, by way of its agent; the methods are those of NodeCommand. `_on_request` gets the
+    """Command of another node, by way of its agent; the methods are those of NodeCommand. `_on_request` gets the
     stop requests of that node."""
 
     _node: int
     connection: Connection
     _on_request: Callable[[int, bool], None]
     busy: bool = True
-    """Until its agent reports that it is ready, and during an attempt."""
+    """True until its agent reports that it is ready, and during an attempt."""
 
     def start(self, start: StartMessage) -> None:
         self.busy = True
@@ -39,7 +39,7 @@ class RemoteMember:
         self._send(stop=asdict(stop))
 
     def tick(self) -> list[dict[str, Any]]:
-        """Returns reports of ended commands. Raises ConnectionLost."""
+        """Return reports of ended commands. Raises ConnectionLost."""
         ends = []
         for message in self.connection.receive():
             if "ready" in message:
@@ -90,7 +90,7 @@ class Members:
         return [*handshakes, *(each.connection for each in self._remote())]
 
     def named(self, nodes: Iterable[int]) -> dict[int, str]:
-        """The nodes with their hosts; an empty name where none is known."""
+        """Map nodes to their hosts; an empty name where none is known."""
         return {node: self._hosts.get(node, "") for node in nodes}
 
     def admit(self, epoch: int) -> None:

@@ -1,6 +1,6 @@
 """The messages between leader and followers, checked field by field on receipt: a bad message ends its connection.
 
-No message carries a command or an address. Of what came over the network a node's command sees only two whole numbers,
+No message carries a command or an address. From the network a node's command gets only two whole numbers,
 the attempt and the port of its rendezvous; host names, which reach job scripts through state.json, have no character
 that a shell interprets.
 """
@@ -39,7 +39,7 @@ def is_host(text: object) -> bool:
 
 @dataclass(frozen=True)
 class StartMessage:
-    """The leader has the node start its command. `port`: where its rank 0 listens."""
+    """Order of the leader to start the node's command. `port`: where its rank 0 listens."""
 
     epoch: int
     attempt: int
@@ -48,7 +48,7 @@ class StartMessage:
 
 @dataclass(frozen=True)
 class StopMessage:
-    """The leader has the node end its command: see `NodeCommand.stop`."""
+    """Order of the leader to end the node's command: see `NodeCommand.stop`."""
 
     signal: int
     patience_seconds: float
@@ -57,7 +57,7 @@ class StopMessage:
 
 
 def parse_start(content: object) -> StartMessage:
-    """The content of a message `start`. Raises ConnectionLost."""
+    """Parse the content of a message `start`. Raises ConnectionLost."""
     start = StartMessage(**_fields(content, {"epoch": (int,), "attempt": (int,), "port": (int,)}))
     if not (1 <= start.epoch < _MOST and 0 <= start.attempt < _MOST and 0 < start.port < 1 << 16):
         raise ConnectionLost(f"no epoch, attempt and port: {content}")
@@ -65,7 +65,7 @@ def parse_start(content: object) -> StartMessage:
 
 
 def parse_stop(content: object) -> StopMessage:
-    """The content of a message `stop`. Raises ConnectionLost."""
+    """Parse the content of a message `stop`. Raises ConnectionLost."""
     types: dict[str, tuple[type, ...]] = {
         "signal": (int,),
         "patience_seconds": (int, float),
@@ -86,7 +86,7 @@ def parse_stop(content: object) -> StopMessage:
 
 
 def parse_request(content: object) -> tuple[int, bool]:
-    """The content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
+    """Parse the content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
     fields = _fields(content, {"signal": (int,), "insisted": (bool,)})
     if fields["signal"] not in STOP_SIGNALS:
         raise ConnectionLost(f"signal {fields['signal']} is no request to stop")
@@ -94,7 +94,7 @@ def parse_request(content: object) -> tuple[int, bool]:
 
 
 def parse_report(content: object, node: int) -> dict[str, Any]:
-    """The content of a message `exited` of a node: how its command ended. Raises ConnectionLost."""
+    """Parse the content of a message `exited` of a node: the report of its command. Raises ConnectionLost."""
     fields = _fields(content, _REPORT)
     if fields["node"] != node:
         raise ConnectionLost(f"a report of node {fields['node']}")
@@ -102,7 +102,7 @@ def parse_report(content: object, node: int) -> dict[str, Any]:
 
 
 def parse_leave(content: object) -> int:
-    """The content of a message `leave`. Raises ConnectionLost."""
+    """Parse the content of a message `leave`. Raises ConnectionLost."""
     return int(_fields({"code": content}, {"code": (int,)})["code"])
 
 

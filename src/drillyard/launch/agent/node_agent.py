@@ -1,4 +1,4 @@
-"""The base of leader and follower: their part of the fence, and when they must leave the run."""
+"""Base of leader and follower: their use of the fence, and the conditions under which they leave the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AgentExit(Exception):
 
 @dataclass(repr=False)
 class NodeAgent(ABC):
-    """One node's place in a start of a run. `_start` names the submission and the attempt."""
+    """Agent of one node in a start of a run. `_start` names the submission and the attempt."""
 
     _node: NodeCommand
     _me: Process
@@ -48,28 +48,28 @@ class NodeAgent(ABC):
         """Take part in the run until it is over for this node; returns the exit code."""
 
     def _require_directory(self) -> None:
-        """Raises AgentExit, with nothing of this node running, where the launch directory is gone."""
+        """Raise AgentExit if the launch directory is gone, once everything of this node has ended."""
         if self._lease.directory_gone:
             gone = f"{self._job.launch_directory} is gone: what runs of {self._job.run} here is ended"
-            # There is no log any more.
+            # The log is gone too.
             print(f"error: {gone}", file=sys.stderr, flush=True)
             self._end_command(0.0)
             raise AgentExit(EXIT_FAILED)
 
     @abstractmethod
     def _leave_to(self, newer_epoch: int) -> None:
-        """End this node's command, as the run was started again; raises what ends this agent's part in it."""
+        """End this node's command, as the run was started again; raises AgentExit or ConnectionLost."""
 
     def _look_at_fence(self) -> None:
         self._require_directory()
         if self._lease.fenced_by is not None:
             self._leave_to(self._lease.fenced_by)
-        # It has outlived its lease; the reaper does the same.
+        # The command has outlived its lease; the reaper does the same.
         elif self._node.busy and self._lease.silent_seconds > self._job.lease_seconds / 2:
             self._node.kill(f"{self._job.launch_directory} could not be written for half of lease_seconds")
 
     def _end_command(self, seconds: float) -> None:
-        """End everything of this node but what SIGKILL does not end; SIGKILL comes after `seconds`."""
+        """End everything of this node that SIGKILL can end; SIGKILL comes after `seconds`."""
         self._node.stop(StopMessage(signal.SIGTERM if seconds else signal.SIGKILL, seconds))
         while self._node.busy:
             if self._lease.fenced_by is not None:

@@ -1,8 +1,8 @@
-"""One node's command: started once per attempt, stopped in order, and everything it has started is ended with it.
+"""Command of one node: started once per attempt, stopped in order, and ended together with everything it has started.
 
 The kernel kills the command when its agent dies (exec_command.py). Everything that the command starts inherits this
 agent's mark in its environment, so after each attempt whatever is left is found in /proc and killed, also what left its
-session. The reaper, a process of its own, does the same when the agent is gone or has not renewed its lease (fence.py).
+session. The reaper, a separate process, does the same when the agent is gone or has not renewed its lease (fence.py).
 What SIGKILL does not end within ten seconds (it waits in a device call) is named and left.
 
 Nothing here waits: call `tick` many times a second.
@@ -60,7 +60,7 @@ class NodeCommand:
         self._redactor = redaction.Redactor(self._secrets)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
         environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
-        # The reaper has the run's mark, so that a stop finds it, and not the mark of what it kills itself.
+        # The reaper has the run's mark, so that `stop` finds it, but not the mark of the processes that it kills.
         environment.pop(AGENT_MARK, None)
         silence = job.lease_seconds / 2
         self.reaper = ParentWatcher(reaper.__file__, self.token, AGENT_MARK, silence, environment=environment)
@@ -72,7 +72,7 @@ class NodeCommand:
         self._why: str | None = None
 
     def close(self) -> None:
-        """End everything that its commands have left, and write what waits for the log."""
+        """Kill everything that its commands have left, and write the queued lines to the log."""
         self.reaper.close()
         self._log.close()
         if self._passed_on is not None:
@@ -85,7 +85,7 @@ class NodeCommand:
 
     @property
     def poll_seconds(self) -> float:
-        """How long to wait at most before the next `tick`."""
+        """Seconds to wait at most before the next `tick`."""
         return 0.02 if self.busy and self._kill_at is not None else 0.2
 
     def start(self, start: StartMessage) -> None:
@@ -115,7 +115,7 @@ class NodeCommand:
         self._rank_pipes = self._make_rank_pipes()
         environment = {
             **self._environment,
-            # With the values that submission had for `${env:NAME}`.
+            # With the values that `${env:NAME}` had at submission.
             **{
                 name: REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), fill(text, values))
                 for name, text in job.environment.items()
@@ -146,7 +146,7 @@ class NodeCommand:
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
 
     def _make_rank_pipes(self) -> RankPipes | None:
-        """What marks each line with its rank; None where the command starts no ranks so, or it cannot be made."""
+        """Create the pipes that mark lines with ranks; None where the command starts no ranks so, or on failure."""
         if not marks_ranks(self.job.command):
             return None
         try:
@@ -159,8 +159,8 @@ class NodeCommand:
     def stop(self, stop: StopMessage) -> None:
         """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.
 
-        `why`: this fault of its own is the reason, and its end is that of a command that failed. `elsewhere`: another
-        node's failure is, which is written next to its exit record.
+        `why`: a fault of its own is the reason, and its end counts as a failure of the command. `elsewhere`: another
+        node's failure is the reason, which is written next to its exit record.
         """
         if self._command is None:
             return
@@ -182,7 +182,7 @@ class NodeCommand:
         self._why = self._why or why
 
     def tick(self) -> list[dict[str, Any]]:
-        """See whether the command ended, and kill what is to be killed; returns the report of its end, once, when
+        """Check whether the command ended, and kill what is due; returns the report of its end, once, when
         nothing is left."""
         if self._command is None:
             return []
@@ -192,7 +192,7 @@ class NodeCommand:
             return []
         left = kill_marked_processes(self.token, AGENT_MARK)
         if self._returncode is None:
-            # It may have cleared its environment.
+            # The command may have cleared its environment.
             self._command.kill()
         if self._give_up_at is None:
             self._give_up_at = time.monotonic() + _SECONDS_TO_END
@@ -202,7 +202,7 @@ class NodeCommand:
         return [self._finish(left)]
 
     def say(self, text: str) -> None:
-        """Write a line of the agent's own to the node's log."""
+        """Write one of the agent's own lines to the node's log."""
         for line in self._redactor.text(text).splitlines():
             self._log.put(stamped_line(f"=== {line}"))
 
@@ -218,7 +218,7 @@ class NodeCommand:
         returncode = -int(signal.SIGKILL) if self._returncode is None else self._returncode
         record = state_file.read_json_object(self._record)
         if (safe := self._redactor.tree(record)) != record:
-            # A workload wrote it, secrets included.
+            # The workload wrote it, and may have written secrets.
             record = safe
             with contextlib.suppress(OSError):
                 state_file.replace_file(self._record, json.dumps(record) + "\n")

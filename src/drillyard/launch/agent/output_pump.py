@@ -1,4 +1,4 @@
-"""What a node's command prints: stamped line by line into node-K.log, and passed on to the agent's output.
+"""Output of a node's command: stamped line by line into node-K.log, and passed on to the agent's output.
 
 The ranks must never wait for a disk or a terminal. A thread reads each pipe in large pieces and hands them to sinks,
 each with a thread of its own. All lines of a piece arrived together and get one stamp, so stamping is one
@@ -32,19 +32,19 @@ _ENOUGH_BYTES = 16 << 20
 
 
 def stamp(seconds: float) -> bytes:
-    """`2026-11-21T22:55:10.123456Z `: UTC, always 28 bytes with the blank."""
+    """Time stamp `2026-11-21T22:55:10.123456Z `: UTC, always 28 bytes with the blank."""
     whole, rest = divmod(round(seconds * 1e6), 1_000_000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)).encode() + b".%06dZ " % rest
 
 
 def stamped_line(text: str) -> bytes:
-    """A line of a node's log, as of now."""
+    """Line of a node's log with the current time."""
     return stamp(time.time()) + text.encode(errors="replace") + b"\n"
 
 
 class Sink:
-    """A file descriptor that is written by a thread of its own; `put` never waits. What cannot be written in time, or
-    meets a full disk, is left out; its size is written, with the words `gap`, once lines can be written again."""
+    """File descriptor with a writing thread of its own; `put` never waits. Data that cannot be written in time, or on a
+    full disk, are left out; their size is written, with the words `gap`, once lines can be written again."""
 
     def __init__(self, descriptor: int, gap: str, limit: int = _SINK_BYTES) -> None:
         self._descriptor = descriptor
@@ -59,7 +59,7 @@ class Sink:
         threading.Thread(target=self._write_on, daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Queue `data` to be written in one piece, or leave it out where too much waits already."""
+        """Queue `data` to be written in one piece, or leave it out if too much is queued already."""
         if not data:
             return
         with self._changed:
@@ -71,7 +71,7 @@ class Sink:
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> None:
-        """Wait until all is written, at most so long."""
+        """Wait until all is written, at most `seconds`."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
@@ -79,7 +79,7 @@ class Sink:
             self._hurried = False
 
     def close(self) -> None:
-        """Write what waits, for at most five seconds. The descriptor stays open."""
+        """Write the queued data, for at most five seconds. The descriptor stays open."""
         self.drain(5.0)
 
     def _write_on(self) -> None:
@@ -99,23 +99,23 @@ class Sink:
                 self._changed.notify_all()
 
     def _gather(self) -> None:
-        """Wait for more, where writing often costs; `_changed` is held."""
+        """Wait for more data where each write is expensive; `_changed` is held."""
 
     def _write(self, data: bytes) -> int:
-        """Write `data`; returns how many bytes could not be: a full disk, a reader that is gone."""
+        """Write `data`; returns how many bytes could not be written: a full disk, a closed reader."""
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(self._descriptor, view[:_PIECE_BYTES]) :]
             except OSError:
-                # Tried again with the next piece: what is full now may not be then.
+                # Try again with the next piece: the disk may have room then.
                 time.sleep(0.05)
                 return len(view)
         return 0
 
 
 def open_log(path: Path) -> Sink:
-    """The sink of a node's log, which is appended to. Raises OSError."""
+    """Open the sink of a node's log, which is appended to. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     return Sink(descriptor, "could not be written here")
 
@@ -151,7 +151,7 @@ class SegmentedLog(Sink):
             with self._path.open("ab") as segment:
                 segment.write(data)
         except OSError:
-            # Reported with the next piece, in a new segment: how much of this one is there is unknown.
+            # Report it with the next piece, in a new segment: how much of this one was written is unknown.
             lost = len(data)
             time.sleep(0.05)
         self._written_at = time.monotonic()
@@ -162,14 +162,14 @@ class SegmentedLog(Sink):
 
 
 class OutputLines:
-    """Bytes in, whole lines out. A line that has not ended waits, at most 1 MiB of it."""
+    """Splitter of bytes into whole lines. It keeps an unfinished line, at most 1 MiB of it."""
 
     def __init__(self) -> None:
         self._open = b""
         self._redrawn_at = 0.0
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """The lines that `data` completes; `now` is in Unix seconds."""
+        """Return the lines that `data` completes; `now` is in Unix seconds."""
         data = self._open + data
         ended = data.rfind(b"\n") + 1
         lines, self._open = data[:ended], data[ended:]
@@ -181,7 +181,7 @@ class OutputLines:
         return lines
 
     def close(self) -> bytes:
-        """The rest: a line without an end."""
+        """Return the rest: a line without an end."""
         left, self._open = _drawn(self._open), b""
         return left + b"\n" if left else b""
 
@@ -199,18 +199,18 @@ class OutputLines:
 
 
 def prefixed(lines: bytes, prefix: bytes) -> bytes:
-    """Whole lines with `prefix` before each."""
+    """Put `prefix` before each of the whole lines."""
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n" if lines else b""
 
 
 def _drawn(line: bytes) -> bytes:
-    """What a terminal would show of a line that was drawn several times: the last drawing."""
+    """Return the last drawing of a line that was drawn several times, as a terminal would show it."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Pump:
-    """Reads what an attempt's command prints until all writers are gone. Each line gets `mark`, if there is one, and
-    then marked lines are passed on; without, what was read. Redacts log, passed-on output and tail."""
+    """Reader of an attempt's output until all writers are gone. Each line gets `mark`, if there is one, and
+    then marked lines are passed on; else the bytes as read. Redacts log, passed-on output and tail."""
 
     def __init__(
         self, reader: int, log: Sink, passed_on: Sink | None, mark: bytes = b"", redactor: Redactor | None = None
@@ -225,7 +225,7 @@ class Pump:
         self._thread.start()
 
     def finish(self, seconds: float) -> bytes:
-        """The last 64 KiB, once everything was read or `seconds` have passed (another process holds the pipe)."""
+        """Return the last 64 KiB, once all was read or `seconds` have passed (another process holds the pipe)."""
         self._thread.join(seconds)
         self._log.drain(seconds)
         return self._tail
@@ -282,7 +282,7 @@ class RankPipes:
         ]
 
     def finish(self, seconds: float) -> list[bytes]:
-        """The last 64 KiB of each rank, once everything was read or `seconds` have passed."""
+        """Return the last 64 KiB of each rank, once everything was read or `seconds` have passed."""
         for writer in self._writers:
             os.close(writer)
         deadline = time.monotonic() + seconds
@@ -292,7 +292,7 @@ class RankPipes:
 
 
 def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, list[tuple[int, int]]]:
-    """Make a directory with so many pipes; returns it and their ends (reader, writer). Raises OSError, leaving
+    """Make a directory with `count` pipes; returns it and their ends (reader, writer). Raises OSError, leaving
     nothing."""
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     ends: list[tuple[int, int]] = []
@@ -303,12 +303,12 @@ def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, lis
             os.mkfifo(path, 0o600)
             reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             unless_made.callback(os.close, reader)
-            # So that the reader meets no end of file before the rank has opened the pipe.
+            # Keep a writer, so that the reader meets no end of file before the rank has opened the pipe.
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             unless_made.callback(os.close, writer)
             os.set_blocking(reader, True)
             with contextlib.suppress(OSError):
-                # Above this user's limit for pipes: the default size does.
+                # Beyond this user's limit for pipes the default size works too.
                 fcntl.fcntl(reader, _F_SETPIPE_SZ, _PIPE_BYTES)
             ends.append((reader, writer))
         unless_made.pop_all()
@@ -323,7 +323,7 @@ def _clear(launch_directory: Path, prefix: str) -> None:
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a process of this host has the reading end of a pipe, which it does not notice."""
+    """Whether a process of this host has the reading end of a pipe open; the check does not disturb it."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

@@ -27,7 +27,7 @@ _CODE = ("agent", "files")
 
 
 class _Shown(NamedTuple):
-    """How a file system shows what this process makes."""
+    """Owner of this process's files as a file system shows it, and whether it keeps their modes."""
 
     owner: int
     keeps_modes: bool
@@ -48,8 +48,8 @@ def make_launch_directory(launch: Path) -> str | None:
 
 
 def problem_of(launch: Path) -> str | None:
-    """Why nothing may be executed from a launch directory, whether it is there yet or not, and what to do about it;
-    None where all is well. Raises OSError."""
+    """Reason not to execute anything from a launch directory, whether it exists yet or not, and what to do about it;
+    None if it is safe. Raises OSError."""
     run = launch.parent
     shown = _Shown(os.geteuid(), keeps_modes=True)
     return _problem(launch, shown) and _problem(launch, _shown_in(run if run.is_dir() else run.parent))
@@ -75,7 +75,7 @@ def _problem(launch: Path, shown: _Shown) -> str | None:
 
 
 def _problem_above(directory: Path, run: Path, shown: _Shown) -> str | None:
-    """What every user may do in one directory on the path to `run`."""
+    """Problem with what every user may do in one directory on the path to `run`."""
     try:
         mode = directory.stat().st_mode
         below = directory / run.relative_to(directory).parts[0]
@@ -88,7 +88,7 @@ def _problem_above(directory: Path, run: Path, shown: _Shown) -> str | None:
             f"{directory}: every user may rename what is in it ({stat.filemode(mode)}), also {below}; chmod +t "
             f"{directory} (or have that done), or put `output` elsewhere"
         )
-    # Every user could have made it.
+    # Any user may have created it.
     return _problem_of_owner(below, shown)
 
 
@@ -106,7 +106,7 @@ def _problem_of_owner(path: Path, shown: _Shown) -> str | None:
 
 
 def _executed(launch: Path) -> Iterator[Path]:
-    """What is executed from a launch directory, and what lies next to it."""
+    """Yield what is executed from a launch directory, and the other entries of it."""
     yield launch
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         yield from (launch / name for name in os.listdir(launch))
@@ -116,7 +116,7 @@ def _executed(launch: Path) -> Iterator[Path]:
 
 
 def _shown_in(directory: Path) -> _Shown:
-    """Make a file, look at it, and remove it."""
+    """Create a file, read its owner and mode, and remove it."""
     path = directory / f".drillyard-probe-{secrets.token_hex(8)}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

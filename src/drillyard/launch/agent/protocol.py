@@ -1,4 +1,4 @@
-"""How the agents of a run talk: authenticated JSON lines over TCP, with a heartbeat in both directions.
+"""Protocol between the agents of a run: authenticated JSON lines over TCP, with a heartbeat in both directions.
 
 Node 0 listens on the first free one of 16 ports; the others try them in turn. Every line is `MAC JSON`: HMAC-SHA256
 over the line's number and its JSON, under a key that only those who know the run's secret can derive.
@@ -12,8 +12,8 @@ over the line's number and its JSON, under a key that only those who know the ru
 
 So a line that is unauthenticated, changed, repeated, dropped, moved, sent back or taken from another connection has a
 wrong MAC: it ends that connection, and the node joins again. The port in the answer reveals a program that took an
-earlier port and relays. Nothing is encrypted (docs/security.md says why): what travels is attempt numbers, ports, and
-how commands ended. Either side considers the other lost after half of `lease_seconds` without a message.
+earlier port and relays. Nothing is encrypted (docs/security.md says why): messages contain attempt numbers, ports, and
+results of commands. Either side considers the other lost after half of `lease_seconds` without a message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONNECT_SECONDS = 3.0
 
 
 class ConnectionLost(Exception):
-    """The other side is gone, or is not of this run."""
+    """The connection is lost, or the other side is not of this run."""
 
 
 class JoinRefused(ConnectionLost):
@@ -46,7 +46,7 @@ class JoinRefused(ConnectionLost):
 
 
 class Connection:
-    """Messages over a socket, never waiting for it. Silence of `silence_seconds` is a loss.
+    """Non-blocking messages over a socket. Silence of `silence_seconds` is a loss.
 
     Lines may be long only after the first authentic one.
     """
@@ -74,7 +74,7 @@ class Connection:
         self.flush()
 
     def flush(self) -> bool:
-        """Send on what waits; whether all is sent. Raises ConnectionLost."""
+        """Send queued lines; returns whether all are sent. Raises ConnectionLost."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -86,13 +86,13 @@ class Connection:
         return not self._unsent
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come, heartbeats left out. Raises ConnectionLost."""
+        """Return the messages that have come, without heartbeats. Raises ConnectionLost."""
         if b"\n" not in self._received:
             self._read()
         return [message for message in iter(self._next, None) if "beat" not in message]
 
     def wait_for_message(self, seconds: float) -> dict[str, Any]:
-        """The next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
+        """Return the next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
         deadline = time.monotonic() + seconds
         while (message := self._next()) is None:
             if (left := deadline - time.monotonic()) <= 0:
@@ -102,7 +102,7 @@ class Connection:
         return message
 
     def beat(self) -> None:
-        """Send what waits, and a heartbeat when one is due. Raises ConnectionLost, also for a silent other side."""
+        """Send queued lines, and a heartbeat when one is due. Raises ConnectionLost, also for a silent other side."""
         self.flush()
         now = time.monotonic()
         if now - self._received_at > self._silence_seconds:
@@ -112,7 +112,7 @@ class Connection:
             self.send(beat=1)
 
     def close(self) -> None:
-        """Send what can be sent at once, and end."""
+        """Send what can be sent at once, and close."""
         with contextlib.suppress(ConnectionLost):
             self.flush()
         self._socket.close()
@@ -138,19 +138,19 @@ class Connection:
         message = unseal(self._receiving_key, self._num_received, line)
         self._received = rest
         self._num_received += 1
-        # Only an authentic line shows that the other side lives.
+        # Only an authentic line shows that the other side is alive.
         self._received_at = time.monotonic()
         return message
 
 
 def seal(key: bytes, number: int, message: dict[str, Any]) -> bytes:
-    """A message as line `number` of a connection, without its newline."""
+    """Encode a message as line `number` of a connection, without its newline."""
     text = json.dumps(message).encode()
     return _mac(key, number, text) + b" " + text
 
 
 def unseal(key: bytes, number: int, line: bytes) -> dict[str, Any]:
-    """The message of line `number`. Raises ConnectionLost where the key's owner did not send it as that line."""
+    """Decode line `number`. Raises ConnectionLost where the key's owner did not send it as that line."""
     mac, _, text = line.partition(b" ")
     if not hmac.compare_digest(mac, _mac(key, number, text)):
         raise ConnectionLost("a line that is not from this run, or was changed on its way")
@@ -168,7 +168,7 @@ def _mac(key: bytes, number: int, text: bytes) -> bytes:
 
 
 def derive_key(secret: bytes, purpose: str, *nonces: str) -> bytes:
-    """The key for `purpose`, bound to the nonces of the handshake so far."""
+    """Derive the key for `purpose`, bound to the nonces of the handshake so far."""
     return hmac.digest(secret, json.dumps(["drillyard-agent", purpose, *nonces]).encode(), "sha256")
 
 
@@ -180,7 +180,7 @@ def join(
     silence_seconds: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[Connection, int]:
-    """Find the leader of this run and join it as the node that is `described`; its connection and epoch.
+    """Find the leader of this run and join it as the node that is `described`; returns its connection and epoch.
 
     A host that answers nothing costs three seconds per port; `interrupted` is called before each.
     Raises ConnectionLost when the leader is on none of the ports; JoinRefused when it is, and refuses.

@@ -1,4 +1,4 @@
-"""What a scheduler reports to an agent: which node this is, where node 0 is, and which agents have ended already.
+"""Reports of a scheduler to an agent: which node this is, where node 0 is, and which agents have ended already.
 
 Slurm: SLURM_NODEID (`man sbatch`); the job script passes the rest as options.
 Vertex AI: CLUSTER_SPEC (https://cloud.google.com/vertex-ai/docs/training/distributed-training): workerpool0 is node 0,
@@ -36,7 +36,7 @@ def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
 
 
 class Allocation:
-    """What Slurm reports of the nodes of this job; empty where another scheduler, or none, starts agents.
+    """Reports of Slurm on the nodes of this job; empty where another scheduler, or none, starts agents.
 
     `hosts`: their names by rank. `log` and `offset`: the file that srun writes to, and where this start begins in it.
     """
@@ -46,7 +46,7 @@ class Allocation:
         self._log = log
 
     def ended(self) -> dict[int, str]:
-        """Why agents have ended, by node rank: their last words and srun's. Without those that exited with 0."""
+        """Reasons of agents' ends, by node rank: their last lines and srun's. Without those that exited with 0."""
         if self._log is None:
             return {}
         path, offset = self._log
@@ -56,14 +56,14 @@ class Allocation:
                 text = file.read().decode(errors="replace")
         except OSError:
             return {}
-        # Without a line that is still being written.
+        # Leave out a line that is still being written.
         text = text[: text.rfind("\n") + 1]
         ends = {node: found[2] for found in _ENDED.finditer(text) for node in _numbers(found[1])}
         return {node: _with_last_words(text, node, how) for node, how in ends.items()}
 
 
 def _numbers(listed: str) -> list[int]:
-    """`0-2,5` -> 0, 1, 2, 5."""
+    """Expand `0-2,5` to 0, 1, 2, 5."""
     bounds = [each.partition("-") for each in listed.split(",") if each]
     return [node for first, _, last in bounds for node in range(int(first), int(last or first) + 1)]
 

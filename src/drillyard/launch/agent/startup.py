@@ -23,7 +23,7 @@ from .scheduler_env import Allocation
 from .state_file import OVER, exit_code_of, is_cancelled, last_state, read_json_object, read_secrets, replace_file
 
 _SECONDS_FOR_SECRET = 60.0
-"""NFS clients may remember for as long that a file was not there (nfs(5), acdirmax)."""
+"""NFS clients may cache for this long that a file was not there (nfs(5), acdirmax)."""
 
 
 class UsageError(Exception):
@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
         print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
         return over
     _require_secrets(job)
-    # What agents write is the user's own; the command gets the user's own umask.
+    # Only the user may write to the agents' files; the command gets the user's own umask.
     umask = os.umask(0o077)
     os.umask(umask | 0o022)
     me = this_process()
@@ -76,7 +76,7 @@ def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
 
 
 def load_job(path: str) -> Job:
-    """The job in a file. Raises UsageError."""
+    """Read the job in a file. Raises UsageError."""
     try:
         job = read_job(Path(path))
     except (OSError, ValueError, TypeError) as error:
@@ -125,7 +125,7 @@ def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: di
 
 
 def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
-    """The announcements of a run's agents on this machine, each with its `path`, and the agents, dead or alive."""
+    """List the announcements of a run's agents on this machine, each with its `path`, and the agents, dead or alive."""
     paths = sorted((directory / "agents").glob("*.json"))
     announced = [{**read_json_object(path), "path": str(path)} for path in paths]
     agents = ((each, process_of(each.get("agent"))) for each in announced)
@@ -133,7 +133,7 @@ def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
 
 
 def _read_secret(directory: Path) -> bytes:
-    """The run's secret, which submission put there. Raises UsageError."""
+    """Read the run's secret, which submission put there. Raises UsageError."""
     path = directory / "secret"
     deadline = time.monotonic() + _SECONDS_FOR_SECRET
     while True:

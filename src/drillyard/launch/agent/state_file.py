@@ -1,6 +1,6 @@
-"""What a run's agents share on disk: state.json, which the leader writes, the mark of a cancelled run, secrets.json.
+"""Shared files of a run's agents: state.json, which the leader writes, the mark of a cancelled run, secrets.json.
 
-state.json is replaced as a whole, so readers on any host see one state or the next. A disk that takes nothing ends no
+state.json is replaced as a whole, so readers on any host see one state or the next. A full disk does not end the
 run: the newest state waits in memory and is written once it can be.
 """
 
@@ -70,7 +70,7 @@ def json_object(text: str | bytes) -> dict[str, Any]:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where it is missing or damaged."""
+    """Read the JSON object in a file; empty where it is missing or damaged."""
     try:
         return json_object(path.read_bytes())
     except OSError:
@@ -78,7 +78,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_state(launch_directory: Path) -> dict[str, Any]:
-    """state.json, or nothing where there is none yet. Raises ValueError for one that is no state."""
+    """Read state.json; empty where there is none yet. Raises ValueError for one that is no state."""
     try:
         state = json.loads((launch_directory / "state.json").read_text(encoding="utf-8"))
     except OSError:
@@ -91,7 +91,7 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
 
 
 def last_state(launch_directory: Path) -> dict[str, Any]:
-    """state.json to continue from: a damaged one (a host lost power) counts as none."""
+    """Read state.json to continue from: a damaged one (a host lost power) counts as none."""
     return read_json_object(launch_directory / "state.json")
 
 
@@ -102,7 +102,7 @@ def exit_code_of(state: dict[str, Any], start: dict[str, str]) -> int | None:
 
 
 def read_secrets(launch_directory: Path) -> dict[str, str]:
-    """secrets.json: the values of the configs' `${env:NAME}`, which submission put there; empty without it."""
+    """Read secrets.json: the values of the configs' `${env:NAME}`, which submission put there; empty without it."""
     values = read_json_object(launch_directory / "secrets.json")
     return {str(name): str(value) for name, value in values.items()}
 
@@ -115,7 +115,7 @@ def forget_secrets(launch_directory: Path) -> None:
 
 @dataclass(repr=False)
 class StateFile:
-    """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk can.
+    """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk has room.
 
     On a full disk it is overwritten in place, cut to the blocks that the file has and padded with blanks. A reader may
     see half of a write then, which is better than no news until there is room. Nothing is written once `superseded`:
@@ -173,7 +173,7 @@ def _fitting(fields: dict[str, Any], size: int) -> bytes:
 
 
 def _cut(fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """The same without a failure's last lines, and with reasons of at most `most` characters."""
+    """Copy the state without a failure's last lines, and with reasons of at most `most` characters."""
     cut = {**fields, "reason": fields["reason"] and fields["reason"][:most]}
     if isinstance(failure := fields.get("failure"), dict):
         cut["failure"] = {**failure, "reason": str(failure.get("reason"))[:most], "lines": []}
@@ -206,7 +206,7 @@ def newest_checkpoint(pattern: str | None) -> list[Any] | None:
 
 
 def mark_cancelled(launch_directory: Path, submission: str) -> None:
-    """Write that the user cancelled a submission, so its end is no failure and starts nothing; later submissions of the
+    """Mark a submission as cancelled by the user, so its end is no failure and starts nothing; later submissions of the
     run are not affected. Raises OSError.
 
     The file is empty, and so needs no room on a full disk.

@@ -1,13 +1,13 @@
-"""The verbs that write launch directories on the head host, and keep other launches away: `submit`; `place`, `unlock`.
+"""Verbs that write launch directories on the head host, and keep other launches away: `submit`; `place`, `unlock`.
 
-`submit`, on Slurm, writes launch directories, submits, and notes the runs in the index: all of it under one lock of the
-kernel, and only where the index has of each run the job that the launch has seen there. So of several launches of a
-name at the same moment one submits.
+`submit`, on Slurm, writes launch directories, submits, and records the runs in the index: all of it under one kernel
+lock, and only if the index still has for each run the job that the launch has seen there. So of several launches of a
+name at the same moment only one submits.
 
 Where agents start on several hosts, no kernel lock can be held that long. The submit lock is the file `claim` of the
-launch directory, in which `place` notes the submission before it writes: a launch that finds another one there has
-submitted nothing. It ends with `unlock`, when the launching process of the same host dies, else after
-`SUBMIT_LOCK_SECONDS`. A plan that is applied by hand has no such process. `place` and `unlock` have a kernel lock to
+launch directory, in which `place` records the submission before it writes: a launch that finds another one there
+submits nothing. The lock ends with `unlock`, when the launching process of the same host dies, else after
+`SUBMIT_LOCK_SECONDS`. A plan that is applied by hand has no such process. `place` and `unlock` hold a kernel lock to
 their ends, so a launch whose connection was lost cannot write after the next one.
 
 `--sent` is the unpacked archive of the launch: the files of the launch directory; for `place`, `client`, the launching
@@ -40,18 +40,18 @@ from .state_file import forget_secrets, read_json_object, replace_file
 TAKEN = 3
 """Exit code: another launch of this name has submitted meanwhile, or is about to."""
 SUBMIT_LOCK_SECONDS = 900
-"""An older submit lock has expired."""
+"""Age at which a submit lock has expired."""
 SAYS = "drillyard: "
-"""Begins a line of standard error that is for the user, although all went well."""
+"""Prefix of a line of standard error that is for the user, although the verb succeeded."""
 ENTRIES, POINTS = "index", "points"
 _LAST_END = ("state.json", "ended.json")
 _PLACE_WAIT_SECONDS, _SUBMIT_WAIT_SECONDS = 30.0, 120.0
-"""How long a launch waits for another one's kernel lock: writing takes seconds, sbatch may try for a while."""
+"""Longest waits for another launch's kernel lock: writing takes seconds, sbatch may try for a while."""
 _SBATCH_NOT_FOUND = 127
 
 
 def place(options: Namespace) -> int:
-    """Lock a launch directory, write what was sent, and note the run in the index. Raises UsageError, OSError."""
+    """Lock a launch directory, write what was sent, and record the run in the index. Raises UsageError, OSError."""
     sent, launch = Path(options.sent), Path(options.launch_directory)
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
@@ -88,7 +88,7 @@ def unlock(options: Namespace) -> int:
 
 def submit(options: Namespace) -> int:
     """Submit; prints the job's id. Raises UsageError, OSError."""
-    # What is in launch directories is the user's own; the job gets the user's own umask.
+    # Only the user may write to launch directories; the job gets the user's own umask.
     umask = os.umask(0o077)
     os.umask(umask | 0o022)
     sent, launch = Path(options.sent), Path(options.launch_directory)
@@ -192,12 +192,12 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _dependency(handle: str | None) -> list[str]:
-    """Options that have the job wait for the newest one of a run, by its handle. Raises UsageError."""
+    """Build the options that make the job wait for the newest one of a run, by its handle. Raises UsageError."""
     if not handle:
         return []
     asked = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", "--format=%i %k"]
     listed = subprocess.run(asked, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False).stdout
-    # The comment is the handle, and after it why the job was queued again.
+    # The comment is the handle, followed by the reason of a requeue.
     rows = [line.split() for line in listed.splitlines()]
     # All tasks of an array have the comment of the first run.
     jobs = [row[0] for row in rows if len(row) > 1 and row[1] == handle and row[0].partition("_")[2] in ("", "0")]
