@@ -62,7 +62,7 @@ def incomplete(directory: Path, name: str) -> Path:
 
 
 def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
-    """Why an export to `directory` is refused by names and sizes, or None if it is allowed. Raises OSError."""
+    """Reason why an export to `directory` is refused by names and sizes, or None if it is allowed. Raises OSError."""
     if not os.path.lexists(directory):
         return None
     if not directory.is_dir():

@@ -8,7 +8,7 @@ Found: a value as it is, quoted for a URL, in JSON, Python or HTML, and within b
 Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also occur in
 unrelated texts. Never secret: `NOT_SECRET` and paths that exist on this machine (`${env:SCRATCH}`).
 
-Cost: 0.15 ms per MiB and form. Standard library only, and nothing newer than Python 3.9: agents take this file along.
+Cost: 0.15 ms per MiB and form. Standard library only, and nothing newer than Python 3.9: shipped with the agents.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def replace_file(path: Path, data: bytes, *, draft: Path | None = None, durable:
     """Write a file that readers see whole or not at all: under the name `draft`, then renamed to `path`.
 
     Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces what a killed
-    writer left. `durable`: the content is on the disk before it gets its name. Raises OSError, with `path` as it was.
+    writer left. `durable`: the content is on the disk before it gets its name. Raises OSError, with `path` unchanged.
     """
     mode = "xb" if draft is None else "wb"
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -1,1 +1,1 @@
-"""The command line: one file per command that parses, calls a room and prints. No logic lives here."""
+"""The command line: one file per command that parses, calls one function and prints. No logic lives here."""

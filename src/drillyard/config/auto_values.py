@@ -71,7 +71,7 @@ class AttentionNeeds(TypedDict):
 
 
 def kernel_limitation(kernel: str, *, softcap: float | None, dropout: float, head_dim: int | None = None) -> str | None:
-    """Why `kernel` does not compute what a model asks for (see `AttentionNeeds`), and what to use instead; None if it
+    """Reason why `kernel` does not fit a model's needs (see `AttentionNeeds`), and what to use instead; None if it
     does."""
     if softcap is not None and kernel in ("sdpa", "varlen"):
         return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"

@@ -231,7 +231,7 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
 
 
 def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Problem]:
-    """Why a schedule does not fit into `total_steps`; with `training.epochs` they are known once the data is read."""
+    """Check that a schedule fits into `total_steps`; with `training.epochs` they are known once the data is read."""
     warmup, decay = schedule.warmup_steps, resolve_decay_steps(schedule, total_steps)
     if warmup >= total_steps and warmup > 0:
         message = f"{warmup} warmup steps of {total_steps} steps never reach the peak; lower it"

@@ -43,7 +43,7 @@ def requires_remote_code(error: Exception) -> bool:
 
 
 def unsupported_architecture(model_type: str) -> str:
-    """Why a model of this type is refused, with the nearest spelling and all that are supported."""
+    """Reason why a model of this type is refused, with the nearest spelling and all that are supported."""
     longer = (name for name in ARCHITECTURES if name.startswith(f"{model_type}_"))
     near = next(longer, None) or closest_name(model_type, ARCHITECTURES, cutoff=0.75)
     meant = f"did you mean {near}? " if near else ""
@@ -54,7 +54,7 @@ def unsupported_architecture(model_type: str) -> str:
 
 
 def model_problems(model: ModelConfig) -> Iterator[Problem]:
-    """Why the model cannot be trained: its architecture, and settings of an inline config that would be ignored."""
+    """Reasons not to train the model: its architecture, and settings of an inline config that would be ignored."""
     if model.config is not None:
         model_type = model.config.get("architecture")
         if isinstance(model_type, str) and model_type not in ARCHITECTURES:
@@ -69,7 +69,7 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
 
 
 def position_problems(sequence_length: int, content: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """Why pretrained weights whose config.json is `content` cannot be trained at `sequence_length`."""
+    """Reason why pretrained weights whose config.json is `content` cannot be trained at `sequence_length`."""
     positions = content.get("max_position_embeddings", content.get("n_positions"))
     if isinstance(positions, int) and sequence_length > positions:
         yield Problem(

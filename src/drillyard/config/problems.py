@@ -35,7 +35,7 @@ class Problem:
 
 
 def refused_address(value: object) -> str | None:
-    """Why an address, scheme://..., is refused as the setting or argument of a path; None for what is no address.
+    """Reason to refuse an address, scheme://..., as the setting or argument of a path; None for what is no address.
 
     pathlib keeps one slash of several. So a relative path whose first directory ends with a colon is refused as well.
     """

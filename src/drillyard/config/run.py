@@ -31,7 +31,7 @@ class LoraConfig(StrictModel):
 
 
 class ModelConfig(StrictModel):
-    """Which causal language model, and where its weights come from."""
+    """Causal language model, and the source of its weights."""
 
     id: str | None = Field(default=None, description="Hugging Face id or local directory of a model.")
     config: dict[str, Any] | None = Field(
@@ -220,7 +220,7 @@ class ParallelismConfig(StrictModel):
 
 
 class CheckpointConfig(StrictModel):
-    """When state is saved, what is kept, and what a start resumes from."""
+    """Times of saves, checkpoints to keep, and the checkpoint that a start resumes from."""
 
     every_steps: PositiveInt | None = Field(
         default=None, description="Steps between checkpoints; null: only at the end."

@@ -31,7 +31,7 @@ TRAIN, HELD_OUT = 0, 1
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """Which documents are held out: a share of the documents, or of the values of a column, by hash."""
+    """Choice of held-out documents: a share of the documents, or of the values of a column, by hash."""
 
     fraction: float = 0.0
     column: str | None = None

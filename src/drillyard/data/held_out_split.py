@@ -1,4 +1,4 @@
-"""Which documents are held out, and rows (not tokens) of them for metrics that generate text.
+"""Choice of the documents that are held out, and of rows (not tokens) of them for metrics that generate text.
 
 Held-out data are `data.held_out.source` if set; otherwise a share (`fraction`) of each source's documents by hash, and
 the held-out parts of built-in sets. A separate source is named like that source, a share of a training source (or a

@@ -1,4 +1,4 @@
-"""Which sequences a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
+"""Sequences that a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
 
 All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches divide the
 numbers of a step. So resuming at a step costs nothing, and any number of ranks or micro-batches trains on the same

@@ -1,4 +1,4 @@
-"""When to save: the best interval between checkpoints, and what a run then takes, in closed form.
+"""Best interval between checkpoints, and the time that a run then takes, in closed form.
 
 Letters, all in seconds: tau = useful work between two saves, C = what a save blocks training for, D = how long it then
 drains to storage in the background, R = a restart, M = mean time between failures of the whole job. Failures come at a
@@ -124,7 +124,7 @@ def choose_schedule(
     restart_seconds: float,
     mtbf_seconds: float,
 ) -> SaveSchedule:
-    """When to save: max(Daly, drain), at most the run, rounded to steps.
+    """Interval of saves: max(Daly, drain), at most the run, rounded to steps.
 
     Where the run is only a few intervals long, a short last one would waste a save: as many saves, or one fewer, evenly
     spread, and one save at the end, are chosen where they take at least LEAST_GAIN less time.

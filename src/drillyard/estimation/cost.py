@@ -96,7 +96,7 @@ def run_cost(price: HourlyPrice, step_seconds: Range, tokens_per_step: float, ru
 
 
 def missing_price_reason(target: Target) -> str:
-    """Why there is no price, for the user."""
+    """Reason why there is no price, for the user."""
     if target.made_up:
         return f"a price belongs to a machine, and only the accelerator {target.accelerator.name} is given"
     how = f" by {target.consumption}" if target.consumption else ""

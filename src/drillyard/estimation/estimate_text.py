@@ -227,7 +227,7 @@ def _run_text(run: RunTime) -> str:
 
 
 def _saves_text(run: RunTime) -> str:
-    """When is saved, and what saves and restarts take."""
+    """Interval of saves, and the time that saves and restarts take."""
     assert run.checkpoint is not None and run.restart is not None
     blocking, drain, restart = run.checkpoint.blocking, run.checkpoint.drain, run.restart.total
     save = f"a save stops training for {rounded_duration(blocking.value)}{doubt_mark(blocking)}"

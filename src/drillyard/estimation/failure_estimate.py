@@ -234,7 +234,7 @@ def _schedule(job: FailureInputs, mtbf_seconds: float) -> SaveSchedule:
 
 
 def _saving_terms(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float, per_day: Quantity) -> list[Quantity]:
-    """When to save and what a failure costs; without failures there is nothing to weigh."""
+    """Save interval and cost of a failure; without failures there is nothing to weigh."""
     blocking, drain, restart = job.checkpoint.blocking, job.checkpoint.drain, job.restart
     parts = [blocking, drain, restart.detect, restart.start, restart.load, restart.total]
     optimum: list[Quantity] = []

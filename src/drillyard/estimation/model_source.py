@@ -1,4 +1,4 @@
-"""Which model is estimated: from the run config, from a config.json that is given instead, or from counts alone.
+"""Model to estimate: from the run config, from a config.json that is given instead, or from counts alone.
 
 Nothing is downloaded: of a hub id the config.json must be in the local Hugging Face cache, or be given as a file. A
 family whose shapes are not known is refused with what can be done, by `modelspec`.

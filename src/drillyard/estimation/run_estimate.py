@@ -49,7 +49,7 @@ class RunEstimate:
     quotas: tuple[Quota, ...]
     missing: tuple[MissingInput, ...]
     refusals: tuple[str, ...]
-    """Why `drillyard train` would refuse the run, though it can be estimated."""
+    """Reason why `drillyard train` would refuse the run, though it can be estimated."""
     warnings: tuple[str, ...]
 
     @property

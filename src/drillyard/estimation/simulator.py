@@ -4,7 +4,7 @@ Failures of all nodes together are one Poisson process, so only the next failure
 training is deterministic: the number of saves that reached storage is a division. So the cost grows with failures only.
 
 A node's failure stops the job. It is detected; without a spare the job waits for a node to come back; it starts, loads
-the last save on storage and goes on. Nodes fail meanwhile too: a failure that hits a restart begins it again (as in
+the last save on storage and continues. Nodes fail meanwhile too: a failure that hits a restart begins it again (as in
 Daly's model); with nodes missing there are fewer that can fail. Spares and nodes in repair do not fail. Repair times
 are exponential.
 

@@ -152,7 +152,7 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
 
 
 def _needs(sql: str, columns: set[str]) -> _Needs:
-    """Which columns a query sets equal (`a = b`, `a IN (SELECT b`, `SELECT a EXCEPT SELECT b`), and its literals.
+    """Find columns that a query sets equal (`a = b`, `a IN (SELECT b`, `SELECT a EXCEPT SELECT b`), and its literals.
 
     A literal belongs to the last column named before it.
     """

@@ -1,4 +1,4 @@
-"""Which faults, where and when: drawn from a seed before the campaign starts. Pure.
+"""Plan of faults with place and time: drawn from a seed before the campaign starts. Pure.
 
 A fault is a kind (kill, stop, term, disk-full, flip), an injection point and a target: one rank, or the supervisor.
 Injection points are taken in a fixed order; steps, ranks and moments are drawn. Several faults share a run, one save

@@ -86,7 +86,7 @@ def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
 
 
 def consumption_problem(consumption: str | None, machine: Machine) -> str | None:
-    """Why `machine` cannot be bought by `consumption`, or None where it can."""
+    """Reason why `machine` cannot be bought by `consumption`, or None where it can."""
     if consumption is None or not machine.consumption or consumption in machine.consumption:
         return None
     return f"{machine.name} cannot be had by '{consumption}'; it can by {', '.join(machine.consumption)}"

@@ -108,7 +108,7 @@ def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) ->
 
 
 def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
-    """Why a machine cannot use the stack that the config names, and what to write; None where it can."""
+    """Reason why a machine cannot use the stack that the config names, and what to write; None where it can."""
     wanted, own = cluster.network_stack, machine.network_stack
     if wanted in (None, own, _EVERY_MACHINE_HAS):
         return None

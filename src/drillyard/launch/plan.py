@@ -43,7 +43,7 @@ class Program:
     sends_directory: str | None = None
     parallel: bool = False
     stage: str = ""
-    """Which of the launcher's stages it belongs to; each launcher names its own."""
+    """Stage of the launcher that it belongs to; each launcher names its own."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class RunFailure:
-    """Why a run, or its last attempt, failed: the rank that failed first, where known."""
+    """Failure of a run, or of its last attempt: the rank that failed first, where known."""
 
     reason: str
     """In words: `time limit`, `lost capacity`, `refused`, `exit code 1`, `killed by SIGKILL (exit code 137)`, ..."""
@@ -99,9 +99,9 @@ class RunStatus:
     state: State
     nodes: int
     reason: str | None = None
-    """Why it waits, restarts or ended."""
+    """Reason why it waits, restarts or ended."""
     since: float | None = None
-    """When this state began."""
+    """Time at which this state began."""
     submitted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -44,7 +44,7 @@ class Gate:
     limit: float
 
     def trips(self, document: Mapping[str, Any]) -> str | None:
-        """Why this run fails, or None. UserError for a name that is no number in the document."""
+        """Reason why this run fails, or None. UserError for a name that is no number in the document."""
         value = _lookup(document, self.field, self.text)
         if value is None:
             why = [f": {item['reason']}{_flags(item)}" for item in document["missing"] if _about(item, self)]

@@ -98,7 +98,7 @@ def _start_is_marked(rows: Steps, placed: list[tuple[int, Mark]], begun: int | N
 
 
 def _beginning(latest: int, begun: int | None, rows: Steps) -> int:
-    """When an attempt began. Not before the last that is known of the one before, whose other ranks may have gone on,
+    """Begin of an attempt. Not before the last that is known of the one before, whose other ranks may have gone on,
     unless its steps show a clock that was set back. Where no line comes before its first step: when that began."""
     if not len(rows):
         assert begun is not None

@@ -63,7 +63,7 @@ class SourceContent:
     first_time_us: int | None = None
     last_time_us: int | None = None
     trouble: str | None = None
-    """Why its compressed data ended before their end."""
+    """Reason why its compressed data ended before their end."""
 
 
 class TextSourceReader:

@@ -235,14 +235,14 @@ def _between(
 
 
 def _rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
-    """Which durations are no warm-up in a log that marks the steps that compiled."""
+    """Select the durations that are no warm-up in a log that marks the steps that compiled."""
     first = np.diff(steps.attempt[found.rows], prepend=-1) != 0
     kept: NDArray[np.bool_] = ~first & (steps.flags[found.rows] & COMPILED == 0)
     return kept
 
 
 def _rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
-    """Which durations are no warm-up in any other log."""
+    """Select the durations that are no warm-up in any other log."""
     kept = np.ones(len(found.rows), dtype=bool)
     attempts = steps.attempt[found.rows]
     # Between two times there is no first step.

@@ -84,7 +84,7 @@ def export(
     are). Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
     The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced
     at the end; else the model goes to `otherwise` under the same conditions, if that is given. Raises UserError on
-    every rank, with everything as it was, where neither may be written and when the disk is full or read-only.
+    every rank, with everything unchanged, where neither may be written and when the disk is full or read-only.
     """
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)

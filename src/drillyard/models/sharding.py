@@ -1,4 +1,4 @@
-"""Which part of a whole tensor each rank holds, and parts that travel to the rank that writes them.
+"""Parts of a whole tensor that each rank holds, and parts that travel to the rank that writes them.
 
 FSDP2 keeps a parameter as a DTensor: split along dimensions over the axes of a device mesh, or copied along them. A
 `Region` is the part that one rank holds, as slices of the whole. Splits follow `torch.chunk`: parts of

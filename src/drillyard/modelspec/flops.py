@@ -133,7 +133,7 @@ def mean_attended_length(attention: Attention, sequence_length: int, *, causal: 
 
 
 def implausible_mfu(fraction: float, precision: str, achievable: float | None = None) -> str | None:
-    """Why an MFU (or HFU) of `fraction` cannot be right, or None.
+    """Reason why an MFU (or HFU) of `fraction` cannot be right, or None.
 
     `achievable` is the best published matmul rate as a fraction of the peak. Without it the limit is 80 % in bf16 and
     the peak itself in other precisions.

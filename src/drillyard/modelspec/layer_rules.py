@@ -1,4 +1,4 @@
-"""Which layers do what: the rules by which a config says where windows, experts and linear attention are.
+"""Rules for kinds of layers, by which a config says where windows, experts and linear attention are.
 
 A rule is a function of a config's fields and, for kinds of attention, of a layer's index. Where a config lists its
 layers (`layer_types`) the list counts; the rules for a list left out are those of transformers' config classes.

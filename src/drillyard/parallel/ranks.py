@@ -94,7 +94,7 @@ class Ranks:
         """Run the block on rank 0, then on the first rank of every other node, then on all the rest.
 
         Gives True on the first rank of each node, which makes what is missing: in a shared directory the others find
-        what rank 0 made. All go on together. Waiting is on the store, not in a collective, so it may take hours. Raises
+        what rank 0 made. All then continue. Waiting is on the store, not in a collective, so it may take hours. Raises
         JoinError when another rank has been restarted meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
@@ -108,7 +108,7 @@ class Ranks:
         yield is_first
         if is_first:
             store.set(f"{prefix}/node-{node}", "done")
-        # No rank goes on to collectives, which have a timeout, before the slowest node is done.
+        # No rank continues to collectives, which have a timeout, before the slowest node is done.
         if store.add(f"{prefix}/done", 1) == self.world_size:
             store.set(f"{prefix}/all", "done")
         self._await(store, f"{prefix}/all")

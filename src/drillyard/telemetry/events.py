@@ -21,13 +21,13 @@ Rank 0 and the supervisor append to the same file. Goodput is computed from thes
 | nonfinite_step | rank 0 | `step` was skipped; follows the next logged step | loss, grad_norm, samples |
 | checkpoint_begin, checkpoint_end | rank 0 | training waits for a save (blocking part only) | seconds (end) |
 | checkpoint | rank 0 | a checkpoint is complete, manifest written | path, bytes, blocking_seconds, seconds |
-| checkpoint_failed | rank 0, or a rank that lost the others | a save failed; training goes on | path, reason |
+| checkpoint_failed | rank 0, or a rank that lost the others | a save failed; training continues | path, reason |
 | checkpoint_incomplete, checkpoint_damaged | rank 0 | a load skipped a checkpoint | path, reason |
 | checkpoint_abandoned | rank 0 | a checkpoint holds steps that are now trained differently | path |
 | checkpoint_removed, checkpoint_not_removed | rank 0 | retention no longer keeps it | path, reason (not removed) |
 | evaluation_begin, evaluation_end | rank 0 | training waits for an evaluation | seconds (end) |
 | evaluation | rank 0 | the results of an evaluation | results |
-| evaluation_failed | rank 0 | a metric could not be measured; training goes on | part, metric, reason, stack |
+| evaluation_failed | rank 0 | a metric could not be measured; training continues | part, metric, reason, stack |
 | export_begin, export_end | rank 0 | the model is written, to `final/` or beside it | seconds, directory (end) |
 | signal | the process that received it | a signal asks the run to stop | signal |
 | failure | supervisor, or a rank that gives up | a rank died, hung or raised | reason, failed_rank, exit_code |

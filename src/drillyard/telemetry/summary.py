@@ -152,7 +152,7 @@ def failure_text(failed: dict[str, Any]) -> str:
 
 
 def required_failure(run_directory: Path) -> str | None:
-    """Why a finished run with `evaluation.required` counts as failed; None where it does not.
+    """Reason why a finished run with `evaluation.required` counts as failed; None where it does not.
 
     Only the last evaluation counts, that of the finished model: earlier failures are gaps in a curve.
     """

@@ -4,7 +4,7 @@ A directory that holds another run is never touched: the saved run.yaml is compa
 start, and what differs in a way that matters is said. A start that failed before its first logged step, as on a
 mistake in the config, has left nothing to protect: the corrected config takes its place.
 
-A run that has ended goes on when it is given more steps or epochs. Its summary is removed when it does, since a run
+A run that has ended continues when it is given more steps or epochs. Its summary is removed when it does, since a run
 with a summary counts as complete, and is written again with `final/` at the new end.
 """
 
@@ -96,7 +96,7 @@ def named_beginning(wanted: str, newest: CheckpointInfo | None) -> Path | None:
     """The checkpoint that `checkpoint.resume` names, where a start loads it; None where it goes on from `newest`, the
     run's own.
 
-    The one that a user names is where the run begins: once it has saved, it goes on from its own, however the path is
+    The one that a user names is where the run begins: once it has saved, it continues from its own, however the path is
     written and whatever the starts in between were given.
     """
     if wanted in ("auto", "never"):
@@ -188,7 +188,7 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
     own = run_directory_of(config) / CHECKPOINTS_NAME
     newest = _newest_checkpoint(run_directory_of(config))
     if (named := named_beginning(wanted, newest)) is not None:
-        # Where the run began may have been deleted since: it goes on from its own.
+        # The checkpoint that the run began from may be deleted: it continues from its own.
         if not named.is_dir():
             raise UserError(
                 f"checkpoint.resume: there is no directory {wanted}; "

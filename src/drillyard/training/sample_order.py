@@ -110,7 +110,7 @@ def _other_orders(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Iter
 
 def _same_cut(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
     """Whether the samples are cut into the same steps: always until the first epoch ends within a batch."""
-    # Checkpoints of earlier versions do not say; all their batches go on over the ends of epochs.
+    # Checkpoints of earlier versions do not record it; all their batches continue over the ends of epochs.
     batch, sequences = identity["global_batch_size"], identity["num_sequences"]
     same = saved.get("by_epoch", False) == identity["by_epoch"]
     return same or bool(sequences % batch == 0) or bool(saved.get("step", 0) <= sequences // batch)

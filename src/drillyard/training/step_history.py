@@ -1,4 +1,4 @@
-"""Which attempt did a step, according to the run's events. Needs no torch.
+"""Attempt that did a step, according to the run's events. Needs no torch.
 
 A start that resumes at step N takes back what earlier ones did after N: their steps are done again, perhaps on another
 layout, and those up to N stay. So the steps that led to a state belong to a chain of starts, each with its first step;
@@ -24,7 +24,7 @@ class AttemptSteps:
 
 
 def steps_by_attempt(events: Sequence[Mapping[str, Any]]) -> list[AttemptSteps]:
-    """Who did the steps that led to where the run was after these events, in the order of the steps."""
+    """Attempts that did the steps which led to the state after these events, in the order of the steps."""
     chain: list[AttemptSteps] = []
     order: Mapping[str, Any] | None = None
     after = 0

@@ -33,7 +33,7 @@ class HostAnswer:
     host: str
     result: Result | None
     error: str = ""
-    """Why there is no result: no answer in time, no ssh here."""
+    """Reason why there is no result: no answer in time, no ssh here."""
     asked_at: float = 0.0
     answered_at: float = 0.0
 
@@ -81,7 +81,7 @@ def judge(
 
 
 def no_answer_reason(answer: HostAnswer) -> str:
-    """Why a host did not answer, in its own or ssh's text, and what to do."""
+    """Reason why a host did not answer, in its own or ssh's text, and what to do."""
     if answer.result is None:
         return answer.error
     said = [line.strip() for line in (answer.result.stderr or answer.result.stdout).splitlines() if line.strip()]

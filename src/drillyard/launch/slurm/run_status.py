@@ -54,7 +54,7 @@ _REASONS = {
     "AccountNotAllowed": "can never start: its account may not use the partition",
     "QOSNotAllowed": "can never start: its QOS may not use the partition",
 }
-"""Why a job waits, by Slurm's reason."""
+"""Explanations of why a job waits, by Slurm's reason."""
 _REASONS_LOWER = {name.lower(): text for name, text in _REASONS.items()}
 
 
@@ -76,7 +76,7 @@ class SlurmJob:
     comment: str = ""
     """The handle of the run, where the job is one of ours."""
     note: str = ""
-    """Why the job script queued the job again; it appends that to the comment."""
+    """Reason why the job script queued the job again; it appends that to the comment."""
     exit_code: int | None = None
 
     @property
@@ -157,7 +157,7 @@ def is_over(own: Mapping[str, Any]) -> bool:
 
 
 def queue_reason(job: SlurmJob) -> str:
-    """Why a job waits, with Slurm's own reason."""
+    """Explanation of why a job waits, with Slurm's own reason."""
     if not job.reason:
         return "waits in the queue"
     name = job.reason.strip("()")
@@ -236,7 +236,7 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
 
 
 def _leader_reason(run: SlurmRun) -> str | None:
-    """Why the run failed, in its leader's words; None where it recorded no failure."""
+    """Reason why the run failed, in its leader's words; None where it recorded no failure."""
     own = run.own_state
     return str(own["reason"]) if own.get("state") == "failed" and own.get("reason") else None
 

@@ -115,7 +115,7 @@ class ParsedDocument:
     complete: bool = True
     """Whether the document was read to its end."""
     error: str | None = None
-    """Why reading stopped at a damaged record."""
+    """Reason why reading stopped at a damaged record."""
 
 
 class DocumentFormat(LogFormat):
@@ -286,7 +286,7 @@ def append_rows(lane: Lane, columns: Columns, chosen: NDArray[Any] | None) -> No
 
 
 def _overdrawn(block: LineBlock, begins: Sequence[int]) -> NDArray[np.bool_]:
-    """Which lines were drawn over by others: the stamp before them is that of all drawings."""
+    """Find lines that were drawn over by others: the stamp before them is that of all drawings."""
     ends = line_ends(block.text)
     after = ends[np.searchsorted(ends, np.asarray(begins))]
     drawn: NDArray[np.bool_] = np.frombuffer(block.counted, np.uint8)[after] == ord("\r")

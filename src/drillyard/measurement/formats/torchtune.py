@@ -3,7 +3,7 @@
     Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_active:11.2 peak_memory_alloc:11.2
     peak_memory_reserved:12.9 grad_norm:3.1
 
-A line is one optimizer step, every `log_every_n_steps`; the count goes on over epochs and restarts. It has no step
+A line is one optimizer step, every `log_every_n_steps`; the count continues over epochs and restarts. It has no step
 time: that follows from a launcher's time stamps, or from the progress bar before it (`1|2|Loss: 1.8745:   3%|3 | 2/65
 [00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock restarts with each epoch. The rate is that of
 this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is in GiB (before 0.5 in

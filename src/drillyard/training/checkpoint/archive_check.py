@@ -55,7 +55,7 @@ _MOST_VALUES: Final = 100_000_000
 
 
 def unsafe_files(directory: Path, manifest: Manifest) -> dict[str, str]:
-    """Why files of a checkpoint are refused, by name. All must be as the manifest says."""
+    """Reasons for refusing files of a checkpoint, by name. All must be as the manifest says."""
     if METADATA_NAME not in manifest.files:
         return {}
     try:

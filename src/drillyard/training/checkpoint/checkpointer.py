@@ -5,7 +5,7 @@ A save is three parts. Training waits only for the first: the state is copied in
 of its own (collectives of two threads on one group would mix), and at last the coordinator, rank 0, deletes what is
 no longer kept. One save is in flight at a time; the next one waits for it.
 
-A save that fails on any rank (disk full, I/O error) fails on all and is an event, and training goes on with the
+A save that fails on any rank (disk full, I/O error) fails on all and is an event, and training continues with the
 earlier checkpoints untouched: nothing is deleted before the new checkpoint is complete. One process writes a run
 directory at a time; who else might is for the caller to rule out.
 
@@ -78,7 +78,7 @@ class Checkpointer:
 
     `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest held-out loss, given to
     `record_held_out_loss` or as metadata["held_out_loss"].
-    `asynchronous`: write while training goes on, at the price of a copy of the rank's state in host memory.
+    `asynchronous`: write while training continues, at the price of a copy of the rank's state in host memory.
     `identity`: what the run is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
     written.
     """
@@ -280,7 +280,7 @@ class Checkpointer:
     def remove_leftovers(self) -> None:
         """Begin to delete what interrupted saves and deletions left behind, which may be what fills a disk.
 
-        For the one run that writes here, once it has loaded what it goes on from.
+        For the one run that writes here, once it has loaded the checkpoint that it continues from.
         """
         self._thread.submit(self._remove_leftovers)
 

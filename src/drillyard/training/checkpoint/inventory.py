@@ -75,7 +75,7 @@ class CheckpointInfo:
 
     @property
     def created(self) -> str | None:
-        """When the manifest was written: UTC, ISO 8601."""
+        """Time at which the manifest was written: UTC, ISO 8601."""
         return self.manifest.created if self.manifest else None
 
     @property

@@ -225,7 +225,7 @@ def sync_directory(path: Path) -> None:
 def write_durably(path: Path, data: bytes) -> None:
     """Write a file whose final name never shows part of it: temporary name, fsync, rename, fsync of the directory.
 
-    Raises OSError; then the final name is as it was before.
+    Raises OSError; then the file of the final name is unchanged.
     """
     replace_file(path, data, draft=path.with_name(path.name + ".tmp"), durable=True)
     sync_directory(path.parent)
