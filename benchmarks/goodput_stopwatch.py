@@ -37,7 +37,7 @@ class Stopwatch:
 
     def __init__(self, command: list[str], run_directory: Path, faults: dict[int, Callable[[Stopwatch], None]]) -> None:
         self.command, self.run_directory, self.faults = command, run_directory, faults
-        self.rounds: list[list[tuple[int, float]]] = []
+        self.attempts: list[list[tuple[int, float]]] = []
         self.process: subprocess.Popen[str]
 
     def run(self) -> float:
@@ -45,7 +45,7 @@ class Stopwatch:
         started = time.monotonic()
         code = -1
         while code != 0:
-            self.rounds.append([])
+            self.attempts.append([])
             self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             assert self.process.stdout is not None
             for line in self.process.stdout:
@@ -60,20 +60,20 @@ class Stopwatch:
         if not line.startswith("{") or "step" not in (record := json.loads(line)) or "loss" not in record:
             return
         step = int(record["step"])
-        if self.rounds[-1] and step <= self.rounds[-1][-1][0]:
-            self.rounds.append([])
-        self.rounds[-1].append((step, time.monotonic()))
+        if self.attempts[-1] and step <= self.attempts[-1][-1][0]:
+            self.attempts.append([])
+        self.attempts[-1].append((step, time.monotonic()))
         due = [at for at in self.faults if at <= step]
         for at in due:
             self.faults.pop(at)(self)
 
     def productive_seconds(self) -> float:
         """The time of all steps, each counted once, as it was when first done."""
-        gaps = [after - before for lines in self.rounds for (_, before), (_, after) in itertools.pairwise(lines)]
+        gaps = [after - before for lines in self.attempts for (_, before), (_, after) in itertools.pairwise(lines)]
         median = statistics.median(gaps)
         seen: set[int] = set()
         total = 0.0
-        for lines in self.rounds:
+        for lines in self.attempts:
             before = None
             for step, arrival in lines:
                 seconds = median if before is None else arrival - before

@@ -204,7 +204,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         if arguments.what == "joins":
             rows = [joins(arguments.nodes, Path(directory) / str(number)) for number in range(arguments.repeats)]
-            names = ("seconds to the round", "slowest handshake", "leader CPU seconds", "leader MiB")
+            names = ("seconds to the attempt", "slowest handshake", "leader CPU seconds", "leader MiB")
             for name, values in zip(names, zip(*rows, strict=True), strict=True):
                 print(f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
             return

@@ -58,10 +58,10 @@ def events(run_directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def wait_for_steps(run_directory: Path, round_number: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for_steps(run_directory: Path, attempt: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until this attempt has saved a checkpoint and trained some more steps."""
     while process.poll() is None:
-        ours = [event for event in events(run_directory) if event.get("round") == round_number]
+        ours = [event for event in events(run_directory) if event.get("round") == attempt]
         saved = [event["step"] for event in ours if event["event"] in ("checkpoint", "resume")]
         last = max((event["step"] for event in ours if event["event"] == "step"), default=0)
         if saved and last >= saved[0] + STEPS_AFTER_CHECKPOINT:
@@ -70,11 +70,11 @@ def wait_for_steps(run_directory: Path, round_number: int, process: subprocess.P
     raise SystemExit(f"the run ended with exit code {process.returncode} before it was killed: see {run_directory}")
 
 
-def parts_of(round_number: int, killed: float, run_directory: Path) -> dict[str, float]:
-    """Seconds of each part of the restart that begins `round_number`, whose rank was killed at `killed` (epoch)."""
+def parts_of(attempt: int, killed: float, run_directory: Path) -> dict[str, float]:
+    """Seconds of each part of the restart that begins `attempt`, whose rank was killed at `killed` (epoch)."""
     parts, before = {}, killed
     for name in PARTS:
-        number = round_number - 1 if name == "failure" else round_number
+        number = attempt - 1 if name == "failure" else attempt
         moment = next(
             datetime.fromisoformat(event["time"]).timestamp()
             for event in events(run_directory)

@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
         data = prepare(config, only_open=not is_first)
     run = Path(directory) / "run"
     run.mkdir(exist_ok=True)
-    log = RunLog(run, rank=ranks.rank, config=config, console="none", round_number=0)
+    log = RunLog(run, rank=ranks.rank, config=config, console="none", attempt=0)
     parts = build_run(config, ranks, data, log)
     callbacks = callbacks_without_supervision(config, ranks, parts, data, log, run)
     checkpointer, optimizer = callbacks.checkpointer, parts.trainer.optimizer

@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     with ranks.in_turn() as is_first:
         data = prepare(config, only_open=not is_first)
     (Path(directory) / "run").mkdir(exist_ok=True)
-    log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", round_number=0)
+    log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", attempt=0)
     parts = build_run(config, ranks, data, log)
     callbacks = callbacks_without_supervision(config, ranks, parts, data, log, Path(directory) / "run")
     fill_weights(config, parts.model.causal_lm)

@@ -276,7 +276,7 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
     """
     state = _Account(tick_microseconds)
     latest: int | None = None
-    wall = starts = rounds = steps_back = 0
+    wall = starts = attempts = steps_back = 0
     for moment in moments:
         if latest is not None and moment.at < latest - CLOCK_TOLERANCE:
             state.step_back()
@@ -289,12 +289,12 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
         state.elapse(elapsed, moment.kind)
         state.enter(moment)
         starts += moment.kind == "run_start"
-        rounds += moment.kind == "round_start"
+        attempts += moment.kind == "round_start"
     state.leave("unknown")
     return Goodput(
         steps_redone=state.settle_steps(),
         wall_microseconds=wall,
         times=state.times,
-        restarts=max(0, (rounds or starts) - 1),
+        restarts=max(0, (attempts or starts) - 1),
         clock_steps_back=steps_back,
     )

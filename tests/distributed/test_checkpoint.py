@@ -235,7 +235,7 @@ def die_in_the_middle_of_a_save(run: Path, dying_rank: int) -> None:
             CheckpointWriter.write_data = write_then_die  # type: ignore[method-assign]
     checkpointer.save(20, make_state(20, 1), metadata={})
     assert checkpointer.wait() is False
-    time.sleep(1000)  # the other rank's death is what must end the round
+    time.sleep(1000)  # the other rank's death is what must end the attempt
 
 
 @pytest.mark.parametrize("dying_rank", [0, 1])

@@ -2,10 +2,10 @@
 
 `python held.py DIRECTORY -- train run.yaml ...` is `drillyard train run.yaml ...`, but that a rank which comes to a
 moment waits there for as long as DIRECTORY has a file of that name. It goes on when the test removes the file, or when
-it is asked to stop: then it removes the file itself. Moments are `round-R-...` with
+it is asked to stop: then it removes the file itself. Moments are `attempt-R-...` with
 
     step-N        before step N of training (from 1)
-    forward-N     before the Nth forward of this round's evaluations
+    forward-N     before the Nth forward of this attempt's evaluations
     tokenising    with the first rows tokenised and no cache made yet, on the rank that tokenises
     manifest-N    in the save of step N with all shards durable, on rank 0
 
@@ -94,8 +94,8 @@ class Held:
         patch_function("drillyard.training.run", "beat_at_forwards", before_forwards)
 
     def wait(self, moment: str) -> None:
-        """Wait while this moment of this round is held."""
-        file = self._directory / f"round-{self._side.attempt}-{moment}"
+        """Wait while this moment of this attempt is held."""
+        file = self._directory / f"attempt-{self._side.attempt}-{moment}"
         if not file.exists():
             return
         _arrival(file, int(os.environ["RANK"])).touch()

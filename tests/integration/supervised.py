@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 180
 # than any test waits: what sleeps so long has to be ended.
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
-rank, round_number = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
 directory = os.environ["RUN_DIRECTORY"]
 forever = 1000
 def step(number):

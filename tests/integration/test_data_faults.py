@@ -26,14 +26,14 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     )
     run = Run(config)
 
-    # A bit of every sequence flips on the disk while the ranks train: they notice, and the next round makes it again.
-    holds = Holds(tmp_path, "round-0-step-20", "round-1-step-18")
+    # A bit of every sequence flips on the disk while the ranks train: they notice, and the next attempt makes it again.
+    holds = Holds(tmp_path, "attempt-0-step-20", "attempt-1-step-18")
     process = run.start(holds=holds)
     wait_until(lambda: run.last_step() >= 12, process)
     (cache,) = (workplace / "changing-cache" / "tokenized").iterdir()
     flip_every_eighth_byte(cache / "train.tokens")
-    holds.release("round-0-step-20")
-    wait_until(lambda: holds.reached("round-1-step-18", 0, 1), process)
+    holds.release("attempt-0-step-20")
+    wait_until(lambda: holds.reached("attempt-1-step-18", 0, 1), process)
     assert len(run.events("resume")) == 1
     run.send(signal.SIGTERM, rank=1)
     assert process.wait() == 85, process.communicate()[1]

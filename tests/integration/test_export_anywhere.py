@@ -88,13 +88,13 @@ def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(tuned: FineTune
     shutil.move(place / advised[0], place / advised[1])
 
     # In the way only when it is too late to say so.
-    holds = Holds(tmp_path, "round-0-step-2")
+    holds = Holds(tmp_path, "attempt-0-step-2")
     process = subprocess.Popen([*holds.program, "train", config], cwd=place, stderr=subprocess.PIPE, text=True)
     STARTED.append(process)
-    wait_until(lambda: holds.reached("round-0-step-2", 0), process)
+    wait_until(lambda: holds.reached("attempt-0-step-2", 0), process)
     notes.parent.mkdir()
     notes.write_text("mine")
-    holds.release("round-0-step-2")
+    holds.release("attempt-0-step-2")
     assert process.wait() == 0
     beside = run.directory / f"final-step-{STEPS:08d}"
     assert contents(notes.parent).keys() == {"notes.txt"} and notes.read_text() == "mine"

@@ -44,31 +44,31 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
         checkpoint={"every_steps": 5, "keep": 2},
         evaluation={"metrics": ["loss", "sql-execution"], "samples": 40, "batch_size": 1, "max_new_tokens": 48},
     )
-    holds = Holds(tmp_path, "round-0-step-8", "round-0-step-36", "round-0-forward-3")
+    holds = Holds(tmp_path, "attempt-0-step-8", "attempt-0-step-36", "attempt-0-forward-3")
     watched = watch(config, holds)
     run = watched.run
 
     # Full for a while: saves fail, the lines of metrics and events wait.
     saved = watched.wait_for_event("checkpoint", step=5)["step"]
-    watched.wait_until(lambda: holds.reached("round-0-step-8", 0, 1))
+    watched.wait_until(lambda: holds.reached("attempt-0-step-8", 0, 1))
     ballast = disk.fill()
-    holds.release("round-0-step-8")
+    holds.release("attempt-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
     watched.wait_for(
         lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
     )
     assert f"step-{saved:08d}" in [info.path.name for info in list_checkpoints(run.directory) if info.complete]
     ballast.unlink()
-    holds.release("round-0-step-36")
+    holds.release("attempt-0-step-36")
     watched.wait_for(lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl: ... again"))
     assert says(failed["reason"], "No space left ... keeping 3 ... room for 4")
 
     # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
     # an error.
     watched.wait_for_event("evaluation_begin", step=STEPS)
-    watched.wait_until(lambda: holds.reached("round-0-forward-3", 0, 1))
+    watched.wait_until(lambda: holds.reached("attempt-0-forward-3", 0, 1))
     ballast = disk.fill()
-    holds.release("round-0-forward-3")
+    holds.release("attempt-0-forward-3")
     assert watched.end() == 2
     said = "".join(watched.errors)
     assert says(said, "error: ... final: ... No space left ... free space"), said
@@ -109,11 +109,11 @@ def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 10, "keep": 2},
     )
-    holds = Holds(tmp_path, "round-0-step-15")
+    holds = Holds(tmp_path, "attempt-0-step-15")
     watched = watch(config, holds)
     run = watched.run
     watched.wait_for_event("checkpoint", step=10)
-    watched.wait_until(lambda: holds.reached("round-0-step-15", 0, 1))
+    watched.wait_until(lambda: holds.reached("attempt-0-step-15", 0, 1))
     ballast = disk.fill()
     run.send(signal.SIGTERM, 1)
     assert watched.end() == 1

@@ -73,13 +73,13 @@ def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
     write_rows(bucket.place / "rows.jsonl")
     config = write_config(bucket.place, "killed", checkpoint={"every_steps": 10, "keep": 2})
     # The save is killed wherever it is, but never when it is done.
-    holds = Holds(tmp_path, "round-0-step-15", "round-0-manifest-20")
+    holds = Holds(tmp_path, "attempt-0-step-15", "attempt-0-manifest-20")
     watched = watch(config, holds)
     run = watched.run
     watched.wait_for_event("checkpoint", step=10)
     saving = run.directory / "checkpoints" / "step-00000020"
     with slow(bucket):
-        holds.release("round-0-step-15")
+        holds.release("attempt-0-step-15")
         while not (saving.is_dir() and list(saving.glob("*.distcp"))):
             assert watched.process.poll() is None, watched.errors
         watched.kill()
@@ -114,12 +114,12 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 5, "keep": 2},
     )
-    holds = Holds(tmp_path, "round-0-step-8", "round-0-step-30")
+    holds = Holds(tmp_path, "attempt-0-step-8", "attempt-0-step-30")
     watched = watch(config, holds)
     run = watched.run
     saved = watched.wait_for_event("checkpoint", step=5)["step"]
     bucket.kill_mount()
-    holds.release("round-0-step-8")
+    holds.release("attempt-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
     assert failed["step"] > saved
     watched.wait_for(
@@ -131,7 +131,7 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
     assert saved in [info.step for info in good(run)]
     for rank in (0, 1):
         run.send(signal.SIGCONT, rank)
-    holds.release("round-0-step-30")
+    holds.release("attempt-0-step-30")
     back = watched.wait_for_event("checkpoint", step=failed["step"])
     bucket.hold_server()
     time.sleep(2)

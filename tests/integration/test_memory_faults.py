@@ -14,7 +14,7 @@ from tests.facts import says
 from tests.integration.supervised import Start, wait_until
 
 GREEDY = """
-    if round_number == 0:
+    if attempt == 0:
         step(1)
         if rank == 1:
             taken = []

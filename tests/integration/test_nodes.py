@@ -1,6 +1,6 @@
 """Two torchrun agents, as on two hosts: a rank that is killed costs a restart and no bit, whichever way they meet.
 
-Each agent counts its own restarts and keeps its store; nothing that the dead round left there may be met again.
+Each agent counts its own restarts and keeps its store; nothing that the dead attempt left there may be met again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_a_killed_rank_of_two_nodes_costs_one_restart_and_no_bit(
     workplace: Path, reference: Reference, how: str, killed: int, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, f"nodes-{how}", checkpoint={"every_steps": 5}))
-    last = f"round-0-step-{STEPS}"
+    last = f"attempt-0-step-{STEPS}"
     holds = Holds(tmp_path, last)
     _, *program = holds.program
     train = [*program, "train", str(run.config), "--console", "none"]

@@ -31,9 +31,9 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
     evaluation = {**LONG_EVALUATION, "every_steps": 7}
     run = Run(write_config(workplace, "stopped-while-evaluating", evaluation=evaluation))
     # An evaluation has some thousand forwards.
-    holds = Holds(tmp_path, "round-0-forward-50")
+    holds = Holds(tmp_path, "attempt-0-forward-50")
     first = run.start(holds=holds)
-    wait_until(lambda: holds.reached("round-0-forward-50", 0, 1), first)
+    wait_until(lambda: holds.reached("attempt-0-forward-50", 0, 1), first)
     # While a run is active, nobody else may change what is saved of it.
     saved = (run.directory / "run.yaml").read_bytes()
     intruder = train(run.config, "--set", "logging.every_steps=2")
@@ -48,9 +48,9 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
 
     # The next start evaluates only at the end, where it is stopped again: all is saved by then.
     again = write_config(workplace, "stopped-while-evaluating", evaluation=LONG_EVALUATION)
-    holds = Holds(tmp_path, "round-0-forward-50")
+    holds = Holds(tmp_path, "attempt-0-forward-50")
     second = Run(again).start(holds=holds)
-    wait_until(lambda: holds.reached("round-0-forward-50", 0, 1), second)
+    wait_until(lambda: holds.reached("attempt-0-forward-50", 0, 1), second)
     assert run.events("evaluation_begin")[-1]["step"] == STEPS
     second.terminate()
     assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
@@ -66,9 +66,9 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
 def test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", count=2_000)
     run = Run(write_config(tmp_path, "tokenising", training__steps=2, evaluation__max_sequences=8))
-    holds = Holds(tmp_path, "round-0-tokenising")
+    holds = Holds(tmp_path, "attempt-0-tokenising")
     process = run.start(holds=holds)
-    wait_until(lambda: holds.reached("round-0-tokenising", 0), process)
+    wait_until(lambda: holds.reached("attempt-0-tokenising", 0), process)
     # Rank 1 waits in a store, in C++, for as long as rank 0 tokenises.
     run.send(signal.SIGTERM, 1)
     assert process.wait(timeout=PATIENCE_SECONDS) == 85, process.communicate()[1]
@@ -86,11 +86,11 @@ def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
     # More than what one rank of a busy machine may come later than the other to where they meet.
     timeouts = {"watchdog_seconds": 120, "collective_seconds": 20}
     run = Run(write_config(workplace, "sigstop", checkpoint={"every_steps": 5}, timeouts=timeouts))
-    holds = Holds(tmp_path, "round-0-step-30")
+    holds = Holds(tmp_path, "attempt-0-step-30")
     process = run.start(holds=holds)
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= 8, process)
     run.send(signal.SIGSTOP, 1)
-    holds.release("round-0-step-30")
+    holds.release("attempt-0-step-30")
     _, said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, said
     assert says(said, "rank 1: ... SIGSTOP") and "rank 0: exit code 1" in said

@@ -1,4 +1,4 @@
-"""Ranks that stand by: the next round is made of them, they never outlive the run, and a lost one is only slower."""
+"""Ranks that stand by: the next attempt is made of them, they never outlive the run, and a lost one is only slower."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STANDS_BY = """
             pass
     if STANDBY in os.environ:
         await_turn(prepare)
-    round_number = int(os.environ["DRILLYARD_ROUND"])
-    print(f"round {round_number} rank {rank} pid {os.getpid()} port {os.environ['MASTER_PORT']}")
+    attempt = int(os.environ["DRILLYARD_ROUND"])
+    print(f"attempt {attempt} rank {rank} pid {os.getpid()} port {os.environ['MASTER_PORT']}")
     print(f"rank {rank} has its log", file=sys.stderr)
-    step(round_number + 1)
+    step(attempt + 1)
 """
 
 
@@ -42,7 +42,7 @@ def ready(supervised: Supervised) -> dict[int, int]:
 def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     script = f"""
     {STANDS_BY.strip()}
-    if round_number == 0:
+    if attempt == 0:
         wait_for("go")
         os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(forever)
     wait_for("end")
@@ -51,17 +51,17 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     wait_until(lambda: len(ready(supervised)) == 2)
     stood_by = ready(supervised)
     (supervised.directory / "go").touch()
-    wait_until(lambda: "round 1 rank 1" in supervised.log(1))
-    # The round after this one gets processes of its own, which end with the run.
+    wait_until(lambda: "attempt 1 rank 1" in supervised.log(1))
+    # The attempt after this one gets processes of its own, which end with the run.
     wait_until(lambda: len(list(supervised.directory.glob("ready-*"))) == 4)
     (supervised.directory / "end").touch()
     code, out, _ = supervised.end()
     assert code == 0
-    lines = [line for line in (out + supervised.log(1)).splitlines() if line.startswith("round ") and "pid" in line]
+    lines = [line for line in (out + supervised.log(1)).splitlines() if line.startswith("attempt ") and "pid" in line]
     message = {(words[1], words[3]): (int(words[5]), words[7]) for words in map(str.split, lines)}
     assert {rank: message["1", str(rank)][0] for rank in (0, 1)} == stood_by
     assert message["0", "0"][1] == message["0", "1"][1] != message["1", "0"][1] == message["1", "1"][1], (
-        "a port for each round"
+        "a port for each attempt"
     )
     assert supervised.log(0).count("rank 0 has its log") == supervised.log(1).count("rank 1 has its log") == 2
     assert not supervised.left_running()
@@ -70,7 +70,7 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
 def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: Start) -> None:
     script = f"""
     {STANDS_BY.strip()}
-    if round_number == 0:
+    if attempt == 0:
         wait_for("go")
         sys.exit(3)
     """
@@ -82,7 +82,7 @@ def test_one_that_died_while_it_waited_is_replaced_by_an_ordinary_start(start: S
     (supervised.directory / "go").touch()
     code, out, _ = supervised.end()
     assert code == 0
-    assert "round 1 rank 0" in out
+    assert "attempt 1 rank 0" in out
     assert str(lost) not in re.findall(r"pid (\d+)", out)
 
 

@@ -27,7 +27,7 @@ def recomputed(event: dict[str, Any]) -> str:
 def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tmp_path: Path) -> None:
     config = write_config(workplace, "settled", training__global_batch_size=4)
     run = Run(config)
-    first = run.start("--console", "text", holds=Holds(tmp_path, "round-0-step-10"))
+    first = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-10"))
     wait_until(lambda: run.last_step() >= 3, first)
     run.send(signal.SIGTERM, 0)
     assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
@@ -52,7 +52,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     # As if a version with another predictor had begun the run: what it trained with stays, and is no longer predicted.
     layout["settings"]["training.activation_checkpointing"] = "full"
     record.write_text(json.dumps(content))
-    second = run.start("--console", "text", holds=Holds(tmp_path, "round-0-step-30"))
+    second = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-30"))
     wait_until(lambda: len(run.events("resume")) == 1 and bool(run.events("first_step")[1:]), second)
     run.send(signal.SIGTERM, 0)
     assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]

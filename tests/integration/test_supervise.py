@@ -34,11 +34,11 @@ def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) ->
     assert run.log(0).startswith("=== attempt 0 | ")
 
 
-def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start: Start) -> None:
+def test_a_crash_is_reported_and_a_fresh_attempt_on_a_new_port_ends_the_run(start: Start) -> None:
     run = start(
         """
         print("port", os.environ["MASTER_PORT"])
-        if round_number == 0:
+        if attempt == 0:
             if rank == 0:
                 touch("stopped")
             if rank == 1:
@@ -64,7 +64,7 @@ def test_a_crash_is_reported_and_a_fresh_round_on_a_new_port_ends_the_run(start:
 def test_a_rank_killed_from_outside_is_reported_as_killed(start: Start) -> None:
     run = start(
         """
-        if round_number == 0:
+        if attempt == 0:
             step(1)
             if rank == 0:
                 print("step 1 went well", flush=True)
@@ -206,7 +206,7 @@ reaper.marked_processes = lambda token, mark: []
 
 
 @pytest.mark.parametrize("failing", ["raise RuntimeError('gone wrong')", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_round_follows(start: Start, failing: str) -> None:
+def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_attempt_follows(start: Start, failing: str) -> None:
     run = start(
         f"""
         if rank == 0:
@@ -255,7 +255,7 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
     assert "most recent call first" in run.log(0), "the stacks of the rank that was waited for"
 
 
-def test_rounds_that_never_reach_a_step_stop_after_three(start: Start) -> None:
+def test_attempts_that_never_reach_a_step_stop_after_three(start: Start) -> None:
     run = start("raise RuntimeError('no start')", max_restarts=100)
     code, _, err = run.end()
     assert code == 1 and says(err, "3 attempts ... first step")

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow through their real clients, offline: what they keep of two rounds of a run.
+"""Weights & Biases and MLflow through their real clients, offline: what they keep of two attempts of a run.
 
 W&B writes an offline run as a log in LevelDB's format (blocks of 32 KiB; chunks with a checksum, a length and a type),
 whose records are W&B's own protocol buffers; `wandb sync` uploads them. MLflow writes files.
@@ -49,15 +49,15 @@ def clients_of_no_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
 
 
-def two_rounds(directory: Path, config: RunConfig) -> None:
+def two_attempts(directory: Path, config: RunConfig) -> None:
     """Steps 1 to 3 with loss step/4; then, resumed from step 1, steps 2 and 3 with the loss one higher."""
-    for round_number, steps in ((0, (1, 2, 3)), (1, (2, 3))):
-        with RunLog(directory, rank=0, config=config, console="none", round_number=round_number) as log:
+    for attempt, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        with RunLog(directory, rank=0, config=config, console="none", attempt=attempt) as log:
             log.parameters(1000, 1000, "6N", 6000.0, None)
-            if round_number:
+            if attempt:
                 log.event("resume", 1)
             for step in steps:
-                log.step(replace(RECORD, step=step, loss=step / 4 + round_number))
+                log.step(replace(RECORD, step=step, loss=step / 4 + attempt))
             log.evaluation(3, {"sql": {"loss": 0.5}})
         ended = int(time.time())
         while int(time.time()) == ended:  # wandb names its files by the second, and a restart takes longer than one
@@ -82,8 +82,8 @@ def wandb_records(path: Path) -> Iterator[Any]:
             record = b""
 
 
-def test_wandb_keeps_both_rounds_in_one_run_with_a_step_axis_of_ours(tmp_path: Path) -> None:
-    two_rounds(tmp_path, config_with(wandb={"mode": "offline", "project": "p"}))
+def test_wandb_keeps_both_attempts_in_one_run_with_a_step_axis_of_ours(tmp_path: Path) -> None:
+    two_attempts(tmp_path, config_with(wandb={"mode": "offline", "project": "p"}))
     records = [
         record for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")) for record in wandb_records(path)
     ]
@@ -105,11 +105,11 @@ def test_wandb_keeps_both_rounds_in_one_run_with_a_step_axis_of_ours(tmp_path: P
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0, 0]
 
 
-def test_mlflow_keeps_both_rounds_in_one_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_both_attempts_in_one_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Newer clients want a database or a server and keep files only when asked to.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "store").as_uri()
-    two_rounds(tmp_path, config_with(mlflow={"tracking_uri": uri, "experiment": "e"}))
+    two_attempts(tmp_path, config_with(mlflow={"tracking_uri": uri, "experiment": "e"}))
 
     from mlflow.entities import RunStatus
     from mlflow.tracking import MlflowClient

@@ -146,7 +146,7 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
     run = Run(write_config(workplace, "killed", checkpoint={"every_steps": 5}))
     rank, at = random.SystemRandom().choice([0, 1]), random.SystemRandom().randrange(6, STEPS - 10)
     # Ranks that stand by may still be importing when their turn comes.
-    last = f"round-0-step-{STEPS}"
+    last = f"attempt-0-step-{STEPS}"
     holds = Holds(tmp_path, last)
     process = run.start("--standby", holds=holds)
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= at, process)
@@ -166,7 +166,7 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
 
 def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference: Reference, tmp_path: Path) -> None:
     run = Run(write_config(workplace, "stopped", checkpoint={"asynchronous": False}))
-    first = run.start(holds=Holds(tmp_path, "round-0-step-15"))
+    first = run.start(holds=Holds(tmp_path, "attempt-0-step-15"))
     wait_until(lambda: run.last_step() >= 4, first)
     run.send(signal.SIGTERM, 1)
     assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
@@ -174,7 +174,7 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
     assert [event["step"] for event in run.events("checkpoint")] == [stopped_at]
     assert run.events("end")[-1]["status"] == "interrupted" and not (run.directory / "final").exists()
 
-    second = run.start(holds=Holds(tmp_path, "round-0-step-30"))
+    second = run.start(holds=Holds(tmp_path, "attempt-0-step-30"))
     wait_until(lambda: run.last_step() >= stopped_at + 3, second)
     second.terminate()
     assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]

@@ -21,7 +21,7 @@ HANG = """
         while True:
             print("I am busy", flush=True)
             time.sleep(0.05)
-    if round_number == 0:
+    if attempt == 0:
         threading.Thread(target=chatter, daemon=True).start()
         step(1)
         if rank == 1:
@@ -31,7 +31,7 @@ HANG = """
     """
 
 
-def test_a_hung_round_is_reported_with_all_its_stacks_and_started_again(start: Start) -> None:
+def test_a_hung_attempt_is_reported_with_all_its_stacks_and_started_again(start: Start) -> None:
     run = start(HANG, watchdog=6.0)
     code, _, err = run.end()
     assert code == 0
@@ -42,7 +42,7 @@ def test_a_hung_round_is_reported_with_all_its_stacks_and_started_again(start: S
     assert "failed_rank" not in failure and failure["step"] == 1
 
 
-def test_signs_of_life_keep_a_round_that_logs_nothing(start: Start) -> None:
+def test_signs_of_life_keep_an_attempt_that_logs_nothing(start: Start) -> None:
     run = start(
         """
         from drillyard.supervise.heartbeat import heartbeat_writer

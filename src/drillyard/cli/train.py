@@ -201,11 +201,11 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
         await_turn(_import_trainer)
     # stderr is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = tolerate_lost_stderr()
-    round_number = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    attempt = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
     # Before torch is imported, so that signals and stack requests are answered from here on.
-    side = RankSupervision(directory, run.timeouts.watchdog_seconds, attempt=round_number, is_claimed=is_claimed)
+    side = RankSupervision(directory, run.timeouts.watchdog_seconds, attempt=attempt, is_claimed=is_claimed)
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
@@ -219,7 +219,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
             sys.stdout.write(f"{error_text(str(error))}\n")
 
     try:
-        code = train_rank(run, side, console=console, round_number=round_number, is_claimed=is_claimed)
+        code = train_rank(run, side, console=console, attempt=attempt, is_claimed=is_claimed)
     except UserError as error:
         report(error)
         code = 2

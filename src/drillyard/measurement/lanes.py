@@ -23,12 +23,12 @@ from drillyard.loglines.prefixes import Origin
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, EXACT_ROWS, NONFINITE
 
 # Columns that only the reader uses: counts over the whole run so far, from which those of a step follow, and the
-# number of the start, where the log has it.
+# number of the attempt, where the log has it.
 RUNNING: Final[dict[str, tuple[Any, Any]]] = {
     "_samples_so_far": (np.float64, np.nan),
     "_tokens_so_far": (np.float64, np.nan),
     "_skipped_so_far": (np.float64, np.nan),
-    "_round": (np.int32, -1),
+    "_attempt": (np.int32, -1),
 }
 _KNOWN: Final = COLUMN_DEFAULTS | RUNNING
 _FIRST_SPREAD: Final = 1 / 1024

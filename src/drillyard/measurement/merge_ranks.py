@@ -101,8 +101,8 @@ def _tracks(
     _derive(columns)
     step = columns["step"]
     rises = step[1:] > step[:-1]
-    rounds = columns.pop("_round", None)
-    changes = np.zeros(len(step) - 1, np.bool_) if rounds is None else rounds[1:] != rounds[:-1]
+    logged = columns.pop("_attempt", None)
+    changes = np.zeros(len(step) - 1, np.bool_) if logged is None else logged[1:] != logged[:-1]
     changes[starts[starts > 0] - 1] = True
     begun = bool(len(starts)) and int(starts[0]) == 0
     if clock_restarts and "elapsed_seconds" in columns:
@@ -111,7 +111,7 @@ def _tracks(
     times = columns.get("time_us")
     timed = times is not None and not (times == NO_TIME).any()
     copy = np.zeros(0, np.int64)
-    if not (rises.all() or rounds is not None or (origin.rank is not None and not timed)):
+    if not (rises.all() or logged is not None or (origin.rank is not None and not timed)):
         attempt, copy = _repeated(columns, timed, changes)
     if not copy.any():
         return [Track(origin, lane.file, columns, attempt, lane.folding_error, begun)]

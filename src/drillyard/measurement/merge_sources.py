@@ -49,7 +49,7 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
     lanes = full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
     marks = _marks(readings, chosen)
-    # Drillyard's own lines number their rounds.
+    # Drillyard's own lines number their attempts.
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.

@@ -199,7 +199,7 @@ def ranks_of_this_host(world_size: int) -> int:
 
 
 def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> JoinedAttempt | None:
-    """Find the other ranks and make the default group; the round that was agreed on, None for a process of its own."""
+    """Find the other ranks and make the default group; the attempt agreed on, None for a process of its own."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store: Any
     joined = None
@@ -211,7 +211,7 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
                 raise
             raise _port_in_use() from None
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        # Where each host restarts its own ranks, the others come when their collective of the dead round has failed.
+        # Where each host restarts its own ranks, the others come when their collective of the dead attempt has failed.
         joined = join_attempt(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
         store = joined.store
     else:

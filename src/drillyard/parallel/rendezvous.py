@@ -1,19 +1,19 @@
 """Rendezvous of the ranks of an attempt, in a store that may still hold entries of dead attempts.
 
 torchrun's agent keeps one store over all restarts of its ranks, and with several hosts no number distinguishes its
-rounds. So the ranks agree on a number of their own before anything else is exchanged:
+attempts. So the ranks agree on a number of their own before anything else is exchanged:
 
 1. Every rank takes the next ticket and writes a hello under its number, with a nonce that no other process has.
-2. Rank 0 waits for the hellos of all, opens a new round over them, and leaves its number in the mailbox of each nonce.
-   A hello of a dead process has a mailbox that is never read.
-3. Every rank that finds the number acknowledges it. With the last acknowledgement the round is agreed.
-4. Where a hello comes meanwhile, a rank had died: rank 0 opens a further round and gives up the one before. Both ends
-   of a round are one compare-and-set, so no two ranks see different ones.
+2. Rank 0 waits for the hellos of all, opens a new attempt over them, and leaves its number in the mailbox of each
+   nonce. A hello of a dead process has a mailbox that is never read.
+3. Every rank that finds the number acknowledges it. With the last acknowledgement the attempt is agreed.
+4. Where a hello comes meanwhile, a rank had died: rank 0 opens a further attempt and gives up the one before. Both
+   ends of an attempt are one compare-and-set, so no two ranks see different ones.
 
-Everything later is stored under the round's own prefix. A ticket newer than all of a round's is a restarted process:
-the round of the one that it replaces is over. Cost: ten requests per rank. Limits: a rank that dies between the
-agreement and the first collective is missed there; a launcher must end the old process of a rank before it starts the
-new one.
+Everything later is stored under the attempt's own prefix. A ticket newer than all of an attempt's is a restarted
+process: the attempt of the one that it replaces is over. Cost: ten requests per rank. Limits: a rank that dies between
+the agreement and the first collective is missed there; a launcher must end the old process of a rank before it starts
+the new one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class JoinError(RuntimeError):
 
 @dataclass(frozen=True)
 class JoinedAttempt:
-    """A round that all its ranks have agreed on: its number from 1 and its own store.
+    """An attempt that all its ranks have agreed on: its number from 1 and its own store.
 
     restarts: number of earlier starts of these ranks, as far as the store or any rank's launcher knows.
     """
@@ -55,23 +55,23 @@ class JoinedAttempt:
     _newest_ticket: int
 
     def is_over(self) -> bool:
-        """Whether a rank has been restarted since, which ends this round."""
+        """Whether a rank has been restarted since, which ends this attempt."""
         return int(self._hall.add("tickets", 0)) > self._newest_ticket
 
 
 def join_attempt(store: Any, rank: int, world_size: int, restarts: int, timeout: timedelta) -> JoinedAttempt:
-    """Wait for the other ranks in `store`; returns the round that all `world_size` are in.
+    """Wait for the other ranks in `store`; returns the attempt that all `world_size` are in.
 
     `restarts` is what this rank's launcher counts. Raises JoinError when a rank is missing after `timeout`.
     """
     # If a launcher continues with another number of ranks, those of the other number are dead.
     hall = PrefixStore(f"drillyard/join-{world_size}", store)
     own = _Rank(hall, rank, world_size, secrets.token_hex(16), time.monotonic() + timeout.total_seconds(), timeout)
-    # Before the hello, so that each rank of a round has a ticket of it; rank 0 looks only when `hellos` has changed.
+    # Before the hello, so that each rank of an attempt has a ticket of it; rank 0 looks only when `hellos` has changed.
     ticket = hall.add("tickets", 1)
     hall.set(own.hello, f"{own.nonce} {restarts} {ticket}")
     hall.add("hellos", 1)
-    number = own.open_rounds() if rank == 0 else own.follow()
+    number = own.open_attempts() if rank == 0 else own.follow()
     about = json.loads(hall.get(f"about/{number}"))
     hall.delete_key(own.hello)
     return JoinedAttempt(number, PrefixStore(f"round-{number}", hall), about["restarts"], hall, about["newest_ticket"])
@@ -92,8 +92,8 @@ class _Rank:
     def hello(self) -> str:
         return f"hello/{self.rank}"
 
-    def open_rounds(self) -> int:
-        """Rank 0: open rounds until one is agreed; returns its number."""
+    def open_attempts(self) -> int:
+        """Rank 0: open attempts until one is agreed; returns its number."""
         everyone = [f"hello/{rank}" for rank in range(self.world_size)]
         seen, newest, pause = -1, 0, _FIRST_PAUSE_SECONDS
         while True:
@@ -103,7 +103,7 @@ class _Rank:
                 if newest and not self._give_up(newest):
                     return newest
                 if newest:
-                    # Hellos of a dead round are replaced one after the other: not each is worth a round of its own.
+                    # Hellos of a dead attempt are replaced one after the other: not each is worth an attempt.
                     pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 else:
                     for earlier in range(1, number):
@@ -121,7 +121,7 @@ class _Rank:
             time.sleep(pause)
 
     def _open(self, hellos: list[bytes]) -> int:
-        """Open a round over the processes that said `hellos`, in the order of their ranks; returns its number."""
+        """Open an attempt over the processes that said `hellos`, in the order of their ranks; returns its number."""
         nonces, restarts, tickets = zip(*(hello.decode().split() for hello in hellos), strict=True)
         if nonces[0] != self.nonce:
             raise JoinError("rank 0: a newer process has taken its place in the store of the rendezvous")
@@ -133,12 +133,12 @@ class _Rank:
         return number
 
     def _give_up(self, number: int) -> bool:
-        """Close a round that is not agreed yet; False when it is."""
+        """Close an attempt that is not agreed yet; False when it is."""
         outcome: bytes = self.hall.compare_set(f"outcome/{number}", "", _GIVEN_UP)
         return outcome.decode() == _GIVEN_UP
 
     def follow(self) -> int:
-        """Any other rank: acknowledge the rounds that it is in until one is agreed; returns its number."""
+        """Any other rank: acknowledge the attempts that it is in until one is agreed; returns its number."""
         mailbox = f"mailbox/{self.nonce}"
         self._await(mailbox)
         number = int(self.hall.get(mailbox))

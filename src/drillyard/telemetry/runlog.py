@@ -53,8 +53,8 @@ DLLOGGER_FILE = "dllogger.json"
 class RunLog:
     """The log of one attempt. Call `parameters` before the first `step`, and `close` (or use `with`) at the end.
 
-    `round_number` is the attempt, from 0. `console`: `text` prints lines for people, the PerfLogger's among them,
-    `json` one object per line, `none` nothing. `total_steps`, where known, is in the JSON lines to show progress.
+    `attempt` counts from 0. `console`: `text` prints lines for people, the PerfLogger's among them, `json` one object
+    per line, `none` nothing. `total_steps`, where known, is in the JSON lines to show progress.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class RunLog:
         rank: int,
         config: RunConfig,
         console: ConsoleMode = "text",
-        round_number: int = 0,
+        attempt: int = 0,
         total_steps: int | None = None,
     ) -> None:
         self._writes = rank == 0
         self._rank = rank
-        self._round = round_number
+        self._attempt = attempt
         self._config = config
         self._formula: ThroughputFormula | None = None
         self._failed_parts: set[str] = set()
@@ -81,7 +81,7 @@ class RunLog:
         self._events = LineFile(run_directory / EVENTS_FILE, self.warn)
         self._metrics = LineFile(run_directory / METRICS_FILE, self.warn)
         self._dllogger = LineFile(run_directory / DLLOGGER_FILE, self.warn)
-        self._trackers = Trackers(run_directory, config, self.warn, first_start=round_number == 0)
+        self._trackers = Trackers(run_directory, config, self.warn, first_start=attempt == 0)
 
     def __enter__(self) -> RunLog:
         return self
@@ -93,7 +93,7 @@ class RunLog:
         """Append an event (vocabulary in events.py). A `resume` also rewinds the trackers to its step."""
         if not self._writes:
             return
-        place = {"round": self._round, "rank": self._rank, "step": step}
+        place = {"round": self._attempt, "rank": self._rank, "step": step}
         self._events.write(event_line(name, {**place, **fields}))
         if name == "resume" and step is not None:
             self._trackers.resumed(step)
@@ -154,9 +154,9 @@ class RunLog:
         fields = asdict(record)
         if record.epoch is None:
             del fields["epoch"]
-        metrics = {"time": time_of_day, "round": self._round, **fields, **self._formula.rates(record)}
+        metrics = {"time": time_of_day, "round": self._attempt, **fields, **self._formula.rates(record)}
         timing = ("step", "step_seconds", "window_steps", "data_seconds", "compile_seconds")
-        event = {"time": time_of_day, "event": "step", "round": self._round, "rank": self._rank}
+        event = {"time": time_of_day, "event": "step", "round": self._attempt, "rank": self._rank}
         self._events.write(encode(event | {name: fields[name] for name in timing if fields[name] is not None}))
         line = encode(metrics)
         self._metrics.write(line)
@@ -188,7 +188,7 @@ class RunLog:
         if self._writes and self._console == "text":
             self._print(text)
         elif self._writes and self._console == "json":
-            self._print(event_line("message", {"round": self._round, "text": text}))
+            self._print(event_line("message", {"round": self._attempt, "text": text}))
 
     @contextmanager
     def optional(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:

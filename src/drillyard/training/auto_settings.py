@@ -8,7 +8,7 @@ that was recorded) resolves them again, and the event `resolved` says what chang
 touched, and run.yaml keeps saying `auto`, so that the same file starts a run anywhere.
 
 All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any rank has. Cost: one
-small collective and a few predictions, once per round.
+small collective and a few estimates, once per attempt.
 """
 
 from __future__ import annotations

@@ -57,23 +57,23 @@ def train(
     side: RankSupervision,
     *,
     console: ConsoleMode = "text",
-    round_number: int = 0,
+    attempt: int = 0,
     is_claimed: bool = False,
 ) -> int:
     """Train `config` as one rank of however many there are.
 
     Returns exit code 0, 85 when stopped on request, or 1 when a required metric could not be measured.
-    `round_number` counts the starts of these ranks; `is_claimed`: a supervisor has claimed the run directory. Raises
+    `attempt`: the number of this start, from 0; `is_claimed`: a supervisor has claimed the run directory. Raises
     UserError for mistakes of the user, StoppedWithoutCheckpoint when the last step before a stop could not be saved.
     """
     side.begin("joining", "waiting")
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
     # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds for all of them.
-    round_number = side.attempt = max(round_number, ranks.restarts)
+    attempt = side.attempt = max(attempt, ranks.restarts)
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
-    if ranks.rank == 0 and round_number == 0 and not is_claimed:
+    if ranks.rank == 0 and attempt == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
     side.owns_directory = True
     begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
@@ -84,8 +84,8 @@ def train(
         data = prepare(config, on_progress=lambda *_: side.signs.show(), known=known, only_open=not is_first)
     require_same_data(data)
     side.begin("model", "working")
-    with RunLog(directory, rank=ranks.rank, config=config, console=console, round_number=round_number) as log:
-        if round_number == 0 and not is_claimed:
+    with RunLog(directory, rank=ranks.rank, config=config, console=console, attempt=attempt) as log:
+        if attempt == 0 and not is_claimed:
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         if ranks.rank == 0:

@@ -65,7 +65,7 @@ class LiveRun:
     """Of the steps that led to the present state; steps between two logged ones count like the later."""
     memory_gib: float | None = None
     failures: int = 0
-    rounds: int = 0
+    attempts: int = 0
     steps: array[int] = field(default_factory=lambda: array("q"))
     losses: array[float] = field(default_factory=lambda: array("d"))
     """The losses of `steps`; a repeated step replaces all from there on."""
@@ -78,7 +78,7 @@ class LiveRun:
     _moments: list[Moment] = field(default_factory=list)
     _summed_moments: int = 0
     _next_sum: float = 0.0
-    _round: int = 0
+    _attempt: int = 0
     _tokens_at: array[int] = field(default_factory=lambda: array("q"))
 
     @property
@@ -95,7 +95,7 @@ class LiveRun:
 
     @property
     def restarts(self) -> int:
-        return max(0, self.rounds - 1)
+        return max(0, self.attempts - 1)
 
     def add_metrics(self, record: Event) -> None:
         """Take a line of metrics.jsonl."""
@@ -112,9 +112,9 @@ class LiveRun:
         self.formula = record.get("formula", self.formula)
         if record.get("memory_gib") is not None:
             self.memory_gib = record["memory_gib"]
-        if record.get("round", 0) != self._round:
+        if record.get("round", 0) != self._attempt:
             # Another attempt may run on other hardware, and its first step is no measure of speed.
-            self._round = record.get("round", 0)
+            self._attempt = record.get("round", 0)
             self.recent.clear()
         self.recent.append(record)
 
@@ -129,7 +129,7 @@ class LiveRun:
         self.phase = str(event.get("status", "ended")) if self.over else PHASES.get(name, self.phase)
         self.failures += name == "failure"
         if name == "round_start":
-            self.rounds += 1
+            self.attempts += 1
         elif name == "parameters":
             self.accelerator, self.formula = event.get("accelerator"), event.get("formula")
         elif name == "order":

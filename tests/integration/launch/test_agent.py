@@ -1,4 +1,4 @@
-"""Agents of a run as processes that talk over loopback: rounds, lost nodes, the fence, stops, what is left behind."""
+"""Agents of a run as processes that talk over loopback: attempts, lost nodes, the fence, stops, what is left behind."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def make(tmp_path: Path) -> Iterator[Make]:
         each.close()
 
 
-def commands(agents: Agents, round_number: int) -> set[str]:
-    """The nodes whose command was started in a round."""
-    return {line.split()[0] for line in agents.lines("commands") if line.split()[1] == str(round_number)}
+def commands(agents: Agents, attempt: int) -> set[str]:
+    """The nodes whose command was started in an attempt."""
+    return {line.split()[0] for line in agents.lines("commands") if line.split()[1] == str(attempt)}
 
 
-def test_a_round_of_three_nodes(make: Make) -> None:
+def test_an_attempt_of_three_nodes(make: Make) -> None:
     script = 'echo "node $NODE_RANK of $NNODES x $NPROC_PER_NODE at $MASTER_ADDR:$MASTER_PORT {node_rank} {other}"'
     agents = make(script, 3)
     # Either may be first: the order in which nodes start is the scheduler's.
@@ -65,7 +65,7 @@ def test_a_round_of_three_nodes(make: Make) -> None:
     assert not list((agents.launch / "agents").iterdir())
 
 
-def test_a_failed_node_ends_the_round_on_all(make: Make) -> None:
+def test_a_failed_node_ends_the_attempt_on_all(make: Make) -> None:
     fail = f"{ALL_HERE % 3}; echo 'ValueError: bad row'; exit 7"
     look = "for pid in $(grep ' 0 ' $RUN/commands | cut -d' ' -f3); do kill -0 $pid && echo $pid >> $RUN/alive; done"
     script = f"""
@@ -86,10 +86,10 @@ def test_a_failed_node_ends_the_round_on_all(make: Make) -> None:
     assert (second["exit_code"], second["asked"]) == (143, True)
 
 
-def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_round_it_is(make: Make) -> None:
+def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_attempt_it_is(make: Make) -> None:
     look = 'cat "$DRILLYARD_EXIT_RECORD.stop" > $RUN/request; exit 0'
     script = f"""
-        {TELL}; echo $DRILLYARD_SUBMISSION $DRILLYARD_LAUNCH_ROUND >> $RUN/rounds-$NODE_RANK
+        {TELL}; echo $DRILLYARD_SUBMISSION $DRILLYARD_LAUNCH_ROUND >> $RUN/attempts-$NODE_RANK
         [ $ROUND = 1 ] && exit 0
         [ $NODE_RANK = 1 ] && {{ {ALL_HERE % 2}; echo 'ValueError: bad row'; exit 7; }}
         trap '{look}' TERM; while true; do sleep 0.05; done
@@ -101,7 +101,7 @@ def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_round_it_i
     assert (document["rank"], document["exit_code"]) == (None, 7)
     assert re.fullmatch(r"node 1 \(.*\): exit code 7; ValueError: bad row", document["reason"])
     assert says(agents.log(0), f"SIGTERM ... command: {document['reason']}")
-    assert agents.lines("rounds-0") == agents.lines("rounds-1") == ["a 0", "a 1"]
+    assert agents.lines("attempts-0") == agents.lines("attempts-1") == ["a 0", "a 1"]
 
 
 def test_the_limit_of_counted_failures(make: Make) -> None:

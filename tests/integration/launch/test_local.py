@@ -136,7 +136,7 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "by-launch", checkpoint={"every_steps": 5}))
-    first, second = "round-0-step-8", "round-0-step-20"
+    first, second = "attempt-0-step-8", "attempt-0-step-20"
     holds = Holds(tmp_path, first, second)
     python = holds.interpreter(tmp_path / "python")
     settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": python}
@@ -170,7 +170,7 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
 
 def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(workplace: Path, tmp_path: Path) -> None:
     run = Run(write_config(workplace, "never", checkpoint={"every_steps": 5, "resume": "never"}))
-    held_at = "round-0-step-8"
+    held_at = "attempt-0-step-8"
     holds = Holds(tmp_path, held_at)
     python = holds.interpreter(tmp_path / "python")
     settings = {"name": "here", "platform": "local", "processes_per_node": 2, "python": python}

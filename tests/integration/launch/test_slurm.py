@@ -141,7 +141,7 @@ def waiting(desk: Desk, handle: str) -> RunStatus:
 
 
 def written(run_directory: Path, begun: int) -> list[tuple[int, float]]:
-    """What the nodes of a round of SAVES have written: node and time."""
+    """What the nodes of an attempt of SAVES have written: node and time."""
     with contextlib.suppress(FileNotFoundError):
         lines = [line.split() for line in (run_directory / "written").read_text().splitlines()]
         return [(int(node), float(at)) for number, node, at in lines if int(number) == begun]
@@ -152,7 +152,7 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     cluster: SlurmCluster, workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "over-slurm"))
-    moments = ["round-0-step-9", "round-1-step-20", "round-2-step-25"]
+    moments = ["attempt-0-step-9", "attempt-1-step-20", "attempt-2-step-25"]
     holds = Holds(tmp_path, *moments)
     python = holds.interpreter(tmp_path / "python")
     environment = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -216,7 +216,7 @@ def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster,
     assert says(named, "(Exited with exit code 2); ... without n3"), reasons
     message = desk.wait_for(handle, is_running)
     assert message["hosts"] == ["n2", "n4"] and message["failures"] == 0
-    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
     # A leader that is killed is a loss of its host; the others leave at once.
     cluster.kill_agent("n2")
     assert says(waiting(desk, handle).reason or "", "node 0 (n2) ... killed")
@@ -231,12 +231,12 @@ def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_h
     config, directory = saves(desk, "orphaned")
     handle = desk.launch(config)
     status = desk.wait_for(handle, is_running)
-    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
     lost = status["hosts"][0]
     cluster.kill_node(lost)
     status = desk.wait_for(handle, lambda status: is_running(status) and status["round"] == 1)
     assert lost not in status["hosts"] and status["failures"] == 0
-    until(lambda: {node for node, _ in written(directory, 1)} == {0, 1}, "round 1")
+    until(lambda: {node for node, _ in written(directory, 1)} == {0, 1}, "attempt 1")
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
     last_of_old, first_of_new = max(at for _, at in written(directory, 0)), min(at for _, at in written(directory, 1))
@@ -261,7 +261,7 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     second = job_of(desk, handle)
     assert first != second and cluster.job(first) == "CANCELLED"
     # Somebody who does not know drillyard cancels it: it must not queue itself again, although it has saved.
-    until(lambda: bool(written(directory, 0)), "round 0")
+    until(lambda: bool(written(directory, 0)), "attempt 0")
     cluster.run("scancel", second)
     status = desk.wait_for(handle, lambda status: status["state"] == "cancelled")
     assert status["native"]["job_id"] == second
@@ -285,7 +285,7 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     config, directory = saves(desk, "preempted")
     handle = desk.launch(config)
     desk.wait_for(handle, is_running)
-    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+    until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
     # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
     urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
@@ -371,7 +371,7 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         config, _ = saves(desk, "remote")
         handle = desk.launch(config)
         status = desk.wait_for(handle, is_running)
-        until(lambda: bool(written(project / "runs" / "remote", 0)), "round 0")
+        until(lambda: bool(written(project / "runs" / "remote", 0)), "attempt 0")
         hosts.close_connections()
         assert says(desk.say("runs", "logs", handle).stdout, f"attempt 0 ... remote ... {status['hosts'][1]}")
         login.power_off()

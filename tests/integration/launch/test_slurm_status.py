@@ -54,13 +54,13 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
             data__source=str(workplace / "rows.jsonl"),
             data__cache_directory=str(workplace / "cache"),
         )
-        holds = Holds(tmp_path, "round-0-forward-1")
+        holds = Holds(tmp_path, "attempt-0-forward-1")
         python = holds.interpreter(tmp_path / "python")
         desk = sit_down(cluster, tmp_path / "desk", python=python, environment={"GLOO_SOCKET_IFNAME": "lo"})
         handle = desk.launch(config)
-        until(lambda: holds.reached("round-0-forward-1", 0, 1), "the last evaluation")
+        until(lambda: holds.reached("attempt-0-forward-1", 0, 1), "the last evaluation")
         disk.fill()
-        holds.release("round-0-forward-1")
+        holds.release("attempt-0-forward-1")
         # When each look began, and when the one ended that tells the cause.
         times = [time.time()]
 
@@ -90,7 +90,7 @@ def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: 
         config, directory = saves(desk, "frozen")
         handle = desk.launch(config)
         desk.wait_for(handle, is_running)
-        until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "round 0")
+        until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
         disk.abort()
         failed_at = time.monotonic()
         # A look on the way may find its ranks ended and no cause yet; it restarts until Slurm has ended the job.

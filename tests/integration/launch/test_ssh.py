@@ -92,7 +92,7 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     hosts: SshHosts, workplace: Path, reference: Reference, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "over-ssh", checkpoint={"every_steps": 5}))
-    moments = {step: f"round-{number}-step-{step}" for number, step in enumerate((8, 14, 22))}
+    moments = {step: f"attempt-{number}-step-{step}" for number, step in enumerate((8, 14, 22))}
     holds = Holds(tmp_path, *moments.values())
 
     def held_at(step: int, saved: int) -> bool:
@@ -108,18 +108,18 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     assert handle == "ssh://pair/over-ssh"
     h0, h1 = hosts.hosts
     # A rank is killed: all start again, which counts. Nobody is connected.
-    until(lambda: held_at(8, saved=5), "round 0")
+    until(lambda: held_at(8, saved=5), "attempt 0")
     hosts.close_connections()
     os.kill(rank_of(h1, 1), signal.SIGKILL)
     until(lambda: reported_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
     # The agent of the second host is killed: its ranks end, its keeper starts it again, and nothing is counted.
-    until(lambda: held_at(14, saved=10), "round 1")
+    until(lambda: held_at(14, saved=10), "attempt 1")
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
     until(lambda: reported_of(1, "lost node 1 (h1)"), "the loss")
     holds.release(moments[14])
     # The agent that leads is killed: the same.
-    until(lambda: held_at(22, saved=20), "round 2")
+    until(lambda: held_at(22, saved=20), "attempt 2")
     os.kill(find(h0, "agent run", "--node-rank 0"), signal.SIGKILL)
     holds.release(moments[22])
     assert desk.say("runs", "wait", handle).returncode == 0

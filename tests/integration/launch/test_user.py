@@ -72,7 +72,7 @@ def test_a_secret_is_in_one_file_that_only_its_owner_reads_while_the_run_goes_on
 
 
 def test_a_cancelled_run_is_not_said_to_be_over_because_of_an_earlier_failure(desk: Desk) -> None:
-    script = 'if [ -e again ]; then sleep 1000; else touch again; echo "the first round broke"; exit 7; fi'
+    script = 'if [ -e again ]; then sleep 1000; else touch again; echo "the first attempt broke"; exit 7; fi'
     handle = desk.launch(desk.write_run("twice", {"command": ["bash", "-c", script]}))
     desk.wait_for(handle, lambda status: status["round"] == 1 and status["state"] == "running")
     assert desk.say("runs", "cancel", handle).returncode == 0

@@ -119,7 +119,7 @@ def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
     assert state["w"].tolist() == [0, 0] and events == [("checkpoint", 7)] and events_again == []
 
 
-def test_what_interrupted_rounds_left_is_removed_at_the_first_save_and_damaged_ones_stay(tmp_path: Path) -> None:
+def test_what_interrupted_attempts_left_is_removed_at_the_first_save_and_damaged_ones_stay(tmp_path: Path) -> None:
     checkpointer, _ = make(tmp_path, keep=5)
     for step in (1, 2, 3):
         checkpointer.save(step, {"w": torch.zeros(2)}, metadata={})

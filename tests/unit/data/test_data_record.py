@@ -43,7 +43,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 def refusal(config: RunConfig, known: DataRecord) -> str:
-    """What a later round reads."""
+    """What a later attempt reads."""
     caches = tokenized(config)
     with pytest.raises(UserError) as raised:
         prepare(config, known=known)

@@ -26,7 +26,7 @@ from drillyard.telemetry import StepRecord, append_event, write_summary
 
 @pytest.fixture
 def run_directory(tmp_path) -> Path:
-    """A run of two rounds as the trainer and the supervisor log it: steps 1-4, a failure, resume from 2, steps 3-6."""
+    """Two attempts as the trainer and the supervisor log them: steps 1-4, a failure, resume from 2, steps 3-6."""
     directory = tmp_path / "trial"
     directory.mkdir()
     config = RunConfig.model_validate(
@@ -39,22 +39,22 @@ def run_directory(tmp_path) -> Path:
         }
     )
     append_event(directory, "run_start")
-    for round_number, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
-        with telemetry.RunLog(directory, rank=0, config=config, console="none", round_number=round_number) as log:
+    for attempt, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
+        with telemetry.RunLog(directory, rank=0, config=config, console="none", attempt=attempt) as log:
             log.event("round_start")
             log.parameters(70_000, 70_000, "6N", 420_000.0, find_accelerator("b200"))
-            if round_number:
+            if attempt:
                 log.event("resume", 2)
             for step in steps:
                 time.sleep(0.01)
                 log.step(StepRecord(step, 1.0 / step, 1e-4, None, 0.008, 16 * 4096, 16 * 4096, 16))
                 with log.span("checkpoint", step):
                     time.sleep(0.002)
-            if round_number:
+            if attempt:
                 with log.span("export", 6):
                     time.sleep(0.005)
                 time.sleep(0.005)
-        append_event(directory, "end" if round_number else "failure", status="completed")
+        append_event(directory, "end" if attempt else "failure", status="completed")
     return directory
 
 

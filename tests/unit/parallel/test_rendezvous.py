@@ -1,4 +1,4 @@
-"""Ranks agree on a round of their own in a store that dead rounds have used, in any order, whichever dies."""
+"""Ranks agree on an attempt of their own in a store that dead attempts have used, in any order, whichever dies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Ranks:
         return self._pool.submit(join_attempt, store or self.store, rank, self.world_size, restarts, timeout)
 
     def all(self, order: tuple[int, ...] = (0, 1, 2), **options: Any) -> list[JoinedAttempt]:
-        """Start all in `order`, a moment apart; the rounds they are in."""
+        """Start all in `order`, a moment apart; the attempts they are in."""
         coming = []
         for rank in order:
             coming.append(self.start(rank, **options))
@@ -74,18 +74,18 @@ class Ranks:
         return [future.result() for future in coming]
 
 
-def agreed(rounds: list[JoinedAttempt]) -> int:
-    """The one round that all are in."""
-    (number,) = {joined.number for joined in rounds}
+def agreed(attempts: list[JoinedAttempt]) -> int:
+    """The one attempt that all are in."""
+    (number,) = {joined.number for joined in attempts}
     return number
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_rounds_in_one_store_are_distinguished_and_counted(order: tuple[int, ...]) -> None:
+def test_attempts_in_one_store_are_distinguished_and_counted(order: tuple[int, ...]) -> None:
     ranks = Ranks()
-    rounds = [ranks.all(order) for _ in range(3)]
-    assert len({agreed(of_one_round) for of_one_round in rounds}) == 3
-    assert [{joined.restarts for joined in of_one_round} for of_one_round in rounds] == [{0}, {1}, {2}]
+    attempts = [ranks.all(order) for _ in range(3)]
+    assert len({agreed(of_one_attempt) for of_one_attempt in attempts}) == 3
+    assert [{joined.restarts for joined in of_one_attempt} for of_one_attempt in attempts] == [{0}, {1}, {2}]
 
 
 def test_the_highest_count_of_any_launcher_is_the_count_of_all() -> None:
@@ -94,7 +94,7 @@ def test_the_highest_count_of_any_launcher_is_the_count_of_all() -> None:
     assert {future.result().restarts for future in futures} == {4}
 
 
-def test_what_a_dead_round_left_is_not_seen_in_the_next() -> None:
+def test_what_a_dead_attempt_left_is_not_seen_in_the_next() -> None:
     ranks = Ranks()
     ranks.all()[1].store.set("address", "of the dead")
     assert not ranks.all()[0].store.check(["address"])
@@ -119,7 +119,7 @@ def replaced_after_death(dying: int, at: int) -> bool:
     replacement = ranks.start(dying)
     while not replacement.done():
         for rank, future in first.items():
-            # A rank that shares a round with the dead one finds that out and joins again.
+            # A rank that shares an attempt with the dead one finds that out and joins again.
             if future.done() and future.result().is_over():
                 first[rank] = ranks.start(rank)
         time.sleep(0.02)
@@ -127,7 +127,7 @@ def replaced_after_death(dying: int, at: int) -> bool:
     return False
 
 
-def test_hellos_of_a_round_that_died_while_it_met_hold_nobody_up() -> None:
+def test_hellos_of_an_attempt_that_died_while_it_met_hold_nobody_up() -> None:
     ranks = Ranks()
     for rank in (1, 2):
         with pytest.raises(Died):
@@ -149,26 +149,26 @@ def test_the_ranks_that_are_missing_are_named() -> None:
         Ranks().start(1, timeout=timedelta(seconds=0.1)).result()
 
 
-def test_a_round_is_over_when_one_of_its_ranks_comes_again() -> None:
+def test_an_attempt_is_over_when_one_of_its_ranks_comes_again() -> None:
     ranks = Ranks()
-    rounds = ranks.all()
-    assert not any(joined.is_over() for joined in rounds)
+    attempts = ranks.all()
+    assert not any(joined.is_over() for joined in attempts)
     with suppress(Died):
         ranks.start(2, store=Mortal(ranks.store, 3)).result()
-    assert all(joined.is_over() for joined in rounds)
+    assert all(joined.is_over() for joined in attempts)
 
 
 @pytest.mark.parametrize("request_number", [1, 2, 3, 4])
-def test_a_round_is_not_over_because_a_rank_was_slow_to_join(request_number: int) -> None:
+def test_an_attempt_is_not_over_because_a_rank_was_slow_to_join(request_number: int) -> None:
     ranks = Ranks()
     held = Held(ranks.store, request_number)
     slow = ranks.start(2, store=held)
     others = [ranks.start(1)]
     time.sleep(0.1)
     others.append(ranks.start(0))
-    rounds = [slow.result(), *(future.result() for future in others)]
-    assert agreed(rounds)
-    assert not any(joined.is_over() for joined in rounds)
+    attempts = [slow.result(), *(future.result() for future in others)]
+    assert agreed(attempts)
+    assert not any(joined.is_over() for joined in attempts)
 
 
 def test_a_process_whose_rank_has_come_again_leaves() -> None:

@@ -36,7 +36,7 @@ def loss_of(step: int) -> float:
 
 
 def seconds_of(step: int, first: bool = False) -> float:
-    """The duration of a step; the first one of a round compiles."""
+    """The duration of a step; the first one of an attempt compiles."""
     return 60.0 if first else STALLS.get(step, 14.5 + 0.01 * (step % 7))
 
 
@@ -54,12 +54,12 @@ class _Writer:
         self.now += timedelta(seconds=after)
         self.line("events.jsonl", {"event": name, **fields})
 
-    def step(self, step: int, round_number: int, accelerator: str | None, first: bool) -> None:
+    def step(self, step: int, attempt: int, accelerator: str | None, first: bool) -> None:
         seconds = seconds_of(step, first)
         self.now += timedelta(seconds=seconds)
         rate = TOKENS / seconds / 16
         record = {
-            "round": round_number,
+            "round": attempt,
             "step": step,
             "loss": math.nan if step == NOT_FINITE else loss_of(step),
             "learning_rate": 1e-5,
@@ -69,7 +69,7 @@ class _Writer:
             "valid_tokens": TOKENS,
             "num_gpus": 16,
             "data_seconds": 0.01,
-            "compile_seconds": 40.0 if first and round_number == 0 else None,
+            "compile_seconds": 40.0 if first and attempt == 0 else None,
             "memory_gib": 141.5,
             "window_steps": 1,
             "tokens_per_second_per_gpu": rate,
@@ -78,7 +78,7 @@ class _Writer:
             "formula": "6N",
         }
         self.line("metrics.jsonl", record)
-        self.event("step", round=round_number, step=step, step_seconds=seconds, window_steps=1)
+        self.event("step", round=attempt, step=step, step_seconds=seconds, window_steps=1)
 
 
 def write_run(
@@ -88,25 +88,25 @@ def write_run(
     writer = _Writer(directory)
     writer.event("run_start", round=0, world_size=16)
     _start_round(writer, 0, steps, accelerator)
-    step, round_number, first = 0, 0, True
+    step, attempt, first = 0, 0, True
     while step < steps:
         step += 1
-        writer.step(step, round_number, accelerator, first)
+        writer.step(step, attempt, accelerator, first)
         first = False
         if step == NOT_FINITE:
             writer.event("nonfinite_step", round=0, step=step, loss=math.nan, grad_norm=1.5)
-        if step == FAILED_AFTER and round_number == 0:
+        if step == FAILED_AFTER and attempt == 0:
             writer.event("failure", 5.0, round=0, step=step, reason="rank 11 died by SIGKILL", failed_rank=11)
             writer.event("restart", round=1, reason="rank 11 died by SIGKILL")
             _start_round(writer, 1, steps, accelerator)
             writer.event("resume", 20.0, round=1, step=RESUMED_FROM, path="checkpoints/step-00000090", seconds=20.0)
-            step, round_number, first = RESUMED_FROM, 1, True
+            step, attempt, first = RESUMED_FROM, 1, True
         elif step % 40 == 0:
-            _evaluate(writer, step, round_number)
+            _evaluate(writer, step, attempt)
         elif step % 30 == 0:
-            _save(writer, step, round_number)
+            _save(writer, step, attempt)
     if end is not None:
-        writer.event("end", 1.0, round=round_number, step=step, status=end)
+        writer.event("end", 1.0, round=attempt, step=step, status=end)
     for name, lines in writer.lines.items():
         (directory / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (directory / "run.yaml").write_text("name: trial\ntraining: {steps: 160}\n", encoding="utf-8")

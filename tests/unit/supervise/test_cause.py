@@ -118,7 +118,7 @@ def test_any_log_has_some_last_words_of_limited_length(text: str) -> None:
     assert len(cause.last_words(text)) <= 6
 
 
-def test_only_this_round_of_a_log_is_read(tmp_path: Path) -> None:
+def test_only_this_attempt_of_a_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"ValueError: old\n" + b"new\n")
     assert cause.read_from(log, len(b"ValueError: old\n")) == "new\n"

@@ -39,7 +39,7 @@ def test_the_log_gets_every_byte_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0.log").read_bytes()[offset:] == b"\xff\x00a\r\nb"
 
 
-def test_a_round_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_an_attempt_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "rank-1.log"
     path.write_text("cut in the mid")
     _, offset = open_log(path, "=== attempt 1")
@@ -117,7 +117,7 @@ def test_a_reader_that_is_gone_ends_no_run(watched: bool, tmp_path: Path, monkey
     output: PlainOutput | TerminalOutput = PlainOutput(gone)
     if watched:
         output = TerminalOutput(Console(file=gone, force_terminal=True), "run", 10)
-    output.say("a round failed")
+    output.say("an attempt failed")
     output.error("error: fix this")
     output.lines("Step: 1\n")
     output.refresh(Heartbeat(0.0, 1, 10, "training"))

@@ -53,7 +53,7 @@ def test_a_command_is_reported_that_another_node_is_why_it_is_stopped(
     assert failure_elsewhere() is None
     monkeypatch.setenv(EXIT_RECORD, str(record))
     assert failure_elsewhere() == failure
-    # That of a round before is not this one's.
+    # That of an attempt before is not this one's.
     monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "0001-0001.node-0.record.json"))
     assert failure_elsewhere() is None
 

@@ -87,11 +87,11 @@ duration = st.integers(1, 50_000_000)
 def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
     run, highest, saved, total = Simulation(), 0, 0, data.draw(st.integers(1, 15))
     save_every, evaluate_every = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    redone, rounds = 0, 0
+    redone, attempts = 0, 0
     run.emit("run_start")
     while True:
         launch = "restart" if run.steps else "startup"
-        rounds += 1
+        attempts += 1
         run.spend(data.draw(duration), launch)
         run.emit("round_start")
         run.spend(data.draw(duration), launch)
@@ -103,7 +103,7 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
             run.emit("evaluation_end", step=saved)
             run.spend(data.draw(duration), launch)
         step, cut_save = saved, False
-        fails_at = data.draw(st.none() | st.integers(saved + 1, total)) if rounds < 4 else None
+        fails_at = data.draw(st.none() | st.integers(saved + 1, total)) if attempts < 4 else None
         first = True
         while step < total and step + 1 != fails_at:
             waited = data.draw(st.integers(0, 1000)) if timed else 0
@@ -153,7 +153,7 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
     result = goodput(run.events)
     assert result.times == run.truth
     assert result.wall_microseconds == run.clock
-    assert (result.steps_redone, result.restarts) == (redone, rounds - 1)
+    assert (result.steps_redone, result.restarts) == (redone, attempts - 1)
     assert result.goodput == run.truth["productive"] / run.clock
 
 

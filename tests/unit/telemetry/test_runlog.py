@@ -29,7 +29,7 @@ def open_log(tmp_path, config):
 
 
 def test_a_step_is_written_with_its_rates_and_its_loss_to_the_bit(tmp_path, open_log, record):
-    with open_log(round_number=2) as log:
+    with open_log(attempt=2) as log:
         log.step(record)
     (row,) = read_metrics(tmp_path)
     assert row["loss"] == record.loss
@@ -91,10 +91,10 @@ def test_a_nan_loss_is_strict_json_and_read_as_nan(tmp_path, open_log, record):
 
 
 def test_a_resumed_run_appends_and_the_last_occurrence_of_a_step_counts(tmp_path, open_log, record):
-    with open_log(round_number=0) as log:
+    with open_log(attempt=0) as log:
         for step in (1, 2, 3):
             log.step(replace(record, step=step, loss=float(step)))
-    with open_log(round_number=1) as log:
+    with open_log(attempt=1) as log:
         log.event("resume", 1, path="checkpoints/step-00000001")
         for step in (2, 3, 4):
             log.step(replace(record, step=step, loss=10.0 * step))

@@ -18,23 +18,23 @@ from drillyard.telemetry.summary import closing_lines, required_failure
 
 @pytest.fixture
 def finished_run(tmp_path, config, record):
-    """Two rounds: steps 1-4, a failure, resume from 2, steps 3-6; the first step of each round is slow."""
+    """Two attempts: steps 1-4, a failure, resume from 2, steps 3-6; the first step of each attempt is slow."""
     run_directory = tmp_path / "trial"
     run_directory.mkdir()
 
     def run(accelerator="b200", **changes) -> dict:
         append_event(run_directory, "run_start")
-        for round_number, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
-            with RunLog(run_directory, rank=0, config=config, console="none", round_number=round_number) as log:
+        for attempt, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
+            with RunLog(run_directory, rank=0, config=config, console="none", attempt=attempt) as log:
                 log.event("round_start")
                 log.parameters(70_000, 70_000, "6N", 420_000.0, find_accelerator(accelerator))
-                if round_number:
+                if attempt:
                     log.event("resume", 2)
                 for step in steps:
                     seconds = 60.0 if step == steps[0] else 10.0 + step
                     log.step(replace(record, step=step, loss=10.0 / step, step_seconds=seconds, **changes))
                     log.evaluation(step, {"sql": {"loss": abs(step - 4.5), "accuracy": step / 10}})
-            append_event(run_directory, "end" if round_number else "failure", status="completed")
+            append_event(run_directory, "end" if attempt else "failure", status="completed")
         return write_summary(run_directory)
 
     run.directory = run_directory
@@ -50,7 +50,7 @@ def test_what_the_summary_says(finished_run, record):
     assert summary["held_out"]["sql.accuracy"] == {"last": 0.6, "last_step": 6}
     assert summary["tokens"] == 6 * record.tokens  # each step once, though two were done twice
     assert (summary["restarts"], summary["failures"], summary["steps_redone"]) == (1, 1, 2)
-    # Left out: step 1 of the first round and step 3 of the second; kept 12, 13, 14 and 14, 15, 16 seconds.
+    # Left out: step 1 of the first attempt and step 3 of the second; kept 12, 13, 14 and 14, 15, 16 seconds.
     assert summary["step_seconds"] == {
         "median": 14.0,
         "p95": pytest.approx(15.75),

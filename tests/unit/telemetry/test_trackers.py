@@ -49,7 +49,7 @@ def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_c
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     config = make_config(tensorboard=True)
     log_three_steps(tmp_path, config, record)
-    with RunLog(tmp_path, rank=0, config=config, console="none", round_number=1) as log:
+    with RunLog(tmp_path, rank=0, config=config, console="none", attempt=1) as log:
         log.parameters(1000, 1000, "6N", 6000.0, None)
         log.event("resume", 1)
         log.step(replace(record, step=2, loss=8.0))
@@ -86,10 +86,10 @@ def fake_wandb(monkeypatch) -> list[FakeWandbRun]:
     return runs
 
 
-def test_a_second_round_continues_the_same_wandb_run(tmp_path, make_config, record, fake_wandb):
+def test_a_second_attempt_continues_the_same_wandb_run(tmp_path, make_config, record, fake_wandb):
     config = make_config(wandb={"project": "p", "name": "mine"})
     log_three_steps(tmp_path, config, record)
-    log_three_steps(tmp_path, config, record, round_number=1)
+    log_three_steps(tmp_path, config, record, attempt=1)
     first, second = fake_wandb
     assert (first.arguments["id"], second.arguments["id"]) == (None, "abc123")
     assert (first.arguments["project"], first.arguments["name"]) == ("p", "mine")
@@ -125,8 +125,8 @@ def test_mlflow_gets_numbers_by_step_and_continues_its_run(tmp_path, make_config
     module.start_run = start_run
     monkeypatch.setitem(sys.modules, "mlflow", module)
     config = make_config(mlflow={"tracking_uri": "file:///x", "experiment": "e"})
-    for round_number in (0, 1):
-        log_three_steps(tmp_path, config, record, round_number=round_number)
+    for attempt in (0, 1):
+        log_three_steps(tmp_path, config, record, attempt=attempt)
     assert calls[0] == ("set_tracking_uri", ("file:///x",), {})
     assert [call[2]["run_id"] for call in calls if call[0] == "start_run"] == [None, "r1"]
     steps = [(kwargs["step"], args[0].get("train/loss")) for name, args, kwargs in calls if name == "log_metrics"]
@@ -177,13 +177,13 @@ def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(tmp_path
     config = make_config(wandb={})
     with pytest.raises(UserError, match=r"WeightsAndBiases .*no login"):
         log_three_steps(tmp_path, config, record)
-    log_three_steps(tmp_path, config, record, round_number=1)
+    log_three_steps(tmp_path, config, record, attempt=1)
     (warning,) = warnings_of(tmp_path)
     assert "WeightsAndBiases" in warning and "no login" in warning
 
 
 def test_a_package_that_is_gone_after_a_restart_costs_only_its_tracker(tmp_path, make_config, record, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    log_three_steps(tmp_path, make_config(wandb={}), record, round_number=1)
+    log_three_steps(tmp_path, make_config(wandb={}), record, attempt=1)
     (warning,) = warnings_of(tmp_path)
     assert "drillyard[wandb]" in warning

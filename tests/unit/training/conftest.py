@@ -67,7 +67,7 @@ def make_run(config: RunConfig) -> Callable[..., Path]:
     """
 
     def make(
-        *rounds: tuple[int, int, int],
+        *attempts: tuple[int, int, int],
         checkpoints: tuple[int, ...] = (),
         numerics: tuple[dict[str, dict[str, Any]], ...] = (),
     ) -> Path:
@@ -76,7 +76,7 @@ def make_run(config: RunConfig) -> Callable[..., Path]:
         save_resolved(config, directory / "run.yaml")
         data = prepare(config)
         write_record(directory, data.record)
-        for number, (first, last, ranks) in enumerate(rounds):
+        for number, (first, last, ranks) in enumerate(attempts):
             changed = numerics[number] if numerics else {}
             append_event(directory, "round_start", round=0, world_size=ranks, **SOFTWARE)
             layout = {"micro_batch_size": 1, "gradient_accumulation": 4 // ranks, "world_size": ranks}

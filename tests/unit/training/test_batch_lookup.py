@@ -43,7 +43,7 @@ def test_ranks_have_what_the_trainer_dealt_out(make_run: MakeRun) -> None:
         batch.of_rank(2)
 
 
-def test_the_layout_is_that_of_the_round_that_did_the_step(make_run: MakeRun) -> None:
+def test_the_layout_is_that_of_the_attempt_that_did_the_step(make_run: MakeRun) -> None:
     """Steps 6 to 10 were done on one rank and again, after going back to step 6, on four."""
     directory = make_run((2, 6, 2), (8, 10, 1), (8, 12, 4))
     assert [batch_of_step(directory, step).num_data_ranks for step in (1, 6, 7, 10, 12, 13)] == [2, 2, 4, 4, 4, 4]

@@ -41,7 +41,7 @@ def test_a_checkpoint_of_the_step_itself_is_too_late(make_run: MakeRun) -> None:
         plan_replay(directory, 10)
 
 
-def test_the_layout_is_that_of_the_round_and_trackers_are_off(make_run: MakeRun) -> None:
+def test_the_layout_is_that_of_the_attempt_and_trackers_are_off(make_run: MakeRun) -> None:
     plan = plan_replay(make_run((2, 20, 2), (22, 40, 4), checkpoints=(20,)), 26)
     assert plan.world_size == 4
     assert plan.config.training.gradient_accumulation == 1

@@ -1,4 +1,4 @@
-"""A save may take as long as a round may get no further."""
+"""A save may take as long as an attempt may get no further."""
 
 from __future__ import annotations
 

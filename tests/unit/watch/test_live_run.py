@@ -61,7 +61,7 @@ def test_steps_done_again_take_the_place_of_what_they_replace(run_directory):
     assert run.tokens == run.step * runs.TOKENS
 
 
-def test_speed_is_of_the_last_steps_of_this_round_without_its_first(run_directory):
+def test_speed_is_of_the_last_steps_of_this_attempt_without_its_first(run_directory):
     cut = index_of(run_directory, "resume") + 4
     run = followed(run_directory, cut)
     assert [record["step"] for record in run.speed] == list(range(runs.RESUMED_FROM + 2, run.step + 1))

@@ -119,7 +119,7 @@ class Drillyard(TextFormat):
         columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
         compiled = np.nan_to_num(floats(field(records, "compile_seconds"))) > 0
         columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
-        columns["_round"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
+        columns["_attempt"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
         times = field(records, "time")
         if all(isinstance(time, str) for time in times):
             columns["time_us"] = place.stamps.column("iso", [time.encode() for time in times])
@@ -138,7 +138,7 @@ class PerfLogger(TextFormat):
     anchor = b"TFLOPs/s/GPU: "
     rules = (
         fact_rule(b"[PerfLogger] Using ", rb"Using (?P<parameters>[\d.]+[KMBT]?) parameters"),
-        LineRule(b"Starting FSDP training", rb"Starting FSDP training", RuleContext.begin_round),
+        LineRule(b"Starting FSDP training", rb"Starting FSDP training", RuleContext.begin_attempt),
     )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:

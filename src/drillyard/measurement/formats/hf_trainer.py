@@ -61,7 +61,7 @@ class HfTrainer(TextFormat):
     clock_restarts = True
     anchor = b"'loss': "
     rules = (
-        LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_round),
+        LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_attempt),
         fact_rule(b"Total optimization steps", rb"Total optimization steps = (?P<total_steps>[\d,]+)"),
         fact_rule(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)"),
         fact_rule(b"batch size per device", rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)"),

@@ -118,7 +118,7 @@ class RuleContext:
             mark = Mark(kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields)
             self.marks.append((self._origin, mark))
 
-    def begin_round(self, match: re.Match[bytes]) -> None:
+    def begin_attempt(self, match: re.Match[bytes]) -> None:
         """The current line is one that every start of the ranks prints once; named groups are facts."""
         self.add("round_start")
         self.learn_groups(match)

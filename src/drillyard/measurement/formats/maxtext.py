@@ -55,7 +55,7 @@ class MaxText(TextFormat):
     anchor = b"completed step: "
     rules = (
         LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
-        LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_round),
+        LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
         LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
         mark_rule(
             "resume",

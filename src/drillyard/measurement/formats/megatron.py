@@ -79,7 +79,7 @@ class Megatron(TextFormat):
     windowed = True
     anchor = b"iteration "
     rules = (
-        LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_round),
+        LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
         LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
         mark_rule("checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"),
         mark_rule(

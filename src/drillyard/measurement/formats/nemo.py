@@ -76,7 +76,7 @@ NEMO_RULES: Final = (
         b"Restored all states from the checkpoint",
         rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",
     ),
-    LineRule(b"Starting with ", rb"Starting with (?P<num_gpus>\d+) processes", RuleContext.begin_round),
+    LineRule(b"Starting with ", rb"Starting with (?P<num_gpus>\d+) processes", RuleContext.begin_attempt),
 )
 """Of NeMo 1 and 2: checkpoints (nemo_logging), and the number of processes that Lightning prints at each start."""
 

@@ -213,7 +213,7 @@ class TensorBoardEvents(DocumentFormat):
         self._rows: dict[int, dict[str, float]] = {}
         """Values by step that are not in a lane yet."""
         self._last: dict[str, int] = {}
-        self._round, self._moving = 0, False
+        self._attempt, self._moving = 0, False
         try:
             for data in records(stream):
                 parsed.records += 1
@@ -235,7 +235,7 @@ class TensorBoardEvents(DocumentFormat):
             return
         if step <= self._last.get(tag, -1):
             self._flush()
-            self._round += 1
+            self._attempt += 1
             self._last.clear()
         self._last[tag] = step
         self._moving |= tag in MOVING
@@ -258,7 +258,7 @@ class TensorBoardEvents(DocumentFormat):
         columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
         columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
         columns["flags"] = nonfinite_flags(len(rows), columns, {"loss": [row.get("loss") for row in rows]})
-        columns["_round"] = np.full(len(rows), self._round)
+        columns["_attempt"] = np.full(len(rows), self._attempt)
         if self._moving:
             columns["window_steps"] = np.zeros(len(rows))
         self._parsed.lanes.lane(NOWHERE).extend(len(rows), columns)

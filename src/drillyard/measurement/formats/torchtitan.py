@@ -47,7 +47,7 @@ class TorchTitan(TextFormat):
     windowed = True
     anchor = b"GiB("
     rules = (
-        LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_round),
+        LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_attempt),
         fact_rule(b"total parameters", rb"Model (?P<model>.{1,200}?) size: (?P<parameters>[\d,]+) total parameters"),
         fact_rule(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)"),
         fact_rule(b"capacity: ", rb"capacity: (?P<accelerator>.{1,200}) with [\d.]+GiB memory"),

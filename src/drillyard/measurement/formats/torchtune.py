@@ -44,7 +44,7 @@ class TorchTune(TextFormat):
     preference = 50
     anchor = b"Step "
     rules = (
-        LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_round),
+        LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_attempt),
         fact_rule(b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$"),
         mark_rule(
             "evaluation", b"| val_loss:", rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)"

@@ -127,8 +127,8 @@ class Checkpointer:
         started = time.perf_counter()
         self.wait()
         if self._group_is_lost:
-            # gloo closes a group in which a collective has failed: no save of this round could work any more.
-            raise RuntimeError("an earlier save lost the other ranks: this round ends, as it could not save any more")
+            # gloo closes a group in which a collective has failed: no save of this attempt could work any more.
+            raise RuntimeError("an earlier save lost the other ranks: this attempt ends, as it could not save any more")
         if step == self.step_on_disk:
             return
         flat = flatten(state)

@@ -78,7 +78,7 @@ def test_pipes_that_a_killed_agent_has_left_make_way_and_those_of_other_nodes_do
     pipes.finish(60.0)
 
 
-def test_a_round_that_is_over_is_read_before_its_pipes_go(
+def test_an_attempt_that_is_over_is_read_before_its_pipes_go(
     tmp_path: Path, log: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipes = RankPipes(tmp_path, 1, 1, log, None)

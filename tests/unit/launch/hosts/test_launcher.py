@@ -76,7 +76,7 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
 
 
 def seen_status(directory: Path, platform: str, leader: process_identity.Process, **changes: object) -> RunStatus:
-    """The status of a run whose state.json was last written when its first round began."""
+    """The status of a run whose state.json was last written when its first attempt began."""
     job_in(directory, platform)
     common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
     message = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
