@@ -11,8 +11,8 @@ from tests.facts import says
 from tests.integration.supervised import Start
 
 from drillyard.supervise.launch_contract import (
-    ATTEMPT,
     EXIT_RECORD,
+    LAUNCH_ATTEMPT,
     SUBMISSION,
     FailureElsewhere,
     write_failure_elsewhere,
@@ -49,7 +49,7 @@ def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
     start: Start, tmp_path: Path, code: int
 ) -> None:
     record = tmp_path / "record.json"
-    message = {EXIT_RECORD: str(record), ATTEMPT: "4", SUBMISSION: "first"}
+    message = {EXIT_RECORD: str(record), LAUNCH_ATTEMPT: "4", SUBMISSION: "first"}
     run = start(
         f"""
         signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))

@@ -263,7 +263,7 @@ def test_host_names_and_addresses_are_known(text: str) -> None:
     assert messages.is_host(text)
 
 
-START = {"epoch": 1, "round": 0, "port": 20000}
+START = {"epoch": 1, "attempt": 0, "port": 20000}
 STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
 
 
@@ -272,7 +272,7 @@ STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
     [
         *((messages.parse_start, {**START, "port": port}) for port in (0, 65536, "22", True, 1.5, None)),
         (messages.parse_start, {**START, "address": "$(id)"}),
-        (messages.parse_start, {**START, "round": "../../x"}),
+        (messages.parse_start, {**START, "attempt": "../../x"}),
         *((messages.parse_start, {**START, "epoch": epoch}) for epoch in (0, 10**400)),
         (messages.parse_start, [1]),
         *((messages.parse_stop, {**STOP, "signal": number}) for number in (0, 19, 999, "15")),
@@ -286,6 +286,7 @@ STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
     ],
 )
 def test_a_message_with_anything_else_ends_its_connection(parse: Any, content: object) -> None:
+    assert messages.parse_start(START).attempt == 0 and messages.parse_stop(STOP).signal == 15
     with pytest.raises(ConnectionLost):
         parse(content)
 

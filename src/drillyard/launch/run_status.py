@@ -105,8 +105,8 @@ class RunStatus:
     submitted_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
-    round: int | None = None
-    """Number of the attempt, from 0."""
+    attempt: int | None = None
+    """Its number, from 0; `round` in JSON."""
     failures: int = 0
     """Restarts that counted against the limit."""
     failure: RunFailure | None = None
@@ -119,7 +119,8 @@ class RunStatus:
 def reported_status(handle: Handle, state: State, own: Mapping[str, Any], **known: Any) -> RunStatus:
     """The status of a run by its state.json `own`, empty where no agent has reported; `known`: fields of RunStatus that
     the scheduler knows, or knows better."""
-    plain = ("nodes", "reason", "since", "started_at", "ended_at", "round", "run_directory")
+    plain = ("nodes", "reason", "since", "started_at", "ended_at", "run_directory")
     fields: dict[str, Any] = {name: own.get(name) for name in plain}
-    fields |= {"failures": int(own.get("failures") or 0), "hosts": tuple(own.get("hosts") or ())}
+    fields |= {"attempt": own.get("round"), "failures": int(own.get("failures") or 0)}
+    fields["hosts"] = tuple(own.get("hosts") or ())
     return RunStatus(handle, state, **{**fields, "failure": failure_of(own), **known})

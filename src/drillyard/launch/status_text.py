@@ -50,8 +50,8 @@ def status_text(status: RunStatus, *, progress: str | None = None, where: str = 
     rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
     hosts = f": {first_few(status.hosts, _MOST_HOSTS)}" if status.hosts else ""
     rows.append(("nodes", f"{status.nodes}{hosts}"))
-    if status.round:
-        rows.append(("restarts", f"{status.round}, {status.failures or 'none'} of them counted as failures"))
+    if status.attempt:
+        rows.append(("restarts", f"{status.attempt}, {status.failures or 'none'} of them counted as failures"))
     if progress:
         rows.append(("progress", progress))
     if status.failure is not None:
@@ -178,9 +178,9 @@ def _reason(status: RunStatus) -> str | None:
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
-    """A run for programs: the fields of `RunStatus`, the handle as text and in parts. Times are Unix seconds."""
+    """A run for programs: the fields of `RunStatus` (`attempt` as `round`; Unix seconds), the handle also in parts."""
     fields = asdict(status)
-    parts = {"handle": str(status.handle), **fields.pop("handle")}
+    parts = {"handle": str(status.handle), **fields.pop("handle"), "round": fields.pop("attempt")}
     return {**parts, **fields, "over": status.state.over}
 
 

@@ -27,11 +27,11 @@ EXIT_CANCELLED = 130
 
 EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
 """Path of the file in which the launcher expects the exit record."""
-ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
-"""Number of earlier starts of this submission's command by the launcher: 0, 1, ..."""
+LAUNCH_ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
+"""The launch attempt: number of earlier starts of this submission's command by the launcher, 0, 1, ..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
 """The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
-GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, ATTEMPT, SUBMISSION)
+GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def is_launched() -> bool:
 
 
 def first_attempt() -> int:
-    """The number of a supervisor's first attempt: 0, or the launcher's own where there is one."""
-    given = os.environ.get(ATTEMPT, "")
+    """The number of a supervisor's first attempt: that of the launch attempt, 0 without a launcher."""
+    given = os.environ.get(LAUNCH_ATTEMPT, "")
     return int(given) if given.isdigit() else 0
 
 

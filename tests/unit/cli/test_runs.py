@@ -172,7 +172,7 @@ def test_what_is_not_there_is_an_error_that_helps(world: World, capsys: Capture,
 def test_status_is_one_screen_with_what_to_do_next(world: World, capsys: Capture) -> None:
     failure = RunFailure("exit code 1", rank=1, node="n1", exit_code=1, lines=("Traceback", "ValueError: nan"))
     world.add("one").add(
-        "a", State.failed, since=time.time() - 30, round=2, failures=3, failure=failure, native={"job": 17}
+        "a", State.failed, since=time.time() - 30, attempt=2, failures=3, failure=failure, native={"job": 17}
     )
 
     said = Said(capsys, "status", "a")

@@ -82,7 +82,7 @@ def test_a_status_shows_where_a_run_is_and_what_to_do_next() -> None:
         since=NOW - 30,
         reason="node lost",
         hosts=tuple(f"n{number}" for number in range(10)),
-        round=2,
+        attempt=2,
         failures=1,
         failure=RunFailure("exit code 1", rank=0, lines=("a", "b")),
         run_directory="/shared/runs/llama-8b",
@@ -189,8 +189,10 @@ def test_ages_have_two_of_their_unit_at_least() -> None:
 
 
 def test_json_has_the_handle_as_text_and_in_parts_and_every_field() -> None:
-    message = json.loads(json.dumps(status_json(status(State.failed, failure=RunFailure("x", lines=("l",))))))
+    message = json.loads(
+        json.dumps(status_json(status(State.failed, attempt=3, failure=RunFailure("x", lines=("l",)))))
+    )
 
     assert message["handle"] == "slurm://h100/llama-8b" and message["run"] == "llama-8b" and message["over"] is True
     assert message["failure"] == {"reason": "x", "rank": None, "node": None, "exit_code": None, "lines": ["l"]}
-    assert set(RunStatus.__dataclass_fields__) <= set(message)
+    assert set(RunStatus.__dataclass_fields__) - {"attempt"} <= set(message) and message["round"] == 3

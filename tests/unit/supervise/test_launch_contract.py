@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from drillyard.supervise.launch_contract import (
-    ATTEMPT,
     EXIT_RECORD,
+    LAUNCH_ATTEMPT,
     SUBMISSION,
     ExitRecord,
     FailureElsewhere,
@@ -23,7 +23,7 @@ from drillyard.telemetry.events import append_event
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (EXIT_RECORD, ATTEMPT, SUBMISSION):
+    for name in (EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -72,7 +72,7 @@ def test_attempts_count_on_from_the_launchers(
     monkeypatch: pytest.MonkeyPatch, message: str | None, number: int
 ) -> None:
     if message is not None:
-        monkeypatch.setenv(ATTEMPT, message)
+        monkeypatch.setenv(LAUNCH_ATTEMPT, message)
     assert first_attempt() == number
 
 

@@ -106,10 +106,10 @@ def first_cause(reports: list[dict[str, Any]]) -> dict[str, Any] | None:
 def attempt_failure(launch_directory: Path, state: dict[str, Any]) -> dict[str, Any] | None:
     """Report in exits/ which explains why the current attempt of state.json failed: that of the node that failed
     first. None where no node of it has ended with an error."""
-    epoch, number = state.get("epoch"), state.get("round")
-    if not isinstance(epoch, int) or not isinstance(number, int):
+    epoch, attempt = state.get("epoch"), state.get("round")
+    if not isinstance(epoch, int) or not isinstance(attempt, int):
         return None
-    paths = (launch_directory / "exits").glob(f"{epoch:04d}-{number:04d}.node-*.json")
+    paths = (launch_directory / "exits").glob(f"{epoch:04d}-{attempt:04d}.node-*.json")
     reports = [read_json_object(path) for path in paths if not path.name.endswith(".record.json")]
     whole = [
         each

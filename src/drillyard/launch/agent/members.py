@@ -68,7 +68,7 @@ class RemoteMember:
 
 @dataclass(repr=False)
 class Members:
-    """The nodes that have joined, node 0 from the beginning. `start`: the submission and attempt that they must name;
+    """The nodes that have joined, node 0 from the beginning. `start`: the start of the submission that they must name;
     `hosts`: the names that the scheduler gave them."""
 
     _job: Job

@@ -26,7 +26,7 @@ class AgentExit(Exception):
 
 @dataclass(repr=False)
 class NodeAgent(ABC):
-    """Agent of one node in a start of a run. `_start` names the submission and the attempt."""
+    """Agent of one node in a start of a run. `_start`: the submission, and the number of this start of it."""
 
     _node: NodeCommand
     _me: Process

@@ -126,7 +126,7 @@ class NodeCommand:
             "MASTER_ADDR": self.address,
             "MASTER_PORT": values["master_port"],
             launch_contract.EXIT_RECORD: str(self._record),
-            launch_contract.ATTEMPT: values["round"],
+            launch_contract.LAUNCH_ATTEMPT: values["round"],
             launch_contract.SUBMISSION: self._submission,
             exec_command.RANK_PIPES: "" if self._rank_pipes is None else str(self._rank_pipes.directory),
         }

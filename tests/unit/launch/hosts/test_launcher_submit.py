@@ -318,7 +318,7 @@ def test_a_run_that_is_not_known_is_reported_with_those_that_are() -> None:
 def test_what_the_agents_reported_becomes_a_status() -> None:
     launcher, _ = made(Hosts(known=known(RUNNING)))
     (status,) = launcher.runs()
-    assert (status.state, status.nodes, status.hosts, status.round, status.failures) == (
+    assert (status.state, status.nodes, status.hosts, status.attempt, status.failures) == (
         "running",
         2,
         ("n0", "n1"),

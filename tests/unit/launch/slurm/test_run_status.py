@@ -68,7 +68,7 @@ def test_state_json_of_another_submission_says_nothing_about_this_one():
 @pytest.mark.parametrize("state", ["starting", "running", "restarting"])
 def test_while_the_job_runs_the_leader_says_what_the_run_does(state: str):
     status = SlurmRun(HANDLE, ENTRY, job("RUNNING"), own(state, "because")).status
-    assert (status.state, status.reason, status.round, status.hosts) == (State(state), "because", 1, ("n1", "n2"))
+    assert (status.state, status.reason, status.attempt, status.hosts) == (State(state), "because", 1, ("n1", "n2"))
 
 
 def test_a_leader_that_was_killed_leaves_a_run_that_restarts_for_as_long_as_its_job_runs():

@@ -106,13 +106,13 @@ def test_a_running_job_is_what_its_agents_say() -> None:
     }
     status = status_of(job("RUNNING", startTime=STARTED), message, "c")
     assert (status.state, status.reason, status.since) == (State.restarting, "lost node 2 (w2)", 5.0)
-    assert (status.round, status.failures, status.hosts) == (3, 1, ("w0", "w1"))
+    assert (status.attempt, status.failures, status.hosts) == (3, 1, ("w0", "w1"))
 
 
 def test_what_an_earlier_submission_left_says_nothing_about_this_one() -> None:
     message = {"submission": "4000", "state": "failed", "failure": {"reason": "old"}, "round": 9}
     status = status_of(job("RUNNING", startTime=STARTED), message, "c")
-    assert (status.state, status.round, status.failure) == (State.starting, None, None)
+    assert (status.state, status.attempt, status.failure) == (State.starting, None, None)
 
 
 def test_the_agents_tell_who_failed() -> None:
