@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 MIB = 1024 * 1024
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
 class Tmpfs:
@@ -64,7 +64,7 @@ class LoopDisk:
     def unmount(self) -> None:
         """Unmount, and wait until the kernel has let go of the image: then what that lies on can be unmounted too."""
         _run("umount", self.place)
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while any(_backing_file(device) == str(self._image.resolve()) for device in Path("/sys/block").glob("loop*")):
             assert time.monotonic() < end, f"{self._image} is still in use"
             time.sleep(0.01)

@@ -21,7 +21,7 @@ from drillyard.supervise.sockets import free_port
 
 TOOLS = Path(os.environ.get("DRILLYARD_TOOLS") or "~/.cache/drillyard/tools").expanduser()
 BUCKET = "bucket"
-PATIENCE_SECONDS = 180
+TIMEOUT_SECONDS = 180
 
 
 class Bucket:
@@ -69,7 +69,7 @@ class Bucket:
         """Unmount in order: what was written is in the bucket."""
         assert self._gcsfuse is not None
         subprocess.run(["umount", str(self.place)], check=True)
-        self._gcsfuse.wait(timeout=PATIENCE_SECONDS)
+        self._gcsfuse.wait(timeout=TIMEOUT_SECONDS)
 
     def kill_mount(self) -> None:
         """gcsfuse dies with all that it had not uploaded, and every file below the mount is dead."""
@@ -111,7 +111,7 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 
 def _until(condition: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < end, otherwise
         time.sleep(0.02)

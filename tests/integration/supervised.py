@@ -34,7 +34,7 @@ with exclusive_run_lock(directory) as lock:
     )
 sys.exit(code)
 """
-PATIENCE_SECONDS = 180
+TIMEOUT_SECONDS = 180
 """For what takes a second or two: only what hangs takes so long, on a slow and busy machine too."""
 # What every rank script starts with: its place, and a way to tell of a step as the trainer does. `forever` is longer
 # than any test waits: what sleeps so long has to be ended.
@@ -75,7 +75,7 @@ class Supervised:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and standard error of the supervisor."""
-        out, err = self.process.communicate(timeout=PATIENCE_SECONDS)
+        out, err = self.process.communicate(timeout=TIMEOUT_SECONDS)
         return self.process.returncode, out, err
 
     def wait_for(self, name: str) -> None:
@@ -102,7 +102,7 @@ class Supervised:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)

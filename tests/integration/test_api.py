@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from tests.integration.test_package import build
-from tests.integration.tiny_run import PATIENCE_SECONDS, write_config, write_rows
+from tests.integration.tiny_run import TIMEOUT_SECONDS, write_config, write_rows
 
 import drillyard
 
@@ -43,7 +43,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.facts import says
 from tests.integration.conftest import Reference
-from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, contents, drillyard
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, contents, drillyard
 
 WITHOUT_DRILLYARD = """
 import sys
@@ -147,7 +147,7 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     assert exported.returncode == 0, exported.stderr
     assert contents(tmp_path / "model") == contents(reference.run.directory / "final")
     program = [sys.executable, "-c", WITHOUT_DRILLYARD, str(tmp_path / "model"), str(both_metrics[1])]
-    loaded = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    loaded = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert loaded.returncode == 0, loaded.stderr
     (events,) = reference.run.events("parameters")
     assert loaded.stdout.split()[0] == str(events["count"])

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.integration.tiny_run import PATIENCE_SECONDS
+from tests.integration.tiny_run import TIMEOUT_SECONDS
 
 HELD = """
 import atexit, importlib.abc, runpy, sys, threading, time
@@ -44,5 +44,5 @@ def test_an_interrupt_at_any_moment_is_130_without_a_traceback(moment: str) -> N
     while (line := process.stdout.readline()) != "held\n":
         assert line, process.communicate()[1]
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, errors) == (130, "")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
-from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, wait_until, write_config
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, wait_until, write_config
 
 from drillyard.supervise.sockets import free_port
 
@@ -52,7 +52,7 @@ def test_a_killed_rank_of_two_nodes_costs_one_restart_and_no_bit(
         wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= 8, nodes[0])
         run.send(signal.SIGKILL, killed)
         holds.release(last)
-        said = [node.communicate(timeout=PATIENCE_SECONDS)[0] for node in nodes]
+        said = [node.communicate(timeout=TIMEOUT_SECONDS)[0] for node in nodes]
     finally:
         for node in nodes:
             node.terminate()

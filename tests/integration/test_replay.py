@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.facts import says
-from tests.integration.tiny_run import PATIENCE_SECONDS, Run, contents, drillyard, write_config
+from tests.integration.tiny_run import TIMEOUT_SECONDS, Run, contents, drillyard, write_config
 
 FLIPPED = 14
 """A low bit of an exponent flips in this step, which is not logged: training goes on as if nothing had been."""
@@ -35,7 +35,7 @@ def failing(workplace: Path) -> Run:
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     wrapper = Path(__file__).with_name("flipped_gradient.py")
     rank = [sys.executable, str(wrapper), f"{FLIPPED}:25,{EXPLODED}:30", "train", str(config)]
-    ended = subprocess.run(rank, capture_output=True, text=True, timeout=PATIENCE_SECONDS, env=os.environ | place)
+    ended = subprocess.run(rank, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=os.environ | place)
     assert ended.returncode == 0, ended.stderr
     return Run(config)
 

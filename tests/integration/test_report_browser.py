@@ -25,7 +25,7 @@ from tests.unit.reporting import runs
 from drillyard.telemetry import read_metrics
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_SECONDS = 240
+TIMEOUT_SECONDS = 240
 NEAR = 48
 """By how much a channel of a drawn pixel may differ from the curve's colour: the edges of lines are smoothed."""
 
@@ -40,7 +40,7 @@ class Opened:
 
     def wait_until(self, condition: str) -> None:
         """Wait for a JavaScript condition. Playwright's own wait runs `eval` in the page, which its policy forbids."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.page.evaluate(f"() => {condition}"):
             assert time.monotonic() < deadline, condition
             self.page.wait_for_timeout(20)
@@ -86,7 +86,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(run_directory: Path) -> Path:
     """report.html as the command writes it."""
     command = [sys.executable, "-m", "drillyard", "report", str(run_directory)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith(str(run_directory / "report.html"))
     return run_directory / "report.html"
@@ -98,7 +98,7 @@ def browser() -> Iterator[Browser]:
     program = next((found for name in ([named] if named else PROGRAMS) if (found := shutil.which(name))), None)
     assert program is not None, "no Chromium: .ci/tools/packages installs it"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, timeout=PATIENCE_SECONDS * 1000)
+        browser = playwright.chromium.launch(executable_path=program, timeout=TIMEOUT_SECONDS * 1000)
         yield browser
         browser.close()
 
@@ -110,7 +110,7 @@ def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened
 
     def open_one(width: int = 1280, height: int = 900, **options: Any) -> Opened:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        context.set_default_timeout(PATIENCE_SECONDS * 1000)
+        context.set_default_timeout(TIMEOUT_SECONDS * 1000)
         page = context.new_page()
         opened = Opened(page)
         pages.append(opened)
@@ -185,7 +185,7 @@ def test_pointing_at_a_chart_reads_all_charts_there(open_report):
 
 def reads(place: Locator, text: str | re.Pattern[str]) -> None:
     """The text stands there, or soon does: a browser draws when it comes to it."""
-    expect(place).to_contain_text(text, use_inner_text=True, timeout=PATIENCE_SECONDS * 1000)
+    expect(place).to_contain_text(text, use_inner_text=True, timeout=TIMEOUT_SECONDS * 1000)
 
 
 def test_dragging_zooms_every_chart_and_a_button_shows_the_whole_run_again(open_report):
@@ -286,7 +286,7 @@ def test_the_command_needs_no_torch(run_directory, tmp_path):
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(json.dumps(sorted(name for name in ('torch', 'transformers', 'pyarrow') if name in sys.modules)))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []
     assert (tmp_path / "own.html").is_file()

@@ -12,9 +12,9 @@ from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.tiny_run import (
-    PATIENCE_SECONDS,
     STARTED,
     STEPS,
+    TIMEOUT_SECONDS,
     Run,
     train,
     wait_until,
@@ -40,7 +40,7 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
     assert intruder.returncode == 2 and says(intruder.stderr, f"{run.directory}: ... active")
     assert (run.directory / "run.yaml").read_bytes() == saved
     run.send(signal.SIGUSR1, 1)
-    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
+    assert first.wait(timeout=TIMEOUT_SECONDS) == 85, first.communicate()[1]
     signalled, ended = run.events("signal")[-1], run.events("end")[-1]
     assert signalled["signal"] == "SIGUSR1" and ended["status"] == "interrupted"
     assert [event["step"] for event in run.events("checkpoint")] == [run.last_step()]
@@ -53,7 +53,7 @@ def test_a_stop_during_evaluations_is_answered_at_once_and_costs_nothing(
     wait_until(lambda: holds.reached("attempt-0-forward-50", 0, 1), second)
     assert run.events("evaluation_begin")[-1]["step"] == STEPS
     second.terminate()
-    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
+    assert second.wait(timeout=TIMEOUT_SECONDS) == 85, second.communicate()[1]
     assert not (run.directory / "summary.json").exists()
 
     last = train(again, "--set", "evaluation.metrics=[loss]")
@@ -71,7 +71,7 @@ def test_a_stop_before_the_first_step_ends_promptly_and_leaves_whole_caches(tmp_
     wait_until(lambda: holds.reached("attempt-0-tokenising", 0), process)
     # Rank 1 waits in a store, in C++, for as long as rank 0 tokenises.
     run.send(signal.SIGTERM, 1)
-    assert process.wait(timeout=PATIENCE_SECONDS) == 85, process.communicate()[1]
+    assert process.wait(timeout=TIMEOUT_SECONDS) == 85, process.communicate()[1]
     assert [event["event"] for event in run.records("events.jsonl")][-1] == "end"
     assert not run.events("round_start")
 
@@ -91,7 +91,7 @@ def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= 8, process)
     run.send(signal.SIGSTOP, 1)
     holds.release("attempt-0-step-30")
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, said
     assert says(said, "rank 1: ... SIGSTOP") and "rank 0: exit code 1" in said
     logs = [(run.directory / "logs" / f"rank-{rank}.log").read_text() for rank in (0, 1)]
@@ -115,7 +115,7 @@ def test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved(workplace: P
     STARTED.append(process)
     wait_until(lambda: run.last_step() >= 3, process)
     process.terminate()
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode != 0
     assert [event["step"] for event in run.events("checkpoint")] == [run.last_step()], said
     assert run.events("signal")[-1]["signal"] == "SIGTERM"

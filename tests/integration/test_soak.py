@@ -17,9 +17,9 @@ from drillyard.faults.plan import FAULT_KINDS, INJECTION_POINTS
 
 COUNT = 12
 SEED = 0
-PATIENCE_SECONDS = 3000
+TIMEOUT_SECONDS = 3000
 
-pytestmark = pytest.mark.timeout(PATIENCE_SECONDS + 60)
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def soaked(workplace: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     command = [*DRILLYARD, "chaos", str(config), "--count", str(COUNT), "--seed", str(SEED)]
     # The default, four undisturbed starts, is less than a start when the machine gets busy.
     command += ["--watchdog", "40", "--directory", str(directory), "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     after = contents(workplace / "runs") if (workplace / "runs").exists() else {}
     assert after == before, "chaos has touched the run directories of its user"
     return ended, directory

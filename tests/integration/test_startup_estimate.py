@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.facts import says
 from tests.integration.held import Holds
-from tests.integration.tiny_run import PATIENCE_SECONDS, Run, drillyard, wait_until, write_config
+from tests.integration.tiny_run import TIMEOUT_SECONDS, Run, drillyard, wait_until, write_config
 
 from drillyard.config.load import load_run_config
 
@@ -30,7 +30,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     first = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-10"))
     wait_until(lambda: run.last_step() >= 3, first)
     run.send(signal.SIGTERM, 0)
-    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
+    assert first.wait(timeout=TIMEOUT_SECONDS) == 85, first.communicate()[1]
     (events,) = run.events("resolved")
     assert recomputed(events) == "none"
     assert says(events["reasons"]["training.activation_checkpointing"], "least recomputation")
@@ -55,7 +55,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     second = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-30"))
     wait_until(lambda: len(run.events("resume")) == 1 and bool(run.events("first_step")[1:]), second)
     run.send(signal.SIGTERM, 0)
-    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
+    assert second.wait(timeout=TIMEOUT_SECONDS) == 85, second.communicate()[1]
     again = run.events("resolved")[1]
     assert recomputed(again) == "full"
     assert "training.activation_checkpointing" in again["kept"]

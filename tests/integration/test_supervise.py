@@ -199,7 +199,7 @@ import os
 from drillyard.supervise import rank_process, reaper
 kill_group = rank_process.Rank.kill_group
 rank_process.Rank.kill_group = lambda self: kill_group(self) if self.number == 0 else None
-reaper.PATIENCE_SECONDS = 0.2
+reaper.SECONDS_TO_END = 0.2
 reaper.marked_processes = lambda token, mark: []
 """
 """A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that does not return."""

@@ -16,9 +16,9 @@ from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.tiny_run import (
     BATCH,
-    PATIENCE_SECONDS,
     SEQUENCE_LENGTH,
     STEPS,
+    TIMEOUT_SECONDS,
     Run,
     contents,
     drillyard,
@@ -54,7 +54,7 @@ def under_torchrun(workplace: Path) -> Run:
     config = write_config(workplace, "torchrun", logging={"every_steps": 20, "tensorboard": False})
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*launcher, "-m", "drillyard", "train", str(config)], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+        [*launcher, "-m", "drillyard", "train", str(config)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
     )
     assert ended.returncode == 0, ended.stderr
     return Run(config)
@@ -152,7 +152,7 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
     wait_until(lambda: bool(run.events("checkpoint")) and run.last_step() >= at, process)
     run.send(signal.SIGKILL, rank)
     holds.release(last)
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     drawn = f"rank {rank} was killed after step {at}:\n{said}"
     assert process.returncode == 0, drawn
     assert (len(run.events("failure")), len(run.events("restart")), run.summary()["restarts"]) == (1, 1, 1), drawn
@@ -169,7 +169,7 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
     first = run.start(holds=Holds(tmp_path, "attempt-0-step-15"))
     wait_until(lambda: run.last_step() >= 4, first)
     run.send(signal.SIGTERM, 1)
-    assert first.wait(timeout=PATIENCE_SECONDS) == 85, first.communicate()[1]
+    assert first.wait(timeout=TIMEOUT_SECONDS) == 85, first.communicate()[1]
     stopped_at = run.last_step()
     assert [event["step"] for event in run.events("checkpoint")] == [stopped_at]
     assert run.events("end")[-1]["status"] == "interrupted" and not (run.directory / "final").exists()
@@ -177,7 +177,7 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
     second = run.start(holds=Holds(tmp_path, "attempt-0-step-30"))
     wait_until(lambda: run.last_step() >= stopped_at + 3, second)
     second.terminate()
-    assert second.wait(timeout=PATIENCE_SECONDS) == 85, second.communicate()[1]
+    assert second.wait(timeout=TIMEOUT_SECONDS) == 85, second.communicate()[1]
     assert "exit code 85" in second.communicate()[1]
 
     ended = train(run.config)

@@ -23,7 +23,7 @@ from tests.facts import says
 from tests.unit.reporting import runs
 
 WATCH = [sys.executable, "-m", "drillyard", "watch"]
-PATIENCE_SECONDS = 240
+TIMEOUT_SECONDS = 240
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -54,7 +54,7 @@ class Terminal:
         return CONTROLS.sub("", self.raw.decode("utf-8", "replace")).replace("\r", "")
 
     def read_until(self, condition: Callable[[], bool]) -> None:
-        limit = time.monotonic() + PATIENCE_SECONDS
+        limit = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert time.monotonic() < limit, self.text
             if select.select([self._side], [], [], 0.05)[0]:
@@ -113,7 +113,7 @@ def test_q_and_ctrl_c_leave_a_run_that_goes_on(tmp_path, key, code):
 
 def test_a_pipe_gets_plain_lines(tmp_path):
     directory = runs.write_run(tmp_path / "trial")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     assert "\x1b" not in ended.stdout
@@ -125,7 +125,7 @@ def test_a_pipe_gets_plain_lines(tmp_path):
 
 def test_a_failed_run_has_exit_code_1(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10, end="failed")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 1
     assert "trial: failed, step 10 of 10" in ended.stdout
 
@@ -139,7 +139,7 @@ def test_a_reader_that_goes_ends_the_watch_without_a_traceback(tmp_path):
         process.stdout.close()
         with (directory / "events.jsonl").open("a") as file:
             file.write('{"time": "2026-01-31T13:00:00.000000Z", "event": "warning", "text": "late"}\n')
-        assert process.wait(PATIENCE_SECONDS) == 1
+        assert process.wait(TIMEOUT_SECONDS) == 1
         assert "Traceback" not in process.stderr.read()
 
 
@@ -149,12 +149,12 @@ def test_an_interrupt_without_a_terminal_is_130(tmp_path):
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_SECONDS) == 130
+        assert process.wait(TIMEOUT_SECONDS) == 130
         assert process.stderr.read() == b""
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    ended = subprocess.run([*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run([*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 2
     assert "no events.jsonl" in ended.stderr
 
@@ -169,6 +169,6 @@ def test_the_command_needs_no_torch(tmp_path):
         "names = ('torch', 'transformers', 'pyarrow')\n"
         "print(json.dumps([name for name in names if name in sys.modules]))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.facts import says
-from tests.integration.supervised import PATIENCE_SECONDS, Start
+from tests.integration.supervised import TIMEOUT_SECONDS, Start
 
 HANG = """
     import faulthandler, threading
@@ -149,11 +149,11 @@ def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
     busy = "end = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nprint('done')"
     works = a_rank(tmp_path / "other", 2.0, busy)
     waits = a_rank(tmp_path / "third", 2.0, "side.begin('data', 'waiting'); time.sleep(5); print('done')")
-    _, err = hangs.communicate(timeout=PATIENCE_SECONDS)
+    _, err = hangs.communicate(timeout=TIMEOUT_SECONDS)
     assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
     assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
     assert event_names(tmp_path) == ["failure"]
-    assert works.communicate(timeout=PATIENCE_SECONDS)[0] == waits.communicate(timeout=PATIENCE_SECONDS)[0] == "done\n"
+    assert works.communicate(timeout=TIMEOUT_SECONDS)[0] == waits.communicate(timeout=TIMEOUT_SECONDS)[0] == "done\n"
 
 
 TELLS_WHAT_IT_NOTES = """
@@ -176,7 +176,7 @@ def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) 
     # Two seconds on, it is another request; before that the same one, delivered twice. It hears both when it goes on.
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
         training.send_signal(number)
-    assert before.wait(timeout=PATIENCE_SECONDS) == 85 and event_names(tmp_path / "before") == ["signal", "end"]
+    assert before.wait(timeout=TIMEOUT_SECONDS) == 85 and event_names(tmp_path / "before") == ["signal", "end"]
     assert training.stdout is not None and training.stdout.readline() == "noted\n"
     try:
         training.wait(timeout=2.5)
@@ -184,7 +184,7 @@ def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) 
         training.send_signal(signal.SIGTERM)
     else:
         raise AssertionError("one request ended a rank that had something to save")
-    assert training.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGTERM
+    assert training.wait(timeout=TIMEOUT_SECONDS) == 128 + signal.SIGTERM
     assert saved.poll() is None
     saved.kill()
     saved.wait()
@@ -207,7 +207,7 @@ time.sleep(0.2)
 os._exit(3)
 """,
     )
-    said, _ = rank.communicate(timeout=PATIENCE_SECONDS)
+    said, _ = rank.communicate(timeout=TIMEOUT_SECONDS)
     assert (said, rank.returncode) == (f"{signal.SIGTERM.value}\n", 3)
 
 
@@ -231,7 +231,7 @@ time.sleep(100)
         rank.send_signal(signal.SIGUSR2)
         time.sleep(0.003)
     rank.send_signal(signal.SIGTERM)
-    assert rank.wait(timeout=PATIENCE_SECONDS) == 85
+    assert rank.wait(timeout=TIMEOUT_SECONDS) == 85
     assert (tmp_path / "stderr").read_text().count("in descend") > 100
 
 
@@ -257,12 +257,12 @@ print("done", flush=True)
     for _ in range(20):
         assert rank.stdout.readline(), "it has ended"
     (tmp_path / "enough").touch()
-    out, err = rank.communicate(timeout=PATIENCE_SECONDS)
+    out, err = rank.communicate(timeout=TIMEOUT_SECONDS)
     assert (rank.returncode, out.splitlines()[-1], err) == (0, "done", "")
 
 
 def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(tmp_path: Path) -> None:
     held = a_rank(tmp_path, 2.0, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
-    _, err = held.communicate(timeout=PATIENCE_SECONDS)
+    _, err = held.communicate(timeout=TIMEOUT_SECONDS)
     assert held.returncode == -signal.SIGKILL
     assert says(err, f"process {held.pid} ... interpreter") and "in hold_the_lock" in err

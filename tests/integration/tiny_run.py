@@ -30,7 +30,7 @@ SEQUENCE_LENGTH = 64
 GPT2 = {"architecture": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}
 DROPOUT = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}
 DRILLYARD = [sys.executable, "-m", "drillyard"]
-PATIENCE_SECONDS = 480
+TIMEOUT_SECONDS = 480
 """For a command of seconds: only what hangs takes so long, on a slow and busy machine too."""
 
 
@@ -94,7 +94,7 @@ def write_config(directory: Path, name: str, **changes: Any) -> Path:
 def drillyard(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [*DRILLYARD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, **options)
 
 
 def train(config: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.facts import says
 from tests.integration.held import Holds
-from tests.integration.tiny_run import DRILLYARD, PATIENCE_SECONDS, Run
+from tests.integration.tiny_run import DRILLYARD, TIMEOUT_SECONDS, Run
 
 Event = dict[str, Any]
 
@@ -60,7 +60,7 @@ class WatchedRun:
 
     def end(self) -> int:
         """Wait for the end; the exit code."""
-        code = self.process.wait(timeout=PATIENCE_SECONDS)
+        code = self.process.wait(timeout=TIMEOUT_SECONDS)
         for reader in self._readers:
             reader.join()
         return code

@@ -51,7 +51,11 @@ def test_a_leader_that_another_start_has_replaced_leaves_it(secrets: Path) -> No
 def test_cancelling_removes_it_also_where_no_agent_was_started(
     secrets: Path, capsys: pytest.CaptureFixture[str], mark_only: bool
 ) -> None:
-    stop(Namespace(launch_directory=str(secrets.parent), job=None, keep_state=False, mark_only=mark_only, patience=0.0))
+    stop(
+        Namespace(
+            launch_directory=str(secrets.parent), job=None, keep_state=False, mark_only=mark_only, grace_seconds=0.0
+        )
+    )
 
     assert not secrets.exists()
 

@@ -38,7 +38,7 @@ from drillyard.loglines.sources import (
 _PIECE: Final = 1 << 20
 _CLOUD_PIECE: Final = 8 << 20
 _CLOUD_SECONDS: Final = 5.0
-_CLOUD_PATIENCE_SECONDS: Final = 600.0
+_CLOUD_TIMEOUT_SECONDS: Final = 600.0
 _POLL_BYTES: Final = 64 << 20
 """Limit for one poll of a stream: a writer may be faster than the reader, and the bytes read must be shown."""
 _OVERLAP: Final = 64
@@ -204,7 +204,7 @@ class CloudFollower(GrowingInput):
         if self._looked is not None and now - self._looked < self._seconds:
             return
         self._looked = now
-        with cloud_errors(self.name), self._patience():
+        with cloud_errors(self.name), self._tolerated():
             found = self._look()
             if found is not None and (generation := found.generation) != self._generation:
                 yield from self._news(found, generation)
@@ -227,7 +227,7 @@ class CloudFollower(GrowingInput):
             yield piece
 
     @contextmanager
-    def _patience(self) -> Iterator[None]:
+    def _tolerated(self) -> Iterator[None]:
         """Leave to the next poll what may be temporary."""
         from google.api_core.exceptions import NotFound, PreconditionFailed, RetryError, ServerError, TooManyRequests
         from google.auth.exceptions import TransportError
@@ -242,10 +242,10 @@ class CloudFollower(GrowingInput):
             now = time.monotonic()
             if self._silent_since is None:
                 self._silent_since = now
-                minutes = round(_CLOUD_PATIENCE_SECONDS / 60)
+                minutes = round(_CLOUD_TIMEOUT_SECONDS / 60)
                 text = f"{self.name}: {first_line(error)}; asks again, for {minutes} minutes at most"
                 print(text, file=sys.stderr, flush=True)
-            elif now - self._silent_since > _CLOUD_PATIENCE_SECONDS:
+            elif now - self._silent_since > _CLOUD_TIMEOUT_SECONDS:
                 seconds = round(now - self._silent_since)
                 raise UserError(
                     f"{self.name}: no answer for {seconds} s: {first_line(error)}. Follow it again when there is one."

@@ -26,7 +26,7 @@ AGENT_MARK = "DRILLYARD_AGENT"
 """In the environment of everything that one agent starts."""
 RUN_MARK = "DRILLYARD_RUN"
 """In the environment of everything that a launched run starts on a host: `run_token` of its launch directory."""
-PATIENCE_SECONDS = 10.0
+SECONDS_TO_END = 10.0
 
 
 def marked_processes(token: str, mark: str) -> list[int]:
@@ -55,7 +55,7 @@ def kill_marked_processes(token: str, mark: str, spare: Collection[int] = ()) ->
 def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> bool:
     """Kill the marked processes but those in `spare` until none is left; False if some outlive 10 s (in a device
     call)."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + SECONDS_TO_END
     while kill_marked_processes(token, mark, spare):
         if time.monotonic() > deadline:
             return False

@@ -28,15 +28,15 @@ from drillyard.supervise.process_identity import Process, process_of, read_kerne
 TRAINS = "trains"
 """Activity of a supervisor in its run directory, until its run is over."""
 _OWNER_FILE = ".holder.json"
-_PATIENCE_SECONDS = 5.0
+_WAIT_SECONDS = 5.0
 """For a live owner: it may just have been asked to end."""
-_ENDING_PATIENCE_SECONDS = 20.0
+_WAIT_SECONDS_AFTER_KILL = 20.0
 """For an owner of this machine that was killed: its reaper, which holds the lock too, ends the rest within ten seconds
 (reaper.py)."""
-_LAUNCHED_PATIENCE_SECONDS = 180.0
+_WAIT_SECONDS_LAUNCHED = 180.0
 """Under a launcher, for an owner on another host: a file server holds the lock of a host that died for as long as that
 host's lease (Linux nfsd: 90 s), and a refusal here would end the run for good."""
-_LAUNCHED_PATIENCE_WITH_WORK_SECONDS = 3600.0
+_WAIT_SECONDS_LAUNCHED_WITH_WORK = 3600.0
 """Under a launcher, for an owner that does not train: `checkpoint prune` reads terabytes, on whatever host."""
 _PF_EXITING = 0x4
 """Flag of a process that has begun to exit (Linux, include/linux/sched.h)."""
@@ -126,26 +126,26 @@ def _wait_for_lock(run_directory: Path, descriptor: int, say: Callable[[str], No
             if found != owner:
                 # The time starts again for each owner, known or not.
                 begun, begun_at, owner = now, time.time(), found
-            patience = _patience_for(owner)
+            seconds = _wait_seconds_for(owner)
             who = str(owner) if owner is not None else "by whom is not known"
-            text = f"{run_directory}: is held ({who}); waits for it until {_time_of_day(begun_at + patience)} at most"
+            text = f"{run_directory}: is held ({who}); waits for it until {_time_of_day(begun_at + seconds)} at most"
             if text != last_text:
                 last_text = text
                 say(text)
-        if now - begun > patience:
+        if now - begun > seconds:
             why = "a run is active in it" if owner is None or owner.trains else "is held"
             raise UserError(f"{run_directory}: {why} ({who}); wait for its end, or choose another `name`")
         time.sleep(0.05)
 
 
-def _patience_for(owner: LockOwner | None) -> float:
+def _wait_seconds_for(owner: LockOwner | None) -> float:
     if is_launched() and owner is not None and not owner.trains:
-        return _LAUNCHED_PATIENCE_WITH_WORK_SECONDS
+        return _WAIT_SECONDS_LAUNCHED_WITH_WORK
     if owner is not None and owner.is_seen_to_live:
-        return _PATIENCE_SECONDS
+        return _WAIT_SECONDS
     if is_launched():
-        return _LAUNCHED_PATIENCE_SECONDS
-    return _ENDING_PATIENCE_SECONDS if owner is not None and owner.process.here else _PATIENCE_SECONDS
+        return _WAIT_SECONDS_LAUNCHED
+    return _WAIT_SECONDS_AFTER_KILL if owner is not None and owner.process.here else _WAIT_SECONDS
 
 
 def _is_being_killed(pid: int) -> bool:

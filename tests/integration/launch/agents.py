@@ -20,14 +20,14 @@ from drillyard.launch.prepared_run import agent_files
 from drillyard.supervise import reaper
 from drillyard.supervise.reaper import RUN_MARK
 
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 TELL = 'echo $NODE_RANK $ROUND $$ >> "$RUN/commands"'
 """A command that leaves a line in RUN/commands."""
 WAIT = 'while [ ! -e "$RUN/finish" ]; do sleep 0.05; done'
 """A command that works until the test lets it finish."""
 
 
-def wait_until(what: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+def wait_until(what: Callable[[], Any], seconds: float = TIMEOUT_SECONDS) -> Any:
     """What `what` returns once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -146,7 +146,7 @@ class Agents:
 
 def codes(agents: list[subprocess.Popen[bytes]]) -> list[int]:
     """Exit codes, when all have ended."""
-    return [agent.wait(PATIENCE_SECONDS) for agent in agents]
+    return [agent.wait(TIMEOUT_SECONDS) for agent in agents]
 
 
 Make = Callable[..., Agents]

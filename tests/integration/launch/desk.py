@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.integration.tiny_run import DRILLYARD, PATIENCE_SECONDS, STARTED
+from tests.integration.tiny_run import DRILLYARD, STARTED, TIMEOUT_SECONDS
 
 
 class Desk:
@@ -42,7 +42,7 @@ class Desk:
     def say(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Give a command of drillyard, to its end."""
         process = self.start(*arguments)
-        out, error = process.communicate(timeout=PATIENCE_SECONDS)
+        out, error = process.communicate(timeout=TIMEOUT_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
     def launch(self, run: Path, *options: str) -> str:
@@ -60,7 +60,7 @@ class Desk:
 
     def wait_for(self, handle: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The status, once it is as wanted."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not wanted(status := self.status(handle)):
             assert time.monotonic() < deadline, status
             time.sleep(0.5)  # each look is a process, on the cores that what it waits for needs

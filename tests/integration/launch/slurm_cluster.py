@@ -21,7 +21,7 @@ from pathlib import Path
 
 NODES = ("n1", "n2", "n3", "n4")
 GPUS_PER_NODE = 8
-PATIENCE_SECONDS = 480
+TIMEOUT_SECONDS = 480
 _SLURMD_TIMEOUT_SECONDS = 10
 
 
@@ -94,7 +94,7 @@ class SlurmCluster:
         """Run a command that speaks to this cluster."""
         words = [str(word) for word in command]
         return subprocess.run(
-            words, capture_output=True, text=True, env=self.environment, timeout=PATIENCE_SECONDS, check=check
+            words, capture_output=True, text=True, env=self.environment, timeout=TIMEOUT_SECONDS, check=check
         )
 
     def states(self) -> dict[str, str]:
@@ -160,7 +160,7 @@ class SlurmCluster:
         until(lambda: self.states() == dict.fromkeys(NODES, "idle"), f"nodes are not idle: {self.states()}")
 
     def _kill_left(self) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while left := [pid for pid in self.left() if not _is_zombie(pid)]:
             assert time.monotonic() < deadline, f"processes of the cluster do not end: {left}"
             for pid in left:
@@ -260,8 +260,8 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds; only what hangs takes PATIENCE_SECONDS."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Wait until `condition` holds; only what hangs takes TIMEOUT_SECONDS."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)

@@ -210,7 +210,7 @@ def test_an_insisting_signal_ends_at_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["leader", "follower"])
-def test_a_killed_agent_is_started_again_by_its_keeper(make: Make, victim: int) -> None:
+def test_a_killed_agent_is_started_again_by_its_respawner(make: Make, victim: int) -> None:
     agents = make(f"{TELL}; {WAIT}", 2)
     started = [agents.start(node) for node in range(2)]
     wait_until(lambda: len(commands(agents, 0)) == 2)
@@ -337,7 +337,7 @@ def test_stop_leaves_nothing(make: Make) -> None:
     )
 
 
-def test_a_killed_agent_without_keeper_leaves_nothing_and_is_reported_as_failed(make: Make) -> None:
+def test_a_killed_agent_without_respawner_leaves_nothing_and_is_reported_as_failed(make: Make) -> None:
     agents = make(f"{TELL}; setsid sleep 600 & {WAIT}")
     agent = agents.run()
     wait_until(lambda: agents.lines("commands"))

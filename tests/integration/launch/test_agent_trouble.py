@@ -180,10 +180,10 @@ def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) 
     argv = [sys.executable, str(tmp_path / "agent"), "stop", "--launch-directory", str(agents.launch)]
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    keeper = process_of(started["keeper"])
-    message = {"agents": [{"process": keeper.pid, "ended": "asked"}], "left": [], "state": None}
+    respawner = process_of(started["keeper"])
+    message = {"agents": [{"process": respawner.pid, "ended": "asked"}], "left": [], "state": None}
     assert json.loads(ended.stdout) == message
-    assert agents.marked() == [] and not keeper.alive
+    assert agents.marked() == [] and not respawner.alive
 
 
 def _delete(directory: Path) -> None:
@@ -218,21 +218,21 @@ def test_a_stop_while_nothing_runs_is_answered_at_once(make: Make, moment: str, 
     assert agents.state["round"] == begun, "nothing was started meanwhile"
 
 
-def test_a_keeper_that_is_asked_to_end_starts_no_agent_again(make: Make) -> None:
+def test_a_respawner_that_is_asked_to_end_starts_no_agent_again(make: Make) -> None:
     agents = make(f"{TELL}; sleep 600")
-    keeper = process_of(agents.start(0)["keeper"])
-    assert keeper is not None
+    respawner = process_of(agents.start(0)["keeper"])
+    assert respawner is not None
     wait_until(lambda: agents.lines("commands"))
     for _ in range(4):
-        # Each of them makes the keeper's pause longer.
+        # Each of them makes the respawner's pause longer.
         agent = wait_until(lambda: process_of(_announced(agents).get("agent")))
         os.kill(agent.pid, signal.SIGKILL)
         wait_until(lambda agent=agent: process_of(_announced(agents).get("agent")) != agent)
     agent = process_of(_announced(agents)["agent"])
     os.kill(agent.pid, signal.SIGKILL)
     wait_until(lambda: says((agents.launch / "agent-0.log").read_text(), "again in 8.0 s"))
-    os.kill(keeper.pid, signal.SIGTERM)
-    wait_until(lambda: not keeper.alive)
+    os.kill(respawner.pid, signal.SIGTERM)
+    wait_until(lambda: not respawner.alive)
     assert process_of(_announced(agents)["agent"]) == agent
 
 

@@ -14,7 +14,7 @@ from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
-from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, drillyard, wait_until, write_config
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, drillyard, wait_until, write_config
 
 from drillyard.launch.agent.job import run_token
 from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_processes
@@ -33,7 +33,7 @@ def processes(run_directory: Path) -> list[int]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for something to come true."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -49,7 +49,7 @@ def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: 
         "launch", run, stdin=inside, stdout=inside, stderr=inside, start_new_session=True, preexec_fn=_take_terminal
     )
     os.close(inside)
-    assert launching.wait(PATIENCE_SECONDS) == 0
+    assert launching.wait(TIMEOUT_SECONDS) == 0
     os.close(terminal)
     listed = desk.say("runs", "list")
     assert "local://here/long" in listed.stdout, listed.stderr
@@ -66,7 +66,7 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_repo
         written = desk.write_run("same", {"command": ["bash", "-c", f"echo I am {number}; sleep 1000"]})
         runs.append(written.rename(desk.directory / f"same-{number}.yaml"))
     launches = [desk.start("launch", run) for run in runs]
-    said = [launch.communicate(timeout=PATIENCE_SECONDS) for launch in launches]
+    said = [launch.communicate(timeout=TIMEOUT_SECONDS) for launch in launches]
     codes = [launch.returncode for launch in launches]
     assert sorted(codes) == [0, 2, 2], said
     winner = codes.index(0)
@@ -106,7 +106,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_run_whose_agent_and_keeper_are_killed_is_failed_and_leaves_nothing(desk: Desk) -> None:
+def test_a_run_whose_agent_and_respawner_are_killed_is_failed_and_leaves_nothing(desk: Desk) -> None:
     handle = desk.launch(desk.write_run("lost", {"command": ["bash", "-c", "setsid sleep 1000 & sleep 1000"]}))
     desk.wait_for(handle, lambda status: status["state"] == "running")
     directory = desk.directory / "runs" / "lost"
@@ -123,7 +123,7 @@ def test_a_run_whose_agent_and_keeper_are_killed_is_failed_and_leaves_nothing(de
 
 
 def _agents(run_directory: Path) -> list[int]:
-    """The keeper first: it would start a killed agent again."""
+    """The respawner first: it would start a killed agent again."""
     found = {}
     for pid in processes(run_directory):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -150,7 +150,7 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     refusal = "\n".join(status["failure"]["lines"])
     assert status["state"] == "failed" and says(refusal, f"{run.directory}: ... active ... process {plain.pid} on")
     plain.terminate()
-    assert plain.wait(PATIENCE_SECONDS) == 85
+    assert plain.wait(TIMEOUT_SECONDS) == 85
     # The launched run has it: `drillyard train` is refused.
     assert desk.launch(run.config) == handle
     until(lambda: holds.reached(second, 0, 1))

@@ -20,7 +20,7 @@ from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
 from tests.integration.launch.sshd_hosts import two_hosts
-from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
 
 from drillyard.config.load import load_cluster_config
 from drillyard.launch.agent.index import list_runs
@@ -248,7 +248,7 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     config, directory = saves(desk, "twice")
     # Of two launches at the same moment one submits.
     launches = [desk.start("launch", config) for _ in range(2)]
-    said = [launching.communicate(timeout=PATIENCE_SECONDS) for launching in launches]
+    said = [launching.communicate(timeout=TIMEOUT_SECONDS) for launching in launches]
     assert sorted(launching.returncode for launching in launches) == [0, 2], said
     assert any("nothing was submitted" in errors for _, errors in said), said
     handle = "slurm://quad/twice"

@@ -19,7 +19,7 @@ from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.sshd_hosts import SshHost, SshHosts, two_hosts
-from tests.integration.tiny_run import PATIENCE_SECONDS, STEPS, Run, write_config
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
 
 from drillyard.launch.prepared_run import port_of
 from drillyard.launch.run_status import Handle
@@ -61,7 +61,7 @@ def cluster(hosts: SshHosts, **changes: Any) -> dict[str, Any]:
 
 def find(host: SshHost, *words: str) -> int:
     """The one process of a host whose command line has all these words."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         found = [pid for pid, command in host.processes().items() if all(word in command for word in words)]
         if len(found) == 1:
@@ -72,7 +72,7 @@ def find(host: SshHost, *words: str) -> int:
 
 def until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something to come true."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -113,7 +113,7 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     os.kill(rank_of(h1, 1), signal.SIGKILL)
     until(lambda: reported_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
-    # The agent of the second host is killed: its ranks end, its keeper starts it again, and nothing is counted.
+    # The agent of the second host is killed: its ranks end, its respawner starts it again, and nothing is counted.
     until(lambda: held_at(14, saved=10), "attempt 1")
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
     until(lambda: reported_of(1, "lost node 1 (h1)"), "the loss")
@@ -186,7 +186,7 @@ def test_who_follows_logs_hears_all_although_the_connection_is_cut(hosts: SshHos
         heard.append(follower.stdout.readline())
     hosts.close_connections()
     go.touch()
-    rest, errors = follower.communicate(timeout=PATIENCE_SECONDS)
+    rest, errors = follower.communicate(timeout=TIMEOUT_SECONDS)
     assert follower.returncode == 0, errors
     lines = ("".join(heard) + rest).splitlines()
     said = [f"{node}: {word} {node}" for word in ("before", "after") for node in (0, 1)]
@@ -265,7 +265,7 @@ def test_ctrl_c_while_the_hosts_are_looked_at_starts_nothing(hosts: SshHosts, de
         launching = desk.start("launch", desk.write_run("torn", {"command": ["sleep", "1000"]}), start_new_session=True)
         until((hosts.hosts[1].home / "asked").exists, "the check")
         os.killpg(launching.pid, signal.SIGINT)
-        out, errors = launching.communicate(timeout=PATIENCE_SECONDS)
+        out, errors = launching.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         slow.unlink()
     assert launching.returncode == 130 and out == "", errors

@@ -193,7 +193,7 @@ def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(checkpoint:
 def test_prune_is_refused_while_a_run_is_active_in_the_directory(
     checkpoint: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.supervise.run_lock._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("drillyard.supervise.run_lock._WAIT_SECONDS", 0.0)
     with exclusive_run_lock(run):
         message = checkpoint("prune", run, "--keep", 1)
     assert message.code == 2 and says(message.err, "active")

@@ -169,8 +169,8 @@ def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(
         (said,) = capsys.readouterr().err.splitlines()
         assert says(said, "gs://bucket/run.log: 503 ... 10 minutes")
         assert polled(follower) == [b"one\n"] and Bucket.before == []
-        # Another time is said again, and has its own patience; that is over at some time.
-        monkeypatch.setattr(followers, "_CLOUD_PATIENCE_SECONDS", -1.0)
+        # Another time is said again, and has its own timeout; that is over at some time.
+        monkeypatch.setattr(followers, "_CLOUD_TIMEOUT_SECONDS", -1.0)
         Bucket.before[:] = [lambda: 503, lambda: 503]
         assert polled(follower) == [] and len(capsys.readouterr().err.splitlines()) == 1
         with pytest.raises(UserError, match=r"gs://bucket/run\.log: .*503 "):

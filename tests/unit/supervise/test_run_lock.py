@@ -24,8 +24,8 @@ from drillyard.supervise.run_lock import TRAINS, exclusive_run_lock, is_exiting,
 
 @pytest.fixture(params=[False, True], ids=["by hand", "launched"])
 def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> bool:
-    """No patience for a holder that lives; as always for one that nobody here can see, or that was killed."""
-    monkeypatch.setattr(run_lock, "_PATIENCE_SECONDS", -1.0)
+    """No wait for a holder that lives; as always for one that nobody here can see, or that was killed."""
+    monkeypatch.setattr(run_lock, "_WAIT_SECONDS", -1.0)
     monkeypatch.delenv(EXIT_RECORD, raising=False)
     if request.param:
         monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record"))
@@ -98,7 +98,7 @@ def test_what_a_killed_process_has_left_gets_time_to_end(tmp_path: Path, launche
 def test_a_launched_run_outwaits_what_does_not_train_and_says_what_it_is(
     tmp_path: Path, launched: bool, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_lock, "_LAUNCHED_PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(run_lock, "_WAIT_SECONDS_LAUNCHED", -1.0)
     said: list[str] = []
     with held(tmp_path, this_process() if here else far(), "prunes its checkpoints") as lock:
         if not launched:
@@ -129,7 +129,7 @@ def test_each_holder_is_waited_for_in_its_own_right(tmp_path: Path, monkeypatch:
             nonlocal now
             said.append(text)
             if len(said) == 1:
-                now += run_lock._LAUNCHED_PATIENCE_WITH_WORK_SECONDS - 10
+                now += run_lock._WAIT_SECONDS_LAUNCHED_WITH_WORK - 10
                 record.unlink()
             else:
                 os.close(lock)

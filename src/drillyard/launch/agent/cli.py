@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
     stop = add("stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
     stop.add_argument("--launch-directory", required=True, help="also one that is gone")
-    stop.add_argument("--patience", type=float, default=30.0, help="seconds from SIGTERM to SIGKILL")
+    stop.add_argument("--patience", dest="grace_seconds", type=float, default=30.0, help="grace period in seconds")
     stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
     stop.add_argument("--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed")
     check = add("check", host_probe.check, "facts of this host")

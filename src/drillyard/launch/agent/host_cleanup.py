@@ -44,7 +44,7 @@ def stop(options: Namespace) -> int:
         state_file.forget_secrets(directory)
     if not options.mark_only:
         token = run_token(str(directory))
-        ended = _end(_announced(here) if here else _first_marked(token), token, options.patience)
+        ended = _end(_announced(here) if here else _first_marked(token), token, options.grace_seconds)
         for each, _ in here:
             with contextlib.suppress(OSError):
                 os.unlink(str(each["path"]))
@@ -72,12 +72,12 @@ def _first_marked(token: str) -> list[Process]:
     return [running_process(pid) for pid in marked if ids.isdisjoint(stat_fields(pid)[1:2])]
 
 
-def _end(first: list[Process], token: str, patience_seconds: float) -> list[dict[str, object]]:
+def _end(first: list[Process], token: str, grace_seconds: float) -> list[dict[str, object]]:
     """Send SIGTERM to `first`, which pass it on in order, and after a while SIGKILL to all marked processes."""
     for process in first:
         _signal(process, signal.SIGTERM)
     # What a killed agent left is waited for no longer: nothing would pass a signal on to it.
-    deadline = time.monotonic() + (patience_seconds if first else 0)
+    deadline = time.monotonic() + (grace_seconds if first else 0)
     # A process that exits loses its environment, and with it the mark, a moment before it is gone.
     while time.monotonic() < deadline and (
         any(process.alive for process in first) or marked_processes(token, RUN_MARK)

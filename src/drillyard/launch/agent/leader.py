@@ -67,8 +67,7 @@ class Leader(NodeAgent):
             return code
 
     def _take_over(self) -> dict[str, Any]:
-        """Take the next epoch, with the counts of an earlier leader of the same submission; returns the state that it
-        left."""
+        """Take the next epoch, with the counts of an earlier leader of the submission; returns the state it left."""
         self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
         self._lease.claim(self._epoch)
         try:
@@ -156,8 +155,8 @@ class Leader(NodeAgent):
 
     def _gather(self) -> RestartDecision | None:
         """Wait until all nodes have joined and are ready; a decision when they do not come or a stop is requested."""
-        patience = self._job.join_seconds or self._job.start_seconds
-        deadline = time.monotonic() + patience
+        wait_seconds = self._job.join_seconds or self._job.start_seconds
+        deadline = time.monotonic() + wait_seconds
         num_missing = self._job.nodes
         ended: dict[int, str] = {}
         next_look = 0.0
@@ -173,10 +172,10 @@ class Leader(NodeAgent):
                 if before and ended:
                     return self._never_joined(ended)
             if len(missing) < num_missing and self._job.join_seconds <= 0:
-                num_missing, deadline = len(missing), now + patience
+                num_missing, deadline = len(missing), now + wait_seconds
             away = self._members.named(missing)
             if now > deadline:
-                why = f"{restart_policy.names(away)} did not come within {patience:.0f} s"
+                why = f"{restart_policy.names(away)} did not come within {wait_seconds:.0f} s"
                 return restart_policy.never_joined(away, why, self._counts, self._limits)
             here = self._job.nodes - len(missing)
             state = "starting" if self._state.fields["started_at"] is None else "restarting"

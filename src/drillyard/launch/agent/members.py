@@ -36,7 +36,8 @@ class RemoteMember:
         self._send(start=asdict(start))
 
     def stop(self, stop: StopMessage) -> None:
-        self._send(stop=asdict(stop))
+        fields = asdict(stop)
+        self._send(stop={"patience_seconds": fields.pop("grace_seconds"), **fields})
 
     def tick(self) -> list[dict[str, Any]]:
         """Return reports of ended commands. Raises ConnectionLost."""

@@ -51,7 +51,7 @@ class StopMessage:
     """Order of the leader to end the node's command: see `NodeCommand.stop`."""
 
     signal: int
-    patience_seconds: float
+    grace_seconds: float
     why: str | None = None
     elsewhere: FailureElsewhere | None = None
 
@@ -82,7 +82,7 @@ def parse_stop(content: object) -> StopMessage:
         optional = (int, type(None))
         failure = _fields(fields["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional})
         fields["elsewhere"] = FailureElsewhere(**failure)
-    return StopMessage(**fields)
+    return StopMessage(grace_seconds=fields.pop("patience_seconds"), **fields)
 
 
 def parse_request(content: object) -> tuple[int, bool]:

@@ -157,7 +157,7 @@ class NodeCommand:
             return None
 
     def stop(self, stop: StopMessage) -> None:
-        """Send the command a signal, once; kill what is left of it after the shortest patience of all calls.
+        """Send the command a signal, once; kill what is left of it after the shortest grace period of all calls.
 
         `why`: a fault of its own is the reason, and its end counts as a failure of the command. `elsewhere`: another
         node's failure is the reason, which is written next to its exit record.
@@ -172,7 +172,7 @@ class NodeCommand:
                 self._command.send_signal(stop.signal)
             self._asked = self._asked or stop.why is None
             self._why = self._why or stop.why
-        kill_at = time.monotonic() + stop.patience_seconds
+        kill_at = time.monotonic() + stop.grace_seconds
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def kill(self, why: str | None = None) -> None:
@@ -207,10 +207,10 @@ class NodeCommand:
             self._log.put(stamped_line(f"=== {line}"))
 
     def _finish(self, left: list[int]) -> dict[str, Any]:
-        patience = 0.2 if left else 2.0
-        printed = self._pump.finish(patience).decode(errors="replace")
+        wait_seconds = 0.2 if left else 2.0
+        printed = self._pump.finish(wait_seconds).decode(errors="replace")
         if self._rank_pipes is not None:
-            ranks = [tail.decode(errors="replace") for tail in self._rank_pipes.finish(patience)]
+            ranks = [tail.decode(errors="replace") for tail in self._rank_pipes.finish(wait_seconds)]
             printed = exit_report.merged_rank_output(printed, ranks, self.rank * self.job.processes_per_node)
         why = self._why
         if left:

@@ -142,8 +142,8 @@ class SegmentedLog(Sink):
         return self._log if self._number == 0 else self._log.with_name(f"{self._log.name}.{self._number:04d}")
 
     def _gather(self) -> None:
-        patience = self._written_at + GATHER_SECONDS - time.monotonic()
-        self._changed.wait_for(lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, patience))
+        wait_seconds = self._written_at + GATHER_SECONDS - time.monotonic()
+        self._changed.wait_for(lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, wait_seconds))
 
     def _write(self, data: bytes) -> int:
         lost = 0
