@@ -111,9 +111,9 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
 def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: dict[str, str]) -> Iterator[None]:
     """Keep a file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
     path = directory / "agents" / f"{me.host}.node-{node}.json"
-    agent, keeper = me.as_json(), running_process(os.getppid()).as_json() if is_kept else None
+    agent, respawner = me.as_json(), running_process(os.getppid()).as_json() if is_kept else None
     path.parent.mkdir(exist_ok=True)
-    content = {"node": node, **start, "agent": agent, "keeper": keeper, "at": time.time()}
+    content = {"node": node, **start, "agent": agent, "keeper": respawner, "at": time.time()}
     replace_file(path, json.dumps(content, indent=2) + "\n")
     try:
         yield
