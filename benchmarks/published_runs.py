@@ -2,7 +2,7 @@
 
     python benchmarks/published_runs.py [--check]
 
-The runs, and which of them are estimated, are in src/drillyard/estimation/measured_rows.yaml. Nothing is measured here:
+The runs, and which of them are estimated, are in src/drillyard/estimation/measured_runs.yaml. Nothing is measured here:
 the document follows from that file and from the code, so the same tree gives the same bytes. `--check` writes nothing
 and exits with 1 where the document differs.
 """

@@ -146,7 +146,7 @@ class Demo:
     def accuracies(self) -> dict[str, Any]:
         """Print the table of accuracies before and after, and check the demo's claims."""
         from drillyard.config.load import load_run_config
-        from drillyard.data.held_out_split import evaluation_rows
+        from drillyard.data.held_out_parts import evaluation_rows
 
         evaluations = [event for event in self.events() if event["event"] == "evaluation"]
         before, after = evaluations[0]["results"], evaluations[-1]["results"]

@@ -93,7 +93,7 @@ def _estimate(request: EstimateRequest, *, explain: bool, as_json: bool, seed: i
     """Print one estimate, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
     from drillyard.estimation.estimate_text import explanation, simulation_text, summary
     from drillyard.estimation.run_estimate import estimate_run
-    from drillyard.estimation.simulated_run import simulate_run
+    from drillyard.estimation.simulation_estimate import simulate_run
 
     found = estimate_run(request)
     simulated = None if seed is None else simulate_run(found, seed=seed)

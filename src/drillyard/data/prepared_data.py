@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.model_files import configured_vocab_size, require_vocabulary
 from drillyard.config.run import DataConfig, RunConfig, TrainTokenizer
-from drillyard.data.data_record import (
+from drillyard.data.data_changes import (
     CHANGED_DATA_ADVICE,
     DataRecord,
     describe_change,
@@ -26,7 +26,7 @@ from drillyard.data.data_record import (
 from drillyard.data.data_report import DataReport, overlap_warnings, too_few_sequences
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
-from drillyard.data.held_out_split import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
+from drillyard.data.held_out_parts import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
 from drillyard.data.mapped_sequences import Sequences
 from drillyard.data.raw_batches import json_digest
 from drillyard.data.row_formats import row_format

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
 from drillyard.estimation.run_estimate import RunEstimate
-from drillyard.estimation.simulated_run import SimulatedRun
+from drillyard.estimation.simulation_estimate import SimulatedRun
 from drillyard.estimation.sweep import SweepEstimate, SweepResult
 
 VERSION = 1

@@ -19,7 +19,7 @@ from drillyard.estimation.memory import MemoryEstimate
 from drillyard.estimation.quantity import DOUBT, Quantity, Range, doubt_mark, number_range, range_text, time_range
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import RunTime
-from drillyard.estimation.simulated_run import SimulatedRun
+from drillyard.estimation.simulation_estimate import SimulatedRun
 from drillyard.estimation.simulator import Simulation
 from drillyard.estimation.step_time import StepTime
 from drillyard.formatting import (

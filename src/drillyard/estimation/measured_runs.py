@@ -1,4 +1,4 @@
-"""Runs that were measured: published ones as facts (measured_rows.yaml), and a user's own from its run directory.
+"""Runs that were measured: published ones as facts (measured_runs.yaml), and a user's own from its run directory.
 
 A row is a `Setup` and a speed, so it can be estimated like any setup, and the ratio of the two is the
 efficiency that was reached. Figures are converted to tokens/s per GPU by exact arithmetic: tokens/s of all GPUs over
@@ -272,5 +272,5 @@ def _counts(line: Mapping[str, Any]) -> bool:
 
 @cache
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = read_packaged_yaml("drillyard.estimation", "measured_rows.yaml")
+    data: dict[str, Any] = read_packaged_yaml("drillyard.estimation", "measured_runs.yaml")
     return data

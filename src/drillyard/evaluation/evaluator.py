@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.run import RunConfig
-from drillyard.data.held_out_split import evaluation_rows, find_part
+from drillyard.data.held_out_parts import evaluation_rows, find_part
 from drillyard.data.prepared_data import PreparedData
 from drillyard.data.row_formats import render_prompt
 from drillyard.data.tokenizer import prompt_tokens

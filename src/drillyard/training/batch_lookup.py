@@ -13,7 +13,7 @@ from pathlib import Path
 from drillyard.config.checks import normalized_sources
 from drillyard.config.load import load_run_config
 from drillyard.config.run_identity import with_values
-from drillyard.data.data_record import read_record
+from drillyard.data.data_changes import read_record
 from drillyard.data.data_report import file_of_source
 from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
 from drillyard.data.sampler import BatchShape, SampleRef

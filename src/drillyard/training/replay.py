@@ -289,7 +289,7 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
 
     Raises UserError when the conditions are not those of the run.
     """
-    from drillyard.data.data_record import read_record
+    from drillyard.data.data_changes import read_record
     from drillyard.data.prepared_data import prepare
     from drillyard.parallel.model_setup import set_determinism
     from drillyard.parallel.ranks import start_ranks, stop_ranks

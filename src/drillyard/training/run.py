@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from drillyard.config.checks import require_valid, resolve_global_batch
 from drillyard.config.run import RunConfig
-from drillyard.data.data_record import DATA_RECORD, read_record, write_record
+from drillyard.data.data_changes import DATA_RECORD, read_record, write_record
 from drillyard.data.prepared_data import PreparedData, prepare
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped

@@ -15,7 +15,7 @@ from typing import Any
 from drillyard.config.checks import require_valid
 from drillyard.config.load import config_from_options, load_run_config
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
-from drillyard.data.data_record import DataRecord, read_record
+from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
 from drillyard.training.saved_model import (
     SavedModel,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from drillyard.cli.main import app
 from drillyard.config.run import RunConfig
 from drillyard.data.data_report import coloured_tokens, loss_problems, spans_of
-from drillyard.data.held_out_split import evaluation_rows, held_out_names
+from drillyard.data.held_out_parts import evaluation_rows, held_out_names
 from drillyard.data.prepared_data import prepare
 from drillyard.errors import UserError
 

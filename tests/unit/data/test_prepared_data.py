@@ -19,7 +19,7 @@ from tests.facts import says
 from tokenizers import Tokenizer
 
 from drillyard.config.run import RunConfig
-from drillyard.data.held_out_split import evaluation_rows, held_out_names, split_of, training_texts
+from drillyard.data.held_out_parts import evaluation_rows, held_out_names, split_of, training_texts
 from drillyard.data.mapped_sequences import IGNORED, Batch, Sequences
 from drillyard.data.prepared_data import prepare
 from drillyard.data.row_formats import render_prompt, row_format

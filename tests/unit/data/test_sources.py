@@ -22,7 +22,7 @@ from tests.module_time import set_time
 
 from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.data import file_readers, raw_batches, sources
-from drillyard.data.held_out_split import evaluation_rows
+from drillyard.data.held_out_parts import evaluation_rows
 from drillyard.data.prepared_data import prepare
 from drillyard.data.sources import file_hash, resolve_source, resolve_sources
 from drillyard.errors import UserError

@@ -22,7 +22,7 @@ from drillyard.estimation.document import (
 from drillyard.estimation.model_source import ModelOptions, find_model
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import estimate_run
-from drillyard.estimation.simulated_run import simulate_run
+from drillyard.estimation.simulation_estimate import simulate_run
 from drillyard.estimation.sweep import run_sweep
 from drillyard.estimation.target import accelerator_target, cluster_target
 from drillyard.hardware import catalog

@@ -18,7 +18,7 @@ from drillyard.estimation.estimate_text import explanation, quantity_groups, sim
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import estimate_run
 from drillyard.estimation.run_time import FailureOptions
-from drillyard.estimation.simulated_run import simulate_run
+from drillyard.estimation.simulation_estimate import simulate_run
 from drillyard.estimation.sweep import run_sweep
 from drillyard.estimation.sweep_text import MOST_ROWS, plot_of, sweep_text
 from drillyard.estimation.target import accelerator_target

@@ -11,7 +11,7 @@ import pytest
 
 from drillyard.config.load import save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.data.data_record import write_record
+from drillyard.data.data_changes import write_record
 from drillyard.data.prepared_data import prepare
 from drillyard.telemetry.events import append_event
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from drillyard.cli.data import register
 from drillyard.config.load import save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.data.data_record import write_record
+from drillyard.data.data_changes import write_record
 from drillyard.data.prepared_data import prepare
 from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 
 from drillyard.estimation.failure_estimate import failure_estimate
 from drillyard.estimation.failure_rates import failure_rate
-from drillyard.estimation.simulated_run import build_scenario, compare_intervals, compare_spares, default_spares
+from drillyard.estimation.simulation_estimate import build_scenario, compare_intervals, compare_spares, default_spares
 
 RSC1 = failure_rate("rsc1")
 FAST = {"asynchronous": False, "storage_gb_per_s": 800}

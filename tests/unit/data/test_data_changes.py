@@ -13,7 +13,7 @@ import pytest
 from tests.facts import says
 
 from drillyard.config.run import RunConfig
-from drillyard.data.data_record import DATA_RECORD, DataRecord, read_record, write_record
+from drillyard.data.data_changes import DATA_RECORD, DataRecord, read_record, write_record
 from drillyard.data.prepared_data import prepare
 from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError
@@ -186,7 +186,7 @@ def test_the_record_is_read_as_it_was_written(config: RunConfig, tmp_path: Path)
 def test_a_source_of_very_many_files_is_recorded_by_its_key(
     make_config: MakeConfig, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.data.data_record.RECORDED_FILES", 2)
+    monkeypatch.setattr("drillyard.data.data_changes.RECORDED_FILES", 2)
     config = make_config(texts)
     record = prepare(config).record
     write_record(tmp_path, record)
