@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.estimation.efficiency import BANDS, SLOW_ATTENTION
-from drillyard.estimation.measured_runs import MeasuredRun, left_out_runs, predicted_runs, published_runs
+from drillyard.estimation.measured_runs import MeasuredRun, estimated_runs, left_out_runs, published_runs
 from drillyard.estimation.step_time import StepTime, step_time
 
 B200_RUN = "gke-b200-70b-16"
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "published_runs.md"
 
 HEAD = """\
-# Published runs, predicted
+# Published runs, estimated
 
 `drillyard estimate` says how long a step takes as a range. This page shows what that is worth: {count} published runs,
-settled on before anything was predicted, each predicted without any run of its own publisher.
+settled on before anything was estimated, each estimated without any run of its own publisher.
 **{inside} of {count} are inside their range**, whose high over low is at most {widest:.2f}, and half of the runs are
 within {median:.1%} of the middle of their range. {widened} more is inside since the ranges of long sequences were
 widened, after it had been seen to be outside.
@@ -51,7 +51,7 @@ It is written by `python benchmarks/published_runs.py`; a test keeps it in step 
    once, and the range is that mean with {half_class:.0%} on either side.
 
 For sequences like theirs the band around the mean is the only number that looks at results: runs of a class that are
-*not* in the list of predicted ones are off by up to 8%, and an unpublished trainer may be off by more, so
+*not* in the list of estimated ones are off by up to 8%, and an unpublished trainer may be off by more, so
 {half_class:.0%} was taken. Nothing else was fitted to any run: no weights, no factor per publisher, model or framework.
 Compiled and eager runs, 1B and 70B, 8 and 464 GPUs share one efficiency per class, because what they differ in is
 counted.
@@ -69,7 +69,7 @@ Where a class has no run, its *neighbours* are taken, with {half_neighbours:.0%}
 unverified: other runs on the accelerator, or the same precision and checkpointing on other accelerators of its vendor.
 Where there are none either, `estimate` gives the bound and calls it one.
 
-## The predicted runs
+## The estimated runs
 
 The rule by which they were chosen: of the runs that a survey of training engines tables, every one in bf16 that states
 model, GPUs, sequence, micro-batch and checkpointing, is data parallel only, and has a run of another publisher in its
@@ -78,7 +78,7 @@ class. Names carry accelerator, model, and GPUs or sequence; `eager` runs are no
 """
 
 REST = """
-## All other runs, predicted in the same way
+## All other runs, estimated in the same way
 
 Classes with another publisher first, then runs that only have neighbours. They were not settled on beforehand: those
 of the first kind gave the band, and who counts as a neighbour was settled with those of the second kind in view. So
@@ -88,7 +88,7 @@ within {low:.3g} to {high:.3g} s although no other run on a B200 is drawn from.
 """
 
 LEFT_OUT = """
-## Published runs that are not predicted
+## Published runs that are not estimated
 
 """
 
@@ -108,19 +108,19 @@ TAIL = """
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run and what was predicted of it without its publisher."""
+    """A run and what was estimated of it without its publisher."""
 
     row: MeasuredRun
-    predicted: StepTime
+    estimated: StepTime
 
     @property
     def ends(self) -> tuple[float, float]:
         """Low and high seconds."""
-        return self.predicted.seconds.low.value, self.predicted.seconds.high.value
+        return self.estimated.seconds.low.value, self.estimated.seconds.high.value
 
     @property
     def is_range(self) -> bool:
-        return not self.predicted.seconds.is_bound
+        return not self.estimated.seconds.is_bound
 
     @property
     def inside(self) -> bool:
@@ -131,8 +131,8 @@ class Outcome:
     def inside_unwidened(self) -> bool:
         """Whether it is inside without what is added for longer sequences than the measured runs have."""
         low, high = self.ends
-        assert self.predicted.basis is not None
-        return low <= self.row.seconds <= min(high, low * BANDS[self.predicted.basis] * (1 + 1e-9))
+        assert self.estimated.basis is not None
+        return low <= self.row.seconds <= min(high, low * BANDS[self.estimated.basis] * (1 + 1e-9))
 
     @property
     def width(self) -> float:
@@ -148,7 +148,7 @@ class Outcome:
 
 
 def outcome(row: MeasuredRun) -> Outcome:
-    """`row`, predicted without the runs of its publisher."""
+    """`row`, estimated without the runs of its publisher."""
     return Outcome(row, step_time(row.setup, row.machine, row.accelerator, without_source=row.publisher))
 
 
@@ -158,9 +158,9 @@ def outcomes(names: Iterable[str]) -> list[Outcome]:
 
 def document() -> str:
     """The whole page."""
-    chosen = outcomes(predicted_runs())
-    others = outcomes(name for name in published_runs() if name not in predicted_runs())
-    others.sort(key=lambda one: ("class", "neighbours", "bound").index(one.predicted.basis or "bound"))
+    chosen = outcomes(estimated_runs())
+    others = outcomes(name for name in published_runs() if name not in estimated_runs())
+    others.sort(key=lambda one: ("class", "neighbours", "bound").index(one.estimated.basis or "bound"))
     errors = sorted(abs(one.off) for one in chosen)
     head = HEAD.format(
         count=len(chosen),
@@ -182,7 +182,7 @@ def document() -> str:
 
 def table(rows: Iterable[Outcome]) -> Iterator[str]:
     """A Markdown table of outcomes."""
-    yield "| run | GPUs | checkpointing | measured s | predicted s | off the middle | inside | drawn from |"
+    yield "| run | GPUs | checkpointing | measured s | estimated s | off the middle | inside | drawn from |"
     yield "|---|---|---|---|---|---|---|---|"
     for one in rows:
         setup = one.row.setup
@@ -191,8 +191,8 @@ def table(rows: Iterable[Outcome]) -> Iterator[str]:
             yield f"{start} at least {one.ends[0]:.4g} | | | nothing is like it |"
             continue
         low, high = one.ends
-        publishers = ", ".join(sorted({used.row.publisher for used in one.predicted.rows}))
-        word, number = "neighbour" if one.predicted.basis == "neighbours" else "run", len(one.predicted.rows)
+        publishers = ", ".join(sorted({used.row.publisher for used in one.estimated.rows}))
+        word, number = "neighbour" if one.estimated.basis == "neighbours" else "run", len(one.estimated.rows)
         drawn = f"{number} {word}{'s' if number > 1 else ''}: {publishers}"
         inside = "yes" if one.inside_unwidened else "only widened" if one.inside else "**no**"
         yield f"{start} {low:.4g} to {high:.4g} | {one.off:+.1%} | {inside} | {drawn} |"
@@ -217,7 +217,7 @@ def main() -> None:
     if arguments.check:
         raise SystemExit(0 if DOCUMENT.is_file() and DOCUMENT.read_text(encoding="utf-8") == text else 1)
     DOCUMENT.write_text(text, encoding="utf-8")
-    print(f"{DOCUMENT}: {len(predicted_runs())} runs predicted")
+    print(f"{DOCUMENT}: {len(estimated_runs())} runs estimated")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Predicted memory against `torch.cuda.max_memory_allocated`, a setup of the trainer's own step a row.
+"""Estimated memory against `torch.cuda.max_memory_allocated`, a setup of the trainer's own step a row.
 
-The second and third step are measured. What the allocator holds is compared with the sum of the terms of the step
+The second and third step are measured. What the allocator holds is compared with the sum of the parts of the step
 (without the CUDA context and fragmentation); what it has reserved and what the driver reports is listed next to the
 high end of everything.
 """
@@ -50,7 +50,7 @@ SMALLER = {
 
 
 def against_estimate(setting: Setting, setup: str) -> dict[str, Any]:
-    """One setup of SETUPS: predicted ends and measured GiB. AssertionError where they differ by more than ALLOWED."""
+    """One setup of SETUPS: estimated ends and measured GiB. AssertionError where they differ by more than ALLOWED."""
     compile_quickly(setting)
     changes = {"precision": "bf16", "micro_batch_size": 2, "attention": "varlen", "vocab_size": 32000} | SETUPS[setup]
     attention, vocab_size = changes.pop("attention"), changes.pop("vocab_size")
@@ -67,14 +67,14 @@ def against_estimate(setting: Setting, setup: str) -> dict[str, Any]:
             torch.cuda.reset_peak_memory_stats()
         for step in (1, 2):
             trainer.train_step(step, StepWindow(0.0))
-        found = predicted(memory_estimate(set_up.resolved.setup))
+        found = estimated(memory_estimate(set_up.resolved.setup))
         if setting.device == "cuda":
             found |= measured(found)
     return found
 
 
-def predicted(estimate: Any) -> dict[str, Any]:
-    """Ends of what the allocator is predicted to hold at the peak, and of everything."""
+def estimated(estimate: Any) -> dict[str, Any]:
+    """Ends of what the allocator is estimated to hold at the peak, and of everything."""
     inside = [part for part in estimate.parts if part.low.name not in OUTSIDE_OF_THE_ALLOCATOR]
     low, high = (sum(getattr(part, end).value for part in inside) for end in ("low", "high"))
     total = estimate.total
@@ -82,13 +82,13 @@ def predicted(estimate: Any) -> dict[str, Any]:
 
 
 def measured(found: dict[str, Any]) -> dict[str, Any]:
-    """What the allocator held at most, and how far that is outside of the prediction."""
+    """What the allocator held at most, and how far that is outside of the estimate."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     allocated = torch.cuda.max_memory_allocated() / GIB
     outside = min(0.0, allocated / found["low_gib"] - 1) + max(0.0, allocated / found["high_gib"] - 1)
     ends = f"{found['low_gib']:.2f} to {found['high_gib']:.2f} GiB"
-    assert abs(outside) <= ALLOWED, f"{allocated:.2f} GiB are allocated, predicted {ends}: {outside:+.1%} outside"
+    assert abs(outside) <= ALLOWED, f"{allocated:.2f} GiB are allocated, estimated {ends}: {outside:+.1%} outside"
     return {
         "allocated_gib": allocated,
         "outside": outside,

@@ -53,11 +53,11 @@ def ours(setting: Setting, shape: str, sequence_length: int, micro_batch: int, r
         with ranks_of(config) as ranks:
             trainer, set_up = assembled(config, ranks)
             seconds = timed(lambda step: trainer.train_step(step, StepWindow(0.0)), setting)
-            predicted = memory_estimate(set_up.resolved.setup).total
+            estimated = memory_estimate(set_up.resolved.setup).total
             chosen = set_up.resolved.setup
             return {
                 **figures(setting, set_up.num_parameters, seconds, size * config.data.sequence_length),
-                "predicted_gib": f"{predicted.low.value:.1f} to {predicted.high.value:.1f}",
+                "predicted_gib": f"{estimated.low.value:.1f} to {estimated.high.value:.1f}",
                 "attention": chosen.kernel,
                 "compiled": chosen.compiled,
                 "checkpointing": chosen.activation_checkpointing,

@@ -315,12 +315,12 @@ def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterat
 
 
 def specification(case: Case) -> ModelSpec:
-    """The model of a case as the predictor knows it."""
+    """The model of a case as the estimate knows it."""
     return model_spec({("model_type" if key == "architecture" else key): value for key, value in case.model.items()})
 
 
 def setup_of(case: Case) -> Setup:
-    """The case as the predictor takes it."""
+    """The case as the estimate takes it."""
     kernel: Any = case.attention
     precision: Any = case.precision
     checkpointing: Any = case.checkpointing

@@ -1,4 +1,4 @@
-"""The prediction against torch's own memory tracker over the trainer's own step, on a fake group of 1 to 64 ranks.
+"""The estimate against torch's own memory tracker over the trainer's own step, on a fake group of 1 to 64 ranks.
 
 State is equal to the byte, padding included. Activations with temporaries, and the peak, are within 5 % as asked for;
 what is asserted is 0.5 %, since a thing that is left out shows there first.
@@ -145,23 +145,23 @@ CASES |= {f"drawn-{seed}": drawn(seed) for seed in range(10)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prediction_is_what_the_tracker_measures(name):
+def test_estimate_is_what_the_tracker_measures(name):
     case = CASES[name]
-    measured, predicted = measure(case), StepMemory(setup_of(case))
+    measured, estimated = measure(case), StepMemory(setup_of(case))
     estimate = memory_estimate(replace(setup_of(case), device_type="cpu"))
-    live = predicted.ledger.at_peak
+    live = estimated.ledger.at_peak
     assert estimate.state_bytes["parameters"] == measured.parameters
     assert estimate.state_bytes["gradients"] == measured.gradients
     assert estimate.state_bytes["optimizer"] == measured.optimizer
-    assert predicted.ledger.peak == pytest.approx(measured.peak, rel=TOLERANCE)
-    if measured.phase in ("loss", "forward") or (case.shard > 1 and predicted.moment.startswith("backward of a")):
+    assert estimated.ledger.peak == pytest.approx(measured.peak, rel=TOLERANCE)
+    if measured.phase in ("loss", "forward") or (case.shard > 1 and estimated.moment.startswith("backward of a")):
         others = ("Sharded Param", "Unsharded Param", "Sharded Grad", "OptState", "All Gather", "Reduce Scatter")
         # Weights that a gather is just writing are activations to the tracker.
         written = live[MemoryKind.GATHERED] - measured.kinds["Unsharded Param"]
         moving = sum(live[kind] for kind in MOVING) + written
         assert moving == pytest.approx(measured.without(*others), rel=TOLERANCE)
-    assert phase_of(predicted.moment) == measured.phase
-    assert predicted.moments["optimizer step"] == pytest.approx(measured.at_optimizer_step, rel=TOLERANCE)
+    assert phase_of(estimated.moment) == measured.phase
+    assert estimated.moments["optimizer step"] == pytest.approx(measured.at_optimizer_step, rel=TOLERANCE)
 
 
 PEAKS_OF_TORCH_2_11 = {
@@ -175,14 +175,14 @@ PEAKS_OF_TORCH_2_11 = {
 
 
 @pytest.mark.parametrize("name", PEAKS_OF_TORCH_2_11)
-def test_an_older_torch_is_predicted_as_measured_with_it(name):
+def test_an_older_torch_is_estimated_as_measured_with_it(name):
     case = CASES[name]
-    predicted = StepMemory(replace(setup_of(case), torch_release=(2, 11)))
-    assert predicted.ledger.peak == pytest.approx(PEAKS_OF_TORCH_2_11[name], rel=TOLERANCE)
+    estimated = StepMemory(replace(setup_of(case), torch_release=(2, 11)))
+    assert estimated.ledger.peak == pytest.approx(PEAKS_OF_TORCH_2_11[name], rel=TOLERANCE)
 
 
 def phase_of(moment: str) -> str:
-    """The tracker's phase of a predicted moment."""
+    """The tracker's phase of an estimated moment."""
     if moment == "last reduction, before the optimizer step":
         return "last reduction"
     if moment.startswith("forward"):

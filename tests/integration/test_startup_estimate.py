@@ -49,7 +49,7 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     saved = load_run_config(run.directory / "run.yaml")
     assert (saved.training.activation_checkpointing, saved.parallelism.shard) == ("auto", "auto")
 
-    # As if a version with another predictor had begun the run: what it trained with stays, and is no longer predicted.
+    # As if a version with another memory model had begun the run: what it trained with stays, and is not estimated.
     layout["settings"]["training.activation_checkpointing"] = "full"
     record.write_text(json.dumps(content))
     second = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-30"))

@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = False,
         explain: Annotated[
-            bool, typer.Option("--explain", help="Print each term with its formula and source.", rich_help_panel=SHOW)
+            bool, typer.Option("--explain", help="Print quantities with formulas and sources.", rich_help_panel=SHOW)
         ] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print as JSON (`drillyard schema estimate`).", rich_help_panel=SHOW)

@@ -81,7 +81,7 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
     if total is None:
         return accumulation or 1
     at_once = training.micro_batch_size * num_data_ranks
-    terms = f"micro_batch_size {training.micro_batch_size} x {num_data_ranks} data-parallel ranks"
+    product = f"micro_batch_size {training.micro_batch_size} x {num_data_ranks} data-parallel ranks"
     if total % at_once:
         lower = total // at_once * at_once
         near = f"{lower} or {lower + at_once}" if lower else f"{at_once}"
@@ -91,11 +91,11 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
             divisor = next(size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0)
             smaller = f", or micro_batch_size to {divisor}"
         raise ConfigError(
-            f"training.global_batch_size: {total} is not a multiple of {terms} = {at_once}; set it to {near}{smaller}"
+            f"training.global_batch_size: {total} is not a multiple of {product} = {at_once}; set it to {near}{smaller}"
         )
     if accumulation is not None and accumulation * at_once != total:
         raise ConfigError(
-            f"training.gradient_accumulation: {terms} x gradient_accumulation {accumulation} = "
+            f"training.gradient_accumulation: {product} x gradient_accumulation {accumulation} = "
             f"{accumulation * at_once}, "
             f"but global_batch_size is {total}; give one of the two, or gradient_accumulation: {total // at_once}"
         )

@@ -185,7 +185,7 @@ class TrainingConfig(StrictModel):
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
-        description="What is recomputed in backward instead of stored; `auto`: the least that is predicted to fit.",
+        description="What is recomputed in backward instead of stored; `auto`: the least that is estimated to fit.",
     )
     compile: Literal["auto"] | bool = Field(default="auto", description="torch.compile per block; `auto`: on GPUs.")
     device: Literal["auto", "cpu", "cuda"] = Field(

@@ -2,12 +2,12 @@
 
 Three levers change no number of the training (up to rounding): recomputing more, smaller micro-batches with as many
 more of them, and cutting the model over more of the same ranks. Each is moved alone, by growing steps, until the
-predicted peak (the high end of its range) is within the memory; where alone does not suffice, together with full
+estimated peak (the high end of its range) is within the memory; where alone does not suffice, together with full
 recomputation, then with micro-batches of one sequence besides. The other levers take more GPUs or train something
 else: more GPUs, shorter sequences. They are moved alone where one of the first three would do as well, and from the
 else: more GPUs, shorter sequences. They are moved alone where one of the first three would do as well, and from the
 
-Cost: a dozen or two of predictions. Limits: what this trainer does not have (adapters, tensor and context parallelism,
+Cost: a dozen or two of estimates. Limits: what this trainer does not have (adapters, tensor and context parallelism,
 moments or weights on the host) is not proposed.
 """
 
@@ -39,7 +39,7 @@ StepSeconds = Callable[[Setup], float]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Settings that make a run fit, by their dotted keys in the run config, with the setup and its predicted peak.
+    """Settings that make a run fit, by their dotted keys in the run config, with the setup and its estimated peak.
 
     `num_gpus` is another number of GPUs, None where it stays. `keeps_training`: what is computed stays the same up to
     rounding; `costs` says what is given in return.
@@ -66,16 +66,16 @@ def find_alternatives(setup: Setup, memory_gib: float, *, step_seconds: StepSeco
     """The smallest change on each lever with which `setup` fits in `memory_gib` per rank; empty where none does.
 
     Those that keep the training come first, by what they cost: `step_seconds` where it is given, else recomputed FLOPs.
-    A setup that fits as it is needs no change: empty. Raises UserError where the memory cannot be predicted at all.
+    A setup that fits as it is needs no change: empty. Raises UserError where the memory cannot be estimated at all.
     """
 
     def fits(candidate: Setup) -> bool:
-        return predicted_high_gib(candidate) <= memory_gib
+        return estimated_high_gib(candidate) <= memory_gib
 
     def first_fit(lever: Lever, *starts: Setup) -> Setup | None:
         for start in starts:
             steps = list(lever(start))
-            # Each step of a lever needs less than the one before it, so few of them have to be predicted.
+            # Each step of a lever needs less than the one before it, so few of them have to be estimated.
             if (first := bisect_left(steps, True, key=fits)) < len(steps):
                 return steps[first]
         return None
@@ -91,12 +91,12 @@ def find_alternatives(setup: Setup, memory_gib: float, *, step_seconds: StepSeco
     found = [smaller, wider, recomputing]
     starts = [setup] if any(found) else [full, smallest, *list(_wider_sharding(smallest))[-1:]]
     found += [first_fit(lever, *starts) for lever in (_more_gpus, _shorter_sequences)]
-    changes = [_change(setup, to, predicted_high_gib(to)) for to in found if to is not None]
+    changes = [_change(setup, to, estimated_high_gib(to)) for to in found if to is not None]
     return sorted(changes, key=lambda change: (not change.keeps_training, _slowness(change, step_seconds)))
 
 
-def predicted_high_gib(setup: Setup) -> float:
-    """The peak of memory per rank in GiB, at the high end of its range. UserError where it cannot be predicted."""
+def estimated_high_gib(setup: Setup) -> float:
+    """The peak of memory per rank in GiB, at the high end of its range. UserError where it cannot be estimated."""
     return memory_estimate(setup).total.high.value
 
 

@@ -104,7 +104,7 @@ def first_order_ettr(
     """Meta's expected effective training time ratio, (1 - rate (R + tau/2)) / (1 + C/tau), without queue wait.
 
     To first order in the failure rate: it counts failures as if none hit a restart and each lost half an interval, and
-    goes below 0 where they are frequent. A cross check, not the prediction.
+    goes below 0 where they are frequent. A cross check, not the estimate.
     """
     lost = failures_per_second * (restart_seconds + interval_seconds / 2)
     return (1 - lost) / (1 + blocking_seconds / interval_seconds)

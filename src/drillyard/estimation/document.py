@@ -70,7 +70,7 @@ class RangeEntry(DocumentPart):
 
 
 class ModelEntry(DocumentPart):
-    """The model whose run is predicted."""
+    """The model whose run is estimated."""
 
     source: str = read_from("request.model.source", "Where its config was read.")
     model_type: str = read_from("setup.spec.model_type")
@@ -122,7 +122,7 @@ class AlternativeEntry(DocumentPart):
 
     settings: dict[str, Any]
     gpus: int | None = read_from("num_gpus", "Another number of GPUs; null: as it is.")
-    memory_gib: float = Field(description="Higher end of the predicted peak.")
+    memory_gib: float = Field(description="Higher end of the estimated peak.")
     costs: str
     keeps_training: bool = Field(description="What is computed stays the same up to rounding.")
 
@@ -176,7 +176,7 @@ class FailureEntry(DocumentPart):
     goodput: RangeEntry = Field(description="ETTR without queue wait.")
     wall_seconds: RangeEntry
     left_out: list[str] = read_from("fast.left_out")
-    terms: list[QuantityEntry] = read_from("fast.terms", "All terms at the fast end.")
+    terms: list[QuantityEntry] = read_from("fast.quantities", "All quantities at the fast end.")
 
 
 class RunTimeEntry(DocumentPart):
@@ -305,7 +305,7 @@ class SweepPointEntry(DocumentPart):
     cost: float | None
     gpus: int | None
     activation_checkpointing: str | None = Field(description="What was taken; where the config says auto, the least.")
-    memory_gib: float | None = Field(description="Higher end of the predicted peak per GPU.")
+    memory_gib: float | None = Field(description="Higher end of the estimated peak per GPU.")
     step_seconds_low: float | None
     step_seconds_high: float | None
     unverified: bool = Field(description="Whether a figure rests on an assumption or an unconfirmed value.")

@@ -9,8 +9,8 @@ geometric mean is taken, every publisher counting once however many runs it has,
 | class | measured runs of the class | 1.3 |
 | neighbours | other runs on the accelerator; else the same precision and checkpointing on others of its vendor | 1.4 |
 
-Runs of a class that are not in `predicted` (measured_runs.yaml) are off what is predicted without their publisher by up
-to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). Predictions chosen beforehand are in
+Runs of a class that are not in `estimated` (measured_runs.yaml) are off what is estimated without their publisher by up
+to 8 % either way; an unpublished trainer may be off by more, hence 1.3 (14 %). Runs chosen beforehand are in
 docs/published_runs.md. Neighbours are unverified. A user's own run differs by its setup alone, not by the trainer.
 
 Two things that the measured runs do not show widen the range at its slow end:

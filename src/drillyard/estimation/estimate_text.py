@@ -16,7 +16,7 @@ from rich.text import Text
 from drillyard.estimation.checkpoint_interval import LEAST_GAIN
 from drillyard.estimation.confidence import SampleStatistics
 from drillyard.estimation.memory import MemoryEstimate
-from drillyard.estimation.quantity import DOUBT, Quantity, Range, doubt_mark, number_range, range_text, time_range
+from drillyard.estimation.quantity import DOUBT, Quantity, Range, doubt_sign, number_range, range_text, time_range
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import RunTime
 from drillyard.estimation.simulation_estimate import SimulatedRun
@@ -64,7 +64,7 @@ def summary(estimate: RunEstimate) -> RenderableType:
 
 
 def explanation(estimate: RunEstimate) -> RenderableType:
-    """Every term with its value, its formula and its sources by number; and what open settings became, and why."""
+    """Every quantity with its value, its formula and its sources by number; and what open settings became, and why."""
     parts: list[RenderableType] = []
     if estimate.resolved.decisions:
         parts.append(Text("\nsettings that were left open", style="bold"))
@@ -73,9 +73,9 @@ def explanation(estimate: RunEstimate) -> RenderableType:
             decided.add_row(Text(f"  {decision.key}: {decision.value}"), Text(decision.reason))
         parts.append(decided)
     numbers: dict[FactSource, int] = {}
-    for title, terms in quantity_groups(estimate):
+    for title, quantities in quantity_groups(estimate):
         table = _columns(3)
-        for one in terms:
+        for one in quantities:
             table.add_row(*map(Text, _explained(one, numbers)))
         parts += [Text(f"\n{title}", style="bold"), table]
     parts.append(Text("\nsources", style="bold"))
@@ -96,11 +96,11 @@ def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quant
     if estimate.memory is not None:
         yield "memory per GPU", (*estimate.memory.parts, estimate.memory.total)
     if estimate.step_time is not None:
-        yield "step time", estimate.step_time.terms
+        yield "step time", estimate.step_time.quantities
     if (run := estimate.run_time) is not None:
         yield "run", (run.failure_free, *(() if run.wall is None else (run.wall,)), run.gpu_hours)
         for one in run.failures:
-            yield f"failures at {one.rate.name}", one.terms
+            yield f"failures at {one.rate.name}", one.quantities
     if (cost := estimate.cost) is not None:
         dollars_of = (cost.of_step, cost.of_million_tokens, *(() if cost.of_run is None else (cost.of_run,)))
         yield "cost", (cost.price.of_gpu, cost.price.of_node, cost.price.of_all, *dollars_of)
@@ -200,7 +200,7 @@ def _speed_rows(estimate: RunEstimate, timed: StepTime) -> Iterator[tuple[str, R
     if timed.mfu is not None:
         accelerator, precision = estimate.request.target.accelerator, estimate.setup.precision
         peak = f"{accelerator.peak_tflops[precision]:,g} TFLOP/s ({accelerator.name}, {precision}, dense)"
-        share = f"{range_text(timed.mfu, rounded_percent, 'at most')}{doubt_mark(timed.mfu)}"
+        share = f"{range_text(timed.mfu, rounded_percent, 'at most')}{doubt_sign(timed.mfu)}"
         yield "MFU", f"{share} of {peak}, FLOPs by {timed.formula}"
 
 
@@ -230,22 +230,22 @@ def _saves_text(run: RunTime) -> str:
     """Interval of saves, and the time that saves and restarts take."""
     assert run.checkpoint is not None and run.restart is not None
     blocking, drain, restart = run.checkpoint.blocking, run.checkpoint.drain, run.restart.total
-    save = f"a save stops training for {rounded_duration(blocking.value)}{doubt_mark(blocking)}"
-    written = f", is stored {rounded_duration(drain.value)}{doubt_mark(drain)} later" if drain.value else ""
-    return f"{run.saves}\n{save}{written}; a restart takes {rounded_duration(restart.value)}{doubt_mark(restart)}"
+    save = f"a save stops training for {rounded_duration(blocking.value)}{doubt_sign(blocking)}"
+    written = f", is stored {rounded_duration(drain.value)}{doubt_sign(drain)} later" if drain.value else ""
+    return f"{run.saves}\n{save}{written}; a restart takes {rounded_duration(restart.value)}{doubt_sign(restart)}"
 
 
 def _cost_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
     cost, run = estimate.cost, estimate.run_time
     if run is not None:
         hours = run.gpu_hours
-        yield "GPU-hours", range_text(hours, _gpu_hours, "at least") + doubt_mark(hours)
+        yield "GPU-hours", range_text(hours, _gpu_hours, "at least") + doubt_sign(hours)
     if cost is None:
         return
-    per_step = f"{range_text(cost.of_step, rounded_dollars, 'at least')}{doubt_mark(cost.of_step)} a step"
+    per_step = f"{range_text(cost.of_step, rounded_dollars, 'at least')}{doubt_sign(cost.of_step)} a step"
     per_tokens = f"{range_text(cost.of_million_tokens, rounded_dollars, 'at least')} per million tokens"
     of_run = "" if cost.of_run is None else f", {range_text(cost.of_run, rounded_dollars, 'at least')} for the run"
-    price = f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour ({cost.price.about}){doubt_mark(cost.price.of_gpu)}"
+    price = f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour ({cost.price.about}){doubt_sign(cost.price.of_gpu)}"
     yield "cost", f"{per_step}, {per_tokens}{of_run}\n{price}"
 
 
@@ -279,7 +279,7 @@ def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
         yield Text(
             f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"
         )
-    if any(one.unverified for _, terms in quantity_groups(estimate) for one in terms):
+    if any(one.unverified for _, quantities in quantity_groups(estimate) for one in quantities):
         yield Text(f"{DOUBT} rests on values without a primary source; --explain names them", style="dim")
 
 
@@ -287,10 +287,10 @@ def _explained(one: Quantity | Range, numbers: dict[FactSource, int]) -> tuple[s
     """Name, value, and the formula with the numbers of its sources, which are counted on in `numbers`."""
     both = one if isinstance(one, Range) else Range(one, one)
     unit = f" {both.low.unit}" if both.low.unit else ""
-    value = range_text(both, three_digits, "bound:") + unit + doubt_mark(both)
+    value = range_text(both, three_digits, "bound:") + unit + doubt_sign(both)
     sources = dict.fromkeys(source for end in (both.low, both.high) for source in end.sources)
-    marks = number_list(numbers.setdefault(source, len(numbers) + 1) for source in sources)
-    return f"  {both.low.name}", value, f"{both.low.formula} {f'[{marks}]' if marks else ''}".rstrip()
+    references = number_list(numbers.setdefault(source, len(numbers) + 1) for source in sources)
+    return f"  {both.low.name}", value, f"{both.low.formula} {f'[{references}]' if references else ''}".rstrip()
 
 
 def _source_text(source: FactSource) -> str:

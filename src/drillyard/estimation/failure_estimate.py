@@ -149,23 +149,23 @@ class FailureInputs:
 
 @dataclass(frozen=True, slots=True)
 class FailureEstimate:
-    """Effect of one failure rate on a job. `terms` are all numbers, in the order in which they follow."""
+    """Effect of one failure rate on a job. `quantities` are all numbers, in the order in which they follow."""
 
     rate: FailureRate
     schedule: SaveSchedule
     mtbf_seconds: float
     goodput: float
     wall_seconds: float
-    terms: tuple[Quantity, ...]
+    quantities: tuple[Quantity, ...]
     left_out: tuple[str, ...]
 
-    def term(self, name: str) -> Quantity:
-        return next(one for one in self.terms if one.name == name)
+    def named(self, name: str) -> Quantity:
+        return next(one for one in self.quantities if one.name == name)
 
     @property
     def unverified(self) -> bool:
         """Whether the goodput rests on an assumption or an unconfirmed value."""
-        return self.term(GOODPUT_NAME).unverified
+        return self.named(GOODPUT_NAME).unverified
 
 
 def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
@@ -182,12 +182,12 @@ def failure_estimate(job: FailureInputs, rate: FailureRate) -> FailureEstimate:
             f"{job.restart.total.value:.3g} s and saves every {schedule.interval_seconds:.3g} s: the run never ends\n"
             "shorten the restart, save faster, or use fewer nodes"
         )
-    saving = _saving_terms(job, schedule, mtbf_seconds, per_day)
-    terms = (*frequency, *saving, *_result_terms(job, schedule, wall_seconds, per_day, saving))
+    saving = _saving_parts(job, schedule, mtbf_seconds, per_day)
+    quantities = (*frequency, *saving, *_result_parts(job, schedule, wall_seconds, per_day, saving))
     left_out: tuple[str, ...] = ("queue wait before a start and after a failure", "planned maintenance")
     if job.preemptions_per_node_day is None and job.spot:
         left_out = ("preemptions, though the nodes are spot", *left_out)
-    return FailureEstimate(rate, schedule, mtbf_seconds, goodput, wall_seconds, terms, left_out)
+    return FailureEstimate(rate, schedule, mtbf_seconds, goodput, wall_seconds, quantities, left_out)
 
 
 def _bandwidth(kind: str, own: float | None, published: Fact[float] | None, of: str, extent: str) -> Fact[float]:
@@ -233,7 +233,7 @@ def _schedule(job: FailureInputs, mtbf_seconds: float) -> SaveSchedule:
     )
 
 
-def _saving_terms(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float, per_day: Quantity) -> list[Quantity]:
+def _saving_parts(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: float, per_day: Quantity) -> list[Quantity]:
     """Save interval and cost of a failure; without failures there is nothing to weigh."""
     blocking, drain, restart = job.checkpoint.blocking, job.checkpoint.drain, job.restart
     parts = [blocking, drain, restart.detect, restart.start, restart.load, restart.total]
@@ -261,7 +261,7 @@ def _saving_terms(job: FailureInputs, schedule: SaveSchedule, mtbf_seconds: floa
     ]  # fmt: skip
 
 
-def _result_terms(
+def _result_parts(
     job: FailureInputs, schedule: SaveSchedule, wall_seconds: float, per_day: Quantity, saving: list[Quantity]
 ) -> list[Quantity]:
     support = combine(None, *saving)

@@ -178,9 +178,9 @@ def published_model(model: str, sequence_length: int) -> ModelSpec:
     return model_spec(config, source=model)
 
 
-def predicted_runs() -> tuple[str, ...]:
-    """Names of the runs that were chosen for prediction before anything was predicted."""
-    return tuple(_data()["predicted"])
+def estimated_runs() -> tuple[str, ...]:
+    """Names of the runs that were chosen to be estimated before anything was estimated."""
+    return tuple(_data()["estimated"])
 
 
 def left_out_runs() -> tuple[Mapping[str, str], ...]:

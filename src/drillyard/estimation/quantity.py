@@ -105,7 +105,7 @@ def range_text(numbers: Range, write: Callable[[float], str], better: str) -> st
 
 def number_range(numbers: Range, unit: str, better: str, scale: float = 1.0) -> str:
     """Both ends over `scale`, with `unit`; `better` says which side of a bound is possible (`at most`)."""
-    return range_text(numbers, lambda value: three_digits(value / scale), better) + f"{unit}{doubt_mark(numbers)}"
+    return range_text(numbers, lambda value: three_digits(value / scale), better) + f"{unit}{doubt_sign(numbers)}"
 
 
 def time_range(times: Range) -> str:
@@ -114,5 +114,5 @@ def time_range(times: Range) -> str:
     return number_range(times, f" {unit}", "at least", scale)
 
 
-def doubt_mark(value: Quantity | Range) -> str:
+def doubt_sign(value: Quantity | Range) -> str:
     return DOUBT if value.unverified else ""

@@ -146,7 +146,7 @@ def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkp
         try:
             memory = memory_estimate(replace(setup, activation_checkpointing=mode))
         except UserError as error:
-            return "full", f"the memory cannot be predicted: {str(error).splitlines()[0]}", None
+            return "full", f"the memory cannot be estimated: {str(error).splitlines()[0]}", None
         high = memory.total.high.value
         if high <= memory_gib:
             why = f"the least recomputation that fits: up to {three_digits(high)} of {three_digits(memory_gib)} GiB"

@@ -85,9 +85,9 @@ class FailureEstimateRange:
     best: FailureEstimate | None
 
     @property
-    def terms(self) -> list[Range]:
+    def quantities(self) -> list[Range]:
         """All figures, as ranges from the lower to the higher end."""
-        return [_between(one, other) for one, other in zip(self.fast.terms, self.slow.terms, strict=True)]
+        return [_between(one, other) for one, other in zip(self.fast.quantities, self.slow.quantities, strict=True)]
 
     @property
     def interruptions(self) -> Range:
@@ -111,7 +111,7 @@ class FailureEstimateRange:
         return (self.best or self.fast).schedule.interval_steps
 
     def _range(self, name: str) -> Range:
-        return _between(self.fast.term(name), self.slow.term(name))
+        return _between(self.fast.named(name), self.slow.named(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +201,9 @@ def run_time(
     ]
     failures, saves, warnings = _with_own_interval(config, fast, slow, best)
     # From the fastest end at the lowest rate to the slowest end at the highest; of a bound only the former.
-    terms = [end for one in failures for end in (one.wall_seconds.low, one.wall_seconds.high)]
-    terms.sort(key=lambda one: one.value)
-    wall = Range(terms[0], terms[0] if step_seconds.is_bound else terms[-1], step_seconds.is_bound)
+    ends = [end for one in failures for end in (one.wall_seconds.low, one.wall_seconds.high)]
+    ends.sort(key=lambda one: one.value)
+    wall = Range(ends[0], ends[0] if step_seconds.is_bound else ends[-1], step_seconds.is_bound)
     return replace(run, wall=wall, failures=tuple(failures), saves=saves, warnings=warnings)
 
 

@@ -95,7 +95,7 @@ def build_scenario(job: FailureInputs, failures: FailureEstimate) -> Scenario:
     one.
     """
     share, repair = (assumptions()[name].value for name in ("node_share", "repair_seconds"))
-    per_node = failures.term("failures per day").value / job.num_nodes / SECONDS_PER_DAY
+    per_node = failures.named("failures per day").value / job.num_nodes / SECONDS_PER_DAY
     hazards = [Hazard("hardware", per_node * share, True, repair), Hazard("other", per_node * (1 - share))]
     if job.preemptions_per_node_day:
         hazards.append(Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, repair))

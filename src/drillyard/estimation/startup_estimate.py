@@ -55,7 +55,7 @@ class StartupEstimate:
         if self.setup.device_type == "cpu":
             mode += "; Python and torch themselves not counted"
         if self.memory is None:
-            return f"the memory cannot be predicted ({self.missing['memory']}; {mode})"
+            return f"the memory cannot be estimated ({self.missing['memory']}; {mode})"
         used = f"{_about(self.memory.total)}{range_text(self.memory.total, three_digits, 'at least')}"
         if self.verdict is None or self.memory_gib is None:
             return f"{used} GiB per rank ({mode})"

@@ -90,7 +90,7 @@ class StepTime:
         return [one for one in (self.compute, self.memory, self.activations, self.communication) if one is not None]
 
     @property
-    def terms(self) -> list[Quantity | Range]:
+    def quantities(self) -> list[Quantity | Range]:
         """All figures in the order in which they were computed, for explanations."""
         ranges = (self.efficiency, self.seconds, self.exposed)
         rates = (self.tokens_per_second_per_gpu, self.tflops_per_gpu, self.mfu)

@@ -5,7 +5,7 @@ unless its weights are kept between the two; its gradients are reduced and scatt
 several copies of the model (HSDP) the shards' gradients are then summed over the copies. Messages are as large as a
 unit, and the bandwidth is that of messages of that size (`hardware/bandwidths.yaml`).
 
-Where nothing was measured, the bound that line rates allow is taken, and the term is marked as optimistic. A GPU that
+Where nothing was measured, the bound that line rates allow is taken, and the quantity is called optimistic. A GPU that
 must receive (n - 1)/n of a message gets it over its link and its NIC together, so no bus bandwidth is above their sum;
 of k nodes each must take in (k - 1)/k of it over its NICs (`bus_bandwidth_bound`). Messages below the smallest size
 that was measured ramp up as t0 + size / bandwidth does: half of the bandwidth is reached at HALF_SPEED_MIB, as on

@@ -54,8 +54,8 @@ CAUSES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """Terms of a formula: which weights, which attention, and what is computed a second time."""
+class _FlopsRule:
+    """Parts of a formula: which weights, which attention, and what is computed a second time."""
 
     weights: Callable[[ModelSpec], int]
     attention: Literal["none", "full", "causal"]
@@ -67,14 +67,14 @@ def _active(spec: ModelSpec) -> int:
     return spec.active_parameters
 
 
-_TERMS: Final[dict[Formula, _Terms]] = {
-    "6N": _Terms(_active, "none"),
-    "palm": _Terms(_active, "full"),
-    "causal": _Terms(_active, "causal"),
-    "torchtitan": _Terms(lambda spec: _active(spec) - (0 if spec.tied else spec.embedding_parameters), "full"),
-    "megatron": _Terms(lambda spec: spec.active_matmul_parameters, "causal"),
-    "hfu-full": _Terms(_active, "full", weights_again=True, attention_again=True),
-    "hfu-attention": _Terms(_active, "full", attention_again=True),
+_FLOPS_RULES: Final[dict[Formula, _FlopsRule]] = {
+    "6N": _FlopsRule(_active, "none"),
+    "palm": _FlopsRule(_active, "full"),
+    "causal": _FlopsRule(_active, "causal"),
+    "torchtitan": _FlopsRule(lambda spec: _active(spec) - (0 if spec.tied else spec.embedding_parameters), "full"),
+    "megatron": _FlopsRule(lambda spec: spec.active_matmul_parameters, "causal"),
+    "hfu-full": _FlopsRule(_active, "full", weights_again=True, attention_again=True),
+    "hfu-attention": _FlopsRule(_active, "full", attention_again=True),
 }
 
 
@@ -86,20 +86,20 @@ def flops_per_token(
     With `adapter_parameters` the weights of `spec` are frozen and that many adapter parameters are trained.
     Raises UserError for a formula that is not one of FORMULAS, and for one beyond 6N where `spec` has no layers.
     """
-    if formula not in _TERMS:
+    if formula not in _FLOPS_RULES:
         raise UserError(f"FLOPs formula {formula!r} is not known; choose one of {', '.join(FORMULAS)}.")
     if not spec.blocks and formula != "6N":
         raise UserError(f"FLOPs formula {formula} needs the model's layers, and only its parameters are known; use 6N.")
-    terms = _TERMS[formula]
-    weights, again = terms.weights(spec), 2.0 if terms.weights_again else 0.0
+    rule = _FLOPS_RULES[formula]
+    weights, again = rule.weights(spec), 2.0 if rule.weights_again else 0.0
     if adapter_parameters is None:
         flops = (6 + again) * weights
     else:
         flops = (4 + again) * weights + (6 + again) * adapter_parameters
-    if terms.attention == "none":
+    if rule.attention == "none":
         return flops
-    passes = 4 if terms.attention_again else 3
-    return flops + passes * attention_flops_per_token(spec, sequence_length, causal=terms.attention == "causal")
+    passes = 4 if rule.attention_again else 3
+    return flops + passes * attention_flops_per_token(spec, sequence_length, causal=rule.attention == "causal")
 
 
 def formula_label(formula: Formula, *, adapters: bool = False) -> str:

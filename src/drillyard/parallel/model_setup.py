@@ -37,7 +37,7 @@ GIB = 2**30
 class ShardedModel:
     """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
 
-    `resolved` has the step as it can be predicted, and what the settings that were left open became.
+    `resolved` has the step as it can be estimated, and what the settings that were left open became.
     """
 
     root: LanguageModelLoss
@@ -127,7 +127,7 @@ def resolve_settings(
 ) -> ResolvedSetup:
     """Every setting of the step resolved, for the `model` that transformers has built.
 
-    A model that cannot be predicted trains all the same: then only its number of parameters is known.
+    A model that cannot be estimated trains all the same: then only its number of parameters is known.
     """
     try:
         spec = model_spec(model.config.to_dict(), built=True)

@@ -102,12 +102,12 @@ def step_time_table(curves: Curves) -> Table:
     """Rows at equal distances, and the ten longest stalls."""
     stalls = curves.stalls
     longest = stalls[np.argsort(-curves.step_seconds[stalls], kind="stable")][:10]
-    marked = set(stalls.tolist())
+    stalled = set(stalls.tolist())
     rows = [
         (
             f"{curves.step[row]:,}",
             duration(curves.step_seconds[row]),
-            "first or compiling" if curves.warm_up[row] else "stall" if row in marked else "",
+            "first or compiling" if curves.warm_up[row] else "stall" if row in stalled else "",
         )
         for row in np.union1d(evenly_spaced(len(curves.step)), longest).tolist()
     ]
@@ -164,7 +164,7 @@ def _memory_row(
     most = float(known.max()) if len(known) else None
     actual = "-" if most is None else f"{_gib(most)} {'allocated' if device == 'GPU' else 'resident'}"
     if estimated is None:
-        return None if missing is None else (label, f"not predicted: {missing}", actual, "")
+        return None if missing is None else (label, f"not estimated: {missing}", actual, "")
     text = _range(estimated, _gib)
     if estimated.get("available") is not None:
         text += f" of {_gib(float(estimated['available']))}"
@@ -182,7 +182,7 @@ def _step_time_row(estimated: Mapping[str, Any] | None, seconds: float, missing:
     known = math.isfinite(seconds)
     label, actual = "Step time, median", duration(seconds) if known else "-"
     if estimated is None:
-        return None if missing is None else (label, f"not predicted: {missing}", actual, "")
+        return None if missing is None else (label, f"not estimated: {missing}", actual, "")
     low, high = float(estimated["low"]), float(estimated["high"])
     if estimated.get("is_bound"):
         # No measured run is like this one: only the lower end is known.

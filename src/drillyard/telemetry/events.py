@@ -12,7 +12,7 @@ Rank 0 and the supervisor append to the same file. Goodput is computed from thes
 | parameters | rank 0 | the model is built | count, trainable, formula, flops_per_token, accelerator, peak_flops |
 | order | rank 0 | the samples of each step and the numerics are fixed | data, world_size, numerics, ... |
 | resolved | rank 0 | settings left open are resolved, or kept as they were | settings, reasons, kept, changed |
-| estimate | rank 0 | memory and step time are predicted | verdict, memory_gib, peak_at, step_seconds, missing |
+| estimate | rank 0 | memory and step time are estimated | verdict, memory_gib, peak_at, step_seconds, missing |
 | resume | rank 0 | a checkpoint was loaded; `step` is its step | path, seconds |
 | settings_changed | rank 0 | after `resume`: other settings from `step` on | changes: {setting: [old, new]} |
 | first_step | rank 0 | the first step of an attempt is done (needed only if it is not logged) | |

@@ -45,7 +45,7 @@ def setup(**changes: Any) -> Setup:
 
 
 def peak_gib(setup: Setup) -> float:
-    """A textbook's sum in place of the predictor: sharded state (of adapters next to none), and bytes per token."""
+    """A textbook's sum in place of the estimate: sharded state (of adapters next to none), and bytes per token."""
     state = (2 if setup.adapters else 16) * SPEC.total_parameters / setup.shard
     kept = setup.tokens_per_micro_batch * LAYERS * HIDDEN * KEPT_PER_LAYER[setup.activation_checkpointing]
     return (state + kept) / GIB
@@ -53,7 +53,7 @@ def peak_gib(setup: Setup) -> float:
 
 @pytest.fixture(autouse=True)
 def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alternatives, "predicted_high_gib", peak_gib)
+    monkeypatch.setattr(alternatives, "estimated_high_gib", peak_gib)
 
 
 def settings_of(changes: list[Alternative]) -> list[Any]:
@@ -131,7 +131,7 @@ def test_where_nothing_fits_nothing_is_proposed() -> None:
     assert find_alternatives(setup(), 1e-6) == []
 
 
-def test_predicted_step_times_order_where_they_are_known() -> None:
+def test_estimated_step_times_order_where_they_are_known() -> None:
     def slow_in_small_micro_batches(setup: Setup) -> float:
         return 10 / setup.micro_batch_size
 
@@ -203,7 +203,7 @@ def test_every_change_fits_and_is_one(
         shard=layout[0], replicate=layout[1],
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alternatives, "predicted_high_gib", peak_gib)
+        patch.setattr(alternatives, "estimated_high_gib", peak_gib)
         changes = find_alternatives(before, memory_gib)
     seen = []
     for change in changes:

@@ -78,7 +78,7 @@ def test_an_answer_that_says_more_or_less_is_not_of_the_form() -> None:
             EstimateDocument.model_validate(wrong)
 
 
-def test_numbers_are_those_of_the_prediction() -> None:
+def test_numbers_are_those_of_the_estimate() -> None:
     estimate = estimate_run(on_a_cluster())
     value = EstimateDocument.model_validate(printed(estimate_document(estimate)))
     assert value.verdict == estimate.verdict == "does not fit"

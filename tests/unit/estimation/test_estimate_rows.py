@@ -119,9 +119,11 @@ def test_a_cost_has_the_run_where_its_length_is_known() -> None:
 def test_groups_of_figures_leave_out_what_is_not_known() -> None:
     price = of(of_gpu="gpu", of_node="node", of_all="all")
     cost = of(price=price, of_step="step", of_million_tokens="tokens", of_run="run")
-    run = of(failure_free="free", wall="wall", gpu_hours="hours", failures=[of(rate=of(name="llama3"), terms=["t"])])
-    whole = of(memory=of(parts=("a",), total="b"), step_time=of(terms=["s"]), run_time=run, cost=cost)
-    assert {title: list(terms) for title, terms in text.quantity_groups(whole)} == {
+    run = of(
+        failure_free="free", wall="wall", gpu_hours="hours", failures=[of(rate=of(name="llama3"), quantities=["t"])]
+    )
+    whole = of(memory=of(parts=("a",), total="b"), step_time=of(quantities=["s"]), run_time=run, cost=cost)
+    assert {title: list(quantities) for title, quantities in text.quantity_groups(whole)} == {
         "memory per GPU": ["a", "b"], "step time": ["s"], "run": ["free", "wall", "hours"], "failures at llama3": ["t"],
         "cost": ["gpu", "node", "all", "step", "tokens", "run"],
     }  # fmt: skip
@@ -129,7 +131,7 @@ def test_groups_of_figures_leave_out_what_is_not_known() -> None:
         memory=None, step_time=None, run_time=of(**{**vars(run), "wall": None, "failures": []}),
         cost=of(**{**vars(cost), "of_run": None}),
     )  # fmt: skip
-    assert {title: list(terms) for title, terms in text.quantity_groups(short)} == {
+    assert {title: list(quantities) for title, quantities in text.quantity_groups(short)} == {
         "run": ["free", "hours"], "cost": ["gpu", "node", "all", "step", "tokens"],
     }  # fmt: skip
     assert not list(text.quantity_groups(of(memory=None, step_time=None, run_time=None, cost=None)))

@@ -105,8 +105,8 @@ def test_spot_without_preemptions_says_what_is_left_out() -> None:
 def test_the_explanation_has_every_term_with_formula_and_numbered_source() -> None:
     estimate = estimate_run(request_of())
     shown = " ".join(text(explanation(estimate), 400).split())
-    for _, terms in quantity_groups(estimate):
-        for one in terms:
+    for _, quantities in quantity_groups(estimate):
+        for one in quantities:
             end = one.low if hasattr(one, "low") else one
             assert f"{end.name} " in shown and " ".join(end.formula.split()) in shown
             assert all(source.text in shown for source in end.sources)

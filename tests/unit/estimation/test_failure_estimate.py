@@ -26,7 +26,7 @@ shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, He
 
 def test_llama3_is_interrupted_7_8_times_a_day_and_its_time_between_failures_is_3_1_hours(make_job):
     outlook = failure_estimate(make_job(), LLAMA3)
-    assert outlook.term("interruptions per day").value == pytest.approx(7.8, abs=0.05)
+    assert outlook.named("interruptions per day").value == pytest.approx(7.8, abs=0.05)
     assert outlook.mtbf_seconds == pytest.approx(3.09 * 3600, rel=0.005)
 
 
@@ -76,17 +76,17 @@ def test_a_restart_is_the_sum_of_parts_that_can_be_overridden(make_job):
 
 def test_a_drain_longer_than_daly_s_interval_sets_the_interval(make_job):
     outlook = failure_estimate(make_job(), LLAMA3)
-    drain = outlook.term("drain").value
-    assert outlook.term("Daly's interval").value < drain
+    drain = outlook.named("drain").value
+    assert outlook.named("Daly's interval").value < drain
     assert outlook.schedule.interval_steps == math.ceil(drain / 10)
-    lost = outlook.term("lost work per interruption").value
+    lost = outlook.named("lost work per interruption").value
     assert lost == pytest.approx(outlook.schedule.interval_seconds / 2 + drain)
 
 
 def test_a_short_run_saves_once_at_the_end(make_job):
     slow = {"bytes_per_gpu": 1e10, "asynchronous": False, "storage_gb_per_s": 20}
     outlook = failure_estimate(make_job(num_nodes=2, steps=100, cost=slow), LLAMA3)
-    assert (outlook.schedule.interval_steps, outlook.term("saves").value) == (100, 1)
+    assert (outlook.schedule.interval_steps, outlook.named("saves").value) == (100, 1)
 
 
 def test_an_own_interval_is_kept(make_job):
@@ -99,13 +99,13 @@ def test_spot_without_preemptions_says_what_is_left_out(make_job):
     assert "preemptions" in failure_estimate(make_job(spot=True), LLAMA3).left_out[0]
     with_them = failure_estimate(make_job(spot=True, preemptions_per_node_day=0.01), LLAMA3)
     assert not any("preemptions" in words for words in with_them.left_out)
-    assert with_them.term("interruptions per day").value == pytest.approx(2048 * (3.8e-3 + 0.01))
+    assert with_them.named("interruptions per day").value == pytest.approx(2048 * (3.8e-3 + 0.01))
 
 
 def test_the_goodput_is_named_for_what_it_is(make_job):
     outlook = failure_estimate(make_job(), LLAMA3)
     assert "ETTR without queue wait" in GOODPUT_NAME
-    assert outlook.term(GOODPUT_NAME).value == outlook.goodput
+    assert outlook.named(GOODPUT_NAME).value == outlook.goodput
     assert any("queue wait" in words for words in outlook.left_out)
 
 
@@ -113,17 +113,17 @@ def test_nothing_fails_at_a_rate_of_zero(make_job):
     outlook = failure_estimate(make_job(), custom_failure_rate(0))
     assert outlook.schedule.saves == 1
     assert outlook.wall_seconds == outlook.schedule.failure_free_seconds
-    assert outlook.term("expected interruptions").value == 0
+    assert outlook.named("expected interruptions").value == 0
 
 
 def test_every_term_explains_itself(make_job):
     outlook = failure_estimate(make_job(preemptions_per_node_day=0.01), LLAMA3)
-    assert all(one.formula for one in outlook.terms)
-    assert all(one.source for one in outlook.terms)
-    assert len({one.name for one in outlook.terms}) == len(outlook.terms)
-    assert "Daly" in outlook.term("Daly's interval").source
-    assert "Young" in outlook.term("Young's interval").source
-    assert outlook.term("expected goodput (ETTR without queue wait)").value == outlook.goodput
+    assert all(one.formula for one in outlook.quantities)
+    assert all(one.source for one in outlook.quantities)
+    assert len({one.name for one in outlook.quantities}) == len(outlook.quantities)
+    assert "Daly" in outlook.named("Daly's interval").source
+    assert "Young" in outlook.named("Young's interval").source
+    assert outlook.named("expected goodput (ETTR without queue wait)").value == outlook.goodput
 
 
 @shared
@@ -140,13 +140,13 @@ def test_goodput_lies_between_0_and_1_and_falls_with_the_rate(make_job, rate, mo
 
 @shared
 @forall(st.integers(1, 4000), st.floats(1e6, 1e10), st.booleans())
-def test_to_first_order_the_prediction_is_meta_s_formula(make_job, nodes, size, asynchronous):
+def test_to_first_order_the_estimate_is_meta_s_formula(make_job, nodes, size, asynchronous):
     """Where a restart and an interval are short against the time between failures."""
     job = make_job(num_nodes=nodes, cost={"bytes_per_gpu": size, "asynchronous": asynchronous})
     outlook = failure_estimate(job, custom_failure_rate(0.01))
     tau, M = outlook.schedule.interval_seconds, outlook.mtbf_seconds
     small = (tau + job.checkpoint.blocking.value + job.checkpoint.drain.value + 300) / M
-    first = outlook.term("goodput to first order").value
+    first = outlook.named("goodput to first order").value
     # The formula is of a run without end: this one also waits for its last save.
     end = (job.checkpoint.drain.value + job.checkpoint.blocking.value) / outlook.schedule.work_seconds
     assert outlook.goodput == pytest.approx(first, abs=small**2 + 2 * job.checkpoint.blocking.value / M + end + 1e-3)

@@ -161,7 +161,7 @@ def test_a_step_that_was_done_again_counts_once(tmp_path):
     assert read_measured_run(directory).seconds == pytest.approx(1.0)
 
 
-def test_calibration_predicts_the_run_it_was_calibrated_by(tmp_path):
+def test_calibration_estimates_the_run_it_was_calibrated_by(tmp_path):
     row = read_measured_run(run_directory(tmp_path / "mine", [0.31] * 40))
     message = step_time(row.setup, row.machine, row.accelerator, calibration=row)
     assert message.basis == "calibration" and message.seconds is not None

@@ -211,7 +211,7 @@ def test_a_model_known_by_its_size_only_is_refused():
         memory_estimate(make_setup(spec=spec_from_counts(1_000_000)))
 
 
-def test_predicting_imports_no_torch():
+def test_estimating_imports_no_torch():
     program = (
         "import sys\n"
         "from drillyard.estimation.memory import MemoryEstimate, memory_estimate\n"

@@ -1,4 +1,4 @@
-"""Published runs, each predicted without those of its own publisher: the ranges hold, and the page says so."""
+"""Published runs, each estimated without those of its own publisher: the ranges hold, and the page says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from drillyard.estimation.measured_runs import left_out_runs, predicted_runs, published_model, published_runs
+from drillyard.estimation.measured_runs import estimated_runs, left_out_runs, published_model, published_runs
 from drillyard.estimation.step_time import step_time
 from drillyard.hardware import catalog
 
@@ -27,8 +27,8 @@ def script() -> ModuleType:
     return module
 
 
-def test_at_least_twelve_runs_are_predicted_and_three_quarters_are_inside(script):
-    outcomes = script.outcomes(predicted_runs())
+def test_at_least_twelve_runs_are_estimated_and_three_quarters_are_inside(script):
+    outcomes = script.outcomes(estimated_runs())
     assert len(outcomes) >= 12
     assert sum(one.row.setup.precision == "bf16" for one in outcomes) >= 8
     assert sum(one.inside for one in outcomes) >= 0.75 * len(outcomes)
@@ -94,17 +94,17 @@ def test_a_step_that_waits_for_the_network_has_a_range_like_any_other_and_says_s
     assert not any("network limits" in note or "attention is" in note for note in short.notes)
 
 
-def test_no_predicted_run_is_drawn_from_its_own_publisher_and_all_are_of_its_class(script):
-    for one in script.outcomes(predicted_runs()):
-        assert one.predicted.basis == "class"
-        assert one.row.publisher not in {used.row.publisher for used in one.predicted.rows}
-        assert {used.row.run_class for used in one.predicted.rows} == {one.row.run_class}
+def test_no_estimated_run_is_drawn_from_its_own_publisher_and_all_are_of_its_class(script):
+    for one in script.outcomes(estimated_runs()):
+        assert one.estimated.basis == "class"
+        assert one.row.publisher not in {used.row.publisher for used in one.estimated.rows}
+        assert {used.row.run_class for used in one.estimated.rows} == {one.row.run_class}
 
 
-def test_the_choice_of_predicted_runs_follows_its_rule():
+def test_the_choice_of_estimated_runs_follows_its_rule():
     runs = published_runs()
-    chosen = [runs[name] for name in predicted_runs()]
-    assert len(set(predicted_runs())) == len(chosen)
+    chosen = [runs[name] for name in estimated_runs()]
+    assert len(set(estimated_runs())) == len(chosen)
     for row in chosen:
         alike = [one for one in runs.values() if one.run_class == row.run_class]
         assert row.setup.precision == "bf16"
@@ -113,8 +113,8 @@ def test_the_choice_of_predicted_runs_follows_its_rule():
     assert all(one["run"] and one["why"] for one in left_out_runs())
 
 
-def test_predicted_runs_vary():
-    chosen = [published_runs()[name] for name in predicted_runs()]
+def test_estimated_runs_vary():
+    chosen = [published_runs()[name] for name in estimated_runs()]
     assert len({row.publisher for row in chosen}) >= 4
     assert len({row.run_class for row in chosen}) >= 4
     assert len({row.setup.spec.total_parameters for row in chosen}) >= 6
@@ -129,8 +129,8 @@ def test_the_page_is_what_the_script_makes(script):
 
 def test_the_page_names_its_misses(script):
     text = script.document()
-    missed = [one.row.name for one in script.outcomes(predicted_runs()) if not one.inside_unwidened]
+    missed = [one.row.name for one in script.outcomes(estimated_runs()) if not one.inside_unwidened]
     for name in missed:
         assert f"| {name} |" in text
     assert text.count("**no**") + text.count("only widened") >= len(missed)
-    assert f"**{len(predicted_runs()) - len(missed)} of {len(predicted_runs())} are inside" in text
+    assert f"**{len(estimated_runs()) - len(missed)} of {len(estimated_runs())} are inside" in text

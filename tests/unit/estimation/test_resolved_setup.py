@@ -52,13 +52,13 @@ def resolved(config: RunConfig, **options: Any) -> ResolvedSetup:
 
 
 def of_peak(high_gib: float) -> Any:
-    """A prediction of memory of which only the high end says anything."""
+    """An estimate of memory of which only the high end says anything."""
     return SimpleNamespace(total=Range(quantity("low", 0.0, "GiB", ""), quantity("high", high_gib, "GiB", "")))
 
 
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The predicted peak depends on the mode alone: 30, 20 and 10 GiB."""
+    """The estimated peak depends on the mode alone: 30, 20 and 10 GiB."""
     monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: of_peak(PEAKS[setup.activation_checkpointing]))
 
 
@@ -77,7 +77,7 @@ def test_the_reason_names_the_figures(peaks: None) -> None:
     assert says(choose_checkpointing(setup, 5.0)[1], "nothing fits: ... 10 GiB ... 5 GiB")
 
 
-def test_the_prediction_that_auto_was_decided_by_comes_with_the_answer() -> None:
+def test_the_estimate_that_auto_was_decided_by_comes_with_the_answer() -> None:
     for memory_gib in (80.0, 30.0, 1.0):
         found = resolved(run_config(), memory_gib=memory_gib)
         assert found.memory == memory_estimate(found.setup)
@@ -85,7 +85,7 @@ def test_the_prediction_that_auto_was_decided_by_comes_with_the_answer() -> None
     assert resolved(run_config(training__activation_checkpointing="full")).memory is None
 
 
-def test_what_the_user_set_is_neither_changed_nor_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_is_neither_changed_nor_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: pytest.fail("asked"))
     explicit = {
         "training__activation_checkpointing": "selective",
@@ -133,7 +133,7 @@ def test_small_models_keep_their_weights_whole_as_the_trainer_does(peaks: None) 
     assert not resolved(run_config(), memory_gib=None).setup.keeps_unsharded
 
 
-def test_a_model_that_cannot_be_predicted_recomputes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_estimated_recomputes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(setup: Setup) -> MemoryEstimate:
         raise UserError("linear attention has no formula here\nsecond line")
 

@@ -31,7 +31,7 @@ def missing(estimate: RunEstimate) -> dict[str, str]:
     return {one.what: one.give for one in estimate.missing}
 
 
-def test_the_published_run_of_16_b200s_is_predicted_without_itself() -> None:
+def test_the_published_run_of_16_b200s_is_estimated_without_itself() -> None:
     request = request_of(
         run_config(training=FULL),
         price=PriceOptions(usd_per_gpu_hour=8.05),

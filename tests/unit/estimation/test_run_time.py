@@ -102,7 +102,7 @@ def test_a_rate_is_chosen_by_name_or_number() -> None:
     (own,) = timed(rate="6.5").failures
     assert own.fast.wall_seconds == outlook.fast.wall_seconds
     (none,) = timed(rate="0").failures
-    assert none.fast.term("expected interruptions").value == 0
+    assert none.fast.named("expected interruptions").value == 0
     for wrong in ("rsc", "-1", "nan"):
         with pytest.raises(UserError):
             timed(rate=wrong)
@@ -123,7 +123,7 @@ def test_a_restart_can_be_given_as_a_whole() -> None:
     assert run.failures[0].goodput.high.value < timed(restart_seconds=60).failures[0].goodput.low.value
 
 
-def test_the_interval_of_the_config_is_what_is_predicted_and_the_best_one_is_reported_beside_it() -> None:
+def test_the_interval_of_the_config_is_what_is_estimated_and_the_best_one_is_reported_beside_it() -> None:
     run = timed(every_steps=2000)
     assert run.saves == "every 2000 steps, as configured"
     assert all(outlook.fast.schedule.interval_steps == 2000 for outlook in run.failures)

@@ -59,7 +59,7 @@ def test_rare_failures_leave_the_best_interval_as_it_is(make_job, seed):
     """0.04 failures in a run whose saves cost something: sampling noise must not choose the interval."""
     job = make_job(num_nodes=4, cost={"asynchronous": False, "storage_gb_per_s": 0.5}, steps=20_000)
     outlook = failure_estimate(job, failure_rate("llama3"))
-    assert outlook.term("expected interruptions").value == pytest.approx(0.04, abs=0.01)
+    assert outlook.named("expected interruptions").value == pytest.approx(0.04, abs=0.01)
     run = build_scenario(job, outlook)
     best = run.schedule.interval_steps
     ranked = compare_intervals(run, replicas=20, seed=seed)

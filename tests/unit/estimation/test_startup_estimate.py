@@ -111,7 +111,7 @@ def test_a_known_gpu_has_memory_and_step_time() -> None:
     assert startup_estimate(setup(), 12.0, H100).verdict == "does not fit"
 
 
-def test_nothing_that_cannot_be_predicted_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_cannot_be_estimated_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = startup_estimate(setup(spec=spec_from_counts(10**9)), 80.0, None, hardware="a CPU")
     assert says(counted.missing["step_seconds"], "speed of a CPU")
     assert counted.missing["memory"]

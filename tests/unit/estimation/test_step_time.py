@@ -56,7 +56,7 @@ def setup(config: dict[str, Any] = LLAMA_8B, **changes: Any) -> Setup:
     return Setup(**{**settled, **changes})
 
 
-def predicted(
+def estimated(
     asked: Setup | None = None, machine: str | None = None, accelerator: str = "h100", **options: Any
 ) -> StepTime:
     facts = catalog()
@@ -73,7 +73,7 @@ def measured(asked: Setup, seconds: float, accelerator: str = "h100", publisher:
 def test_sixteen_b200_fine_tune_llama_70b_in_a_range_that_holds_the_published_time():
     """Llama 3.1 70B on two a4-highgpu-8g: 8 sequences of 4096 per GPU, full checkpointing, 14.5 s measured."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    message = predicted(asked, "a4-highgpu-8g", without_source="torch-distributed-training-gke")
+    message = estimated(asked, "a4-highgpu-8g", without_source="torch-distributed-training-gke")
     assert not message.seconds.is_bound
     assert message.seconds.low.value < 14.5 < message.seconds.high.value
     assert message.seconds.high.value / message.seconds.low.value <= 1.4 + 1e-9
@@ -84,14 +84,14 @@ def test_sixteen_b200_fine_tune_llama_70b_in_a_range_that_holds_the_published_ti
 
 def test_the_run_itself_is_known_when_nobody_leaves_it_out():
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    message = predicted(asked, "a4-highgpu-8g")
+    message = estimated(asked, "a4-highgpu-8g")
     assert message.basis == "class" and [used.row.name for used in message.rows] == ["gke-b200-70b-16"]
     assert (message.seconds.low.value * message.seconds.high.value) ** 0.5 == pytest.approx(14.54, rel=0.01)
 
 
 def test_figures_follow_from_the_step_by_the_named_formula():
     asked = setup()
-    message = predicted(asked)
+    message = estimated(asked)
     step, speed, rate, mfu = message.seconds, message.tokens_per_second_per_gpu, message.tflops_per_gpu, message.mfu
     assert step and speed and rate and mfu and message.formula == "6N"
     assert speed.low.value == pytest.approx(8192 / step.high.value)
@@ -102,16 +102,16 @@ def test_figures_follow_from_the_step_by_the_named_formula():
 
 
 def test_adapters_are_measured_by_the_ruler_for_frozen_weights():
-    message = predicted(setup(adapters=LoraSetup(16, "all-linear")))
+    message = estimated(setup(adapters=LoraSetup(16, "all-linear")))
     assert message.formula == "4N frozen + 6N trained"
-    full = predicted()
+    full = estimated()
     assert message.seconds and full.seconds and message.seconds.low.value < full.seconds.low.value
 
 
 def test_the_bounds_of_a_known_step():
     """The 70B of 16 B200s by hand: FLOPs per token over 1745 TFLOP/s; 141 GB gathered twice at some 360 GB/s."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
-    message = predicted(asked, "a4-highgpu-8g")
+    message = estimated(asked, "a4-highgpu-8g")
     matrices, head = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672), 8192 * 128256
     again = matrices - 80 * 8192 * 28672
     attention = 80 * 2 * 8192 * 4096 * (1 + 2.5 + 1)
@@ -123,16 +123,16 @@ def test_the_bounds_of_a_known_step():
 
 def test_an_accelerator_without_a_peak_has_no_step_time():
     with pytest.raises(UserError, match=r"bf16 peak.* of cpu"):
-        predicted(accelerator="cpu")
+        estimated(accelerator="cpu")
 
 
 def test_a_precision_without_a_peak_has_no_step_time():
     with pytest.raises(UserError, match=r"fp64 peak.* of b200[\s\S]*training.precision=bf16"):
-        predicted(setup(precision="fp64"), accelerator="b200")
+        estimated(setup(precision="fp64"), accelerator="b200")
 
 
 def test_where_nothing_measured_is_like_it_the_bound_is_called_one():
-    message = predicted(setup(precision="fp32"))
+    message = estimated(setup(precision="fp32"))
     assert message.basis == "bound" and message.rows == () and message.efficiency is None
     assert message.seconds.is_bound and message.seconds.low is message.seconds.high
     assert message.seconds.low.value == message.bound.value
@@ -141,19 +141,19 @@ def test_where_nothing_measured_is_like_it_the_bound_is_called_one():
 
 
 def test_neighbours_are_of_the_same_vendor():
-    message = predicted(setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao")
+    message = estimated(setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao")
     assert message.basis == "bound"
 
 
 def test_efficiencies_of_neighbours_are_unverified_and_those_of_the_class_are_not():
-    own, borrowed = predicted(), predicted(without_source="torch-distributed-training-gke", accelerator="b200")
+    own, borrowed = estimated(), estimated(without_source="torch-distributed-training-gke", accelerator="b200")
     assert own.basis == "class" and own.efficiency is not None and not own.efficiency.unverified
     assert borrowed.basis == "neighbours" and borrowed.efficiency is not None and borrowed.efficiency.unverified
     assert "neighbours" in borrowed.efficiency.low.source
 
 
 def test_other_runs_on_the_accelerator_come_before_other_accelerators():
-    message = predicted(setup(activation_checkpointing="selective"), accelerator="b200")
+    message = estimated(setup(activation_checkpointing="selective"), accelerator="b200")
     assert message.basis == "neighbours"
     assert {used.row.accelerator.name for used in message.rows} == {"b200"}
 
@@ -161,17 +161,17 @@ def test_other_runs_on_the_accelerator_come_before_other_accelerators():
 def test_only_the_rows_that_are_given_count_and_every_publisher_once():
     asked = setup()
     rows = [measured(asked, 2.0), measured(asked, 2.0), measured(asked, 2.0), measured(asked, 4.0, publisher="another")]
-    message = predicted(asked, rows=rows)
+    message = estimated(asked, rows=rows)
     assert message.basis == "class" and len(message.rows) == 4
     middle = (message.seconds.low.value * message.seconds.high.value) ** 0.5
     assert middle == pytest.approx(8**0.5, rel=0.02)
-    alone = predicted(asked, rows=rows, without_source="another")
+    alone = estimated(asked, rows=rows, without_source="another")
     assert central_efficiency(alone.rows) > central_efficiency(message.rows)
 
 
 def test_calibration_replaces_all_published_runs():
     asked = setup()
-    message = predicted(asked, calibration=measured(asked, 1.7))
+    message = estimated(asked, calibration=measured(asked, 1.7))
     assert message.basis == "calibration" and len(message.rows) == 1
     assert message.seconds.low.value < 1.7 < message.seconds.high.value
     assert message.seconds.high.value / message.seconds.low.value <= BANDS["calibration"] + 1e-9
@@ -179,56 +179,56 @@ def test_calibration_replaces_all_published_runs():
 
 
 def test_calibration_by_a_run_of_another_class_says_so():
-    message = predicted(setup(), calibration=measured(setup(activation_checkpointing="none"), 1.2))
+    message = estimated(setup(), calibration=measured(setup(activation_checkpointing="none"), 1.2))
     assert message.basis == "calibration"
     assert any("another class" in note and "checkpointing none" in note for note in message.notes)
 
 
 def test_calibration_by_a_run_that_only_waited_for_its_network_is_refused_and_said():
-    message = predicted(setup(), calibration=measured(setup(), 0.001))
+    message = estimated(setup(), calibration=measured(setup(), 0.001))
     assert message.basis == "bound" and message.seconds is not None and message.seconds.is_bound
     assert any(says(note, "network") for note in message.notes)
 
 
 def test_between_nodes_of_which_nothing_is_known_communication_is_left_out_and_said():
-    message = predicted(setup(shard=16))
+    message = estimated(setup(shard=16))
     assert message.communication is None and message.exposed is None
     assert message.seconds.unverified
     assert any("name a machine" in note for note in message.notes)
 
 
 def test_a_machine_without_measured_bandwidths_gets_its_line_rates_and_says_so():
-    message = predicted(setup(shard=16), "p5en.48xlarge")
+    message = estimated(setup(shard=16), "p5en.48xlarge")
     assert message.communication is not None and message.communication.unverified
     assert "line rate" in message.communication.source
 
 
 def test_a_whole_node_of_h200_is_about_as_fast_per_gpu_as_half_of_one():
-    half, whole = (predicted(setup(shard=gpus), accelerator="h200") for gpus in (4, 8))
+    half, whole = (estimated(setup(shard=gpus), accelerator="h200") for gpus in (4, 8))
     assert whole.seconds.low.value == pytest.approx(half.seconds.low.value, rel=0.1)
 
 
 def test_doubts_about_the_hardware_are_doubts_about_the_answer():
     """The H100 PCIe's memory bandwidth is unverified in the catalog."""
-    message = predicted(accelerator="h100-pcie")
+    message = estimated(accelerator="h100-pcie")
     assert message.memory.unverified
     assert message.seconds.unverified
 
 
 def test_what_a_spec_does_not_know_is_reported():
-    message = predicted(setup(spec=spec_from_counts(8_000_000_000)))
+    message = estimated(setup(spec=spec_from_counts(8_000_000_000)))
     assert not message.seconds.is_bound
     assert any("only parameter counts" in note for note in message.notes)
 
 
 def test_the_answer_is_pure_and_explains_itself():
-    one, other = predicted(), predicted()
+    one, other = estimated(), estimated()
     assert one == other
     assert one.seconds.low.unit == "s" and one.seconds.low.formula
-    terms = [term.low if isinstance(term, Range) else term for term in one.terms]
-    names = [term.name for term in terms]
+    quantities = [each.low if isinstance(each, Range) else each for each in one.quantities]
+    names = [each.name for each in quantities]
     assert names[:5] == ["compute", "memory", "activations", "communication", "bound"]
-    assert "MFU" in names and all(term.formula for term in terms)
+    assert "MFU" in names and all(each.formula for each in quantities)
 
 
 MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "narrow": {**LLAMA_8B, "num_hidden_layers": 2, "hidden_size": 1024}}
@@ -263,7 +263,7 @@ PLACES = st.sampled_from(["a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "p
 @given(changes=CHANGES, machine=PLACES)
 def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(changes, machine):
     assume(changes["precision"] != "fp32" or machine != "a4-highgpu-8g")  # no fp32 peak of a B200 is known
-    message = predicted(drawn(changes), machine)
+    message = estimated(drawn(changes), machine)
     assert message.memory is not None
     low, high = message.seconds.low.value, message.seconds.high.value
     for bound in (message.compute, message.memory, message.communication, message.bound):
@@ -283,7 +283,7 @@ def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(ch
 def test_more_work_takes_longer(changes, machine, more):
     assume(changes["precision"] != "fp32" or machine != "a4-highgpu-8g")
     asked = drawn(changes)
-    message = predicted(asked, machine)
+    message = estimated(asked, machine)
     heavier = [
         replace(asked, gradient_accumulation=more * asked.gradient_accumulation),
         replace(asked, micro_batch_size=more * asked.micro_batch_size),
@@ -292,7 +292,7 @@ def test_more_work_takes_longer(changes, machine, more):
     if asked.kernel == "varlen":
         heavier.append(replace(asked, kernel="eager"))
     for other in heavier:
-        longer = predicted(other, machine)
+        longer = estimated(other, machine)
         assert longer.seconds is not None and message.seconds is not None
         assert longer.compute is not None and message.compute is not None
         assert longer.compute.value > message.compute.value

@@ -1,4 +1,4 @@
-"""Many predictions: the same work for all, the Pareto front, and combinations that cannot be."""
+"""Many estimates: the same work for all, the Pareto front, and combinations that cannot be."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ def test_nothing_is_named_where_nothing_is_known_to_fit() -> None:
     assert describe_nearest_fit(setup(spec=spec_from_counts(10**9)), 1.0) == ""
 
 
-def test_every_architecture_that_trains_is_a_family_whose_memory_can_be_predicted() -> None:
+def test_every_architecture_that_trains_is_a_family_whose_memory_can_be_estimated() -> None:
     assert set(ARCHITECTURES) <= set(all_families())
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_the_model_that_was_built_is_the_one_that_is_predicted(architecture: str) -> None:
+def test_the_model_that_was_built_is_the_one_that_is_estimated(architecture: str) -> None:
     model = meta_model(architecture)
     spec = model_spec(model.config.to_dict(), built=True)
     assert spec.total_parameters == sum(parameter.numel() for parameter in model.parameters())

@@ -157,7 +157,7 @@ def test_what_could_not_be_estimated_stands_there_with_its_reason(tmp_path):
     with (directory / "events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
     (row,) = read_run_directory(directory).estimate.rows
-    assert row[:2] == ("Step time, median", "not predicted: no speed of a CPU")
+    assert row[:2] == ("Step time, median", "not estimated: no speed of a CPU")
 
 
 DAMAGE = {

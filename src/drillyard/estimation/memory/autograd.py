@@ -11,7 +11,7 @@ rules are autograd's own:
 - Backward runs operators in the reverse of the order in which forward made them (the engine's ready queue is ordered by
   sequence number), gradients of weights as soon as they are there.
 - Where two gradients meet, their sum is a new tensor and both go. (Without a dispatch mode the engine adds in place if
-  nothing else holds the first; what is predicted is the larger of the two.)
+  nothing else holds the first; what is estimated is the larger of the two.)
 
 Everything that forward's Python code holds on to (local variables, arguments) is held here by code of the same shape,
 so a tensor dies where it would die there.

@@ -6,7 +6,7 @@ rest within half a percent (tests/distributed/test_memory_tracker.py). What a GP
 and what compiled blocks, selective checkpointing and fused kernels leave open, are parts with a range.
 
 Cost: about a millisecond for each kind of block, whatever the number of layers. Limits: every position carries loss
-(fewer need less); dropout is not counted; the rank predicted is 0, whose shards are never the smaller ones; a model
+(fewer need less); dropout is not counted; the rank estimated is 0, whose shards are never the smaller ones; a model
 that is known by its number of parameters only is refused.
 """
 
@@ -126,11 +126,11 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
     """
     if not setup.spec.blocks:
         raise UserError(
-            "memory cannot be predicted for a model of which only the number of parameters is known\n"
+            "memory cannot be estimated for a model of which only the number of parameters is known\n"
             "give its config.json by --config FILE in place of --params"
         )
     if any(block.attention.kind == "linear" for block in setup.spec.blocks):
-        raise UserError(f"memory cannot be predicted for {setup.spec.model_type}: its linear attention is not modelled")
+        raise UserError(f"memory cannot be estimated for {setup.spec.model_type}: its linear attention is not modelled")
     step = StepMemory(setup)
     peak = step.ledger.peak
     parts = []
@@ -154,7 +154,7 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
     )
     notes = setup.spec.notes
     if setup.spec.model_type not in COMPARED:
-        notes = (*notes, f"activations of {setup.spec.model_type} are predicted by its parts, compared with none")
+        notes = (*notes, f"activations of {setup.spec.model_type} are estimated by its parts, compared with none")
     return MemoryEstimate(tuple(parts), Range(low, high), step.moment, step.moments, _state_bytes(step), notes)
 
 
