@@ -61,26 +61,26 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     except UserError as error:
         used, refusal = None, str(error)
     winner = best_checkpoint(target.checkpoints)
-    marks = {
-        info.path: [word for word, marked in (("newest", used), ("best", winner)) if info is marked]
+    labels = {
+        info.path: [word for word, labelled in (("newest", used), ("best", winner)) if info is labelled]
         for info in target.checkpoints
     }
     if as_json:
-        listed = [{**_facts(info), "marks": marks[info.path]} for info in target.checkpoints]
+        listed = [{**_facts(info), "marks": labels[info.path]} for info in target.checkpoints]
         _print_json(directory=str(target.directory), next_start=used and used.step, refusal=refusal, checkpoints=listed)
     else:
-        _print_list(target, marks, used, refusal)
+        _print_list(target, labels, used, refusal)
     if refused:
         raise UserError("\n".join(info.reason for info in refused))
 
 
 def _print_list(
-    target: CheckpointSelection, marks: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None
+    target: CheckpointSelection, labels: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None
 ) -> None:
     from drillyard.training.checkpoint.inventory import lost_checkpoints
 
     lost = lost_checkpoints(target.checkpoints, target.directory.parent)
-    _print_table(target.checkpoints, marks)
+    _print_table(target.checkpoints, labels)
     for info in target.checkpoints:
         if info.reason and info.status != "refused":
             typer.echo(f"{info.path.name}: {info.reason}")
@@ -240,7 +240,7 @@ def _facts(info: CheckpointInfo) -> dict[str, Any]:
     }
 
 
-def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]) -> None:
+def _print_table(checkpoints: list[CheckpointInfo], labels: dict[Path, list[str]]) -> None:
     from rich.table import Table
 
     from drillyard.console import SafeConsole
@@ -256,7 +256,7 @@ def _print_table(checkpoints: list[CheckpointInfo], marks: dict[Path, list[str]]
         ranks = str(info.manifest.world_size) if info.manifest else ""
         status = f"[{_style(info.status)}]{info.status}[/]"
         made = "" if (seconds := _age_seconds(info)) is None else age(seconds)
-        table.add_row(str(info.step), size(info.bytes), made, ranks, loss, status, ", ".join(marks[info.path]))
+        table.add_row(str(info.step), size(info.bytes), made, ranks, loss, status, ", ".join(labels[info.path]))
     if checkpoints:
         SafeConsole(highlight=False).print(table)
 

@@ -41,7 +41,7 @@ class RenderedChat:
     """The documents of one conversation, and the names of counts to raise for it (`NO_TURN`, ...)."""
 
     documents: list[Segments] = field(default_factory=list)
-    marks: list[str] = field(default_factory=list)
+    counts: list[str] = field(default_factory=list)
 
 
 class ChatRenderer:
@@ -58,15 +58,15 @@ class ChatRenderer:
         weights = [message.get("weight", 1) for message in row["messages"]]
         messages = [{key: value for key, value in message.items() if key != "weight"} for message in row["messages"]]
         chat = _accepted(_Chat(self, messages, row.get("tools") or None, where))
-        marks = [TOOLS_IGNORED] if _ignores_tools(chat) else []
+        counts = [TOOLS_IGNORED] if _ignores_tools(chat) else []
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [turn for turn in turns if weights[turn]]
         if self.loss_on == "all":
             masked = [turn for turn in turns if not weights[turn]]
             spans = [span for turn, span in _spans(chat, turns, len(messages)) if turn in masked] if masked else []
-            return RenderedChat([_segments(chat.text(), spans, learnt=False)], marks)
+            return RenderedChat([_segments(chat.text(), spans, learnt=False)], counts)
         if not turns:
-            return RenderedChat([], [*marks, NO_TURN])
+            return RenderedChat([], [*counts, NO_TURN])
         stop = len(messages)
         if self.loss_on == "last":
             learnt, stop = [turn for turn in learnt if turn == turns[-1]], turns[-1] + 1
@@ -75,9 +75,9 @@ class ChatRenderer:
                 spans = chat.marked(stop)
             else:
                 spans = [span for turn, span in _spans(chat, turns, stop) if turn in learnt]
-            return RenderedChat([_segments(chat.text(stop), spans)], marks)
+            return RenderedChat([_segments(chat.text(stop), spans)], counts)
         documents = _by_prefix(chat, learnt, stop)
-        return RenderedChat(documents, [*marks, BY_TURN] if len(documents) > 1 else marks)
+        return RenderedChat(documents, [*counts, BY_TURN] if len(documents) > 1 else counts)
 
 
 class _Chat:

@@ -185,8 +185,8 @@ class Encoder:
         if not self.is_chat:
             return [self.settings.format.segments(row, where)]
         rendered = self.chat.render(row, where)
-        for mark in rendered.marks:
-            part.count(mark, place)
+        for count in rendered.counts:
+            part.count(count, place)
         documents: list[Segments] = rendered.documents
         return documents
 

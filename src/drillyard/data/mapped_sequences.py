@@ -51,7 +51,7 @@ BULK = ("tokens", "loss", "starts", "places", "documents")
 ORIGINS = "origins"
 """The one file of a part that is not an array: JSON, [[file or data set, unit], ...]."""
 
-DAMAGED_MARK = "damaged"
+DAMAGED_FILE = "damaged"
 """A file that a reader writes into a cache directory with a damaged sequence; it names the sequence."""
 
 
@@ -202,7 +202,7 @@ class Sequences:
         """The error for a sequence; marks the cache, so that the next start verifies all of it."""
         what = f"the checksum of sequence {index} of {self._part} does not match"
         try:
-            (self._directory / DAMAGED_MARK).write_text(what, encoding="utf-8")
+            (self._directory / DAMAGED_FILE).write_text(what, encoding="utf-8")
             remedy = "the next start builds it again and resumes from the newest checkpoint"
         except OSError as error:
             remedy = f"delete this directory ({error.strerror}: it could not be marked) and start again"

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodedPart
-from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, row_checksum
+from drillyard.data.mapped_sequences import BULK, DAMAGED_FILE, FILES, ORIGINS, row_checksum
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of, json_digest
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
@@ -174,14 +174,14 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
         found = path.stat().st_size if path.is_file() else None
         if found != entry["bytes"]:
             raise DamagedCache(f"{name} has {found} bytes, not {entry['bytes']}")
-    mark = directory / DAMAGED_MARK
+    damaged = directory / DAMAGED_FILE
     if verify != "sizes":
         small = sum(entry["bytes"] for entry in files.values()) <= VERIFIED_WHOLE_BYTES
-        whole = verify == "all" or small or mark.exists()
+        whole = verify == "all" or small or damaged.exists()
         _verify_checksums(directory, {n: e for n, e in files.items() if whole or n.rpartition(".")[2] not in BULK})
-        if mark.exists():
+        if damaged.exists():
             with contextlib.suppress(OSError):  # a read-only mount
-                mark.unlink()  # the damage was not on the disk: memory, or a cable
+                damaged.unlink()  # the damage was not on the disk: memory, or a cable
     return dict(manifest)
 
 

@@ -132,9 +132,9 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
             drawn = [
                 _column(table, *column, needs, classes[needs.find(column[0])], draw, num_rows) for column in columns
             ]
-            marks = ", ".join("?" * len(columns))
+            slots = ", ".join("?" * len(columns))
             # OR IGNORE: a drawn row that breaks UNIQUE or CHECK is left out, the others stay.
-            connection.executemany(f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({marks})", zip(*drawn, strict=True))
+            connection.executemany(f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({slots})", zip(*drawn, strict=True))
         try:
             rows = run_query(make_read_only(connection), sql)
         except TimeoutError:
@@ -175,7 +175,7 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
             text = token.text
             needs.literals[last].append(text.replace("%", "").replace("_", "a") if "%" in text else text)
         elif last and token.kind == "number":
-            if stream[i - 1].kind == "mark" and stream[i - 2].text.lower() == last:
+            if stream[i - 1].kind == "symbol" and stream[i - 2].text.lower() == last:
                 needs.numeric.add(last)
             needs.literals[last].append(_number(token.text))
     return needs
@@ -191,7 +191,7 @@ def _without_qualifiers(stream: Iterable[Token]) -> list[Token]:
     """`T1.name` as `name`: a name followed by a point is left out, and the point with it."""
     kept: list[Token] = []
     for token in stream:
-        if kept and kept[-1].kind == "name" and token.kind == "mark" and token.text == ".":
+        if kept and kept[-1].kind == "name" and token.kind == "symbol" and token.text == ".":
             kept.pop()
         else:
             kept.append(token)
@@ -271,11 +271,11 @@ _TOKEN = re.compile(
       | (?P<string>'(?:[^']|'')*')
       | (?P<name>"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*(?:\]|\Z)|[^\W\d]\w*)
       | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
-      | (?P<mark><=|>=|<>|!=|==|\|\||.)""",
+      | (?P<symbol><=|>=|<>|!=|==|\|\||.)""",
     re.VERBOSE | re.DOTALL,
 )
 
-Kind = Literal["string", "name", "number", "mark"]
+Kind = Literal["string", "name", "number", "symbol"]
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def tokens(sql: str) -> Iterator[Token]:
         elif kind == "name" and text[0] in '"`[':
             closing = {"[": "]"}.get(text[0], text[0])
             yield Token("name", text[1:-1].replace(closing * 2, closing), text[0])
-        elif kind in ("name", "number", "mark"):
+        elif kind in ("name", "number", "symbol"):
             yield Token(kind, text)  # type: ignore[arg-type]
 
 
@@ -311,6 +311,6 @@ def has_top_level_order_by(sql: str) -> bool:
         if depth == 0 and previous and token.is_word("BY"):
             return True
         previous = token.is_word("ORDER")
-        if token.kind == "mark":
+        if token.kind == "symbol":
             depth += {"(": 1, ")": -1}.get(token.text, 0)
     return False

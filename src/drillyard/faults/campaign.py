@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from drillyard.errors import UserError
 from drillyard.faults.disturbed_run import (
     FaultSettings,
-    MarkFiles,
+    PhaseFiles,
     RunHistory,
     can_mount,
     disturbed_command,
@@ -210,10 +210,10 @@ def _disturbed(
     """One run under the faults of `planned`, judged. Its directory is removed if all passed, unless `keep`."""
     directory = campaign.directory / planned.name
     cache = campaign.directory / f"{planned.name}-cache" if planned.has("cache") else None
-    marks = MarkFiles(campaign.directory / f"{planned.name}-marks")
+    phases = PhaseFiles(campaign.directory / f"{planned.name}-marks")
     checkpoints = directory / "checkpoints"
     ballast = None if disk_bytes is None else checkpoints / "ballast"
-    marks.write_settings(FaultSettings(planned, checkpoints, reference.step_seconds, reference.shard_bytes, ballast))
+    phases.write_settings(FaultSettings(planned, checkpoints, reference.step_seconds, reference.shard_bytes, ballast))
     settings = run_settings(campaign, planned.name)
     if cache is not None:
         settings.append(f"data.cache_directory={json.dumps(str(cache))}")
@@ -225,21 +225,21 @@ def _disturbed(
     output = campaign.directory / f"{planned.name}.log"
     timeout = 600 + 20 * (planned.restarts + 1) * reference.seconds
     with contextlib.nullcontext() if disk_bytes is None else mounted_tmpfs(checkpoints, disk_bytes):
-        history = run_until_done(disturbed_command(train, marks), planned, marks, output, timeout)
+        history = run_until_done(disturbed_command(train, phases), planned, phases, output, timeout)
         stopped = history.stopped
         if stopped and (words := last_words(output.read_text(errors="replace"))):
             stopped += f": {words[-1].strip()} (see {output})"
         evidence = Evidence(
             events=read_events(directory),
             metrics=[record for record in read_records(directory / METRICS_FILE) if "step" in record],
-            marks=marks.reached(planned),
+            phases=phases.reached(planned),
             stopped=stopped,
             problems=list(_problems_at_end(history, directory, reference, cache)),
             end=event_microseconds({"time": utc_now()}),
         )
         verdicts = judge_faults(planned, reference.losses_and_norms, evidence)
     if not campaign.keep and all(verdict.passed for verdict in verdicts):
-        for path in (directory, marks.directory, cache):
+        for path in (directory, phases.directory, cache):
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
     return verdicts

@@ -54,7 +54,7 @@ class FaultSettings:
     ballast: Path | None
 
 
-class MarkFiles:
+class PhaseFiles:
     """Small files through which the processes of a disturbed run and `drillyard chaos` communicate.
 
         case.json             the planned run and its settings, written before the first start
@@ -81,16 +81,16 @@ class MarkFiles:
         self._write(f"{fault.number}.{phase}.json", {"time": utc_now(), **fields})
 
     def get(self, fault: Fault, phase: str) -> dict[str, Any] | None:
-        """The mark of a phase, or None if the fault has not reached it."""
+        """What was recorded at a phase, or None if the fault has not reached it."""
         try:
             return dict(json.loads((self.directory / f"{fault.number}.{phase}.json").read_text()))
         except FileNotFoundError:
             return None
 
     def reached(self, planned: PlannedRun) -> dict[tuple[int, str], dict[str, Any]]:
-        """The marks of all phases that were reached, by (fault number, phase)."""
-        phases = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
-        return {(fault.number, phase): mark for fault, phase in phases if (mark := self.get(fault, phase)) is not None}
+        """What was recorded at all phases that were reached, by (fault number, phase)."""
+        named = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
+        return {(fault.number, phase): found for fault, phase in named if (found := self.get(fault, phase)) is not None}
 
     def is_complete(self, fault: Fault) -> bool:
         """Whether `fault` has done all that it does to a running rank. A full disk ends when checkpoints are verified;
@@ -140,7 +140,7 @@ class RunHistory:
 
 
 def run_until_done(
-    command: Sequence[str], planned: PlannedRun, marks: MarkFiles, output: Path, timeout_seconds: float
+    command: Sequence[str], planned: PlannedRun, phases: PhaseFiles, output: Path, timeout_seconds: float
 ) -> RunHistory:
     """Run `command` under the faults of `planned`; start it again when a fault explains its end."""
     history = RunHistory()
@@ -149,7 +149,7 @@ def run_until_done(
         while True:
             start = run_once(command, new_mark(), log, timeout_seconds)
             history.left_running += start.left_running
-            explained = set(_phases_that_explain(start.exit_code, planned, marks))
+            explained = set(_phases_that_explain(start.exit_code, planned, phases))
             if start.hung:
                 history.stopped = f"no end within {timeout_seconds:.0f} s"
             elif start.exit_code != 0 and explained <= handled:
@@ -159,13 +159,13 @@ def run_until_done(
             handled |= explained
 
 
-def _phases_that_explain(exit_code: int, planned: PlannedRun, marks: MarkFiles) -> Iterator[tuple[int, str]]:
+def _phases_that_explain(exit_code: int, planned: PlannedRun, phases: PhaseFiles) -> Iterator[tuple[int, str]]:
     """(number, phase) of each fault that has struck and ends the command with this exit code."""
     for fault in planned.faults:
-        if exit_code == EXIT_CHECKPOINTED and fault.kind == "term" and marks.get(fault, "hit"):
+        if exit_code == EXIT_CHECKPOINTED and fault.kind == "term" and phases.get(fault, "hit"):
             yield fault.number, "hit"
         if exit_code == -signal.SIGKILL and fault.kind == "kill" and fault.target is None:
-            yield from ((fault.number, phase) for phase in fault.phases if marks.get(fault, phase))
+            yield from ((fault.number, phase) for phase in fault.phases if phases.get(fault, phase))
 
 
 def new_mark() -> str:
@@ -232,9 +232,9 @@ def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_res
     ]  # fmt: skip
 
 
-def disturbed_command(train: Sequence[str], marks: MarkFiles) -> list[str]:
+def disturbed_command(train: Sequence[str], phases: PhaseFiles) -> list[str]:
     """`drillyard train ...` through the module that installs the faults."""
-    return [sys.executable, "-m", "drillyard.faults.injection_points", str(marks.directory), "--", *train]
+    return [sys.executable, "-m", "drillyard.faults.injection_points", str(phases.directory), "--", *train]
 
 
 def can_mount(size_bytes: int) -> bool:

@@ -1,6 +1,6 @@
-"""The verdict on each fault, from the logs of the run, the marks and the end of each start. Pure.
+"""The verdict on each fault, from the logs of the run, the phases that were reached and the end of each start. Pure.
 
-The time of a fault reaches from its mark to that of the next fault. A fault passes if
+The time of a fault reaches from its hit to that of the next fault. A fault passes if
 
 - it struck at its injection point, and the run reacted as that kind of fault requires, and for no other reason;
 - the ranks were started again exactly as often as it requires;
@@ -45,7 +45,7 @@ class FaultVerdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The traces of a disturbed run: its logs, the marks by (fault number, phase), and its end.
+    """The traces of a disturbed run: its logs, the phases by (fault number, phase), and its end.
 
     `stopped`: why the run was given up; empty if it ended well. `problems`: what the end shows (other weights, damaged
     checkpoints, processes left running). `end`: when it ended, in microseconds.
@@ -53,7 +53,7 @@ class Evidence:
 
     events: Records
     metrics: Records
-    marks: Mapping[tuple[int, str], Mapping[str, Any]]
+    phases: Mapping[tuple[int, str], Mapping[str, Any]]
     stopped: str
     problems: Sequence[str]
     end: int
@@ -66,7 +66,7 @@ def losses_and_norms(metrics: Records) -> dict[int, LossAndNorm]:
 
 def judge_faults(planned: PlannedRun, reference: Mapping[int, LossAndNorm], evidence: Evidence) -> list[FaultVerdict]:
     """One verdict per fault of `planned`, in order."""
-    hits = {number: event_microseconds(mark) for (number, phase), mark in evidence.marks.items() if phase == "hit"}
+    hits = {number: event_microseconds(hit) for (number, phase), hit in evidence.phases.items() if phase == "hit"}
     verdicts = []
     for index, fault in enumerate(planned.faults):
         if fault.number in hits:
@@ -91,8 +91,8 @@ class _StruckFault:
         self.reference = reference
         self.evidence = evidence
         self.begin = begin
-        self.mark = evidence.marks[(fault.number, "hit")]
-        self.newest = max(self.mark["complete"], default=0)
+        self.hit = evidence.phases[(fault.number, "hit")]
+        self.newest = max(self.hit["complete"], default=0)
         self.events = [event for event in evidence.events if begin <= event_microseconds(event) < end]
         self.records = [record for record in evidence.metrics if begin <= event_microseconds(record) < end]
         self.reached = max((int(r["step"]) for r in evidence.metrics if event_microseconds(r) < begin), default=0)
@@ -111,7 +111,7 @@ class _StruckFault:
         if starts != restarts:
             self.problems.append(f"{starts} new starts of the ranks instead of {restarts}")
         for phase in self.fault.phases[1:]:
-            if (self.fault.number, phase) not in self.evidence.marks:
+            if (self.fault.number, phase) not in self.evidence.phases:
                 self.problems.append(f"the second part ({phase}) did not take place")
         judge = getattr(self, "after_" + self.fault.kind.replace("-", "_"))
         reaction = judge() if starts or not restarts else "the run did not continue"
@@ -154,7 +154,7 @@ class _StruckFault:
         return f"saved step {step}, exit code 85, resumed there" if self.resume_step == step else self.resumed
 
     def after_disk_full(self) -> str:
-        failed, after = self.named("checkpoint_failed"), self.evidence.marks.get((self.fault.number, "after"))
+        failed, after = self.named("checkpoint_failed"), self.evidence.phases.get((self.fault.number, "after"))
         if not failed or after is None:
             self.problems.append("no event reports a failed save")
             return "the save did not fail"
@@ -168,14 +168,14 @@ class _StruckFault:
         return f"save of step {failed[0].get('step')} failed ({short}); continued, step {after['newest']} intact"
 
     def after_flip(self) -> str:
-        flipped = self.evidence.marks.get((self.fault.number, "flipped"))
+        flipped = self.evidence.phases.get((self.fault.number, "flipped"))
         if flipped is None:
             return "no bit was flipped"
         step, file = flipped["checkpoint"], flipped["file"]
         reported = [event for event in self.named("checkpoint_damaged") if event.get("step") == step]
         if not reported or file not in str(reported[0].get("reason")):
             self.problems.append(f"no warning names the damaged file {file} of checkpoint {step}")
-        older = max((saved for saved in self.mark["complete"] if saved < step), default=0)
+        older = max((saved for saved in self.hit["complete"] if saved < step), default=0)
         if self.resume_step != older:
             self.problems.append(f"resumed at step {self.resume_step} instead of the older checkpoint {older}")
         return f"byte {flipped['offset']} of {file} ({step}) flipped: reported, {self.resumed}"
@@ -212,15 +212,15 @@ class _StruckFault:
 
     def moment(self) -> str:
         """Place and time of the strike, for people."""
-        step, place = self.mark["step"], self.fault.place
+        step, place = self.hit["step"], self.fault.place
         if place == "cache":
             return INJECTION_POINTS[place]
         if place == "resume":
-            again = self.evidence.marks.get((self.fault.number, "again"))
+            again = self.evidence.phases.get((self.fault.number, "again"))
             return f"step {step}, and {self.fault.fraction:.2f} s into the next attempt" if again else f"step {step}"
         if place == "step":
             return f"{self.fault.fraction:.0%} into step {step}"
-        saved = (self.mark.get("detail") or {}).get("save")
+        saved = (self.hit.get("detail") or {}).get("save")
         return f"step {max(step, self.reached) if saved is None else saved}, {INJECTION_POINTS[place]}"
 
 
@@ -233,9 +233,9 @@ def _judge_end(verdicts: Sequence[FaultVerdict], reference: Mapping[int, LossAnd
         return
     if missing := sorted(reference.keys() - losses_and_norms(evidence.metrics).keys()):
         last.problems.append(f"{len(missing)} steps were never logged, the first of them {missing[0]}")
-    # Records before the first mark belong to no fault.
-    first_mark = min(map(event_microseconds, evidence.marks.values()), default=evidence.end)
-    early = [record for record in evidence.metrics if event_microseconds(record) < first_mark]
+    # Records before the first phase belong to no fault.
+    first_phase = min(map(event_microseconds, evidence.phases.values()), default=evidence.end)
+    early = [record for record in evidence.metrics if event_microseconds(record) < first_phase]
     verdicts[0].problems += [f"before any fault struck, {problem}" for problem in _first_difference(early, reference)]
 
 

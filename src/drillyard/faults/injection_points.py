@@ -1,10 +1,10 @@
 """Injection points of faults: functions of the trainer that a rank replaces before it starts.
 
-    python -m drillyard.faults.injection_points MARKS -- train run.yaml
+    python -m drillyard.faults.injection_points DIRECTORY -- train run.yaml
 
 The supervisor starts its ranks in the same way; a rank installs the faults of this attempt and then runs as usual.
-Each injection point wraps one function, and `patch_function` raises if that has been renamed. A mark is written before
-every strike; a fault without its mark counts as not hit. A rank that strikes another process stops there.
+Each injection point wraps one function, and `patch_function` raises if that has been renamed. A phase is written
+before every strike; a fault without one counts as not hit. A rank that strikes another process stops there.
 
     point            replaced                              when it strikes
     step, resume     Trainer.train_step, run.run_rank      after a drawn part of the median step, or of a second
@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, MarkFiles, is_marked
+from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, PhaseFiles, is_marked
 from drillyard.faults.plan import Fault
 from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints_in
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
@@ -47,18 +47,18 @@ _LEFT_BYTES = 4096
 
 def main(arguments: Sequence[str]) -> None:
     """Install the faults of this process, then run the command."""
-    marks_directory, separator, *drillyard_command = arguments
+    directory, separator, *drillyard_command = arguments
     assert separator == "--"
 
     def start_ranks_here(original: Any, command: Sequence[str], *arguments: Any, **options: Any) -> int:
         """Instead of `drillyard train ...` the supervisor starts this module."""
         python, dash_m, package, *rest = command
         assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
-        here = [python, "-m", "drillyard.faults.injection_points", marks_directory, "--", *rest]
+        here = [python, "-m", "drillyard.faults.injection_points", directory, "--", *rest]
         return int(original(here, *arguments, **options))
 
     if "RANK" in os.environ:
-        install_faults(MarkFiles(Path(marks_directory)), int(os.environ["RANK"]))
+        install_faults(PhaseFiles(Path(directory)), int(os.environ["RANK"]))
     else:
         patch_function("drillyard.supervise.supervisor", "supervise_training", start_ranks_here)
     from drillyard.cli.main import main as drillyard
@@ -91,14 +91,14 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def install_faults(marks: MarkFiles, rank: int) -> None:
+def install_faults(phases: PhaseFiles, rank: int) -> None:
     """Patch the functions in which this rank strikes during this attempt. AttributeError if one does not exist."""
-    marks.put_pid(rank)
-    faults = RankFaults(marks, marks.settings(), rank)
+    phases.put_pid(rank)
+    faults = RankFaults(phases, phases.settings(), rank)
     faults.track_steps()
     if rank == 0:
         faults.flip_bits()
-    for fault in marks.pending(faults.settings.planned):
+    for fault in phases.pending(faults.settings.planned):
         if fault.actor == rank:
             faults.install(fault)
 
@@ -117,8 +117,8 @@ def _send(pid: int, number: signal.Signals) -> None:
 class RankFaults:
     """The faults of one rank in this attempt."""
 
-    def __init__(self, marks: MarkFiles, settings: FaultSettings, rank: int) -> None:
-        self.marks = marks
+    def __init__(self, phases: PhaseFiles, settings: FaultSettings, rank: int) -> None:
+        self.phases = phases
         self.settings = settings
         self.rank = rank
         self.step = 0
@@ -135,7 +135,7 @@ class RankFaults:
             return False
         faults = self.settings.planned.faults
         earlier = faults[: faults.index(fault)]
-        return all(map(self.marks.is_complete, earlier)) and len(self.complete()) >= fault.checkpoints_needed
+        return all(map(self.phases.is_complete, earlier)) and len(self.complete()) >= fault.checkpoints_needed
 
     def begin(self, fault: Fault, phase: str = "hit") -> bool:
         """Whether this is the first call for this phase of the fault in this process."""
@@ -145,14 +145,14 @@ class RankFaults:
             return is_new
 
     def strike(self, fault: Fault, phase: str = "hit", **detail: Any) -> None:
-        """Write the mark and send the signal. Returns only if the run continues from here (SIGTERM)."""
+        """Record the phase and send the signal. Returns only if the run continues from here (SIGTERM)."""
         if not self.begin(fault, phase):
             return
-        self.mark(fault, phase, **detail)
+        self.record(fault, phase, **detail)
         if fault.target is None:
             victim = self.supervisor
         else:
-            victim = os.getpid() if fault.target == self.rank else self.marks.pid(fault.target)
+            victim = os.getpid() if fault.target == self.rank else self.phases.pid(fault.target)
         _send(victim, _SIGNALS[fault.kind])
         while fault.kind != "term":
             time.sleep(1)
@@ -163,10 +163,10 @@ class RankFaults:
         timer.daemon = True
         timer.start()
 
-    def mark(self, fault: Fault, phase: str, **detail: Any) -> None:
+    def record(self, fault: Fault, phase: str, **detail: Any) -> None:
         """Record that a phase is reached, at which step, and which checkpoints are complete."""
         complete = [info.step for info in self.complete()]
-        self.marks.put(fault, phase, step=self.step, complete=complete, detail=detail or None)
+        self.phases.put(fault, phase, step=self.step, complete=complete, detail=detail or None)
 
     def complete(self) -> list[CheckpointInfo]:
         """The complete checkpoints now."""
@@ -177,7 +177,7 @@ class RankFaults:
         first_half = fault.fraction < 0.5
         if fault.kind == "disk-full":
             self._in_save_on_full_disk(fault)
-        elif fault.place == "resume" and self.marks.get(fault, "hit") is not None:
+        elif fault.place == "resume" and self.phases.get(fault, "hit") is not None:
             self._in_first_second(fault)
         elif fault.place in ("step", "resume"):
             self._in_steps.append(fault)
@@ -273,7 +273,7 @@ class RankFaults:
 
         def write(original: Any, target: Any, *arguments: Any) -> Any:
             if not self._disk_is_full and self.is_due(fault) and self.begin(fault):
-                self.mark(fault, "hit", save=step_of(target if is_manifest else target.directory))
+                self.record(fault, "hit", save=step_of(target if is_manifest else target.directory))
                 self._fill_disk(0 if is_manifest else _LEFT_BYTES)
             return original(target, *arguments)
 
@@ -283,7 +283,7 @@ class RankFaults:
                 self._free_disk()
                 newest = self.complete()[-1]
                 damaged = [problem.name for problem in verify(newest) if not problem.harmless]
-                self.marks.put(fault, "after", newest=newest.step, damaged=damaged)
+                self.phases.put(fault, "after", newest=newest.step, damaged=damaged)
 
         patch_function(_STORAGE, "write_manifest" if is_manifest else "CheckpointWriter.write_data", write)
         patch_function(_CHECKPOINTER, "Checkpointer._failed", failed)
@@ -317,7 +317,7 @@ class RankFaults:
     def flip_bits(self) -> None:
         """Flip one bit of the newest complete checkpoint if a flip fault killed the previous attempt."""
         for fault in self.settings.planned.faults:
-            if fault.kind != "flip" or self.marks.get(fault, "hit") is None or self.marks.get(fault, "flipped"):
+            if fault.kind != "flip" or self.phases.get(fault, "hit") is None or self.phases.get(fault, "flipped"):
                 continue
             newest = self.complete()[-1]
             assert newest.manifest is not None
@@ -329,7 +329,7 @@ class RankFaults:
                 byte = file.read(1)
                 file.seek(offset)
                 file.write(bytes([byte[0] ^ 1]))
-            self.marks.put(fault, "flipped", checkpoint=newest.step, file=path.name, offset=offset)
+            self.phases.put(fault, "flipped", checkpoint=newest.step, file=path.name, offset=offset)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Fault:
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Its marks, in order: the strike, and the second part at the start of the next attempt."""
+        """Its phases, in order: the strike, and the second part at the start of the next attempt."""
         if self.kind == "flip":
             return ("hit", "flipped")
         return ("hit", "again") if self.place == "resume" else ("hit",)

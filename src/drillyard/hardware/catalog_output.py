@@ -81,9 +81,9 @@ def entry_text(catalog: Catalog, entry: Entry) -> str:
     }
     width = max((len(path) for path, _ in facts), default=0)
     for path, fact in facts:
-        mark = "  unverified" if fact.unverified else ""
+        sign = "  unverified" if fact.unverified else ""
         first, *others = _plain_lines(fact.value)
-        lines.append(f"  {path:<{width}}  {first}  [{numbers[_source_text(fact)]}]{mark}")
+        lines.append(f"  {path:<{width}}  {first}  [{numbers[_source_text(fact)]}]{sign}")
         lines += [f"  {'':<{width}}  {other}" for other in others]
     lines += ["", *(f"  [{number}] {source}" for source, number in numbers.items())]
     for title, rows in _related(catalog, entry):
@@ -186,8 +186,8 @@ def _bandwidth_line(row: Bandwidth) -> str:
 def _price_line(row: Price, machine: Machine) -> str:
     node, gpu = row.node_hour(machine), row.gpu_hour(machine)
     dollars = f"${node.value:.2f} per node-hour, ${gpu.value:.2f} per GPU-hour"
-    mark = "  unverified" if node.unverified else ""
-    return f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_source_text(node)}){mark}"
+    sign = "  unverified" if node.unverified else ""
+    return f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_source_text(node)}){sign}"
 
 
 def _source_text(fact: Fact[Any]) -> str:

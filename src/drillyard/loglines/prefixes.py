@@ -111,20 +111,20 @@ def shape_of(prefix: bytes, *, loose: bool = False) -> PrefixShape:
 
 def _free_text(text: bytes, style: str | None, group: int, loose: bool) -> tuple[bytes, str | None, bool]:
     """Build a pattern for the rest before the message: its first stamp and rank are captured, numbers may vary."""
-    marks: list[tuple[int, int, bytes]] = []
+    found_parts: list[tuple[int, int, bytes]] = []
     found = find_stamp(text)
     if style is None and found is not None:
         style, begin, end = found
-        marks.append((begin, end, b"(?P<stamp>" + STYLES[style] + b")"))
+        found_parts.append((begin, end, b"(?P<stamp>" + STYLES[style] + b")"))
     elif found is not None:
-        marks.append((found[1], found[2], b"(?:" + STYLES[found[0]] + b")"))
+        found_parts.append((found[1], found[2], b"(?:" + STYLES[found[0]] + b")"))
     rank = _RANK_IN_TEXT.search(text)
-    if rank is not None and all(rank.end() <= begin or rank.start() >= end for begin, end, _ in marks):
-        marks.append((rank.start(1), rank.end(1), b"(?P<o%d>\\d+)" % group))
+    if rank is not None and all(rank.end() <= begin or rank.start() >= end for begin, end, _ in found_parts):
+        found_parts.append((rank.start(1), rank.end(1), b"(?P<o%d>\\d+)" % group))
     else:
         rank = None
     pieces, position = [], 0
-    for begin, end, pattern in sorted(marks):
+    for begin, end, pattern in sorted(found_parts):
         pieces += [_plain_text(text[position:begin], loose=loose), pattern]
         position = end
     return b"".join([*pieces, _plain_text(text[position:], loose=loose)]), style, rank is not None

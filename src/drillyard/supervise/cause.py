@@ -57,7 +57,7 @@ _NOT_A_CAUSE = re.compile(
 )
 _STACK = re.compile(r'hread 0x\w+[^\n]*\(most recent call first\):\n((?:  File "[^\n]*\n)+)')
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (\S+)')
-_RANK_MARK = re.compile(r"^\[rank\d+\]: ?")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _TAIL_BYTES = 64 * 1024
 
 
@@ -134,7 +134,7 @@ def last_words(text: str, limit: int = 6) -> list[str]:
     the last lines that are neither steps nor warnings of a collective library.
     """
     lines = [line.rstrip() for line in text.splitlines()]
-    bare = [_RANK_MARK.sub("", line) for line in lines]
+    bare = [_RANK_PREFIX.sub("", line) for line in lines]
     patterns = (_MESSAGE, _TERMINATED, _FATAL_LOG, _EXCEPTION)
     message, terminated, fatal, raised = (_last_match(pattern, bare) for pattern in patterns)
     if message > max(terminated, fatal, raised):
@@ -175,7 +175,7 @@ def user_message(text: str) -> str | None:
 def error_line(words: Sequence[str]) -> str:
     """The line of `last_words` that names the error: the first exception or message, else the last line, or nothing."""
     for line in words:
-        bare = _RANK_MARK.sub("", line)
+        bare = _RANK_PREFIX.sub("", line)
         if _EXCEPTION.match(bare) or bare.startswith("error: "):
             return bare
     return words[-1].strip() if words else ""
@@ -189,7 +189,7 @@ def exit_reason(rank: int | None, returncode: int, words: Sequence[str]) -> str:
 
 def memory_advice(words: list[str]) -> str | None:
     """Advise if a rank's last lines report that memory could not be allocated, in host or GPU; else None."""
-    failed = any(_NO_MEMORY.search(_RANK_MARK.sub("", line)) for line in words)
+    failed = any(_NO_MEMORY.search(_RANK_PREFIX.sub("", line)) for line in words)
     return "memory could not be allocated; lower micro_batch_size or the ranks per host" if failed else None
 
 

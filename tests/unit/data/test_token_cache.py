@@ -17,7 +17,7 @@ from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.data import token_cache
-from drillyard.data.mapped_sequences import BULK, DAMAGED_MARK, FILES, ORIGINS, DamagedSequence
+from drillyard.data.mapped_sequences import BULK, DAMAGED_FILE, FILES, ORIGINS, DamagedSequence
 from drillyard.data.prepared_data import prepare
 from drillyard.data.raw_batches import json_digest
 from drillyard.data.token_cache import DamagedCache, open_cache, remove_leftovers
@@ -253,7 +253,7 @@ def test_damage_in_a_large_cache_is_noticed_before_the_model_sees_it(config: Run
                     assert f"sequence {row} of train" in str(error)
             assert damaged == 1, (name, place)
             flip(path, place)
-    (directory / DAMAGED_MARK).unlink()
+    (directory / DAMAGED_FILE).unlink()
 
 
 @pytest.mark.usefixtures("large")
@@ -280,7 +280,7 @@ def test_what_a_reader_met_is_made_again_by_the_next_start(config: RunConfig) ->
     after = prepare(config)
     assert tokens.read_bytes() == good
     assert after.train.fingerprint == before.train.fingerprint
-    assert not (cache_directory(config) / DAMAGED_MARK).exists()
+    assert not (cache_directory(config) / DAMAGED_FILE).exists()
     (note,) = after.report.notes
     assert says(note, "damaged ... train.tokens ... rebuilt")
 
@@ -296,7 +296,7 @@ def test_a_cache_that_is_whole_after_all_is_kept(config: RunConfig) -> None:
     inode = tokens.stat().st_ino
     assert prepare(config).report.notes == []
     assert tokens.stat().st_ino == inode
-    assert not (cache_directory(config) / DAMAGED_MARK).exists()
+    assert not (cache_directory(config) / DAMAGED_FILE).exists()
 
 
 def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:

@@ -38,11 +38,11 @@ def test_tokens_lose_their_quotes_and_keep_their_kind() -> None:
     assert list(tokens("SELECT \"a\"\"b\", `c`, 'it''s' >= 1.5e3")) == [
         Token("name", "SELECT"),
         Token("name", 'a"b', '"'),
-        Token("mark", ","),
+        Token("symbol", ","),
         Token("name", "c", "`"),
-        Token("mark", ","),
+        Token("symbol", ","),
         Token("string", "it's", "'"),
-        Token("mark", ">="),
+        Token("symbol", ">="),
         Token("number", "1.5e3"),
     ]
 

@@ -199,7 +199,7 @@ class Disturbed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *problems: str, stopped: str = "", log: str = "") -> None:
         self.evidence: list[Evidence] = []
 
-        def run_until_done(command: list[str], planned: Any, marks: Any, output: Path, timeout: float) -> RunHistory:
+        def run_until_done(command: list[str], planned: Any, phases: Any, output: Path, timeout: float) -> RunHistory:
             self.command, self.timeout = command, timeout
             self.settings = [after for word, after in itertools.pairwise(command) if word == "--set"]
             output.write_text(log)

@@ -1,4 +1,4 @@
-"""Processes left by a start are exactly those that have its mark; mark files say which faults are pending."""
+"""Processes left by a start are exactly those that have its mark; phase files say which faults are pending."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from drillyard.faults.disturbed_run import (
     MARK_VARIABLE,
     FaultSettings,
-    MarkFiles,
+    PhaseFiles,
     is_marked,
     new_mark,
     run_once,
@@ -76,39 +76,39 @@ def test_a_start_that_hangs_is_killed(tmp_path: Path) -> None:
     assert start.hung and start.exit_code == -signal.SIGKILL
 
 
-def marks_in(directory: Path, ballast: Path | None = None, planned: PlannedRun = PLANNED) -> MarkFiles:
-    marks = MarkFiles(directory / "marks")
-    marks.write_settings(FaultSettings(planned, directory / "checkpoints", 0.1, 1000, ballast))
-    return marks
+def phases_in(directory: Path, ballast: Path | None = None, planned: PlannedRun = PLANNED) -> PhaseFiles:
+    phases = PhaseFiles(directory / "phases")
+    phases.write_settings(FaultSettings(planned, directory / "checkpoints", 0.1, 1000, ballast))
+    return phases
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert marks_in(tmp_path).settings() == FaultSettings(PLANNED, tmp_path / "checkpoints", 0.1, 1000, None)
-    assert marks_in(tmp_path, tmp_path / "ballast").settings().ballast == tmp_path / "ballast"
+    assert phases_in(tmp_path).settings() == FaultSettings(PLANNED, tmp_path / "checkpoints", 0.1, 1000, None)
+    assert phases_in(tmp_path, tmp_path / "ballast").settings().ballast == tmp_path / "ballast"
     for planned in draw_faults(FAULT_KINDS, 30, 3, RunShape(60, 4, 2)):
-        assert marks_in(tmp_path, planned=planned).settings().planned == planned
+        assert phases_in(tmp_path, planned=planned).settings().planned == planned
 
 
 def test_an_attempt_has_the_faults_up_to_the_first_that_ends_it(tmp_path: Path) -> None:
-    marks = marks_in(tmp_path)
-    assert marks.pending(PLANNED) == [FULL, KILL]
-    marks.put(FULL, "hit")
-    assert not marks.is_complete(FULL), "the kill that follows waits until the failed save is verified"
-    marks.put(FULL, "after")
-    assert marks.pending(PLANNED) == [KILL]
-    marks.put(KILL, "hit", step=13)
-    assert marks.pending(PLANNED) == [FLIP]
-    marks.put(FLIP, "hit")
-    assert marks.pending(PLANNED) == [AGAIN]
-    marks.put(AGAIN, "hit")
-    assert marks.pending(PLANNED) == [AGAIN], "its second part strikes in the next attempt"
-    marks.put(AGAIN, "again")
-    assert marks.pending(PLANNED) == []
+    phases = phases_in(tmp_path)
+    assert phases.pending(PLANNED) == [FULL, KILL]
+    phases.put(FULL, "hit")
+    assert not phases.is_complete(FULL), "the kill that follows waits until the failed save is verified"
+    phases.put(FULL, "after")
+    assert phases.pending(PLANNED) == [KILL]
+    phases.put(KILL, "hit", step=13)
+    assert phases.pending(PLANNED) == [FLIP]
+    phases.put(FLIP, "hit")
+    assert phases.pending(PLANNED) == [AGAIN]
+    phases.put(AGAIN, "hit")
+    assert phases.pending(PLANNED) == [AGAIN], "its second part strikes in the next attempt"
+    phases.put(AGAIN, "again")
+    assert phases.pending(PLANNED) == []
 
 
-def test_a_mark_has_its_time_and_fields(tmp_path: Path) -> None:
-    marks = marks_in(tmp_path)
-    assert marks.get(KILL, "hit") is None
-    marks.put(KILL, "hit", step=13, complete=[8, 12])
-    mark = marks.get(KILL, "hit")
-    assert mark is not None and mark["step"] == 13 and mark["complete"] == [8, 12] and mark["time"].endswith("Z")
+def test_a_phase_has_its_time_and_fields(tmp_path: Path) -> None:
+    phases = phases_in(tmp_path)
+    assert phases.get(KILL, "hit") is None
+    phases.put(KILL, "hit", step=13, complete=[8, 12])
+    hit = phases.get(KILL, "hit")
+    assert hit is not None and hit["step"] == 13 and hit["complete"] == [8, 12] and hit["time"].endswith("Z")

@@ -1,4 +1,4 @@
-"""When a fault passes, and which problems are reported if it does not: from logs and marks alone."""
+"""When a fault passes, and which problems are reported if it does not: from logs and phases alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steps(second: float, first: int, last: int) -> list[dict[str, Any]]:
     ]
 
 
-def mark(second: float, step: int, complete: list[int]) -> dict[str, Any]:
+def hit(second: float, step: int, complete: list[int]) -> dict[str, Any]:
     return {"time": at(second), "step": step, "complete": complete}
 
 
@@ -49,7 +49,7 @@ def judged(fault: Fault = KILL, **changes: Any) -> FaultVerdict:
     evidence: dict[str, Any] = {
         "events": KILLED,
         "metrics": [*steps(3, 1, 6), *steps(10, 5, 12)],
-        "marks": {(1, "hit"): mark(4.9, 7, [4])},
+        "phases": {(1, "hit"): hit(4.9, 7, [4])},
         "stopped": "",
         "problems": [],
         "end": event_microseconds({"time": at(20)}),
@@ -106,7 +106,7 @@ def test_what_the_end_shows_fails_the_last_fault() -> None:
 
 
 def test_a_place_that_was_not_hit_fails() -> None:
-    verdict = judged(events=KILLED[:1], metrics=steps(3, 1, 12), marks={})
+    verdict = judged(events=KILLED[:1], metrics=steps(3, 1, 12), phases={})
     assert not verdict.hit and each_says(verdict.problems, ["... passed this point"])
 
 
@@ -146,31 +146,31 @@ def test_sigterm_before_the_first_step_of_an_attempt_needs_no_save_and_after_it_
 def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
     fault = Fault(1, "flip", "step", 1, 1, 6, 0.5)
     flipped = {"checkpoint": 4, "file": "__0_0.distcp", "offset": 77, "time": at(8)}
-    marks = {(1, "hit"): mark(4.9, 7, [2, 4]), (1, "flipped"): flipped}
+    phases = {(1, "hit"): hit(4.9, 7, [2, 4]), (1, "flipped"): flipped}
     damaged = event(8.5, "checkpoint_damaged", step=4, reason="step-4/__0_0.distcp: wrong checksum")
     metrics = [*steps(3, 1, 6), *steps(10, 3, 12)]
     older = [*KILLED[:3], damaged, event(9, "resume", step=2)]
-    verdict = judged(fault, marks=marks, events=older, metrics=metrics)
+    verdict = judged(fault, phases=phases, events=older, metrics=metrics)
     assert verdict.passed, verdict.problems
-    silent = judged(fault, marks=marks, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics)
+    silent = judged(fault, phases=phases, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics)
     assert each_says(silent.problems, ["no warning ... __0_0.distcp of checkpoint 4"])
-    used = judged(fault, marks=marks, events=[*KILLED[:3], damaged, event(9, "resume", step=4)], metrics=metrics)
+    used = judged(fault, phases=phases, events=[*KILLED[:3], damaged, event(9, "resume", step=4)], metrics=metrics)
     assert each_says(used.problems, ["resumed at step 4 ... checkpoint 2"])
-    never = judged(fault, marks={(1, "hit"): mark(4.9, 7, [2, 4])}, events=older, metrics=metrics)
+    never = judged(fault, phases={(1, "hit"): hit(4.9, 7, [2, 4])}, events=older, metrics=metrics)
     assert each_says(never.problems, ["... second part (flipped)"])
 
 
 def test_a_full_disk_must_be_reported_and_leave_the_earlier_checkpoint_intact() -> None:
     fault = Fault(1, "disk-full", "manifest", 0, 0, 6, 0.5)
     failed = event(5, "checkpoint_failed", step=6, reason="rank 0: OSError: [Errno 28] No space left on device")
-    marks = {(1, "hit"): mark(4.9, 7, [4]), (1, "after"): {"newest": 4, "damaged": [], "time": at(5)}}
+    phases = {(1, "hit"): hit(4.9, 7, [4]), (1, "after"): {"newest": 4, "damaged": [], "time": at(5)}}
     undisturbed = {"events": [event(0, "run_start"), failed], "metrics": steps(3, 1, 12)}
-    verdict = judged(fault, marks=marks, **undisturbed)
+    verdict = judged(fault, phases=phases, **undisturbed)
     assert verdict.passed and verdict.seconds_lost is None
     assert says(verdict.reaction, "save of step 6 failed (No space left on device) ... step 4 intact")
-    broken = {**marks, (1, "after"): {"newest": 4, "damaged": ["__1_0.distcp"], "time": at(5)}}
-    assert judged(fault, marks=broken, **undisturbed).problems == ["checkpoint 4 was damaged: __1_0.distcp"]
-    silent = judged(fault, marks=marks, events=[event(0, "run_start")], metrics=steps(3, 1, 12))
+    broken = {**phases, (1, "after"): {"newest": 4, "damaged": ["__1_0.distcp"], "time": at(5)}}
+    assert judged(fault, phases=broken, **undisturbed).problems == ["checkpoint 4 was damaged: __1_0.distcp"]
+    silent = judged(fault, phases=phases, events=[event(0, "run_start")], metrics=steps(3, 1, 12))
     assert each_says(silent.problems, ["no event ... failed save"])
 
 
@@ -179,8 +179,8 @@ def test_a_problem_belongs_to_the_fault_in_whose_time_it_is() -> None:
     metrics = [*steps(3, 1, 6), *steps(10, 5, 10), *steps(20, 9, 12)]
     metrics[-1] = {**metrics[-1], "loss": 0.0}
     events = [*KILLED, event(12, "failure", failed_rank=0), event(12.1, "restart"), event(19, "resume", step=8)]
-    marks = {(1, "hit"): mark(4.9, 7, [4]), (2, "hit"): mark(11.9, 11, [4, 8])}
-    evidence = Evidence(events, metrics, marks, "", [], event_microseconds({"time": at(30)}))
+    phases = {(1, "hit"): hit(4.9, 7, [4]), (2, "hit"): hit(11.9, 11, [4, 8])}
+    evidence = Evidence(events, metrics, phases, "", [], event_microseconds({"time": at(30)}))
     first, other = judge_faults(PlannedRun("chaos-01", (KILL, second)), REFERENCE, evidence)
     assert first.passed and not other.passed
     assert (first.steps_redone, other.steps_redone) == (2, 2)

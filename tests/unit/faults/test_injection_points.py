@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from drillyard.faults import injection_points
-from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, MarkFiles, new_mark
+from drillyard.faults.disturbed_run import MARK_VARIABLE, FaultSettings, PhaseFiles, new_mark
 from drillyard.faults.injection_points import RankFaults, find_attribute
 from drillyard.faults.plan import FAULT_KINDS, Fault, PlannedRun, RunShape, draw_faults
 
@@ -23,10 +23,10 @@ SHARD_BYTES = 200_000
 
 
 def faults_in(directory: Path, *planned: Fault) -> RankFaults:
-    marks = MarkFiles(directory / "marks")
+    phases = PhaseFiles(directory / "phases")
     run = PlannedRun("chaos-01", planned)
-    marks.write_settings(FaultSettings(run, directory / "checkpoints", 0.1, SHARD_BYTES, None))
-    return RankFaults(marks, marks.settings(), 0)
+    phases.write_settings(FaultSettings(run, directory / "checkpoints", 0.1, SHARD_BYTES, None))
+    return RankFaults(phases, phases.settings(), 0)
 
 
 class Patches:
@@ -62,7 +62,7 @@ def test_every_patched_function_exists(tmp_path: Path, patches: Patches) -> None
         "export_directory.put_in_place", "CheckpointWriter.write_data", "Checkpointer._failed",
     }  # fmt: skip
     resume = Fault(1, "kill", "resume", 0, 0, 5, 0.5)
-    faults.marks.put(resume, "hit")
+    faults.phases.put(resume, "hit")
     faults.install(resume)
     assert "run_rank" in patches.wrappers
 
@@ -133,7 +133,7 @@ def test_a_limit_on_file_sizes_simulates_a_full_disk_until_the_save_has_failed(
         assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    hit, after = faults.marks.get(FULL, "hit"), faults.marks.get(FULL, "after")
+    hit, after = faults.phases.get(FULL, "hit"), faults.phases.get(FULL, "after")
     assert hit is not None and hit["detail"] == {"save": 8} and hit["complete"] == [4]
     assert after is not None and (after["newest"], after["damaged"]) == (4, [])
     patches.call("write_manifest", directory)

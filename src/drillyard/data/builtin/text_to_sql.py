@@ -170,9 +170,9 @@ def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
     """Insert a fill into those of its tables and columns that the connection's schema has."""
     for table, by_column in rows.items():
         if shown := [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]:
-            marks = ", ".join("?" * len(shown))
+            placeholders = ", ".join("?" * len(shown))
             connection.executemany(
-                f"INSERT INTO {table} ({', '.join(shown)}) VALUES ({marks})",
+                f"INSERT INTO {table} ({', '.join(shown)}) VALUES ({placeholders})",
                 zip(*(by_column[name] for name in shown), strict=True),
             )
 

@@ -68,7 +68,7 @@ def _print_into_pipe() -> None:
         # Fails at once without a reader, instead of waiting for one.
         pipe = os.open(os.path.join(directory, local_rank), os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
-        print(f"drillyard: lines of local rank {local_rank} are not marked: {error}", file=sys.stderr, flush=True)
+        print(f"drillyard: lines of local rank {local_rank} are not prefixed: {error}", file=sys.stderr, flush=True)
         return
     os.set_blocking(pipe, True)
     os.dup2(pipe, 1)

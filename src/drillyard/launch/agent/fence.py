@@ -80,11 +80,11 @@ class Epochs:
         """The description of an epoch's leader; empty where it cannot be read (yet)."""
         return read_json_object(self._path(number))
 
-    def mark(self, number: int) -> bytes | None:
+    def content(self, number: int) -> bytes | None:
         """The content of an epoch's file, which never changes: it differs from that of the same number in a directory
         that was deleted and made again. None while it is not complete. Raises OSError."""
-        mark = self._path(number).read_bytes()
-        return mark if mark.endswith(b"\n") else None
+        content = self._path(number).read_bytes()
+        return content if content.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
         """The file that a node renews while it belongs to an epoch, and removes once nothing of it runs there."""
@@ -177,8 +177,8 @@ class Lease:
     _renewed_at: float = 0.0
     _count: int = 0
     _missing_since: float | None = None
-    _mark: tuple[int, bytes] | None = None
-    """The epoch that was claimed, and the content of its file (Epochs.mark)."""
+    _claimed: tuple[int, bytes] | None = None
+    """The epoch that was claimed, and the content of its file (Epochs.content)."""
     _replaced: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _thread: threading.Thread | None = None
@@ -250,16 +250,16 @@ class Lease:
 
     def _is_ours(self, epoch: int) -> bool:
         """Whether the epoch's file is the one that was claimed; True until it was read once."""
-        known = self._mark[1] if self._mark is not None and self._mark[0] == epoch else None
+        known = self._claimed[1] if self._claimed is not None and self._claimed[0] == epoch else None
         try:
-            mark = self._epochs.mark(epoch)
+            content = self._epochs.content(epoch)
         except FileNotFoundError:
             return known is None
         except OSError:
-            mark = None
-        if mark is not None and known is None:
-            self._mark = (epoch, mark)
-        elif mark is not None and known != mark:
+            content = None
+        if content is not None and known is None:
+            self._claimed = (epoch, content)
+        elif content is not None and known != content:
             self._replaced = True
         return not self._replaced
 

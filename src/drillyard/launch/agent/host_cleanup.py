@@ -36,7 +36,7 @@ def stop(options: Namespace) -> int:
     if not options.keep_state:
         for submission in sorted(submissions) if directory.is_dir() else ():
             try:
-                state_file.mark_cancelled(directory, submission)
+                state_file.record_cancelled(directory, submission)
             except OSError as error:
                 # Still end the processes.
                 problem = f"not marked as cancelled: {error}"

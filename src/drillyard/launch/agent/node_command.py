@@ -29,7 +29,7 @@ from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK, ParentWatcher, kill
 from . import exec_command, exit_report, state_file
 from .job import Job, run_token
 from .messages import StartMessage, StopMessage
-from .output_pump import Pump, RankPipes, SegmentedLog, Sink, marks_ranks, open_log, stamped_line
+from .output_pump import Pump, RankPipes, SegmentedLog, Sink, open_log, prefixes_ranks, stamped_line
 
 _SECONDS_TO_END = 10.0
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -146,14 +146,14 @@ class NodeCommand:
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
 
     def _make_rank_pipes(self) -> RankPipes | None:
-        """Create the pipes that mark lines with ranks; None where the command starts no ranks so, or on failure."""
-        if not marks_ranks(self.job.command):
+        """Create the pipes from which lines get the prefix of their rank; None where the command starts no ranks so, or on failure."""
+        if not prefixes_ranks(self.job.command):
             return None
         try:
             count = self.job.processes_per_node
             return RankPipes(self._directory, self.rank, count, self._log, self._passed_on, self._redactor)
         except OSError as error:
-            self.say(f"lines are not marked with their ranks: {error}")
+            self.say(f"lines are not prefixed with their ranks: {error}")
             return None
 
     def stop(self, stop: StopMessage) -> None:

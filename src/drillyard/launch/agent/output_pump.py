@@ -209,13 +209,13 @@ def _drawn(line: bytes) -> bytes:
 
 
 class Pump:
-    """Reader of an attempt's output until all writers are gone. Each line gets `mark`, if there is one, and
-    then marked lines are passed on; else the bytes as read. Redacts log, passed-on output and tail."""
+    """Reader of an attempt's output until all writers are gone. Each line gets `prefix`, if there is one, and
+    then prefixed lines are passed on; else the bytes as read. Redacts log, passed-on output and tail."""
 
     def __init__(
-        self, reader: int, log: Sink, passed_on: Sink | None, mark: bytes = b"", redactor: Redactor | None = None
+        self, reader: int, log: Sink, passed_on: Sink | None, prefix: bytes = b"", redactor: Redactor | None = None
     ) -> None:
-        self._mark = mark
+        self._prefix = prefix
         self._redacted = RedactedStream(redactor or Redactor())
         self._reader = reader
         self._log = log
@@ -239,13 +239,13 @@ class Pump:
             data = self._redacted.feed(data)
             self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
             lines = splitter.feed(data, now) + (splitter.close() if ended else b"")
-            self._log.put(prefixed(lines, stamp(now) + self._mark))
+            self._log.put(prefixed(lines, stamp(now) + self._prefix))
             if self._passed_on is not None:
-                self._passed_on.put(prefixed(lines, self._mark) if self._mark else data)
+                self._passed_on.put(prefixed(lines, self._prefix) if self._prefix else data)
         os.close(self._reader)
 
 
-def marks_ranks(command: Sequence[str]) -> bool:
+def prefixes_ranks(command: Sequence[str]) -> bool:
     """Whether a command starts its ranks through exec_command.py."""
     return any(os.path.basename(word) == "exec_command.py" for word in command)
 

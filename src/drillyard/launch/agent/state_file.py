@@ -1,4 +1,4 @@
-"""Shared files of a run's agents: state.json, which the leader writes, the mark of a cancelled run, secrets.json.
+"""Shared files of a run's agents: state.json, which the leader writes, the file of a cancelled run, secrets.json.
 
 state.json is replaced as a whole, so readers on any host see one state or the next. A full disk does not end the
 run: the newest state waits in memory and is written once it can be.
@@ -205,21 +205,21 @@ def newest_checkpoint(pattern: str | None) -> list[Any] | None:
     return max(found, default=None)
 
 
-def mark_cancelled(launch_directory: Path, submission: str) -> None:
-    """Mark a submission as cancelled by the user, so its end is no failure and starts nothing; later submissions of the
+def record_cancelled(launch_directory: Path, submission: str) -> None:
+    """Record a submission as cancelled by the user, so its end is no failure and starts nothing; later submissions of the
     run are not affected. Raises OSError.
 
     The file is empty, and so needs no room on a full disk.
     """
-    _cancel_mark(launch_directory, submission).touch()
+    _cancel_file(launch_directory, submission).touch()
 
 
 def is_cancelled(launch_directory: Path, submission: str) -> bool:
-    """Whether a submission was cancelled: by `mark_cancelled`, or by a file with its name, as on Vertex AI."""
-    if _cancel_mark(launch_directory, submission).exists():
+    """Whether a submission was cancelled: by `record_cancelled`, or by a file with its name, as on Vertex AI."""
+    if _cancel_file(launch_directory, submission).exists():
         return True
     return read_json_object(launch_directory / "cancelled").get("submission") == submission
 
 
-def _cancel_mark(launch_directory: Path, submission: str) -> Path:
+def _cancel_file(launch_directory: Path, submission: str) -> Path:
     return launch_directory / f"cancelled.{quote(submission, safe='')}"

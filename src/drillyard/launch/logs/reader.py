@@ -105,7 +105,7 @@ def _until_end(reader: _Reader) -> Iterator[bytes]:
 
 def _follow(reader: _Reader, ended: threading.Event) -> Iterator[bytes]:
     """Yield what is written from now on, until the run is over."""
-    marks: deque[tuple[float, bytes]] = deque()
+    readings: deque[tuple[float, bytes]] = deque()
     """Times of reading, and the newest key then: lines up to it are returned HOLD_SECONDS later."""
     ends, free = math.inf, b""
     while True:
@@ -115,9 +115,9 @@ def _follow(reader: _Reader, ended: threading.Event) -> Iterator[bytes]:
             # What was written until now is still read.
             ends = began + 2 * HOLD_SECONDS
         reader.fill(all_of_them=True)
-        marks.append((began, reader.merge.newest()))
-        while marks and began - marks[0][0] >= HOLD_SECONDS:
-            free = max(free, marks.popleft()[1])
+        readings.append((began, reader.merge.newest()))
+        while readings and began - readings[0][0] >= HOLD_SECONDS:
+            free = max(free, readings.popleft()[1])
         old = key_of(round((time.time() - _OLD_SECONDS) * 1e6))
         yield reader.merge.final(max(free, old))
         if reader.at_end:

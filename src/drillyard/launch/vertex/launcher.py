@@ -134,9 +134,9 @@ class VertexLauncher(Launcher[VertexRun]):
                 continue
             # So that the agents report it as cancelled; without a bucket the service's state is enough.
             with suppress(UserError):
-                mark = {"submission": job_id(job), "at": time.time()}
+                record = {"submission": job_id(job), "at": time.time()}
                 launch = self._run_of(job).launch_directory
-                self._files.write(launch, {"cancelled": json.dumps(mark).encode() + b"\n"})
+                self._files.write(launch, {"cancelled": json.dumps(record).encode() + b"\n"})
                 self._files.remove(f"{launch}/secrets.json")
             self._service.cancel(str(job["name"]))
         return self._run_of(self._service.job(str(run.job["name"]))).status

@@ -13,7 +13,7 @@ import pytest
 
 from drillyard.launch.agent import exec_command, output_pump
 from drillyard.launch.agent.exit_report import last_lines, merged_rank_output
-from drillyard.launch.agent.output_pump import RankPipes, Sink, marks_ranks, open_log
+from drillyard.launch.agent.output_pump import RankPipes, Sink, open_log, prefixes_ranks
 from drillyard.launch.logs.line_selection import RankFilter
 
 TORCHRUN = """
@@ -159,5 +159,5 @@ def test_the_rank_that_failed_first_has_the_last_word_before_torchrun() -> None:
 
 
 def test_a_command_tells_whether_it_marks_its_ranks() -> None:
-    assert marks_ranks(["torchrun", "{launch_directory}/agent/exec_command.py", "--rank", "python", "a.py"])
-    assert not marks_ranks(["torchrun", "a.py"])
+    assert prefixes_ranks(["torchrun", "{launch_directory}/agent/exec_command.py", "--rank", "python", "a.py"])
+    assert not prefixes_ranks(["torchrun", "a.py"])

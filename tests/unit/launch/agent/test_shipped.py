@@ -13,7 +13,7 @@ import pytest
 from drillyard.launch.agent import index, startup
 from drillyard.launch.agent.job import Job, read_job
 from drillyard.launch.agent.node_command import fill
-from drillyard.launch.agent.state_file import mark_cancelled, replace_file
+from drillyard.launch.agent.state_file import record_cancelled, replace_file
 from drillyard.launch.prepared_run import agent_files
 from drillyard.supervise.process_identity import process_of, this_process
 
@@ -123,7 +123,7 @@ def test_who_starts_a_run_again_after_85(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> None:
-    mark_cancelled(tmp_path, "s")
+    record_cancelled(tmp_path, "s")
     assert seen(tmp_path)["state"] == "cancelled"
 
 

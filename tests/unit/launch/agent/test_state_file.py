@@ -114,5 +114,5 @@ def test_an_unreadable_state_is_none_to_go_on_from(tmp_path: Path) -> None:
 
 def test_a_cancelled_submission_is_the_only_one(tmp_path: Path) -> None:
     assert not state_file.is_cancelled(tmp_path, "a")
-    state_file.mark_cancelled(tmp_path, "a")
+    state_file.record_cancelled(tmp_path, "a")
     assert state_file.is_cancelled(tmp_path, "a") and not state_file.is_cancelled(tmp_path, "b")
