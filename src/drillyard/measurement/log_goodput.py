@@ -1,11 +1,11 @@
-"""Goodput of any framework's log: its steps and marks as the moments of `drillyard.goodput`, where the sum is.
+"""Goodput of any framework's log: its steps and events as the moments of `drillyard.goodput`, where the sum is.
 
 A Drillyard run directory is taken by its events, as the trainer does for summary.json, so both give the same figures.
-For other logs steps and marks are merged in the order of their lines (of their time stamps, where they come from
+For other logs steps and events are merged in the order of their lines (of their time stamps, where they come from
 different files), and what a log states less clearly than our events is read as follows:
 
 - Wall time is from the first time stamp to the last, or `job_start` to `job_end`. What comes before the first line
-  belongs to start-up, what comes after the last step is unknown unless marks say more.
+  belongs to start-up, what comes after the last step is unknown unless events say more.
 - An attempt starts with its first time stamp. Where the log shows no failure before it, the gap is unknown.
 - A failure without a time stamp of its own (a traceback between stamped lines) is put at the last stamp of its attempt.
 - A save or evaluation of which only the end is logged has taken the seconds that the line says. One of which only the
@@ -13,7 +13,7 @@ different files), and what a log states less clearly than our events is read as 
 - The first step of an attempt follows on the step that its resume names, else on the one a logging interval before.
 - A duration that is a moving average is not that of one step: the time stamps alone count.
 
-Limits: no time stamps, no goodput. With time stamps in whole seconds each category is off by up to a second per mark.
+Limits: no time stamps, no goodput. With time stamps in whole seconds each category is off by up to a second per event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 
 from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Moment, Overlay, account
-from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, Mark, ParsedLog, Steps
+from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LogEvent, ParsedLog, Steps
 from drillyard.telemetry.events import INTERRUPTIONS
 from drillyard.telemetry.events import goodput as goodput_of_events
 
@@ -65,23 +65,23 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     yield Moment(first, "run_start")
     stamped = log.steps.time_us != NO_TIME
     steps = log.steps if stamped.all() else log.steps.select(stamped)
-    marks: dict[int, list[Mark]] = {}
-    for mark in log.marks:
-        marks.setdefault(mark.attempt, []).append(mark)
+    events: dict[int, list[LogEvent]] = {}
+    for event in log.events:
+        events.setdefault(event.attempt, []).append(event)
     starts = {attempt.number: attempt for attempt in log.attempts}
     # How many steps apart neighbouring rows of an attempt usually are.
     gaps = np.diff(steps.step)[np.diff(steps.attempt) == 0]
     interval = max(int(np.median(gaps)), 1) if len(gaps) else 1
     lowest = min(int(steps.step.min()) - 1, 0) if len(steps) else 0
     latest = first
-    for number in sorted({*marks, *starts, *np.unique(steps.attempt).tolist()}):
+    for number in sorted({*events, *starts, *np.unique(steps.attempt).tolist()}):
         start = starts.get(number)
         first_row, last_row = np.searchsorted(steps.attempt, [number, number + 1])
         rows = steps.select(slice(int(first_row), int(last_row)))
-        ours = marks.get(number, [])
+        ours = events.get(number, [])
         placed = _placed(ours, None if start is None else start.last_time_us)
         begun = None if start is None else start.first_time_us
-        if number > 0 and not _start_is_marked(rows, placed, begun) and (begun is not None or len(rows)):
+        if number > 0 and not _start_is_logged(rows, placed, begun) and (begun is not None or len(rows)):
             yield Moment(_beginning(latest, begun, rows), "round_start")
         for item in _attempt(rows, placed, _position(rows, ours, interval, lowest)):
             latest = item.at
@@ -89,11 +89,11 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     yield Moment(max(last, latest), "over")
 
 
-def _start_is_marked(rows: Steps, placed: list[tuple[int, Mark]], begun: int | None) -> bool:
-    """Whether marks no later than the beginning of an attempt show how the one before ended."""
+def _start_is_logged(rows: Steps, placed: list[tuple[int, LogEvent]], begun: int | None) -> bool:
+    """Whether events no later than the beginning of an attempt show how the one before ended."""
     return any(
-        place == 0 and mark.kind in ("restart", "failure", "waiting") and (begun is None or time_us <= begun)
-        for place, (time_us, mark) in zip(_places(rows, placed), placed, strict=True)
+        place == 0 and event.kind in ("restart", "failure", "waiting") and (begun is None or time_us <= begun)
+        for place, (time_us, event) in zip(_places(rows, placed), placed, strict=True)
     )
 
 
@@ -110,30 +110,30 @@ def _beginning(latest: int, begun: int | None, rows: Steps) -> int:
     return latest if begun < latest <= first else begun
 
 
-def _placed(marks: Sequence[Mark], at_failure: int | None) -> list[tuple[int, Mark]]:
-    """The marks of an attempt that mean something and have a time, each with it; those of several files by time."""
+def _placed(events: Sequence[LogEvent], at_failure: int | None) -> list[tuple[int, LogEvent]]:
+    """The events of an attempt that mean something and have a time, each with it; those of several files by time."""
     placed = []
-    for mark in marks:
-        time_us = at_failure if mark.time_us is None and mark.kind == "failure" else mark.time_us
-        if time_us is not None and mark.kind in INTERRUPTIONS:
-            placed.append((time_us, mark))
-    if len({mark.file for _, mark in placed}) > 1:
+    for event in events:
+        time_us = at_failure if event.time_us is None and event.kind == "failure" else event.time_us
+        if time_us is not None and event.kind in INTERRUPTIONS:
+            placed.append((time_us, event))
+    if len({event.file for _, event in placed}) > 1:
         placed.sort(key=lambda one: one[0])
     return placed
 
 
-def _position(rows: Steps, marks: Sequence[Mark], interval: int, lowest: int) -> int | None:
+def _position(rows: Steps, events: Sequence[LogEvent], interval: int, lowest: int) -> int | None:
     """The step on which the first row of an attempt follows."""
     if not len(rows):
         return None
     first = int(rows.step[0])
     before = max(first - max(int(rows.window_steps[0]), int(rows.stands_for[0]), interval), lowest)
-    resumed = [mark.step for mark in marks if mark.kind == "resume" and mark.step is not None]
+    resumed = [event.step for event in events if event.kind == "resume" and event.step is not None]
     return next((step for step in reversed(resumed) if before <= step < first), before)
 
 
-def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -> Iterator[Moment]:
-    """The rows and marks of one attempt in the order in which they happened."""
+def _attempt(rows: Steps, events: list[tuple[int, LogEvent]], position: int | None) -> Iterator[Moment]:
+    """The rows and events of one attempt in the order in which they happened."""
     done = 0
 
     def up_to(until: int) -> Iterator[Moment]:
@@ -141,7 +141,7 @@ def _attempt(rows: Steps, marks: list[tuple[int, Mark]], position: int | None) -
             yield Moment(int(rows.time_us[0]), "resume", position)
         yield from _step_moments(rows, done, until)
 
-    for until, moment in _without_doubles(zip(_places(rows, marks), marks, strict=True), len(rows)):
+    for until, moment in _without_doubles(zip(_places(rows, events), events, strict=True), len(rows)):
         yield from up_to(until)
         done = max(done, until)
         yield moment
@@ -158,29 +158,29 @@ def _step_moments(rows: Steps, begin: int, end: int) -> Iterator[Moment]:
             yield Moment(at, "step", step)
 
 
-def _places(rows: Steps, marks: list[tuple[int, Mark]]) -> list[int]:
-    """For each mark, how many rows come before it: by line within a file, by time between files."""
+def _places(rows: Steps, events: list[tuple[int, LogEvent]]) -> list[int]:
+    """For each event, how many rows come before it: by line within a file, by time between files."""
     places, place = [], 0
     in_order = bool((np.diff(rows.line) > 0).all())
-    for time_us, mark in marks:
-        if in_order and len(rows) and bool((rows.file == mark.file).all()):
-            before = int(np.searchsorted(rows.line, mark.line))
+    for time_us, event in events:
+        if in_order and len(rows) and bool((rows.file == event.file).all()):
+            before = int(np.searchsorted(rows.line, event.line))
         else:
-            before = int(np.searchsorted(rows.time_us, time_us, "left" if mark.kind == "restart" else "right"))
+            before = int(np.searchsorted(rows.time_us, time_us, "left" if event.kind == "restart" else "right"))
         place = max(place, before)
         places.append(place)
     return places
 
 
-def _without_doubles(placed: Iterable[tuple[int, tuple[int, Mark]]], num_rows: int) -> list[tuple[int, Moment]]:
-    """The marks as moments with the number of rows before each. Of what several ranks print the first beginning and the
-    last end are kept; a beginning without an end before the next step is dropped."""
+def _without_doubles(placed: Iterable[tuple[int, tuple[int, LogEvent]]], num_rows: int) -> list[tuple[int, Moment]]:
+    """The events as moments with the number of rows before each. Of what several ranks print the first beginning and
+    the last end are kept; a beginning without an end before the next step is dropped."""
     kept: list[tuple[int, Moment] | None] = []
     begun: dict[Overlay, int] = {}
     ended: dict[Overlay, tuple[int, int | None]] = {}
-    for place, (time_us, mark) in placed:
-        kind, overlay = INTERRUPTIONS[mark.kind]
-        seconds = mark.seconds if mark.seconds is not None and 0 <= mark.seconds < LONGEST_SECONDS else None
+    for place, (time_us, event) in placed:
+        kind, overlay = INTERRUPTIONS[event.kind]
+        seconds = event.seconds if event.seconds is not None and 0 <= event.seconds < LONGEST_SECONDS else None
         for name, index in list(begun.items()):
             item = kept[index]
             if item is not None and item[0] < place:
@@ -196,11 +196,11 @@ def _without_doubles(placed: Iterable[tuple[int, tuple[int, Mark]]], num_rows: i
         else:
             earlier, of_step = ended.get(overlay, (-1, None))
             item = None if earlier < 0 else kept[earlier]
-            if item is not None and item[0] == place and of_step == mark.step and overlay not in begun:
+            if item is not None and item[0] == place and of_step == event.step and overlay not in begun:
                 kind, kept[earlier] = item[1].kind, None
             elif begun.pop(overlay, None) is None:
                 kind = "done"
-            ended[overlay] = len(kept), mark.step
+            ended[overlay] = len(kept), event.step
         kept.append((place, Moment(time_us, kind, None, seconds, overlay)))
     for index in begun.values():
         item = kept[index]

@@ -71,14 +71,14 @@ class HeldOut(NamedTuple):
 def held_out(log: ParsedLog) -> dict[str, HeldOut]:
     """Results of the evaluations by dotted names such as `rows.loss`; values that are not finite are left out."""
     found: dict[str, HeldOut] = {}
-    for mark in (mark for mark in log.marks if mark.kind == "evaluation"):
-        for name, value in flatten(dict(mark.values)).items():
+    for event in (event for event in log.events if event.kind == "evaluation"):
+        for name, value in flatten(dict(event.values)).items():
             if not math.isfinite(value):
                 continue
             lowest, step = (found[name].lowest, found[name].lowest_step) if name in found else (None, None)
             if "loss" in name.split(".")[-1] and (lowest is None or value <= lowest):
-                lowest, step = value, mark.step
-            found[name] = HeldOut(value, mark.step, lowest, step)
+                lowest, step = value, event.step
+            found[name] = HeldOut(value, event.step, lowest, step)
     return found
 
 

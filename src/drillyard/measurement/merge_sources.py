@@ -1,7 +1,7 @@
 """Merge of the content of all sources into the ParsedLog of one run.
 
 Where the same run was logged in several formats, the steps come from the first of `log_formats` that has at least
-half as many as any other; facts and marks are taken from the others too. Every source is listed in `ParsedLog.sources`,
+half as many as any other; facts and events are taken from the others too. Every source is in `ParsedLog.sources`,
 with the reason if its steps were not used.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from drillyard.errors import UserError
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.marks import assign_marks, find_attempts, goes_back, split_at_starts, start_rows
+from drillyard.measurement.log_events import assign_events, find_attempts, goes_back, split_at_starts, start_rows
 from drillyard.measurement.merge_ranks import merge_ranks
 from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, ParsedLog, Steps
 from drillyard.measurement.source_reader import FormatContent, SourceContent
@@ -48,9 +48,9 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
     # no loss is finite, the tokens decide.
     full = [(lane, name) for lane, name in lanes if any(lane.column(key) is not None for key in ("loss", "tokens"))]
     lanes = full if full and any(Path(name).name in RUN_FILES for _, name in lanes) else lanes
-    marks = _marks(readings, chosen)
+    events = _events(readings, chosen)
     # Drillyard's own lines number their attempts.
-    starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], marks)
+    starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], events)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
         copies = merge_ranks(
@@ -65,11 +65,11 @@ def merge_sources(readings: list[SourceContent], zone: tzinfo | None, *, last: b
         sources[copy].used = False
         sources[copy].note = f"repeats {sources[original].name}"
     if chosen == Drillyard.name and len(log.steps):
-        begun = [mark.time_us for _, mark in marks if mark.kind in ("run_start", "round_start")]
+        begun = [event.time_us for _, event in events if event.kind in ("run_start", "round_start")]
         log.steps = split_at_starts(log.steps, [time for time in begun if time is not None])
-    log.marks = assign_marks(marks, log.steps)
+    log.events = assign_events(events, log.steps)
     times = {number: (reading.first_time_us, reading.last_time_us) for number, reading in enumerate(readings)}
-    log.attempts = find_attempts(log.steps, log.marks, times, clock_restarts=clock_restarts)
+    log.attempts = find_attempts(log.steps, log.events, times, clock_restarts=clock_restarts)
     log.clock = _clock(log, readings, zone)
     _warn(log)
     return log
@@ -96,20 +96,20 @@ def _describe(reading: SourceContent, mine: FormatContent | None, chosen: str | 
         source.format, source.used = other.format, False
         source.note = f"taken for the same run; {log_formats()[chosen or other.format].title} has more to say"
     elif source.format is None and not source.note:
-        source.used = any(found.marks for found in reading.found)
+        source.used = any(found.events for found in reading.found)
         source.note = "no steps"
 
 
-def _marks(readings: list[SourceContent], chosen: str | None) -> list[Any]:
-    """The marks of the chosen format, and of others in other sources those kinds that it does not have."""
+def _events(readings: list[SourceContent], chosen: str | None) -> list[Any]:
+    """The events of the chosen format, and of others in other sources those kinds that it does not have."""
     found = [one for reading in readings for one in reading.found]
-    own = [mark for one in found if one.format == chosen for mark in one.marks]
-    kinds = {mark.kind for _, mark in own}
-    seen = {(mark.file, mark.line) for _, mark in own}
-    for origin, mark in (pair for one in found if one.format != chosen for pair in one.marks):
-        if mark.kind not in kinds and (mark.file, mark.line) not in seen:
-            own.append((origin, mark))
-            seen.add((mark.file, mark.line))
+    own = [event for one in found if one.format == chosen for event in one.events]
+    kinds = {event.kind for _, event in own}
+    seen = {(event.file, event.line) for _, event in own}
+    for origin, event in (pair for one in found if one.format != chosen for pair in one.events):
+        if event.kind not in kinds and (event.file, event.line) not in seen:
+            own.append((origin, event))
+            seen.add((event.file, event.line))
     return own
 
 

@@ -1,8 +1,8 @@
-"""Content of a run's logs, whatever framework wrote them: steps as columns, everything else as marks.
+"""Content of a run's logs, whatever framework wrote them: steps as columns, everything else as events.
 
 `read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch use nothing else.
 A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
-does not have costs nothing), while rare events are `Mark` objects.
+does not have costs nothing), while rare events are `LogEvent` objects.
 
 What readers of a `ParsedLog` can rely on:
 - A step printed by several ranks is one row: the slowest rank's `seconds` and `time_us`, all else from the lowest rank.
@@ -153,7 +153,7 @@ def _pick(values: NDArray[Any], where: Any) -> NDArray[Any]:
     return chosen
 
 
-MarkKind = Literal[
+LogEventKind = Literal[
     "run_start",
     "round_start",
     "resume",
@@ -173,7 +173,7 @@ MarkKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogEvent:
     """An event other than a step. `kind` is from the vocabulary of events.jsonl (`telemetry/events.py`):
 
     run_start, round_start   a program or an attempt starts;  resume: a checkpoint was loaded (`step` is its step)
@@ -183,7 +183,7 @@ class Mark:
     failure, restart, waiting, end   as the log states them
     """
 
-    kind: MarkKind
+    kind: LogEventKind
     time_us: int | None
     """UTC microseconds since 1970; None without a time stamp."""
     file: int
@@ -272,7 +272,7 @@ class ReadSource:
     bytes: int = 0
     lines: int = 0
     lines_passed_over: int = 0
-    """Lines that were neither a step nor a mark nor a fact."""
+    """Lines that were neither a step nor an event nor a fact."""
     damaged_lines: int = 0
     """Lines that begin like a step but cannot be read as one (torn, binary)."""
     unfinished_lines: int = 0
@@ -302,7 +302,7 @@ class ParsedLog:
     """All that was read of one run. `sources[steps.file[i]]` is where row i comes from."""
 
     steps: Steps
-    marks: list[Mark]
+    events: list[LogEvent]
     """In the order of attempts and, within one, of the log."""
     facts: LogFacts
     attempts: list[LoggedAttempt]

@@ -50,7 +50,7 @@ def read_logs(
 
     `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is the
     name of the only format to look for. Raises UserError for paths that cannot be read, and, naming the formats tried,
-    if they hold no step and no mark, unless `allow_empty`.
+    if they hold no step and no event, unless `allow_empty`.
     """
     zone = time_zone(timezone) if isinstance(timezone, str) else timezone
     only = _format(framework)
@@ -66,7 +66,7 @@ def read_logs(
     log.warnings += broken
     log.sources += chosen.aside
     add_directory(log, chosen.run_directory)
-    if not len(log.steps) and not log.marks and not allow_empty:
+    if not len(log.steps) and not log.events and not allow_empty:
         raise UserError(_nothing_found(log, only, broken))
     return log
 
@@ -128,7 +128,7 @@ class Tail:
             return None
         log = merge_sources([source.content() for source in self._sources], self._zone)
         add_directory(log, self._chosen.run_directory)
-        if self.ended and not len(log.steps) and not log.marks:
+        if self.ended and not len(log.steps) and not log.events:
             raise UserError(_nothing_found(log, self._only, []))
         return log
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from drillyard.formatting import count, significant
 from drillyard.measurement.formats import format_title
-from drillyard.measurement.marks import WaitKind
+from drillyard.measurement.log_events import WaitKind
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
+from drillyard.measurement.log_events import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.log_goodput import goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
-from drillyard.measurement.marks import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times

@@ -1,4 +1,4 @@
-"""Read or follow one source: detect its formats by content, then read its steps, marks and facts.
+"""Read or follow one source: detect its formats by content, then read its steps, events and facts.
 
 Until steps are found, all text formats search each block, which costs a search for one literal each. Once some are
 found, the formats that found none within `_DETECTION_BLOCKS` more blocks are dropped: a file in which another format
@@ -28,7 +28,7 @@ from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.line_rules import LAUNCHER_RULES, RuleContext, RuleSearch, line_time
 from drillyard.measurement.formats.log_format import DocumentFormat, StepLineReader, TextFormat
 from drillyard.measurement.lanes import Lane, Lanes
-from drillyard.measurement.parsed_log import LogFacts, Mark, ReadSource
+from drillyard.measurement.parsed_log import LogEvent, LogFacts, ReadSource
 
 _DETECTION_BLOCKS: Final = 4
 _NOTE_BLOCKS: Final = 64
@@ -43,7 +43,7 @@ class FormatContent:
 
     format: str
     lanes: list[Lane]
-    marks: list[tuple[Origin, Mark]]
+    events: list[tuple[Origin, LogEvent]]
     facts: LogFacts
     warnings: list[str] = field(default_factory=list)
 
@@ -118,7 +118,7 @@ class TextSourceReader:
                 yield time
 
     def content(self) -> SourceContent:
-        """Return what was read so far. Formats that found no step, mark or fact are left out."""
+        """Return what was read so far. Formats that found no step, event or fact are left out."""
         if self._last is not None:
             tail = self._last.text[-65_536:].split(b"\n")[-_STAMPED_LINES:]
             self.last_time_us = next(self._times(tail[::-1]), self.last_time_us)
@@ -130,9 +130,9 @@ class TextSourceReader:
             format.warnings.clear()
             for lane in lanes:
                 format.finish_lane(lane)
-            if lanes or context.marks or context.facts.places:
+            if lanes or context.events or context.facts.places:
                 found.append(
-                    FormatContent(format.name, lanes, list(context.marks), context.facts, list(format.warnings))
+                    FormatContent(format.name, lanes, list(context.events), context.facts, list(format.warnings))
                 )
         self._count_lines()
         return SourceContent(self.source, found, self.stamps, self.first_time_us, self.last_time_us)
@@ -190,7 +190,7 @@ def _read_document(kind: type[DocumentFormat], file: LogFile, number: int, strea
     stamps = Stamps()
     stamps.zoned = parsed.first_time_us is not None
     warnings = [f"{file.name}: reading ended there: {parsed.error}"] if parsed.error else []
-    found = FormatContent(kind.name, list(parsed.lanes), parsed.marks, parsed.facts, warnings)
+    found = FormatContent(kind.name, list(parsed.lanes), parsed.events, parsed.facts, warnings)
     return SourceContent(source, [found], stamps, parsed.first_time_us, parsed.last_time_us)
 
 

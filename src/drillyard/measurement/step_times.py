@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.measurement.formats.drillyard import Drillyard
-from drillyard.measurement.marks import Wait, find_waits, overlap_microseconds
+from drillyard.measurement.log_events import Wait, find_waits, overlap_microseconds
 from drillyard.measurement.parsed_log import COMPILED, LONGEST_SECONDS, NO_TIME, ParsedLog, Steps
 
 Floats = NDArray[np.float64]
@@ -325,7 +325,7 @@ def _whole_run(log: ParsedLog) -> StepTimes:
     last = int(steps.step.max()) if len(steps) else facts.total_steps
     if facts.train_runtime_seconds is None or not last:
         return StepTimes(basis=None)
-    resumed = max((mark.step or 0 for mark in log.marks if mark.kind == "resume"), default=0)
+    resumed = max((event.step or 0 for event in log.events if event.kind == "resume"), default=0)
     count = last - resumed
     if count <= 0:
         return StepTimes(basis=None)

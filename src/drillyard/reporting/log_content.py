@@ -16,7 +16,7 @@ import numpy as np
 from drillyard import formatting
 from drillyard.formatting import count, duration, number, plural
 from drillyard.measurement.formats import format_title
-from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark, ParsedLog
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, LogEvent, ParsedLog
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows, total_tokens
 from drillyard.reporting.content import COUNTS, Content, Curves, Floats, Point, Table, Tile
@@ -52,8 +52,8 @@ def measured_content(result: RunResult, device: str = "GPU", price_source: str =
         if account is not None and account.clock_steps_back
         else "",
         resumed=_resumed(log),
-        evaluations=_evaluations(log.marks),
-        events=[text for mark in log.marks if (text := _event_text(mark)) is not None],
+        evaluations=_evaluations(log.events),
+        events=[text for event in log.events if (text := _event_text(event)) is not None],
         checkpoints=Table(("Checkpoints", "Value"), rows) if (rows := checkpoint_rows(result)) else None,
         environment=list(_environment(result)),
         missing=_missing(result),
@@ -157,7 +157,7 @@ def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile |
         wall = duration(account.wall_microseconds / 1e6)
         yield Tile("Goodput", formatting.percent(account.goodput), f"of {wall} wall time was productive")
     restarts = max(len(log.attempts) - 1, 0) if account is None else account.restarts
-    failures = sum(mark.kind == "failure" for mark in log.marks)
+    failures = sum(event.kind == "failure" for event in log.events)
     if restarts or failures:
         redone = int(np.count_nonzero(log.steps.again)) if account is None else account.steps_redone
         yield Tile("Restarts", str(restarts), f"{plural(failures, 'failure')}, {plural(redone, 'step')} done again")
@@ -219,28 +219,28 @@ def _mfu_note(result: RunResult) -> str:
 
 def _resumed(log: ParsedLog) -> list[int]:
     """The steps that later attempts resumed from: as the log says, else the one before their first."""
-    if said := [mark.step for mark in log.marks if mark.kind == "resume" and mark.step is not None]:
+    if said := [event.step for event in log.events if event.kind == "resume" and event.step is not None]:
         return said
     starts = [log.steps.step[log.steps.attempt == attempt.number] for attempt in log.attempts[1:]]
     return [max(0, int(steps.min()) - 1) for steps in starts if len(steps)]
 
 
-def _evaluations(marks: list[Mark]) -> dict[str, list[Point]]:
+def _evaluations(events: list[LogEvent]) -> dict[str, list[Point]]:
     """The values of each figure by its dotted name; evaluating a step again replaces its value."""
     figures: dict[str, dict[int, float]] = {}
-    for mark in marks:
-        if mark.kind == "evaluation":
-            for name, value in flatten(dict(mark.values)).items():
+    for event in events:
+        if event.kind == "evaluation":
+            for name, value in flatten(dict(event.values)).items():
                 if name.rpartition(".")[2] not in COUNTS:
-                    figures.setdefault(name, {})[mark.step or 0] = value
+                    figures.setdefault(name, {})[event.step or 0] = value
     return {name: [Point(step, values[step]) for step in sorted(values)] for name, values in figures.items()}
 
 
-def _event_text(mark: Mark) -> EventText | None:
-    """A mark as the event of the same name; the end of a save counts as its completion."""
-    name = "checkpoint" if mark.kind == "checkpoint_end" else mark.kind
-    fields = {"step": mark.step, "seconds": mark.seconds, "results": mark.values, "reason": mark.text}
-    return describe_event({"event": name, "time": mark.time_us, **fields})
+def _event_text(event: LogEvent) -> EventText | None:
+    """An event of a log as the one of the same name in events.jsonl; the end of a save counts as its completion."""
+    name = "checkpoint" if event.kind == "checkpoint_end" else event.kind
+    fields = {"step": event.step, "seconds": event.seconds, "results": event.values, "reason": event.text}
+    return describe_event({"event": name, "time": event.time_us, **fields})
 
 
 def checkpoint_rows(result: RunResult) -> list[tuple[str, ...]]:

@@ -182,7 +182,7 @@ INTERRUPTIONS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
     "waiting": ("waiting", None),
     "end": ("over", None),
 }
-"""Events, and marks in logs of any framework, that mean the same to goodput."""
+"""Events, of ours and in logs of any framework, that mean the same to goodput."""
 _MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
     "run_start": ("run_start", None),
     "round_start": ("round_start", None),

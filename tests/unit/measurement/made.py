@@ -7,9 +7,9 @@ from typing import Any
 from drillyard.measurement.parsed_log import (
     NO_TIME,
     LogClock,
+    LogEvent,
     LogFacts,
     LoggedAttempt,
-    Mark,
     ParsedLog,
     ReadSource,
     Steps,
@@ -20,7 +20,9 @@ NEW_YEAR = 1_798_761_600 * SECOND
 """2027-01-01T00:00:00Z in microseconds since 1970."""
 
 
-def run_log(marks: list[Mark] | None = None, facts: dict[str, Any] | None = None, format: str = "megatron", **columns):
+def run_log(
+    events: list[LogEvent] | None = None, facts: dict[str, Any] | None = None, format: str = "megatron", **columns
+):
     """A log with these columns of steps; `step` counts from 1 and `line` from 11 unless given. `resolution_us` is the
     clock's."""
     resolution_us = columns.pop("resolution_us", 1)
@@ -36,7 +38,7 @@ def run_log(marks: list[Mark] | None = None, facts: dict[str, Any] | None = None
         attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None))
     clock = LogClock("stated" if stamped else "none", first, last, resolution_us)
     return ParsedLog(
-        steps, marks or [], LogFacts(**(facts or {})), attempts, [ReadSource("run.log", format)], clock, format
+        steps, events or [], LogFacts(**(facts or {})), attempts, [ReadSource("run.log", format)], clock, format
     )
 
 

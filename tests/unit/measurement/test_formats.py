@@ -26,7 +26,7 @@ class Expected:
     format: str
     columns: dict[str, list[Any]]
     facts: dict[str, Any] = field(default_factory=dict)
-    marks: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
 
 
 EXPECTED = {
@@ -174,7 +174,7 @@ def check(log: ParsedLog, expected: Expected) -> None:
         np.testing.assert_allclose(getattr(log.steps, name), values, rtol=1e-6, err_msg=name)
     for name, value in expected.facts.items():
         assert getattr(log.facts, name) == pytest.approx(value), name
-    assert [mark.kind for mark in log.marks] == expected.marks
+    assert [event.kind for event in log.events] == expected.events
 
 
 @pytest.mark.parametrize("sample", EXPECTED)
@@ -198,7 +198,7 @@ def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> Non
         log = read_logs([tmp_path / sample])
         own = {"time_us"} if STAMP in prefix and expected.format != "dllogger" else set()
         ours = {name: values for name, values in expected.columns.items() if name not in own}
-        check(log, Expected(expected.format, ours, expected.facts, expected.marks))
+        check(log, Expected(expected.format, ours, expected.facts, expected.events))
         if STAMP in prefix and expected.format not in ("dllogger", "nemo1"):
             assert (log.steps.time_us == STAMP_US).all(), sample
         if b"rank0" in prefix:
@@ -329,7 +329,7 @@ def test_torchtitan_validation_is_no_step(tmp_path: Path) -> None:
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [10]
-    assert [(mark.kind, mark.step, dict(mark.values)) for mark in log.marks] == [("evaluation", 10, {"loss": 7.9})]
+    assert [(event.kind, event.step, dict(event.values)) for event in log.events] == [("evaluation", 10, {"loss": 7.9})]
 
 
 def test_nemo2_numbers_steps_over_epochs(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_hf_lines_with_quoted_numbers_and_bars_on_the_same_line(tmp_path: Path) 
     assert log.steps.window_steps.tolist() == [2, 2]
     assert log.steps.tokens.tolist() == [2048, 2048]
     assert log.steps.flags.tolist() == [0, NONFINITE]
-    assert [dict(mark.values) for mark in log.marks] == [{"loss": 0.7}]
+    assert [dict(event.values) for event in log.events] == [{"loss": 0.7}]
     assert not log.warnings
 
 

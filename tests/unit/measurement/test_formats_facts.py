@@ -111,13 +111,15 @@ def read_text(text: str, directory: Path) -> ParsedLog:
 
 
 @pytest.mark.parametrize("format", LOGS)
-def test_facts_and_marks(format: str, tmp_path: Path) -> None:
-    text, facts, marks = LOGS[format]
+def test_facts_and_events(format: str, tmp_path: Path) -> None:
+    text, facts, events = LOGS[format]
     log = read_text(text, tmp_path)
     assert log.format == format
     assert {name: getattr(log.facts, name) for name in facts} == facts
-    assert [(mark.kind, (mark.time_us - NOON) / SECOND, mark.seconds) for mark in log.marks if mark.time_us] == marks
-    assert len(log.marks) == len(marks)
+    assert [
+        (event.kind, (event.time_us - NOON) / SECOND, event.seconds) for event in log.events if event.time_us
+    ] == events
+    assert len(log.events) == len(events)
 
 
 def test_a_fact_names_its_place(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_what_every_rank_says_counts_once(tmp_path: Path) -> None:
     lines = [f"{rank}: {at(1)} saving checkpoint at iteration       5 to /x" for rank in range(4)]
     step = "{}: {} iteration 5/ 9 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |"
     log = read_text("\n".join([step.format(0, at(0)), *lines]) + "\n", tmp_path)
-    assert [(mark.kind, mark.step, mark.rank) for mark in log.marks] == [("checkpoint_begin", 5, 0)]
+    assert [(event.kind, event.step, event.rank) for event in log.events] == [("checkpoint_begin", 5, 0)]
 
 
 def test_the_text_of_a_mark_is_what_was_said_and_not_by_whom(tmp_path: Path) -> None:
@@ -138,4 +140,4 @@ def test_the_text_of_a_mark_is_what_was_said_and_not_by_whom(tmp_path: Path) -> 
     prefix = "[pod/job-0-x/main] 2026-08-01T12:00:00.123456789Z "
     path = tmp_path / "run.log"
     path.write_text(f"{prefix}{said}\n{prefix}{step}\n")
-    assert [mark.text for mark in read_logs([path]).marks] == [said.strip()]
+    assert [event.text for event in read_logs([path]).events] == [said.strip()]

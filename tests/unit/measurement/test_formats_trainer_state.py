@@ -41,7 +41,7 @@ def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
     assert log.format == "hf_trainer_state"
     np.testing.assert_array_equal(log.steps.loss, [2 / step for step in range(1, 51)])
     assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (4, 12.5, 50)
-    assert [(mark.kind, dict(mark.values)) for mark in log.marks] == [("evaluation", {"loss": 0.5})]
+    assert [(event.kind, dict(event.values)) for event in log.events] == [("evaluation", {"loss": 0.5})]
 
 
 def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Goodput of logs: generated timelines with known truth are accounted for to the microsecond, whatever marks tell."""
+"""Goodput of logs: generated timelines with known truth are accounted for to the microsecond, whatever events tell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drillyard.errors import UserError
 from drillyard.goodput import Moment, account
 from drillyard.hardware import find_accelerator
 from drillyard.measurement.log_goodput import goodput_of_log
-from drillyard.measurement.parsed_log import NO_TIME, LoggedAttempt, Mark, ParsedLog
+from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LoggedAttempt, ParsedLog
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.telemetry import StepRecord, append_event, write_summary
@@ -94,11 +94,11 @@ def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
         launch = "restart" if run.steps else "startup"
         run.spend(data.draw(duration), launch)
         if len(run.attempts) > 1:
-            run.mark("resume", step=saved)
+            run.event("resume", step=saved)
         if data.draw(st.booleans()):
-            run.mark("evaluation_begin")
+            run.event("evaluation_begin")
             run.spend(data.draw(duration), "evaluation")
-            run.mark("evaluation_end")
+            run.event("evaluation_end")
             run.spend(data.draw(duration), launch)
         fails_at = data.draw(st.none() | st.integers(saved + 1, total)) if len(run.attempts) < 4 else None
         while step < total and step + 1 != fails_at:
@@ -110,30 +110,30 @@ def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
                 saved = step
                 waited = data.draw(duration)
                 if data.draw(st.booleans()):
-                    run.mark("checkpoint_begin", step=step, rank=0)
-                    run.mark("checkpoint_begin", step=step, rank=1)
+                    run.event("checkpoint_begin", step=step, rank=0)
+                    run.event("checkpoint_begin", step=step, rank=1)
                     run.spend(waited, "checkpoint")
-                    run.mark("checkpoint_end", step=step, rank=1)
+                    run.event("checkpoint_end", step=step, rank=1)
                     run.spend(waited, "checkpoint")
-                    run.mark("checkpoint_end", step=step, rank=0)
+                    run.event("checkpoint_end", step=step, rank=0)
                 else:
                     run.spend(waited, "checkpoint")
-                    run.mark("checkpoint_end", step=step, seconds=waited / 1e6)
+                    run.event("checkpoint_end", step=step, seconds=waited / 1e6)
             if step % evaluate_every == 0 and step != total:
                 waited = data.draw(duration)
                 run.spend(waited, "evaluation")
-                run.mark("evaluation_end", seconds=waited / 1e6)
+                run.event("evaluation_end", seconds=waited / 1e6)
         if fails_at is None:
             break
         run.spend(data.draw(duration), launch if first else "recomputation")
-        run.mark("failure", text="killed")
+        run.event("failure", text="killed")
         if data.draw(st.booleans()):
             run.spend(data.draw(duration), "restart" if run.steps else "startup")
-            run.mark("waiting")
+            run.event("waiting")
             run.spend(data.draw(duration), "waiting")
         else:
             run.spend(data.draw(duration), "restart" if run.steps else "startup")
-    run.mark("end")
+    run.event("end")
 
     truth, result = run.settle(timed), goodput_of_log(run.log())
     assert result.times == truth
@@ -235,16 +235,16 @@ def test_a_failure_at_its_end_says_nothing_of_an_attempts_beginning():
     for number in (4, 5):
         run.step(number, SECOND, "restart" if number == 4 else None)
     run.spend(3 * SECOND, "recomputation")
-    run.mark("failure")
+    run.event("failure")
     assert goodput_of_log(run.log()).times == run.settle()
 
 
 def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
     run = after_three_steps()
-    run.mark("failure", text="rank 0")
+    run.event("failure", text="rank 0")
     run.start()
     run.spend(5 * SECOND, "restart")
-    run.marks.append(Mark("failure", run.clock, 1, 7, attempt=0, text="rank 1 in a file of its own", rank=1))
+    run.events.append(LogEvent("failure", run.clock, 1, 7, attempt=0, text="rank 1 in a file of its own", rank=1))
     run.step(4, SECOND, "restart")
     run.step(5, SECOND, None)
     result = goodput_of_log(run.log(last_time_us=run.clock - SECOND))
@@ -256,7 +256,7 @@ def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
     run = after_three_steps()
     run.spend(7 * SECOND, "recomputation")
     run.attempts[0] = LoggedAttempt(0, NEW_YEAR, run.clock)
-    run.marks.append(Mark("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
+    run.events.append(LogEvent("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
     run.spend(60 * SECOND, "restart")
     run.start()
     run.step(3, SECOND, "restart")
@@ -266,7 +266,7 @@ def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
 
 def test_a_save_of_which_only_the_beginning_is_said_is_not_counted_as_one():
     run = after_three_steps()
-    run.mark("checkpoint_begin", step=3)
+    run.event("checkpoint_begin", step=3)
     run.spend(30 * SECOND, "unknown")
     run.step(4, SECOND, None)
     assert goodput_of_log(run.log()).times == run.settle()
@@ -293,7 +293,7 @@ def test_a_run_that_is_picked_up_at_step_1000_was_not_timed_before():
 def test_a_clock_that_steps_back_leaves_the_step_in_flight_unknown_and_is_counted():
     run = after_three_steps()
     run.spend(SECOND // 2, "unknown")
-    run.mark("checkpoint_end", seconds=0.0)
+    run.event("checkpoint_end", seconds=0.0)
     run.clock -= 3600 * SECOND
     for number in (4, 5):
         run.step(number, SECOND, None)

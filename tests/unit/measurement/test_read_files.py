@@ -127,7 +127,7 @@ def test_a_drillyard_run_directory(tmp_path: Path) -> None:
     assert log.format == "drillyard"
     assert log.run_directory == tmp_path
     assert log.steps.step.tolist() == [1, 2]
-    assert [mark.kind for mark in log.marks] == ["run_start", "evaluation", "end"]
+    assert [event.kind for event in log.events] == ["run_start", "evaluation", "end"]
     assert (log.facts.parameters, log.facts.num_gpus, log.facts.sequence_length) == (1000, 2, 128)
     assert (log.facts.model, log.facts.precision) == ("tiny/model", "bf16")
     assert log.attempts[0].first_time_us == NOON

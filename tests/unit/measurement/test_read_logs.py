@@ -236,14 +236,14 @@ def test_marks_belong_to_their_attempts(tmp_path: Path) -> None:
         + line.format(at(9), 2)
     )
     log = read_logs([write(tmp_path / "run.log", text)])
-    assert [(mark.kind, mark.attempt, mark.step) for mark in log.marks] == [
+    assert [(event.kind, event.attempt, event.step) for event in log.events] == [
         ("round_start", 0, None),
         ("checkpoint_begin", 0, 1),
         ("checkpoint_end", 0, 1),
         ("failure", 0, None),
         ("round_start", 1, None),
     ]
-    assert log.marks[3].time_us == NOON + 5 * SECOND
+    assert log.events[3].time_us == NOON + 5 * SECOND
     assert log.facts.num_gpus == 8
 
 
@@ -279,7 +279,7 @@ def test_damaged_logs_are_read_or_refused_but_never_break(junk: bytes, names: li
         log = read_bytes(bytes(content))
     except UserError:
         return
-    assert len(log.steps) or log.marks
+    assert len(log.steps) or log.events
 
 
 @pytest.mark.parametrize(

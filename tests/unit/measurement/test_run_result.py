@@ -20,7 +20,7 @@ from drillyard.errors import UserError
 from drillyard.measurement.comparison import compare_runs
 from drillyard.measurement.comparison_text import render_comparison as compare_screen
 from drillyard.measurement.metrics_document import MetricsDocument, json_schema
-from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, Mark
+from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, LogEvent
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.result_text import render_result
 from drillyard.measurement.run_result import measure
@@ -278,16 +278,16 @@ def test_long_curves_are_thinned_and_keep_their_ends():
 
 def test_waits_count_once_whichever_ranks_say_so():
     time_us = stamps([1.0] * 10)
-    marks = [
-        Mark("checkpoint_begin", time_us[4], 0, 15, step=5, rank=0),
-        Mark("checkpoint_begin", time_us[4] + SECOND, 0, 15, step=5, rank=1),
-        Mark("checkpoint_end", time_us[4] + 2 * SECOND, 0, 15, step=5, rank=1),
-        Mark("checkpoint_end", time_us[4] + 3 * SECOND, 0, 15, step=5, rank=0),
-        Mark("checkpoint_end", time_us[9], 0, 20, step=10, seconds=5.0),
-        Mark("checkpoint", time_us[9], 0, 20, step=5, seconds=42.0),
-        Mark("evaluation_end", time_us[9], 0, 20),
+    events = [
+        LogEvent("checkpoint_begin", time_us[4], 0, 15, step=5, rank=0),
+        LogEvent("checkpoint_begin", time_us[4] + SECOND, 0, 15, step=5, rank=1),
+        LogEvent("checkpoint_end", time_us[4] + 2 * SECOND, 0, 15, step=5, rank=1),
+        LogEvent("checkpoint_end", time_us[4] + 3 * SECOND, 0, 15, step=5, rank=0),
+        LogEvent("checkpoint_end", time_us[9], 0, 20, step=10, seconds=5.0),
+        LogEvent("checkpoint", time_us[9], 0, 20, step=5, seconds=42.0),
+        LogEvent("evaluation_end", time_us[9], 0, 20),
     ]
-    got = measure(run_log(marks=marks, time_us=time_us)).as_json()
+    got = measure(run_log(events=events, time_us=time_us)).as_json()
     assert got["checkpoints"] == {
         "count": 2, "median_seconds": 4.0, "longest_seconds": 5.0, "total_seconds": 8.0,
         "written": 1, "median_written_seconds": 42.0,
@@ -296,12 +296,12 @@ def test_waits_count_once_whichever_ranks_say_so():
 
 
 def test_what_evaluations_found_is_the_last_and_for_losses_the_lowest():
-    marks = [
-        Mark("evaluation", None, 0, 12, step=1, values={"rows": {"loss": 2.0, "accuracy": 0.1}}),
-        Mark("evaluation", None, 0, 14, step=2, values={"rows": {"loss": 1.5, "accuracy": 0.3}}),
-        Mark("evaluation", None, 0, 16, step=3, values={"rows": {"loss": 1.7, "accuracy": float("nan")}}),
+    events = [
+        LogEvent("evaluation", None, 0, 12, step=1, values={"rows": {"loss": 2.0, "accuracy": 0.1}}),
+        LogEvent("evaluation", None, 0, 14, step=2, values={"rows": {"loss": 1.5, "accuracy": 0.3}}),
+        LogEvent("evaluation", None, 0, 16, step=3, values={"rows": {"loss": 1.7, "accuracy": float("nan")}}),
     ]
-    result = measure(run_log(marks=marks, seconds=[1.0] * 3))
+    result = measure(run_log(events=events, seconds=[1.0] * 3))
     assert result.as_json()["held_out"] == {
         "rows.loss": {"last": 1.7, "last_step": 3, "lowest": 1.5, "lowest_step": 2},
         "rows.accuracy": {"last": 0.3, "last_step": 2, "lowest": None, "lowest_step": None},
@@ -359,10 +359,10 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
     kinds = st.sampled_from(
         ["checkpoint_begin", "checkpoint_end", "evaluation_end", "failure", "waiting", "end", "resume"]
     )
-    marks = data.draw(
+    events = data.draw(
         st.lists(
             st.builds(
-                Mark,
+                LogEvent,
                 kind=kinds,
                 time_us=st.none() | st.integers(0, 10**14),
                 file=st.integers(0, 1),
@@ -376,7 +376,7 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
     )
     facts = {"global_batch_size": 4096, "sequence_length": 1} if data.draw(st.booleans()) else {"parameters": 7e9}
     asked = data.draw(st.sampled_from([EXAMPLE, UserFacts(), UserFacts(accelerator="h100", num_gpus=8)]))
-    result = measure(run_log(marks=marks, facts=facts, **columns), asked)
+    result = measure(run_log(events=events, facts=facts, **columns), asked)
     got = result.as_json()
     json.dumps([got, compare_runs([result, result]).as_json()], allow_nan=False)
     console = Console(file=io.StringIO())

@@ -11,7 +11,7 @@ from drillyard import telemetry
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.hardware import find_accelerator
-from drillyard.measurement.parsed_log import Mark
+from drillyard.measurement.parsed_log import LogEvent
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts
@@ -55,7 +55,7 @@ def test_the_step_time_of_a_run_directory_rests_on_the_steps_that_its_summary_ta
 def test_waiting_is_not_billed():
     first, second = stamps([1.0] * 5), stamps([1.0] * 5, NEW_YEAR + 3605 * SECOND)
     columns = {"seconds": [1.0] * 10, "time_us": first + second, "attempt": [0] * 5 + [1] * 5}
-    log = run_log(marks=[Mark("waiting", first[-1], 0, 15)], **columns)
+    log = run_log(events=[LogEvent("waiting", first[-1], 0, 15)], **columns)
     got = measure(log, UserFacts(num_gpus=3600, price_per_gpu_hour=1.0)).as_json()
     assert got["seconds_by_category"]["waiting"] == pytest.approx(3600.0)
     assert got["cost_so_far"] == pytest.approx(got["wall_seconds"] - 3600.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measurement.made import NEW_YEAR, SECOND, run_log, stamps
 
-from drillyard.measurement.parsed_log import Mark
+from drillyard.measurement.parsed_log import LogEvent
 from drillyard.measurement.step_times import measure_step_times, quantiles
 
 STEADY = [10.0 + (index * 7 % 5) / 100 for index in range(20)]
@@ -91,8 +91,8 @@ def test_a_moving_average_without_stamps_is_called_one():
 def test_saves_between_two_stamps_are_taken_off():
     true = [10.0] * 20
     time_us = stamps([*true[:10], 40.0, *true[11:]])
-    save = Mark("checkpoint_end", time_us[9] + 30 * SECOND, 0, 21, step=10, seconds=30.0)
-    assert measure_step_times(run_log(marks=[save], time_us=time_us)).times.highest == 10.0
+    save = LogEvent("checkpoint_end", time_us[9] + 30 * SECOND, 0, 21, step=10, seconds=30.0)
+    assert measure_step_times(run_log(events=[save], time_us=time_us)).times.highest == 10.0
     assert measure_step_times(run_log(time_us=time_us)).times.highest == 40.0
 
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from drillyard.goodput import CATEGORIES
-from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, Mark, ParsedLog, ReadSource, Steps
+from drillyard.measurement.parsed_log import LogClock, LogEvent, LogFacts, LoggedAttempt, ParsedLog, ReadSource, Steps
 
 SECOND = 1_000_000
 NEW_YEAR = 1_798_761_600 * SECOND
@@ -14,12 +14,12 @@ NEW_YEAR = 1_798_761_600 * SECOND
 
 @dataclass
 class Timeline:
-    """A run that knows what each of its microseconds was spent on, and the log it leaves: rows, marks, attempts."""
+    """A run that knows what each of its microseconds was spent on, and the log it leaves: rows, events, attempts."""
 
     clock: int = NEW_YEAR
     truth: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     rows: list[dict] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     attempts: list[LoggedAttempt] = field(default_factory=list)
     steps: list[tuple[int, bool, str | None]] = field(default_factory=list)  # microseconds, done before, launch
     lines: int = 0
@@ -37,9 +37,9 @@ class Timeline:
         if category:
             self.truth[category] += microseconds
 
-    def mark(self, kind, **fields) -> None:
+    def event(self, kind, **fields) -> None:
         attempt = len(self.attempts) - 1
-        self.marks.append(Mark(kind, self.clock, 0, self.line(), attempt=attempt, **fields))
+        self.events.append(LogEvent(kind, self.clock, 0, self.line(), attempt=attempt, **fields))
 
     def step(self, number: int, microseconds: int, launch: str | None, timed: bool = True, **columns) -> None:
         self.clock += microseconds
@@ -70,7 +70,7 @@ class Timeline:
         steps = Steps.of(**columns)
         return ParsedLog(
             steps,
-            self.marks,
+            self.events,
             LogFacts(),
             self.attempts,
             [ReadSource("run.log", "megatron")],

@@ -146,7 +146,7 @@ class NodeCommand:
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
 
     def _make_rank_pipes(self) -> RankPipes | None:
-        """Create the pipes from which lines get the prefix of their rank; None where the command starts no ranks so, or on failure."""
+        """Create pipes that prefix lines with ranks; None where the command starts no ranks so, or on failure."""
         if not prefixes_ranks(self.job.command):
             return None
         try:

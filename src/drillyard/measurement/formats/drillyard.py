@@ -1,6 +1,6 @@
 """Drillyard's own logs: metrics.jsonl, events.jsonl and the console, as JSON lines or as PerfLogger lines.
 
-A JSON line with `step` and `step_seconds` is a logged step; other events are marks. `round` numbers the attempts,
+A JSON line with `step` and `step_seconds` is a logged step; others are its events. `round` numbers the attempts,
 floats that are not finite are restored from `nonfinite` (telemetry/jsonlines.py). The PerfLogger prints:
 
     [PerfLogger] Using 70.55B parameters for TFLOPs calculation.
@@ -20,7 +20,7 @@ from drillyard.measurement.formats.jsonlines import OBJECT, field, floats, gathe
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule
 from drillyard.measurement.formats.log_format import ENDS, LARGEST_STEP, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
-from drillyard.measurement.parsed_log import COMPILED, MarkKind
+from drillyard.measurement.parsed_log import COMPILED, LogEventKind
 
 _NAMES: Final = {
     "seconds": ("step_seconds",),
@@ -35,7 +35,7 @@ _NAMES: Final = {
     "memory_gib": ("memory_gib",),
     "_skipped_so_far": ("skipped_steps",),
 }
-_KINDS: Final = frozenset(get_args(MarkKind))
+_KINDS: Final = frozenset(get_args(LogEventKind))
 _PERF_LINE: Final = re.compile(
     rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
     % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)

@@ -18,7 +18,7 @@ import numpy as np
 
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
 from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
@@ -69,13 +69,13 @@ class HfTrainer(TextFormat):
             b"Number of trainable parameters",
             rb"Number of trainable parameters = (?P<trainable_parameters>[\d,]+)",
         ),
-        mark_rule(
+        event_rule(
             "resume",
             b"Continuing training from global step",
             rb"Continuing training from global step (?P<step>\d+)",
         ),
-        mark_rule("checkpoint_begin", b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)"),
-        mark_rule("evaluation", b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)"),
+        event_rule("checkpoint_begin", b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)"),
+        event_rule("evaluation", b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)"),
         LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
     )
 

@@ -22,7 +22,7 @@ from drillyard.loglines.prefixes import NOWHERE
 from drillyard.measurement.formats.jsonlines import gather, load, parsed_json
 from drillyard.measurement.formats.log_format import LARGEST_STEP, DocumentFormat, ParsedDocument, append_rows
 from drillyard.measurement.lanes import Lanes
-from drillyard.measurement.parsed_log import Mark
+from drillyard.measurement.parsed_log import LogEvent
 
 _PIECE: Final = 1 << 20
 _LARGEST_OBJECT: Final = 16 << 20
@@ -144,8 +144,8 @@ class HfTrainerState(DocumentFormat):
         step = int(number) if isinstance(number, int | float) and 0 <= number < LARGEST_STEP else None
         if "eval_loss" in entry:
             values = {"loss": entry["eval_loss"]}
-            mark = Mark("evaluation", None, self._parsed.lanes.file, line, step=step, values=values)
-            self._parsed.marks.append((NOWHERE, mark))
+            event = LogEvent("evaluation", None, self._parsed.lanes.file, line, step=step, values=values)
+            self._parsed.events.append((NOWHERE, event))
         if isinstance(entry.get("train_runtime"), int | float):
             self._parsed.facts.learn(f"{self._name}:{line}", train_runtime_seconds=float(entry["train_runtime"]))
 

@@ -1,4 +1,4 @@
-"""Content of a log besides steps: facts about the run, and marks (starts, checkpoints, evaluations, failures).
+"""Content of a log besides steps: facts about the run, and events (starts, checkpoints, evaluations, failures).
 
 Each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A block is
 searched for all literals at once, at several gigabytes a second; only lines that have one are matched, and their time
@@ -17,9 +17,9 @@ from ahocorasick_rs import BytesAhoCorasick, MatchKind
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, Origin, split_prefix
 from drillyard.loglines.stamps import Stamps, find_stamp
-from drillyard.measurement.parsed_log import LogFacts, Mark, MarkKind
+from drillyard.measurement.parsed_log import LogEvent, LogEventKind, LogFacts
 
-_MOST_MARKS: Final = 20_000
+_MOST_EVENTS: Final = 20_000
 _LONGEST_TEXT: Final = 500
 
 Action = Callable[["RuleContext", "re.Match[bytes]"], None]
@@ -74,14 +74,14 @@ class RuleSearch:
 
 @dataclass(slots=True)
 class RuleContext:
-    """Collects facts and marks of one source. `lines` counts the lines that were of use."""
+    """Collects facts and events of one source. `lines` counts the lines that were of use."""
 
     name: str
     file: int
     stamps: Stamps
     search: RuleSearch
     facts: LogFacts = field(default_factory=LogFacts)
-    marks: list[tuple[Origin, Mark]] = field(default_factory=list)
+    events: list[tuple[Origin, LogEvent]] = field(default_factory=list)
     lines: int = 0
     line: bytes = b""
     """The current line."""
@@ -110,13 +110,13 @@ class RuleContext:
         """Take over facts from the current line."""
         self.facts.learn(f"{self.name}:{self._number}", **facts)
 
-    def add(self, kind: MarkKind, **fields: Any) -> None:
-        """A mark at the current line."""
-        if len(self.marks) < _MOST_MARKS:
+    def add(self, kind: LogEventKind, **fields: Any) -> None:
+        """An event at the current line."""
+        if len(self.events) < _MOST_EVENTS:
             text = self.line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
             time_us = fields.pop("time_us", self._time_us)
-            mark = Mark(kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields)
-            self.marks.append((self._origin, mark))
+            event = LogEvent(kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields)
+            self.events.append((self._origin, event))
 
     def begin_attempt(self, match: re.Match[bytes]) -> None:
         """The current line is one that every start of the ranks prints once; named groups are facts."""
@@ -133,9 +133,9 @@ def fact_rule(literal: bytes, pattern: bytes) -> LineRule:
     return LineRule(literal, pattern, RuleContext.learn_groups, once=True)
 
 
-def mark_rule(kind: MarkKind, literal: bytes, pattern: bytes = b"") -> LineRule:
-    """A line that is a mark. The groups `step`, `seconds` and `loss` of the pattern (by default the literal) are the
-    mark's."""
+def event_rule(kind: LogEventKind, literal: bytes, pattern: bytes = b"") -> LineRule:
+    """A line that is an event. The groups `step`, `seconds` and `loss` of the pattern (by default the literal) are the
+    event's."""
 
     def action(context: RuleContext, match: re.Match[bytes]) -> None:
         named = match.groupdict()
@@ -190,7 +190,7 @@ LAUNCHER_RULES: Final = (
         rb"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
         lambda context, match: context.add("failure", values={"exit_code": int(match["code"])}),
     ),
-    mark_rule("restart", b"will restart worker group"),
-    mark_rule("failure", b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+"),
+    event_rule("restart", b"will restart worker group"),
+    event_rule("failure", b"DUE TO ", rb"CANCELLED AT \S+ DUE TO [A-Z ]+"),
 )
 """Rules for output of launchers and schedulers, whatever the framework."""

@@ -26,7 +26,7 @@ from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.formats.line_rules import LineRule
 from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.lanes import Lane, Lanes
-from drillyard.measurement.parsed_log import NO_TIME, LogFacts, Mark
+from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LogFacts
 
 NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
 """Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the line is damaged."""
@@ -79,7 +79,7 @@ class TextFormat(LogFormat):
     longest: ClassVar[int] = 16 << 10
     """Bytes of the longest step line: the longest known have 3,000."""
     rules: ClassVar[tuple[LineRule, ...]] = ()
-    """Rules that read facts and marks from other lines: see line_rules.py."""
+    """Rules that read facts and events from other lines: see line_rules.py."""
 
     def __init_subclass__(cls) -> None:
         if missing := [name for name in ("name", "title", "anchor") if not getattr(cls, name, None)]:
@@ -106,7 +106,7 @@ class ParsedDocument:
     """Result of a `DocumentFormat` for one source."""
 
     lanes: Lanes
-    marks: list[tuple[Origin, Mark]] = field(default_factory=list)
+    events: list[tuple[Origin, LogEvent]] = field(default_factory=list)
     facts: LogFacts = field(default_factory=LogFacts)
     records: int = 0
     bytes: int = 0

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
@@ -57,13 +57,13 @@ class MaxText(TextFormat):
         LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
         LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
         LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
-        mark_rule(
+        event_rule(
             "resume",
             b"restoring from this run's directory",
             rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
         ),
-        mark_rule("checkpoint", b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)"),
-        mark_rule(
+        event_rule("checkpoint", b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)"),
+        event_rule(
             "evaluation",
             b"eval metrics after step",
             rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import StepPattern, TextFormat
 from drillyard.measurement.formats.values import BAR, Columns, MatchedLines, Value, Values, decode_values, keyed_pattern
 from drillyard.measurement.lanes import Lane
@@ -81,23 +81,23 @@ class Megatron(TextFormat):
     rules = (
         LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
         LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
-        mark_rule("checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"),
-        mark_rule(
+        event_rule("checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"),
+        event_rule(
             "checkpoint_end",
             b" checkpoint ",
             rb"successfully saved checkpoint (?:at|from) iteration +(?P<step>\d+)",
         ),
-        mark_rule(
+        event_rule(
             "evaluation",
             b"validation loss at iteration",
             rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: (?P<loss>[-+.\deE]+)",
         ),
-        mark_rule(
+        event_rule(
             "resume",
             b" checkpoint ",
             rb"successfully loaded checkpoint from [^\n]{0,4096}at iteration +(?P<step>\d+)",
         ),
-        mark_rule("end", b"] after training is done"),
+        event_rule("end", b"] after training is done"),
     )
 
     def __init__(self) -> None:

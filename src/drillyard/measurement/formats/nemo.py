@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import LARGEST_STEP, StepPattern, TextFormat
 from drillyard.measurement.formats.values import (
     BAR,
@@ -60,18 +60,18 @@ _KEYS_2: Final = {
 
 
 NEMO_RULES: Final = (
-    mark_rule("checkpoint_begin", b"heckpoint save for step", rb"heckpoint save for step (?P<step>\d+) started"),
-    mark_rule(
+    event_rule("checkpoint_begin", b"heckpoint save for step", rb"heckpoint save for step (?P<step>\d+) started"),
+    event_rule(
         "checkpoint",
         b"finalized successfully",
         rb"sync checkpoint save for step (?P<step>\d+) \([^\n]{0,1000}finalized successfully",
     ),
-    mark_rule(
+    event_rule(
         "checkpoint",
         b"Global Checkpoint Save",
         rb"Iteration: (?P<step>\d+) : Start time: [\d.]+s : Save duration: (?P<seconds>[\d.]+)s",
     ),
-    mark_rule(
+    event_rule(
         "resume",
         b"Restored all states from the checkpoint",
         rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
 from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.values import Value, decode_values
 
@@ -57,19 +57,19 @@ class TorchTitan(TextFormat):
         ),
         fact_rule(b"total steps", rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)"),
         LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
-        mark_rule("checkpoint_begin", b"ing the checkpoint", rb"Saving the checkpoint"),
-        mark_rule(
+        event_rule("checkpoint_begin", b"ing the checkpoint", rb"Saving the checkpoint"),
+        event_rule(
             "checkpoint_end",
             b"ing the checkpoint",
             rb"Finished saving the checkpoint.{0,500}?\bin (?P<seconds>[\d.]+) seconds",
         ),
-        mark_rule("resume", b"ing the checkpoint", rb"Finished loading the checkpoint"),
-        mark_rule(
+        event_rule("resume", b"ing the checkpoint", rb"Finished loading the checkpoint"),
+        event_rule(
             "evaluation",
             b"validate step:",
             rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*(?P<loss>[-+.\deE]+)",
         ),
-        mark_rule("end", b"Training completed"),
+        event_rule("end", b"Training completed"),
     )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:

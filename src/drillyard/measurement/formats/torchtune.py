@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule, mark_rule
+from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
 from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
@@ -46,10 +46,10 @@ class TorchTune(TextFormat):
     rules = (
         LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_attempt),
         fact_rule(b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$"),
-        mark_rule(
+        event_rule(
             "evaluation", b"| val_loss:", rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)"
         ),
-        mark_rule("checkpoint_end", b"Saving checkpoint took ", rb"Saving checkpoint took (?P<seconds>[\d.]+) secs"),
+        event_rule("checkpoint_end", b"Saving checkpoint took ", rb"Saving checkpoint took (?P<seconds>[\d.]+) secs"),
     )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:

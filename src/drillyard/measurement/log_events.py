@@ -1,4 +1,4 @@
-"""Interpretation of a log's marks: later starts of the ranks, the attempt of each mark, and when training waited.
+"""Interpretation of a log's events: later starts of the ranks, the attempt of each event, and when training waited.
 
 Later starts: a run that resumes at the step after its last one shows the restart in no step number. What a program
 prints when it starts (its banner, a loaded checkpoint, a launcher's failure message) means a restart where it comes
@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from drillyard.goodput import CLOCK_TOLERANCE
 from drillyard.loglines.prefixes import Origin
 from drillyard.measurement.lanes import Lane
-from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LoggedAttempt, Mark, ParsedLog, Steps
+from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LogEvent, LoggedAttempt, ParsedLog, Steps
 
 _SIGNS: Final = frozenset({"run_start", "round_start", "resume", "restart", "failure"})
 _BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
-Sign = tuple[Origin, Mark]
+Sign = tuple[Origin, LogEvent]
 Times = tuple[int | None, int | None]
 WaitKind = Literal["checkpoint", "evaluation", "export"]
 
@@ -46,10 +46,10 @@ class Wait:
     end_us: int | None
 
 
-def start_rows(lanes: Iterable[Lane], marks: Iterable[Sign]) -> list[NDArray[np.int64]]:
-    """For each lane the rows with which a later start begins, by the marks of all sources; row 0 where its source has a
-    start before it."""
-    signs = [(origin, mark) for origin, mark in marks if mark.kind in _SIGNS]
+def start_rows(lanes: Iterable[Lane], events: Iterable[Sign]) -> list[NDArray[np.int64]]:
+    """For each lane the rows with which a later start begins, by the events of all sources; row 0 where its source has
+    a start before it."""
+    signs = [(origin, event) for origin, event in events if event.kind in _SIGNS]
     return [_rows(lane, [sign for sign in signs if sign[1].file == lane.file]) for lane in lanes]
 
 
@@ -57,46 +57,46 @@ def _rows(lane: Lane, signs: Sequence[Sign]) -> NDArray[np.int64]:
     lines, times = lane.column("line"), lane.column("time_us")
     if not signs or lines is None:
         return np.zeros(0, np.int64)
-    own = [mark for origin, mark in signs if origin == lane.origin]
-    rows = {_row(mark, lines, times) for mark in own or _of_others(signs, times)}
-    if any(_row(mark, lines, times) == 0 for _, mark in signs):
+    own = [event for origin, event in signs if origin == lane.origin]
+    rows = {_row(event, lines, times) for event in own or _of_others(signs, times)}
+    if any(_row(event, lines, times) == 0 for _, event in signs):
         rows.add(0)
     return np.array(sorted(row for row in rows if row < len(lines)), np.int64)
 
 
-def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> Iterator[Mark]:
+def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> Iterator[LogEvent]:
     first_step = NO_TIME if times is None else int(times[0])
     seen: set[Origin] = set()
-    for origin, mark in signs:
-        after_a_step = first_step != NO_TIME and mark.time_us is not None and mark.time_us > first_step
-        if after_a_step or origin in seen or mark.kind in ("restart", "failure"):
-            yield mark
+    for origin, event in signs:
+        after_a_step = first_step != NO_TIME and event.time_us is not None and event.time_us > first_step
+        if after_a_step or origin in seen or event.kind in ("restart", "failure"):
+            yield event
         seen.add(origin)
 
 
-def _row(mark: Mark, lines: NDArray[np.int64], times: NDArray[np.int64] | None) -> int:
+def _row(event: LogEvent, lines: NDArray[np.int64], times: NDArray[np.int64] | None) -> int:
     """The first row after a sign. Where launchers merge what ranks print, steps done before it may come after it."""
-    row = int(np.searchsorted(lines, mark.line))
-    if times is None or mark.time_us is None:
+    row = int(np.searchsorted(lines, event.line))
+    if times is None or event.time_us is None:
         return row
-    later = times[row:] >= mark.time_us
+    later = times[row:] >= event.time_us
     later |= times[row:] == NO_TIME
     return row + int(later.argmax()) if later.any() else row
 
 
-def assign_marks(marks: Sequence[tuple[Origin, Mark]], steps: Steps) -> list[Mark]:
-    """Marks with their attempts, in the order of attempts and of the log.
+def assign_events(events: Sequence[tuple[Origin, LogEvent]], steps: Steps) -> list[LogEvent]:
+    """Events with their attempts, in the order of attempts and of the log.
 
-    A mark belongs to the attempt whose steps surround it; between two attempts, to the next one from the first sign of
-    a start on. Marks of files without steps are placed by their time. What every rank prints counts once: the same
+    An event belongs to the attempt whose steps surround it; between two attempts, to the next one from the first sign
+    of a start on. Events of files without steps are placed by their time. What every rank prints counts once: the same
     kind, step and attempt within a second is the lowest rank's.
     """
     starts = _starts(steps)
-    placed = [mark for _, mark in marks]
+    placed = [event for _, event in events]
     if len(starts) > 1:
-        placed = [replace(mark, attempt=_attempt(mark, steps, starts)) for mark in placed]
+        placed = [replace(event, attempt=_attempt(event, steps, starts)) for event in placed]
         placed = list(_from_start_on(placed, steps, starts))
-    return _once(sorted(placed, key=lambda mark: (mark.attempt, mark.file, mark.line)))
+    return _once(sorted(placed, key=lambda event: (event.attempt, event.file, event.line)))
 
 
 def _starts(steps: Steps) -> list[int]:
@@ -113,56 +113,56 @@ def split_at_starts(steps: Steps, starts: Sequence[int]) -> Steps:
     return replace(steps, attempt=attempt.astype(steps.attempt.dtype))
 
 
-def _attempt(mark: Mark, steps: Steps, starts: list[int]) -> int:
-    """The last attempt whose first step is before the mark."""
-    if mark.attempt:
-        return mark.attempt
+def _attempt(event: LogEvent, steps: Steps, starts: list[int]) -> int:
+    """The last attempt whose first step is before the event."""
+    if event.attempt:
+        return event.attempt
     found = 0
     for row in starts:
         attempt = int(steps.attempt[row])
-        if int(steps.file[row]) == mark.file:
-            before = int(steps.line[row]) <= mark.line
+        if int(steps.file[row]) == event.file:
+            before = int(steps.line[row]) <= event.line
         else:
             time = int(steps.time_us[row])
-            timed = time != NO_TIME and mark.time_us is not None
-            before = time <= (mark.time_us or 0) if timed else int(steps.file[row]) < mark.file
+            timed = time != NO_TIME and event.time_us is not None
+            before = time <= (event.time_us or 0) if timed else int(steps.file[row]) < event.file
         if before:
             found = attempt
-    alone = [int(steps.attempt[row]) for row in starts if int(steps.file[row]) == mark.file]
+    alone = [int(steps.attempt[row]) for row in starts if int(steps.file[row]) == event.file]
     return max(found, alone[0]) if alone else found
 
 
-def _from_start_on(marks: list[Mark], steps: Steps, starts: list[int]) -> Iterator[Mark]:
-    """Move marks behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
+def _from_start_on(events: list[LogEvent], steps: Steps, starts: list[int]) -> Iterator[LogEvent]:
+    """Move events behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
     lasts = {int(steps.attempt[row - 1]): row - 1 for row in starts[1:]}
     moved: set[tuple[int, int]] = set()
-    for mark in sorted(marks, key=lambda mark: (mark.file, mark.line)):
-        last = lasts.get(mark.attempt)
-        behind = last is not None and int(steps.file[last]) == mark.file and int(steps.line[last]) < mark.line
-        key = (mark.file, mark.attempt)
-        if behind and (mark.kind in _BEGINNINGS or key in moved):
+    for event in sorted(events, key=lambda event: (event.file, event.line)):
+        last = lasts.get(event.attempt)
+        behind = last is not None and int(steps.file[last]) == event.file and int(steps.line[last]) < event.line
+        key = (event.file, event.attempt)
+        if behind and (event.kind in _BEGINNINGS or key in moved):
             moved.add(key)
-            mark = replace(mark, attempt=mark.attempt + 1)
-        yield mark
+            event = replace(event, attempt=event.attempt + 1)
+        yield event
 
 
-def _once(marks: list[Mark]) -> list[Mark]:
+def _once(events: list[LogEvent]) -> list[LogEvent]:
     """Without what further ranks print of the same thing."""
-    kept: list[Mark] = []
-    latest: dict[tuple[str, int | None, int], Mark] = {}
-    for mark in marks:
-        key = (mark.kind, mark.step, mark.attempt)
+    kept: list[LogEvent] = []
+    latest: dict[tuple[str, int | None, int], LogEvent] = {}
+    for event in events:
+        key = (event.kind, event.step, event.attempt)
         before = latest.get(key)
-        same = before is not None and before.rank != mark.rank and _near(before, mark)
+        same = before is not None and before.rank != event.rank and _near(before, event)
         if not same:
-            kept.append(mark)
-            latest[key] = mark
-        elif before is not None and (mark.rank or 0) < (before.rank or 0):
-            kept[kept.index(before)] = latest[key] = mark
+            kept.append(event)
+            latest[key] = event
+        elif before is not None and (event.rank or 0) < (before.rank or 0):
+            kept[kept.index(before)] = latest[key] = event
     return kept
 
 
-def _near(first: Mark, second: Mark) -> bool:
+def _near(first: LogEvent, second: LogEvent) -> bool:
     if first.time_us is None or second.time_us is None:
         return True
     return abs(first.time_us - second.time_us) <= 1_000_000
@@ -174,7 +174,7 @@ def goes_back(times: NDArray[np.int64]) -> bool:
 
 
 def find_attempts(
-    steps: Steps, marks: Sequence[Mark], files: Mapping[int, Times], *, clock_restarts: bool = False
+    steps: Steps, events: Sequence[LogEvent], files: Mapping[int, Times], *, clock_restarts: bool = False
 ) -> list[LoggedAttempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
@@ -194,7 +194,7 @@ def find_attempts(
             # The lowest stamp is not the earliest one: use the order of the lines.
             attempts.append(LoggedAttempt(number, opens or stamps[0], closes or stamps[-1]))
             continue
-        times = [*stamps, opens, closes, *(mark.time_us for mark in marks if mark.attempt == number)]
+        times = [*stamps, opens, closes, *(event.time_us for event in events if event.attempt == number)]
         elapsed = float(steps.elapsed_seconds[row])
         if clock_restarts and row and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
             times.append(int(own[0]) - round(elapsed * 1e6))
@@ -207,29 +207,29 @@ def find_waits(log: ParsedLog) -> list[Wait]:
     """All saves and evaluations that training waited for, in the order of the log."""
     found: list[Wait] = []
     for what in ("checkpoint", "evaluation", "export"):
-        begun: Mark | None = None
-        last: Mark | None = None
-        for mark in log.marks:
-            if mark.kind == f"{what}_begin":
-                begun = begun or mark
-            elif mark.kind == f"{what}_end":
-                if begun is None and found and last is not None and _same(last, mark):
+        begun: LogEvent | None = None
+        last: LogEvent | None = None
+        for event in log.events:
+            if event.kind == f"{what}_begin":
+                begun = begun or event
+            elif event.kind == f"{what}_end":
+                if begun is None and found and last is not None and _same(last, event):
                     earlier = found.pop()
-                    found.append(_wait(what, mark, earlier.begin_us))
+                    found.append(_wait(what, event, earlier.begin_us))
                 else:
-                    found.append(_wait(what, mark, None if begun is None else begun.time_us))
-                begun, last = None, mark
-            elif mark.kind in ("failure", "restart", "end"):
+                    found.append(_wait(what, event, None if begun is None else begun.time_us))
+                begun, last = None, event
+            elif event.kind in ("failure", "restart", "end"):
                 begun = None
     return sorted(found, key=lambda wait: -math.inf if wait.end_us is None else wait.end_us)
 
 
-def _same(one: Mark, other: Mark) -> bool:
+def _same(one: LogEvent, other: LogEvent) -> bool:
     """Whether two ends are of the same save or evaluation, printed by two ranks."""
     return one.step is not None and one.step == other.step and one.attempt == other.attempt and one.rank != other.rank
 
 
-def _wait(what: WaitKind, end: Mark, begin_us: int | None) -> Wait:
+def _wait(what: WaitKind, end: LogEvent, begin_us: int | None) -> Wait:
     seconds = end.seconds if end.seconds is not None and 0 <= end.seconds < LONGEST_SECONDS else None
     if begin_us is None and end.time_us is not None and seconds is not None:
         begin_us = end.time_us - round(seconds * 1e6)
@@ -241,9 +241,9 @@ def _wait(what: WaitKind, end: Mark, begin_us: int | None) -> Wait:
 def written_seconds(log: ParsedLog) -> list[float]:
     """The seconds that asynchronous saves took (`checkpoint`), where the log has them."""
     return [
-        mark.seconds
-        for mark in log.marks
-        if mark.kind == "checkpoint" and mark.seconds is not None and 0 <= mark.seconds < LONGEST_SECONDS
+        event.seconds
+        for event in log.events
+        if event.kind == "checkpoint" and event.seconds is not None and 0 <= event.seconds < LONGEST_SECONDS
     ]
 
 
