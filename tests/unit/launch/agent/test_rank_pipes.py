@@ -141,7 +141,7 @@ def test_without_a_reader_a_rank_prints_where_torchrun_does(tmp_path: Path, gone
     if not gone:
         os.mkfifo(tmp_path / "0")
     ended = rank(tmp_path, 0, "echo", "here")
-    assert ended.stdout == "here\n" and "lines of local rank 0 are not marked" in ended.stderr
+    assert ended.stdout == "here\n" and "lines of local rank 0 are not prefixed" in ended.stderr
     assert rank("", 0, "echo", "here").stderr == ""
 
 
