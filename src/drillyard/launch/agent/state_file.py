@@ -206,8 +206,8 @@ def newest_checkpoint(pattern: str | None) -> list[Any] | None:
 
 
 def record_cancelled(launch_directory: Path, submission: str) -> None:
-    """Record a submission as cancelled by the user, so its end is no failure and starts nothing; later submissions of the
-    run are not affected. Raises OSError.
+    """Record that the user cancelled a submission, so its end is no failure and starts nothing; later submissions of
+    the run are not affected. Raises OSError.
 
     The file is empty, and so needs no room on a full disk.
     """
