@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Literal
 
 from drillyard.config.problems import Problem, closest_name
 from drillyard.config.run import ModelConfig
@@ -21,11 +22,42 @@ INDEX = "model.safetensors.index.json"
 NAMES_SHOWN = 5
 """The most weights or files that an error lists."""
 
-# transformers' model_type of the architectures that the tests train; `models.architectures` describes each.
-ARCHITECTURES = (
-    "cohere", "cohere2", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3",
-    "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class Architecture:
+    """How one transformers `model_type` is built.
+
+    `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks` says what its
+    forward takes as attention_mask: one causal mask for all layers (`full`), one that is limited to the sliding window
+    where the config has one (`window`), or a dictionary with a mask per layer type (`by-layer-type`).
+    `undeclared` are settings that the model reads and its config class does not declare. `mixture`: it has experts.
+    """
+
+    masks: Literal["full", "window", "by-layer-type"]
+    blocks: str = "layers"
+    undeclared: tuple[str, ...] = ()
+    mixture: bool = False
+
+
+# transformers' model_type of each architecture that the tests train and whose memory estimate they compare.
+ARCHITECTURES: dict[str, Architecture] = {
+    "cohere": Architecture("full"),
+    "cohere2": Architecture("by-layer-type"),
+    "gemma2": Architecture("by-layer-type"),
+    "gemma3_text": Architecture("by-layer-type"),
+    "gpt2": Architecture("full", blocks="h"),
+    "granite": Architecture("full"),
+    "llama": Architecture("full"),
+    "mistral": Architecture("window"),
+    "mixtral": Architecture("window", mixture=True),
+    "olmo2": Architecture("full"),
+    "olmo3": Architecture("by-layer-type"),
+    "phi3": Architecture("window"),
+    "qwen2": Architecture("by-layer-type"),
+    "qwen3": Architecture("by-layer-type"),
+    "qwen3_moe": Architecture("window", undeclared=("head_dim",), mixture=True),
+    "smollm3": Architecture("by-layer-type"),
+}
 
 # Settings of transformers' configs that the trainer ignores, and what to use instead.
 SETTINGS_WITHOUT_EFFECT = {

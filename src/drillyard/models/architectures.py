@@ -1,4 +1,4 @@
-"""The causal language models that are proven right here, one row each, and the settings that no row covers.
+"""How a model of a supported architecture is handled here, and the settings that no row of the table covers.
 
 A packed batch trains correctly only if every attention layer takes the masks it is given, and a sharded model is
 written and read correctly only if the names of its weights on disk are understood. Both are tested for each row of
@@ -7,52 +7,13 @@ written and read correctly only if the names of its weights on disk are understo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from drillyard.config.model_files import SETTINGS_WITHOUT_EFFECT, unsupported_architecture
+from drillyard.config.model_files import ARCHITECTURES, SETTINGS_WITHOUT_EFFECT, Architecture, unsupported_architecture
 from drillyard.errors import UserError
-
-Masks = Literal["full", "window", "by-layer-type"]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Structure of one transformers `model_type`.
-
-    `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks` says what its
-    forward takes as attention_mask: one causal mask for all layers (`full`), one that is limited to the sliding window
-    where the config has one (`window`), or a dictionary with a mask per layer type (`by-layer-type`).
-    `undeclared` are settings that the model reads and its config class does not declare. `mixture`: it has experts.
-    """
-
-    masks: Masks
-    blocks: str = "layers"
-    undeclared: tuple[str, ...] = ()
-    mixture: bool = False
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "cohere": Architecture("full"),
-    "cohere2": Architecture("by-layer-type"),
-    "gemma2": Architecture("by-layer-type"),
-    "gemma3_text": Architecture("by-layer-type"),
-    "gpt2": Architecture("full", blocks="h"),
-    "granite": Architecture("full"),
-    "llama": Architecture("full"),
-    "mistral": Architecture("window"),
-    "mixtral": Architecture("window", mixture=True),
-    "olmo2": Architecture("full"),
-    "olmo3": Architecture("by-layer-type"),
-    "phi3": Architecture("window"),
-    "qwen2": Architecture("by-layer-type"),
-    "qwen3": Architecture("by-layer-type"),
-    "qwen3_moe": Architecture("window", undeclared=("head_dim",), mixture=True),
-    "smollm3": Architecture("by-layer-type"),
-}
 
 
 def architecture(model_type: str) -> Architecture:

@@ -11,9 +11,8 @@ import pytest
 from tests.facts import says
 
 from drillyard.config.checks import check_run
-from drillyard.config.model_files import ARCHITECTURES, local_model_config
+from drillyard.config.model_files import local_model_config
 from drillyard.config.problems import dotted
-from drillyard.models import architectures
 
 from .conftest import RUN, Load
 
@@ -34,10 +33,6 @@ def cached(home: Path, model_id: str, **config: object) -> None:
     write_model(repository / "snapshots" / "abc", **config)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-
-
-def test_the_architectures_are_those_that_the_model_room_proves() -> None:
-    assert set(ARCHITECTURES) == set(architectures.ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("lama", "llama"), ("Qwen3", "qwen3"), ("gemma3", "gemma3_text")])

@@ -7,7 +7,8 @@ import torch
 from tests.unit.models.tiny import CONFIGS, LENGTH, VOCAB, filled_model
 from torch import nn
 
-from drillyard.models.architectures import ARCHITECTURES, blocks
+from drillyard.config.model_files import ARCHITECTURES
+from drillyard.models.architectures import blocks
 from drillyard.models.loss import final_hidden, head_logits
 
 

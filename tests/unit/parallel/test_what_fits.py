@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.unit.models.tiny import CONFIGS, meta_model
 
+from drillyard.config.model_files import ARCHITECTURES
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.setup import Setup
-from drillyard.models.architectures import ARCHITECTURES
 from drillyard.modelspec import all_families, model_spec, spec_from_counts
 from drillyard.parallel.model_setup import describe_nearest_fit
 

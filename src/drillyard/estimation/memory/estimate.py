@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from drillyard.config.model_files import ARCHITECTURES
 from drillyard.errors import UserError
 from drillyard.estimation.memory.autograd import MemoryKind
 from drillyard.estimation.memory.step_memory import StepMemory
@@ -43,12 +44,6 @@ PARTS: Final[tuple[tuple[str, tuple[MemoryKind, ...], str, FactSource], ...]] = 
      TRAINER),
     ("temporaries", (MemoryKind.TEMPORARIES,), "gradients of activations and what is made between them", AUTOGRAD),
 )  # fmt: skip
-
-COMPARED: Final = frozenset((
-    "cohere", "cohere2", "gemma2", "gemma3_text", "gpt2", "granite", "llama", "mistral", "mixtral", "olmo2", "olmo3",
-    "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
-))  # fmt: skip
-"""Model types whose estimate was compared with the tracker's measurement of the trainer's step."""
 
 MIB: Final = 2**20
 GIB: Final = 2**30
@@ -153,7 +148,7 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
         for ends in ([part.low for part in parts], [part.high for part in parts])
     )
     notes = setup.spec.notes
-    if setup.spec.model_type not in COMPARED:
+    if setup.spec.model_type not in ARCHITECTURES:
         notes = (*notes, f"activations of {setup.spec.model_type} are estimated by its parts, compared with none")
     return MemoryEstimate(tuple(parts), Range(low, high), step.moment, step.moments, _state_bytes(step), notes)
 

@@ -19,7 +19,7 @@ from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measurement.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule
 from drillyard.measurement.formats.log_format import ENDS, LARGEST_STEP, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
+from drillyard.measurement.formats.values import TIME_SPEED_LOSS, Columns, MatchedLines, Values, decode_values
 from drillyard.measurement.parsed_log import COMPILED, LogEventKind
 
 _NAMES: Final = {
@@ -40,13 +40,6 @@ _PERF_LINE: Final = re.compile(
     rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
     % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
     + ENDS
-)
-_PERF_VALUES: Final = (
-    Value("step", integer=True),
-    Value("seconds"),
-    Value("printed_tflops_per_gpu"),
-    Value("printed_tokens_per_second_per_gpu"),
-    Value("loss"),
 )
 
 
@@ -144,5 +137,7 @@ class PerfLogger(TextFormat):
     def step_pattern(self, line: bytes) -> StepPattern | None:
         match = _PERF_LINE.search(line)
         return (
-            None if match is None else StepPattern(match.start(), _PERF_LINE.pattern, decode_values(_PERF_VALUES, {}))
+            None
+            if match is None
+            else StepPattern(match.start(), _PERF_LINE.pattern, decode_values(TIME_SPEED_LOSS, {}))
         )

@@ -16,18 +16,11 @@ from typing import Any, Final
 
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Value, decode_values
+from drillyard.measurement.formats.values import TIME_SPEED_LOSS, decode_values
 
 _LINE: Final = re.compile(
     rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
     rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
-)
-_VALUES: Final = (
-    Value("step", integer=True),
-    Value("seconds"),
-    Value("printed_tflops_per_gpu"),
-    Value("printed_tokens_per_second_per_gpu"),
-    Value("loss"),
 )
 _CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
     b"max_target_length": ("sequence_length", int),
@@ -72,4 +65,4 @@ class MaxText(TextFormat):
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
         match = _LINE.search(line)
-        return None if match is None else StepPattern(match.start(), _LINE.pattern, decode_values(_VALUES, {}))
+        return None if match is None else StepPattern(match.start(), _LINE.pattern, decode_values(TIME_SPEED_LOSS, {}))

@@ -46,6 +46,16 @@ class Value:
     commas: bool = False
 
 
+# The groups of the PerfLogger's and MaxText's step lines, in their order.
+TIME_SPEED_LOSS: Final = (
+    Value("step", integer=True),
+    Value("seconds"),
+    Value("printed_tflops_per_gpu"),
+    Value("printed_tokens_per_second_per_gpu"),
+    Value("loss"),
+)
+
+
 def decode_values(
     values: Sequence[Value], constants: Mapping[str, Any]
 ) -> Callable[[Sequence[Values], MatchedLines], Columns]:
