@@ -28,10 +28,10 @@ from benchmarks.step_overhead import callbacks_without_supervision, interval, ma
 from tests.distributed.ranks import run_ranks
 
 from drillyard.data.prepared_data import prepare
-from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.build import build_run
+from drillyard.training.model_setup import fill_weights
 from drillyard.training.resume import checkpoint_state
 
 STEPS_PER_SAVE = 50

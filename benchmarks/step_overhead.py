@@ -36,11 +36,11 @@ from drillyard.models.architectures import blocks
 from drillyard.models.attention import packed_attention_inputs
 from drillyard.models.meta_model import build_model
 from drillyard.models.random_init import init_random
-from drillyard.parallel.model_setup import fill_weights
 from drillyard.parallel.ranks import start_ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.build import build_callbacks, build_run
 from drillyard.training.callbacks import StepCallbacks
+from drillyard.training.model_setup import fill_weights
 
 STEPS_PER_BLOCK = 20
 WARMUP_BLOCKS = 2

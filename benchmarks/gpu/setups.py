@@ -16,9 +16,9 @@ from drillyard.config.run import RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import Mixture
 from drillyard.models.random_init import init_random
-from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.build import batch_shape
+from drillyard.training.model_setup import ShardedModel, build_sharded_model
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.trainer import StepWindow, Trainer
 

@@ -35,8 +35,8 @@ from drillyard.data.sampler import BatchShape
 from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.models import loss as loss_room
 from drillyard.modelspec import ModelSpec, model_spec
-from drillyard.parallel import model_setup as parallel_setup
 from drillyard.parallel.ranks import Ranks
+from drillyard.training import model_setup
 from drillyard.training.build import batch_shape
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.trainer import StepWindow, Trainer
@@ -154,7 +154,7 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
     with with_adapters(case.lora) if case.lora else contextlib.nullcontext():
         tokenizer: Any = Tokenizer(vocab)
-        model = parallel_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
+        model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
     assert model.small == case.keeps_unsharded
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
@@ -172,7 +172,7 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
 @contextlib.contextmanager
 def with_adapters(lora: dict[str, Any]) -> Iterator[None]:
     """Let the model that is built carry peft's LoRA layers, with everything else frozen."""
-    build = parallel_setup.build_model
+    build = model_setup.build_model
 
     def build_with_adapters(*args: Any, **kwargs: Any) -> Any:
         model = build(*args, **kwargs)
@@ -182,7 +182,7 @@ def with_adapters(lora: dict[str, Any]) -> Iterator[None]:
             )
         return model
 
-    with mock.patch.object(parallel_setup, "build_model", build_with_adapters):
+    with mock.patch.object(model_setup, "build_model", build_with_adapters):
         yield
 
 

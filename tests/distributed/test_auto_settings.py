@@ -10,11 +10,10 @@ from tests.distributed.training_case import make_config, write_documents
 
 from drillyard.data.prepared_data import prepare
 from drillyard.estimation.resolved_setup import ResolvedSetup
-from drillyard.parallel import model_setup
-from drillyard.parallel.model_setup import build_sharded_model
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training import auto_settings
+from drillyard.training import auto_settings, model_setup
 from drillyard.training.auto_settings import AutoSettings, load_auto_settings, save_auto_settings
+from drillyard.training.model_setup import build_sharded_model
 
 MIB = 2**20
 

@@ -19,13 +19,13 @@ from drillyard.config.run import OptimizerConfig, ParallelismConfig, TrainingCon
 from drillyard.models.architectures import blocks
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.random_init import init_buffers
-from drillyard.parallel.model_setup import materialise
 from drillyard.parallel.parallelize import parallelize_model
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.checkpoint.inventory import list_checkpoints
 from drillyard.training.checkpoint.manifest import FORMAT_VERSION
 from drillyard.training.checkpoint.verification import verify
+from drillyard.training.model_setup import materialise
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.resume import checkpoint_state, finish_load
 

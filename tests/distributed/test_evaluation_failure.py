@@ -17,7 +17,7 @@ from drillyard.data.prepared_data import prepare
 from drillyard.evaluation import evaluator as held_out_module
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.models.architectures import blocks
-from drillyard.parallel import model_setup
+from drillyard.training import model_setup
 
 if TYPE_CHECKING:
     from drillyard.evaluation.evaluator import EvaluationResults

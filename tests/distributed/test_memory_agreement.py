@@ -8,8 +8,8 @@ import torch.distributed as dist
 from tests.distributed.ranks import run_ranks
 
 from drillyard.config.run import ParallelismConfig, TrainingConfig
-from drillyard.parallel import model_setup
 from drillyard.parallel.ranks import start_ranks
+from drillyard.training import model_setup
 
 
 def least_seen_by(own_bytes: list[int]) -> int:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.models import attention
-from drillyard.parallel import model_setup
+from drillyard.training import model_setup
 
 STEPS = 4
 TWO_KINDS_OF_LAYERS = {

@@ -20,7 +20,7 @@ from tests.distributed.training_case import (
     write_documents,
 )
 
-from drillyard.parallel.model_setup import ShardedModel
+from drillyard.training.model_setup import ShardedModel
 from drillyard.training.trainer import Trainer
 
 STEPS = 200

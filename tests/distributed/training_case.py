@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 
 from drillyard.config.run import RunConfig
 from drillyard.data.prepared_data import prepare
-from drillyard.parallel.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.parallel.ranks import Ranks, start_ranks
 from drillyard.training.build import batch_shape
 from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.sample_order import order_identity

@@ -27,10 +27,10 @@ from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate
 from drillyard.hardware import find_accelerator
 from drillyard.parallel.collectives import from_first_rank
-from drillyard.parallel.model_setup import GIB, describe_nearest_fit, least_memory_bytes
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.manifest import write_durably
+from drillyard.training.model_setup import GIB, describe_nearest_fit, least_memory_bytes
 from drillyard.training.run_directory import holds_training
 
 RESOLVED_RECORD: Final = "resolved.json"

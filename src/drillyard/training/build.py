@@ -16,12 +16,12 @@ from drillyard.data.prepared_data import PreparedData
 from drillyard.data.sampler import BatchShape
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
-from drillyard.parallel.model_setup import ShardedModel, build_sharded_model
 from drillyard.parallel.ranks import Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog, describe_model
 from drillyard.training.callbacks import StepCallbacks, StopRequest
 from drillyard.training.checkpoint.checkpointer import Checkpointer
+from drillyard.training.model_setup import ShardedModel, build_sharded_model
 from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.sample_order import num_steps, order_identity

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 
 from drillyard.config.run import RunConfig
-from drillyard.parallel.model_setup import ShardedModel
 from drillyard.parallel.ranks import Ranks
+from drillyard.training.model_setup import ShardedModel
 
 NUMERICS_REVISION: Final = 2
 """Of Drillyard's own arithmetic. Raise it by one with every change after which some config, on the same layout, data,

@@ -291,10 +291,10 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
     """
     from drillyard.data.data_changes import read_record
     from drillyard.data.prepared_data import prepare
-    from drillyard.parallel.model_setup import set_determinism
     from drillyard.parallel.ranks import start_ranks, stop_ranks
     from drillyard.telemetry import RunLog
     from drillyard.training.build import build_run
+    from drillyard.training.model_setup import set_determinism
     from drillyard.training.resume import seed_rank
 
     config = plan.config

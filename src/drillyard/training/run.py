@@ -19,7 +19,6 @@ from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.models.export import export, save_tokenizer
 from drillyard.parallel.collectives import from_first_rank, gather
-from drillyard.parallel.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
@@ -36,6 +35,7 @@ from drillyard.training.auto_settings import (
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
 from drillyard.training.callbacks import StepCallbacks
 from drillyard.training.checkpoint.inventory import list_checkpoints
+from drillyard.training.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
 from drillyard.training.numerics import versions
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from drillyard.parallel.model_setup import ShardedModel
     from drillyard.parallel.ranks import Ranks
+    from drillyard.training.model_setup import ShardedModel
 
 SAVED_BASE = "base"
 BASE_RECORD = "base.json"
@@ -234,9 +234,9 @@ def load_saved_model(
     saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks
 ) -> ShardedModel:
     """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
-    from drillyard.parallel.model_setup import build_sharded_model, fill_weights
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
+    from drillyard.training.model_setup import build_sharded_model, fill_weights
     from drillyard.training.optimizer import local_shards
     from drillyard.training.resume import model_state
 

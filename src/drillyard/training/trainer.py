@@ -20,9 +20,9 @@ from drillyard.config.run import RunConfig
 from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError
 from drillyard.models.loss import loss_inputs
-from drillyard.parallel.model_setup import GIB, ShardedModel
 from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import StepRecord
+from drillyard.training.model_setup import GIB, ShardedModel
 from drillyard.training.optimizer import ShardedAdamW, learning_rate
 from drillyard.training.spikes import RecentSteps, StepFigures
 

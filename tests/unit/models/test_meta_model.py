@@ -18,7 +18,7 @@ from drillyard.models.attention import resolve_attention
 from drillyard.models.export import export
 from drillyard.models.meta_model import build_model, load_config
 from drillyard.models.random_init import init_random
-from drillyard.parallel.model_setup import attention_kernel
+from drillyard.training.model_setup import attention_kernel
 
 
 def build(config: ModelConfig, **changes: Any) -> Any:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen
 
 from drillyard.config.run import RunConfig
-from drillyard.parallel.model_setup import set_determinism
+from drillyard.training.model_setup import set_determinism
 
 
 @pytest.fixture(autouse=True)

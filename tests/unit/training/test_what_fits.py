@@ -11,7 +11,7 @@ from drillyard.config.model_files import ARCHITECTURES
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.setup import Setup
 from drillyard.modelspec import all_families, model_spec, spec_from_counts
-from drillyard.parallel.model_setup import describe_nearest_fit
+from drillyard.training.model_setup import describe_nearest_fit
 
 
 def setup(**changes: Any) -> Setup:
