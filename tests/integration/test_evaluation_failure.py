@@ -57,7 +57,7 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
 
 
 def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: Path) -> None:
-    from drillyard.telemetry.summary import closing_lines
+    from drillyard.reporting.summary import closing_lines
 
     assert "drillyard report " in reference.output.splitlines()[-2]
     run = tmp_path / "runs" / "reference"

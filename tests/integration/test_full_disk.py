@@ -20,7 +20,7 @@ from tests.integration.watched import WatchedRun
 from drillyard.config.load import load_run_config
 from drillyard.data.prepared_data import prepare
 from drillyard.errors import UserError
-from drillyard.telemetry import write_summary
+from drillyard.reporting.summary import write_summary
 from drillyard.training.checkpoint.inventory import list_checkpoints
 from drillyard.training.checkpoint.verification import verify
 

@@ -8,7 +8,7 @@ import re
 from tests.integration.tiny_run import STEPS, drillyard
 
 from drillyard import formatting
-from drillyard.telemetry.summary import summarize
+from drillyard.reporting.summary import summarize
 
 
 def test_report_and_watch_agree_with_the_summary_of_a_real_run(reference, tmp_path):

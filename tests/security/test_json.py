@@ -64,7 +64,7 @@ def record_of_an_export(directory: Path) -> None:
 
 
 def summary_of_a_run(directory: Path) -> None:
-    from drillyard.telemetry.summary import required_failure
+    from drillyard.reporting.summary import required_failure
 
     (directory / "summary.json").write_text(DEEP)
     assert required_failure(directory) is None

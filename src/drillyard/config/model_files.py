@@ -25,7 +25,7 @@ NAMES_SHOWN = 5
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one transformers `model_type` is built.
+    """Structure of one transformers `model_type`.
 
     `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks` says what its
     forward takes as attention_mask: one causal mask for all layers (`full`), one that is limited to the sliding window

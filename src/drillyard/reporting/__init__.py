@@ -1,1 +1,1 @@
-"""The report of a run as one HTML file. Nothing is computed here: figures come from `measurement`."""
+"""What a run achieved: summary.json, and a report as one HTML file. Figures come from `measurement`."""

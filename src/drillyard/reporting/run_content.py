@@ -20,9 +20,9 @@ from drillyard.reporting.content import Content, Table
 from drillyard.reporting.event_text import END_LEVELS, Event, describe_event
 from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.reporting.log_content import checkpoint_rows, measured_content
+from drillyard.reporting.summary import failed_evaluations, failure_text, last_event, run_status
 from drillyard.reporting.tables import estimate_table
 from drillyard.telemetry.events import EVENTS_FILE, event_microseconds, read_events
-from drillyard.telemetry.summary import failed_evaluations, failure_text, last_event, run_status
 
 FAILURES_SHOWN: Final = 3
 ENVIRONMENT: Final = {

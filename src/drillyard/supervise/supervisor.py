@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
+from drillyard.reporting.summary import required_failure
 from drillyard.supervise import cause, launch_contract, reaper
 from drillyard.supervise.attempt import Attempt, AttemptResult, GracePeriods, RankExit, rank_environments
 from drillyard.supervise.console_output import MESSAGES, PlainOutput, TerminalOutput
@@ -31,7 +32,6 @@ from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCou
 from drillyard.supervise.sockets import free_port
 from drillyard.supervise.stop_requests import StopRequests
 from drillyard.telemetry.events import EventName, append_event, read_events
-from drillyard.telemetry.summary import required_failure
 
 if TYPE_CHECKING:
     from rich.console import Console

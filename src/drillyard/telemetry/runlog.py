@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -22,7 +22,6 @@ from drillyard.telemetry import console as lines
 from drillyard.telemetry.events import EVENTS_FILE, EventName, event_line, utc_now
 from drillyard.telemetry.jsonlines import LineFile, encode
 from drillyard.telemetry.metrics import METRICS_FILE, StepRecord, ThroughputFormula
-from drillyard.telemetry.summary import closing_lines, model_of
 from drillyard.telemetry.trackers import Trackers
 
 if TYPE_CHECKING:
@@ -200,12 +199,12 @@ class RunLog:
                 self._failed_parts.add(what)
                 self.warn(f"{what} failed: {type(error).__name__}: {error}")
 
-    def closing(self, summary: dict[str, Any], run_directory: Path) -> None:
-        """Print the closing lines of a completed run; the last call, after `close`."""
+    def closing(self, text: Sequence[str], summary: dict[str, Any]) -> None:
+        """Print a completed run's closing lines, or its summary as JSON; the last call, after `close`."""
         if self._rank == 0 and self._console == "text":
-            self._print("\n".join(closing_lines(summary, run_directory)))
+            self._print("\n".join(text))
         elif self._rank == 0 and self._console == "json":
-            self._print(event_line("summary", {**summary, "model": str(model_of(summary, run_directory))}))
+            self._print(event_line("summary", summary))
 
     def warn(self, text: str) -> None:
         """Record and print a problem that does not end the run."""

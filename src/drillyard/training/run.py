@@ -20,12 +20,12 @@ from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.models.export import export, save_tokenizer
 from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
+from drillyard.reporting.summary import closing_lines, model_of, required_failure, write_summary
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
-from drillyard.telemetry import RunLog, write_summary
+from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
-from drillyard.telemetry.summary import required_failure
 from drillyard.training.auto_settings import (
     load_auto_settings,
     report_auto_settings,
@@ -99,7 +99,8 @@ def train(
             log.message(note)
         exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
-        log.closing(write_summary(directory), directory)
+        summary = write_summary(directory)
+        log.closing(closing_lines(summary, directory), {**summary, "model": str(model_of(summary, directory))})
         if config.evaluation.required and not is_claimed and (failure := required_failure(directory)) is not None:
             # A supervisor reports this itself, also for a run that had finished before.
             sys.stderr.write(f"error: {failure}\n")

@@ -17,9 +17,9 @@ from typing import Final
 from drillyard.goodput import Goodput, Moment, account
 from drillyard.reporting.event_text import Event, EventText, describe_event
 from drillyard.reporting.gpu_price import GpuPrice
+from drillyard.reporting.summary import percentile_95
 from drillyard.telemetry.console import HEADLINES, flatten
 from drillyard.telemetry.events import event_microseconds, moment
-from drillyard.telemetry.summary import percentile_95
 
 RECENT_STEPS: Final = 100
 KEPT_EVENTS: Final = 100

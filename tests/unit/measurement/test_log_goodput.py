@@ -21,7 +21,8 @@ from drillyard.measurement.log_goodput import goodput_of_log
 from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LoggedAttempt, ParsedLog
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
-from drillyard.telemetry import StepRecord, append_event, write_summary
+from drillyard.reporting.summary import write_summary
+from drillyard.telemetry import StepRecord, append_event
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from drillyard.measurement.parsed_log import LogEvent
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts
-from drillyard.telemetry import StepRecord, append_event, write_summary
+from drillyard.reporting.summary import write_summary
+from drillyard.telemetry import StepRecord, append_event
 
 
 def test_the_step_time_of_a_run_directory_rests_on_the_steps_that_its_summary_takes(tmp_path):

@@ -14,8 +14,8 @@ from drillyard.errors import UserError
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.reporting.run_content import read_run_directory
+from drillyard.reporting.summary import summarize
 from drillyard.telemetry import append_event, read_metrics
-from drillyard.telemetry.summary import summarize
 from drillyard.watch.watcher import FollowedRun
 
 

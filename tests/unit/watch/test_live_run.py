@@ -6,10 +6,10 @@ import pytest
 from tests.unit.reporting import runs
 
 from drillyard.reporting.gpu_price import GpuPrice
+from drillyard.reporting.summary import summarize
 from drillyard.telemetry import read_metrics
 from drillyard.telemetry.events import event_microseconds, read_events
 from drillyard.telemetry.jsonlines import read_records
-from drillyard.telemetry.summary import summarize
 from drillyard.watch.live_run import LiveRun
 
 

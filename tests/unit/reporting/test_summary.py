@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import pytest
 from tests.facts import says
+from tests.unit.telemetry.conftest import config, make_config, record
 
 from drillyard.errors import UserError
 from drillyard.hardware import find_accelerator
-from drillyard.telemetry import RunLog, append_event, read_events, write_summary
+from drillyard.reporting.summary import closing_lines, required_failure, write_summary
+from drillyard.telemetry import RunLog, append_event, read_events
 from drillyard.telemetry.events import goodput
-from drillyard.telemetry.summary import closing_lines, required_failure
+
+__all__ = ["config", "make_config", "record"]
 
 
 @pytest.fixture
