@@ -1,10 +1,12 @@
-"""The source as a whole: class names, import cycles, platforms, files that docstrings cite, and words."""
+"""The source as a whole: class names, import cycles, platforms, files that docstrings and comments cite, and words."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -176,9 +178,12 @@ def test_a_platform_in_a_collection_is_found(text: str) -> None:
     assert platforms_named("launch/programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")) == []
 
 
-def docstrings(tree: ast.Module) -> list[str]:
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
-    return [text for node in nodes if (text := ast.get_docstring(node)) is not None]
+def explanations(text: str) -> list[str]:
+    """Docstrings, those of attributes included, and comments."""
+    expressions = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    found = [node.value for node in expressions if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [*found, *(token.string for token in tokens if token.type == tokenize.COMMENT)]
 
 
 @cache
@@ -203,11 +208,12 @@ def missing_files(text: str) -> list[str]:
     return [name for name in CITED_FILE.findall(text) if name not in file_names()]
 
 
-# Files of others that docstrings cite.
+# Files of others that docstrings and comments cite.
 FOREIGN_FILES = {
     "modeling_llama.py",
     "integrations/moe.py",
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py",
+    "torch/_inductor/kernel/flex/flex_attention.py",
     "metric_logger.py",
     "megatron/training/training.py",
     "torchtitan/components/metrics.py",
@@ -218,13 +224,19 @@ FOREIGN_FILES = {
 }
 
 
-def test_docstrings_cite_files_that_exist() -> None:
+def test_docstrings_and_comments_cite_files_that_exist() -> None:
     missing = {
         relative(path): names
-        for path, tree in modules().values()
-        if (names := [name for text in docstrings(tree) for name in missing_files(text) if name not in FOREIGN_FILES])
+        for path, _ in modules().values()
+        for texts in [explanations(path.read_text("utf-8"))]
+        if (names := [name for text in texts for name in missing_files(text) if name not in FOREIGN_FILES])
     }
     assert missing == {}
+
+
+def test_a_docstring_of_an_attribute_and_a_comment_are_found() -> None:
+    text = '"""a.py"""\nX = 1  # b.py\n"""c.py"""\nclass A:\n    y: int\n    """d.py"""\n'
+    assert explanations(text) == ["a.py", "c.py", "d.py", "# b.py"]
 
 
 @pytest.mark.parametrize(
