@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from drillyard.measurement.user_facts import UserFacts
 
 PathLike = str | os.PathLike[str]
+# The parameters of `measure` and `report` that are not facts about the run.
+_READ_BY_MEASURE = ("paths", "hardware", "timezone", "framework")
+_READ_BY_REPORT = ("paths", "output", "overwrite", "price_per_gpu_hour")
 
 
 def estimate(
@@ -185,17 +188,34 @@ def logs(
 def measure(
     paths: PathLike | Sequence[PathLike],
     *,
+    accelerator: str | None = None,
+    num_gpus: int | None = None,
+    params: int | str | None = None,
+    active_params: int | str | None = None,
+    config: PathLike | None = None,
+    batch_size_per_gpu: int | None = None,
+    global_batch_size: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    formula: str | None = None,
     hardware: PathLike | None = None,
-    timezone: str | None = None,
+    gpus_per_node: int | None = None,
+    price_per_gpu_hour: float | None = None,
+    price_per_node_hour: float | None = None,
     framework: str | None = None,
-    **facts: Any,
+    start_step: int | None = None,
+    end_step: int | None = None,
+    timezone: str | None = None,
+    job_start: str | None = None,
+    job_end: str | None = None,
 ) -> RunResult:
     """Measure one run of any framework from its logs: step times, MFU, goodput, cost, waits.
 
-    `facts` are what the logs do not say, named as the flags of `drillyard metrics`: `accelerator`, `num_gpus`,
-    `params`, `global_batch_size`, `sequence_length`, `price_per_gpu_hour` and so on. What is neither in the log nor
-    given is None in the result, whose `as_json()` is the document of `drillyard metrics --json`.
+    The keywords are what the logs do not say, named as the flags of `drillyard metrics`; counts of parameters may be
+    text such as 70.6B, prices are US dollars, a job's start and end times such as 2026-01-31T12:00:00Z. What is neither
+    in the log nor given is None in the result, whose `as_json()` is the document of `drillyard metrics --json`.
     """
+    facts = {name: value for name, value in locals().items() if name not in _READ_BY_MEASURE}
     from drillyard.hardware import load_catalog
     from drillyard.measurement import run_result
     from drillyard.measurement.read_logs import read_logs
@@ -209,14 +229,34 @@ def report(
     output: PathLike | None = None,
     *,
     overwrite: bool = False,
+    accelerator: str | None = None,
+    num_gpus: int | None = None,
+    params: int | str | None = None,
+    active_params: int | str | None = None,
+    config: PathLike | None = None,
+    batch_size_per_gpu: int | None = None,
+    global_batch_size: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    formula: str | None = None,
+    hardware: PathLike | None = None,
+    gpus_per_node: int | None = None,
     price_per_gpu_hour: float | None = None,
-    **facts: Any,
+    price_per_node_hour: float | None = None,
+    framework: str | None = None,
+    start_step: int | None = None,
+    end_step: int | None = None,
+    timezone: str | None = None,
+    job_start: str | None = None,
+    job_end: str | None = None,
 ) -> Path:
     """Write the HTML report of a run directory, or of the logs of any framework; return its path.
 
     Default `output`: report.html in the run directory, or in the working directory. A file that is no report, or an
-    edited one, is replaced with `overwrite` only. `facts`: as for `measure`, for logs only.
+    edited one, is replaced with `overwrite` only. Other keywords: as for `measure`,
+    for logs only (`price_per_gpu_hour`: for both).
     """
+    given = {name: value for name, value in locals().items() if value is not None and name not in _READ_BY_REPORT}
     from drillyard.reporting.log_content import measured_content
     from drillyard.reporting.page import REPORT_FILE, render, write_report
     from drillyard.reporting.run_content import is_run_directory, read_run_directory
@@ -224,7 +264,6 @@ def report(
 
     names = _texts(paths)
     directory = next((Path(name) for name in names if is_run_directory(Path(name))), None)
-    given = {name: value for name, value in facts.items() if value is not None}
     if directory is None:
         page = render(measured_content(measure(names, price_per_gpu_hour=price_per_gpu_hour, **given)))
     elif len(names) > 1:

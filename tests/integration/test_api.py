@@ -68,6 +68,7 @@ def test_mypy_strict_passes_on_a_program_that_uses_the_wheel(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert 'Revealed type is "str"' in done.stdout and 'Revealed type is "pathlib.Path"' in done.stdout
-    program.write_text('from drillyard import submit\n\nsubmit("run.yaml", no_such_option=1)\n')
-    wrong = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert wrong.returncode == 1 and "no_such_option" in wrong.stdout
+    for function in ("submit", "measure", "report"):
+        program.write_text(f'from drillyard import {function}\n\n{function}("run.yaml", no_such_option=1)\n')
+        wrong = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert wrong.returncode == 1 and "no_such_option" in wrong.stdout

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -14,8 +16,10 @@ import pytest
 from tests.unit.reporting.conftest import run_directory
 
 import drillyard
+from drillyard.cli.options import RUN_FACTS
 from drillyard.errors import ConfigError, MissingExtraError, NotFoundError, UnreachableError
 from drillyard.launch.programs import Programs, Result
+from drillyard.measurement.user_facts import UserFacts
 
 __all__ = ["run_directory"]
 RUN = """
@@ -202,8 +206,17 @@ def test_a_log_is_measured(tmp_path: Path) -> None:
     result = drillyard.measure(log, num_gpus=8, accelerator="h100", params="7B", sequence_length=1024)
     assert result.timing.times.typical == 0.5
     assert result.as_json()["name"] == result.name
-    with pytest.raises(TypeError):
-        drillyard.measure(log, no_such_fact=1)
+    for function in (drillyard.measure, drillyard.report):
+        with pytest.raises(TypeError, match="no_such_fact"):
+            function(log, no_such_fact=1)
+
+
+def test_measure_and_report_take_what_the_flags_and_facts_are_named() -> None:
+    facts = {field.name.removesuffix("_us") for field in dataclasses.fields(UserFacts)}
+    for function, own in ((drillyard.measure, {"paths"}), (drillyard.report, {"paths", "output", "overwrite"})):
+        parameters = inspect.signature(function).parameters.values()
+        assert {each.name for each in parameters} == own | facts | RUN_FACTS.keys()
+        assert all(each.kind is not each.VAR_KEYWORD for each in parameters)
 
 
 def test_hardware_is_looked_up() -> None:
