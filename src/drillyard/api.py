@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from drillyard.measurement.user_facts import UserFacts
 
 PathLike = str | os.PathLike[str]
-# The parameters of `measure` and `report` that are not facts about the run.
-_READ_BY_MEASURE = ("paths", "hardware", "timezone", "framework")
-_READ_BY_REPORT = ("paths", "output", "overwrite", "price_per_gpu_hour")
 
 
 def estimate(
@@ -215,7 +212,9 @@ def measure(
     text such as 70.6B, prices are US dollars, a job's start and end times such as 2026-01-31T12:00:00Z. What is neither
     in the log nor given is None in the result, whose `as_json()` is the document of `drillyard metrics --json`.
     """
-    facts = {name: value for name, value in locals().items() if name not in _READ_BY_MEASURE}
+    facts = {
+        name: value for name, value in locals().items() if name not in ("paths", "hardware", "timezone", "framework")
+    }
     from drillyard.hardware import load_catalog
     from drillyard.measurement import run_result
     from drillyard.measurement.read_logs import read_logs
@@ -256,7 +255,11 @@ def report(
     edited one, is replaced with `overwrite` only. Other keywords: as for `measure`,
     for logs only (`price_per_gpu_hour`: for both).
     """
-    given = {name: value for name, value in locals().items() if value is not None and name not in _READ_BY_REPORT}
+    given = {
+        name: value
+        for name, value in locals().items()
+        if value is not None and name not in ("paths", "output", "overwrite", "price_per_gpu_hour")
+    }
     from drillyard.reporting.log_content import measured_content
     from drillyard.reporting.page import REPORT_FILE, render, write_report
     from drillyard.reporting.run_content import is_run_directory, read_run_directory
