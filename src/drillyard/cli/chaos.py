@@ -7,40 +7,45 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from drillyard.cli.options import AsJson, Overrides
+from drillyard.cli.options import AsJson, Overrides, with_flags
 
 if TYPE_CHECKING:
+    from drillyard.config.run import RunConfig
+    from drillyard.faults.campaign import Campaign
     from drillyard.faults.plan import FaultKind
+
+
+FLAGS = {
+    "config": typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML"),
+    "faults": typer.Option(help="Kinds, separated by commas: kill, stop, term, disk-full, flip.", metavar="KINDS"),
+    "count": typer.Option(min=1, help="Faults in all.", metavar="N"),
+    "seed": typer.Option(min=0, help="Seed of the ranks, steps and times of faults.", metavar="S"),
+    "nproc_per_node": typer.Option(min=1, help="Ranks on this host; default: one per GPU, or two.", metavar="N"),
+    "directory": typer.Option(help="An empty directory to work in; default: a temporary one."),
+    "watchdog": typer.Option(min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"),
+    "keep": typer.Option("--keep", help="Keep all runs, not only those with a failed fault."),
+}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("chaos")(chaos)
+    app.command("chaos")(with_flags(chaos, FLAGS))
 
 
 def chaos(
-    config: Annotated[Path, typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML")],
-    faults: Annotated[
-        str, typer.Option(help="Kinds, separated by commas: kill, stop, term, disk-full, flip.", metavar="KINDS")
-    ] = "kill,stop,term,disk-full,flip",
-    count: Annotated[int, typer.Option(min=1, help="Faults in all.", metavar="N")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the ranks, steps and times of faults.", metavar="S")] = 0,
-    nproc_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on this host; default: one per GPU, or two.", metavar="N")
-    ] = None,
+    config: Path,
+    faults: str = "kill,stop,term,disk-full,flip",
+    count: int = 10,
+    seed: int = 0,
+    nproc_per_node: int | None = None,
     set_: Overrides = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="An empty directory to work in; default: a temporary one.")
-    ] = None,
-    watchdog: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"),
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep all runs, not only those with a failed fault.")] = False,
+    directory: Path | None = None,
+    watchdog: float | None = None,
+    keep: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Inject faults into a run, and check that it ends with the same bits as without them.
@@ -62,11 +67,7 @@ def chaos(
     from drillyard.config.auto_values import num_gpus
     from drillyard.config.checks import require_valid
     from drillyard.config.load import load_run_config
-    from drillyard.console import SafeConsole
-    from drillyard.faults.campaign import Campaign, run_campaign
-    from drillyard.faults.campaign_report import as_json as json_of
-    from drillyard.faults.campaign_report import print_campaign
-    from drillyard.telemetry.jsonlines import encode
+    from drillyard.faults.campaign import Campaign
 
     kinds = _kinds(faults)
     require_training()
@@ -87,6 +88,16 @@ def chaos(
         on_gpus=gpus > 0,
         keep=keep,
     )
+    _inject(campaign, run, made, as_json=as_json)
+
+
+def _inject(campaign: Campaign, run: RunConfig, made: Path | None, *, as_json: bool) -> None:
+    """Run the campaign and print its report. `made`: a directory that is removed where the campaign fails to run."""
+    from drillyard.console import SafeConsole
+    from drillyard.faults import campaign_report
+    from drillyard.faults.campaign import run_campaign
+    from drillyard.telemetry.jsonlines import encode
+
     errors = SafeConsole(stderr=True, highlight=False)
     # Clean up processes and files on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -101,9 +112,9 @@ def chaos(
             shutil.rmtree(made, ignore_errors=True)
         raise
     if as_json:
-        typer.echo(encode(json_of(outcome)))
+        typer.echo(encode(campaign_report.as_json(outcome)))
     else:
-        print_campaign(outcome, SafeConsole(highlight=False))
+        campaign_report.print_campaign(outcome, SafeConsole(highlight=False))
     if campaign.directory.exists():
         errors.print(f"kept: {campaign.directory}", soft_wrap=True)
     if not outcome.passed:

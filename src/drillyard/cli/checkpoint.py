@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from drillyard.cli.options import find_run, print_json
+from drillyard.errors import UserError
 from drillyard.formatting import size
 
 if TYPE_CHECKING:
@@ -32,10 +33,6 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="List, verify and prune the checkpoints of a run.", no_args_is_help=True)
     app.add_typer(group, name="checkpoint")
 
-    @group.callback()
-    def checkpoint() -> None:
-        """List, verify and prune the checkpoints of a run."""
-
     group.command("list")(list_command)
     group.command("verify")(verify_command)
     group.command("prune")(prune_command)
@@ -49,7 +46,6 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     """
     from dataclasses import replace
 
-    from drillyard.errors import UserError
     from drillyard.training.checkpoint.inventory import best_checkpoint, newest_usable
     from drillyard.training.checkpoint.verification import mark_unsafe, select_checkpoints
 
@@ -108,7 +104,6 @@ def verify_command(
     there is no complete checkpoint (or the requested one is not). 2: an error, or a file that could run code. The
     remains of interrupted saves are listed and are no damage.
     """
-    from drillyard.errors import UserError
     from drillyard.training.checkpoint.verification import choose_step, select_checkpoints, verify_all_files
 
     target = select_checkpoints(find_run(run))
@@ -156,7 +151,6 @@ def prune_command(
 
     Exit code 0: done; 1: a checkpoint to keep is damaged, or none is undamaged; 2: an error.
     """
-    from drillyard.errors import UserError
     from drillyard.supervise.run_lock import exclusive_run_lock
     from drillyard.training.checkpoint.verification import plan_prune, select_checkpoints, verify_all_files
 
@@ -195,7 +189,6 @@ def prune_command(
 def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool]:
     """Return how many checkpoints to keep, and whether the best: from `keep` and run.yaml. UserError without either."""
     from drillyard.config.load import load_run_config
-    from drillyard.errors import UserError
 
     assert target.run_directory is not None
     saved = target.run_directory / "run.yaml"

@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 from drillyard.cli.options import find_run
+from drillyard.console import SafeConsole
+from drillyard.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands on data to the app."""
     group = typer.Typer(help="Show the data as the model sees it.", no_args_is_help=True)
     app.add_typer(group, name="data")
-
-    @group.callback()
-    def data() -> None:
-        """Show the data as the model sees it."""
 
     group.command()(show)
 
@@ -40,11 +38,9 @@ def register(app: typer.Typer) -> None:
 
         from drillyard.config.checks import smallest_global_batch
         from drillyard.config.load import load_run_config
-        from drillyard.console import SafeConsole
         from drillyard.data.data_report import coloured_tokens, loss_problems
         from drillyard.data.prepared_data import prepare
         from drillyard.data.row_formats import row_format
-        from drillyard.errors import UserError
 
         config = load_run_config(run, overrides or [])
         console = SafeConsole(highlight=False)
@@ -88,10 +84,8 @@ def show(
     from rich.markup import escape
     from tokenizers import Tokenizer
 
-    from drillyard.console import SafeConsole
     from drillyard.data.data_report import coloured_tokens
     from drillyard.data.mapped_sequences import DamagedSequence
-    from drillyard.errors import UserError
     from drillyard.training.batch_lookup import batch_of_step
 
     console = SafeConsole(highlight=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from drillyard.cli.options import print_json
+from drillyard.cli.options import print_json, with_flags
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
@@ -17,68 +17,60 @@ if TYPE_CHECKING:
 SHOW, HOW = "Show the plan", "Launch"
 
 
+FLAGS = {
+    "run": typer.Argument(metavar="RUN.YAML", help="The run config: a training run, or a `workload:`."),
+    "cluster": typer.Option(metavar="FILE", help="The cluster config: where to run.", show_default="cluster.yaml"),
+    "overrides": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."),
+    "sweep": typer.Option(
+        metavar="KEY=VALUES",
+        help="Launch one run per value: a,b or 1..16; repeated: every combination.",
+        rich_help_panel=HOW,
+    ),
+    "sync": typer.Option(
+        "--sync", help="Copy this directory to the nodes, without what git ignores.", rich_help_panel=HOW
+    ),
+    "replace": typer.Option("--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW),
+    "after": typer.Option(metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW),
+    "max_failures": typer.Option(min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW),
+    "force": typer.Option(
+        "--force", help="Launch even if the estimate says that it does not fit.", rich_help_panel=HOW
+    ),
+    "wait": typer.Option("--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW),
+    "dry_run": typer.Option("--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW),
+    "files": typer.Option("--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW),
+    "explain": typer.Option(
+        "--explain", help="Print the reason of each generated field, and stop.", rich_help_panel=SHOW
+    ),
+    "output": typer.Option(
+        metavar="DIR", help="Write everything as files, with apply.sh, and stop.", rich_help_panel=SHOW
+    ),
+    "overwrite": typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW),
+    "as_json": typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command `launch`."""
-    app.command("launch")(launch)
+    app.command("launch")(with_flags(launch, FLAGS))
 
 
 def launch(
-    run: Annotated[Path, typer.Argument(metavar="RUN.YAML", help="The run config: a training run, or a `workload:`.")],
-    cluster: Annotated[
-        Path, typer.Option(metavar="FILE", help="The cluster config: where to run.", show_default="cluster.yaml")
-    ] = Path("cluster.yaml"),
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."),
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Launch one run per value: a,b or 1..16; repeated: every combination.",
-            rich_help_panel=HOW,
-        ),
-    ] = None,
-    sync: Annotated[
-        bool,
-        typer.Option("--sync", help="Copy this directory to the nodes, without what git ignores.", rich_help_panel=HOW),
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW)
-    ] = False,
-    after: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW),
-    ] = None,
-    max_failures: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW)
-    ] = 3,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Launch even if the estimate says that it does not fit.", rich_help_panel=HOW),
-    ] = False,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW),
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW)
-    ] = False,
-    files: Annotated[
-        bool, typer.Option("--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW)
-    ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Print the reason of each generated field, and stop.", rich_help_panel=SHOW),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write everything as files, with apply.sh, and stop.", rich_help_panel=SHOW),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW)
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW)] = False,
+    run: Path,
+    cluster: Path = Path("cluster.yaml"),
+    overrides: list[str] | None = None,
+    sweep: list[str] | None = None,
+    sync: bool = False,
+    replace: bool = False,
+    after: str | None = None,
+    max_failures: int = 3,
+    force: bool = False,
+    wait: bool = False,
+    dry_run: bool = False,
+    files: bool = False,
+    explain: bool = False,
+    output: Path | None = None,
+    overwrite: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Submit a run to a cluster's scheduler, or start it on hosts. It continues when this terminal is closed.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from drillyard.cli.options import OUTPUT, RANGE, SharedOption, add_options, print_json, with_run_facts
+from drillyard.cli.options import OUTPUT, RANGE, RUN_FACTS, SharedOption, add_options, print_json, with_flags
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,57 +28,52 @@ RECIPE_OPTIONS = {
 OF_RECIPES_TOO = ("precision", "start_step", "end_step", "sequence_length")
 
 
+FLAGS = {
+    "paths": typer.Argument(
+        metavar="PATH...",
+        help="Logs of one run: files, directories, gs:// objects, - for standard input; gzip and zstd too.",
+    ),
+    # What is measured.
+    "job_start": typer.Option(
+        help="When the job began, such as 2026-01-31T12:00:00Z, if not at its first line.", rich_help_panel=RANGE
+    ),
+    "job_end": typer.Option(help="When it ended, if not at its last line.", rich_help_panel=RANGE),
+    # What is printed.
+    "follow": typer.Option(
+        "--follow", "-f", help="Follow growing logs until Ctrl-C or the end of the input.", rich_help_panel=OUTPUT
+    ),
+    "compare": typer.Option(
+        "--compare", help="Show each PATH as a run of its own, side by side.", rich_help_panel=OUTPUT
+    ),
+    "as_json": typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT),
+    "schema": typer.Option("--json-schema", help="Print the JSON Schema of --json and exit.", rich_help_panel=OUTPUT),
+    "fail_if": typer.Option(
+        metavar="CONDITION",
+        help="Exit with 1 if it holds or cannot be evaluated, such as 'mfu<0.38'; repeatable.",
+        rich_help_panel=OUTPUT,
+    ),
+    "output_format": typer.Option(
+        "--format", metavar="gpu-recipes", help="Print the lines of another tool.", rich_help_panel=OUTPUT
+    ),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the app."""
-    app.command("metrics")(add_options(with_run_facts(metrics), RECIPE_OPTIONS))
+    app.command("metrics")(add_options(with_flags(metrics, FLAGS), {**RUN_FACTS, **RECIPE_OPTIONS}))
 
 
 def metrics(
     context: typer.Context,
-    paths: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PATH...",
-            help="Logs of one run: files, directories, gs:// objects, - for standard input; gzip and zstd too.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", "-f", help="Follow growing logs until Ctrl-C or the end of the input.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-    job_start: Annotated[
-        str | None,
-        typer.Option(
-            help="When the job began, such as 2026-01-31T12:00:00Z, if not at its first line.", rich_help_panel=RANGE
-        ),
-    ] = None,
-    job_end: Annotated[
-        str | None, typer.Option(help="When it ended, if not at its last line.", rich_help_panel=RANGE)
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Show each PATH as a run of its own, side by side.", rich_help_panel=OUTPUT),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=OUTPUT)] = False,
-    schema: Annotated[
-        bool, typer.Option("--json-schema", help="Print the JSON Schema of --json and exit.", rich_help_panel=OUTPUT)
-    ] = False,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Exit with 1 if it holds or cannot be evaluated, such as 'mfu<0.38'; repeatable.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    output_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format", metavar="gpu-recipes", help="Print the lines of another tool.", rich_help_panel=OUTPUT
-        ),
-    ] = None,
+    paths: list[str] | None = None,
+    follow: bool = False,
+    job_start: str | None = None,
+    job_end: str | None = None,
+    compare: bool = False,
+    as_json: bool = False,
+    schema: bool = False,
+    fail_if: list[str] | None = None,
+    output_format: str | None = None,
     **given: Any,
 ) -> None:
     """Measure a run from its log: step times, tokens/s and TFLOP/s per GPU, MFU, goodput, loss and cost.
@@ -106,6 +101,15 @@ def metrics(
         raise UserError("give the log of a run: drillyard metrics PATH (or - for standard input)")
     if follow and (compare or fail_if):
         raise UserError("--follow shows one growing run: not with --compare or --fail-if.")
+    _measure(
+        paths, {**given, "job_start": job_start, "job_end": job_end}, follow, compare, fail_if or [], as_json=as_json
+    )
+
+
+def _measure(
+    paths: list[str], given: dict[str, Any], follow: bool, compare: bool, fail_if: list[str], *, as_json: bool
+) -> None:
+    """Measure the logs with the facts `given`, and print the result; exit with 1 where one of `fail_if` holds."""
     from drillyard.api import user_facts
     from drillyard.hardware import load_catalog
     from drillyard.loglines.stamps import time_zone
@@ -118,8 +122,8 @@ def metrics(
     zone = None if reading["timezone"] is None else time_zone(reading["timezone"])
     catalog = load_catalog(given.pop("hardware"))
     job = {
-        "job_start_us": moment_us("--job-start", job_start, zone),
-        "job_end_us": moment_us("--job-end", job_end, zone),
+        "job_start_us": moment_us("--job-start", given.pop("job_start"), zone),
+        "job_end_us": moment_us("--job-end", given.pop("job_end"), zone),
     }
     facts = user_facts({**given, **job})
     if follow:
@@ -132,7 +136,7 @@ def metrics(
             typer.echo(f"{path}: does not exist yet; waiting for it", err=True)
         follow_log(tail, facts, catalog, SafeConsole(), as_json=as_json)
         return
-    gates = [parse_gate(text) for text in fail_if or ()]
+    gates = [parse_gate(text) for text in fail_if]
     runs = [
         measure(read_logs(each, **reading), facts, catalog)
         for each in ([[path] for path in paths] if compare else [paths])

@@ -99,9 +99,11 @@ RUN_FACTS: Final = {
 """Facts of a run that its log may not contain and the user knows: options of `metrics` and `report`."""
 
 
-def with_run_facts(function: Callable[..., None], panel: str | None = None) -> Callable[..., None]:
-    """Give a command all options of RUN_FACTS."""
-    return add_options(function, RUN_FACTS, panel)
+def with_flags(function: Callable[..., None], flags: Mapping[str, Any]) -> Callable[..., None]:
+    """Give parameters of a command what a table has for them: typer's options and arguments by parameter name."""
+    hints = get_type_hints(function)
+    function.__annotations__ |= {name: Annotated[hints[name], flag] for name, flag in flags.items()}
+    return function
 
 
 def add_options(

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from drillyard.cli.options import AsJson, RunDirectory, find_run, find_runs, with_run_facts
+from drillyard.cli.options import RUN_FACTS, AsJson, RunDirectory, add_options, find_run, find_runs
 
 LOGS = "For the logs of other frameworks: what they do not say"
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command("report")(with_run_facts(report, LOGS))
+    app.command("report")(add_options(report, RUN_FACTS, LOGS))
     app.command("diff")(diff)
 
 

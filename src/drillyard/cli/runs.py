@@ -35,12 +35,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands on launched runs to the app."""
     from drillyard.cli.watch import runs_logs, runs_watch
 
-    group = typer.Typer(no_args_is_help=True)
+    group = typer.Typer(help="List, follow and stop runs that were launched, wherever they are.", no_args_is_help=True)
     app.add_typer(group, name="runs")
-
-    @group.callback()
-    def runs() -> None:
-        """List, follow and stop runs that were launched, wherever they are."""
 
     group.command("list")(list_command)
     group.command("status")(status_command)
@@ -186,8 +182,7 @@ def artifacts_command(
     """
     from fnmatch import fnmatch
 
-    from drillyard.formatting import plural
-    from drillyard.formatting import size as size_text
+    from drillyard import formatting
     from drillyard.launch.cluster_registry import find_launched_run
 
     found = find_launched_run(run, cluster)
@@ -203,12 +198,12 @@ def artifacts_command(
         listed = [{"path": path, "bytes": size} for path, size in chosen]
         _print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
         return
-    total = f"{plural(len(chosen), 'file')}, {size_text(sum(size for _, size in chosen))}"
+    total = f"{formatting.plural(len(chosen), 'file')}, {formatting.size(sum(size for _, size in chosen))}"
     if fetch is not None:
         typer.echo(f"{fetch}: {total}")
         return
     for path, size in chosen:
-        typer.echo(f"{size_text(size):>10}  {path}")
+        typer.echo(f"{formatting.size(size):>10}  {path}")
     typer.echo(total, err=True)
 
 

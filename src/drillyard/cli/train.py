@@ -9,11 +9,11 @@ import sys
 import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from drillyard.cli.options import Overrides
+from drillyard.cli.options import Overrides, with_flags
 from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank, missing_extra, require_training
 from drillyard.errors import UserError
 
@@ -31,65 +31,60 @@ class Console(StrEnum):
     none = "none"
 
 
+FLAGS = {
+    "config": typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML"),
+    "console": typer.Option(help="Lines for people, JSON objects for programs, or none."),
+    "replay": typer.Option(
+        min=1,
+        help="Do not train: repeat STEP from the checkpoint before it and compare loss and gradient norm with "
+        "metrics.jsonl to the bit, a test for silent data corruption. Exit code 0: equal; 1: different.",
+        metavar="STEP",
+    ),
+    # The ranks of this host.
+    "nproc_per_node": typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N"),
+    "max_restarts": typer.Option(
+        min=0,
+        help="Restarts of the ranks after a crash.",
+        metavar="N",
+        show_default="3; with --nnodes 0: restart all nodes together",
+    ),
+    "watchdog": typer.Option(
+        min=0,
+        help="Restart ranks that make no progress for so long; 0: never. Sets timeouts.watchdog_seconds.",
+        metavar="SECONDS",
+        show_default="1800",
+    ),
+    "standby": typer.Option(
+        "--standby/--no-standby",
+        help="Keep standby ranks with everything imported: a restart takes seconds less.",
+        show_default="where there are 4 cores per rank",
+    ),
+    # The nodes of a run that no launcher starts.
+    "nnodes": typer.Option(min=1, help="Nodes of the run; run the same command on each.", metavar="N"),
+    "node_rank": typer.Option(min=0, help="This node's number, from 0.", metavar="N"),
+    "master_addr": typer.Option(help="Name or address of node 0, where all ranks meet.", metavar="HOST"),
+    "master_port": typer.Option(min=1, max=65535, help="A free port of node 0.", metavar="PORT"),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("train")(train)
+    app.command("train")(with_flags(train, FLAGS))
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML")],
-    nproc_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N")
-    ] = None,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="Restarts of the ranks after a crash.",
-            metavar="N",
-            show_default="3; with --nnodes 0: restart all nodes together",
-        ),
-    ] = None,
-    nnodes: Annotated[
-        int, typer.Option(min=1, help="Nodes of the run; run the same command on each.", metavar="N")
-    ] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="This node's number, from 0.", metavar="N")] = 0,
-    master_addr: Annotated[
-        str | None, typer.Option(help="Name or address of node 0, where all ranks meet.", metavar="HOST")
-    ] = None,
-    master_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="A free port of node 0.", metavar="PORT")
-    ] = None,
-    watchdog: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Restart ranks that make no progress for so long; 0: never. Sets timeouts.watchdog_seconds.",
-            metavar="SECONDS",
-            show_default="1800",
-        ),
-    ] = None,
-    standby: Annotated[
-        bool | None,
-        typer.Option(
-            "--standby/--no-standby",
-            help="Keep standby ranks with everything imported: a restart takes seconds less.",
-            show_default="where there are 4 cores per rank",
-        ),
-    ] = None,
+    config: Path,
+    nproc_per_node: int | None = None,
+    max_restarts: int | None = None,
+    nnodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    watchdog: float | None = None,
+    standby: bool | None = None,
     set_: Overrides = None,
-    console: Annotated[
-        Console, typer.Option(help="Lines for people, JSON objects for programs, or none.")
-    ] = Console.text,
-    replay: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Do not train: repeat STEP from the checkpoint before it and compare loss and gradient norm with "
-            "metrics.jsonl to the bit, a test for silent data corruption. Exit code 0: equal; 1: different.",
-            metavar="STEP",
-        ),
-    ] = None,
+    console: Console = Console.text,
+    replay: int | None = None,
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
 
@@ -110,10 +105,7 @@ def train(
     Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that hung, or a stop whose
     checkpoint could not be saved; the one before it is intact).
     """
-    from drillyard.config.auto_values import num_gpus
-    from drillyard.config.checks import require_valid
     from drillyard.config.load import load_run_config
-    from drillyard.config.model_files import require_weight_files
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
     overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
@@ -124,6 +116,24 @@ def train(
     if is_rank():
         _be_a_rank(run, console.value)
     exit_on_signal()
+    _supervise(run, config, overrides, console.value, node, nproc_per_node, max_restarts, standby)
+
+
+def _supervise(
+    run: RunConfig,
+    config: Path,
+    overrides: list[str],
+    console: ConsoleMode,
+    node: NodePlacement,
+    nproc_per_node: int | None,
+    max_restarts: int | None,
+    standby: bool | None,
+) -> NoReturn:
+    """Run the ranks of this host until the run is over; exit with its code. `run`: `config` with `overrides`."""
+    from drillyard.config.auto_values import num_gpus
+    from drillyard.config.checks import require_valid
+    from drillyard.config.model_files import require_weight_files
+
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
@@ -136,7 +146,7 @@ def train(
     # Ranks read the saved config in every attempt: later edits of RUN.YAML change nothing. With several nodes only the
     # first one saves it, perhaps after the others start: there the launcher provides the same file to all.
     saved = directory / SAVED_CONFIG if node.count == 1 else config
-    command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console.value]
+    command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console]
     if node.count > 1:
         command += [word for override in overrides for word in ("--set", override)]
     code = 0
@@ -209,8 +219,7 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
-    from drillyard.training.run import StoppedWithoutCheckpoint
-    from drillyard.training.run import train as train_rank
+    from drillyard.training import run as training
 
     def report(error: Exception) -> None:
         # One write that ends in an empty line: the supervisor reads it from a log that other processes append to.
@@ -219,11 +228,11 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
             sys.stdout.write(f"{error_text(str(error))}\n")
 
     try:
-        code = train_rank(run, side, console=console, attempt=attempt, is_claimed=is_claimed)
+        code = training.train(run, side, console=console, attempt=attempt, is_claimed=is_claimed)
     except UserError as error:
         report(error)
         code = 2
-    except StoppedWithoutCheckpoint as stopped:
+    except training.StoppedWithoutCheckpoint as stopped:
         report(stopped)
         code = EXIT_NOT_SAVED if is_claimed else 1
     except BaseException as error:
