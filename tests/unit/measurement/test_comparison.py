@@ -73,6 +73,21 @@ def test_few_steps_have_no_interval():
     assert "too few" in printed(compare_runs([run("a", seed=1, steps=5), run("b", seed=2)]))
 
 
+@pytest.mark.parametrize(("steps", "blocks"), [(9, 4), (11, 5), (13, 6)])
+def test_five_blocks_of_two_steps_have_an_interval(steps, blocks):
+    # The first step is left out.
+    (against,) = compare_runs([run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]).against
+    assert against.faster.blocks == blocks
+    assert (against.faster.low is not None) == (blocks >= 5)
+
+
+@pytest.mark.parametrize(("steps", "blocks"), [(20, 4), (24, 5), (26, 6)])
+def test_five_differences_of_the_loss_have_an_interval(steps, blocks):
+    (against,) = compare_runs([run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]).against
+    assert against.loss["step"].blocks == blocks
+    assert (against.loss["step"].low is not None) == (blocks >= 5)
+
+
 def test_a_lower_loss_is_found_by_every_measure_of_progress():
     comparison = compare_runs([run("a", seed=1), run("b", seed=2, loss_offset=-0.1)])
     (against,) = comparison.against
