@@ -212,9 +212,7 @@ def measure(
     text such as 70.6B, prices are US dollars, a job's start and end times such as 2026-01-31T12:00:00Z. What is neither
     in the log nor given is None in the result, whose `as_json()` is the document of `drillyard metrics --json`.
     """
-    facts = {
-        name: value for name, value in locals().items() if name not in ("paths", "hardware", "timezone", "framework")
-    }
+    facts = {name: value for name, value in locals().items() if name not in ("paths", "hardware", "framework")}
     from drillyard.hardware import load_catalog
     from drillyard.measurement import run_result
     from drillyard.measurement.read_logs import read_logs
@@ -294,7 +292,11 @@ def _texts(paths: PathLike | Sequence[PathLike]) -> list[str]:
 
 
 def user_facts(given: dict[str, Any]) -> UserFacts:
-    """The facts that a user gave by the names of the flags of `drillyard metrics`; counts may be text such as 70.6B."""
+    """The facts that a user gave by the names of the flags of `drillyard metrics`; counts may be text such as 70.6B.
+
+    Times of a job without an offset are in `timezone` (default: UTC).
+    """
+    from drillyard.loglines.stamps import time_zone
     from drillyard.measurement.user_facts import UserFacts, moment_us, to_formula
 
     facts = {**given, "config": _path(given.get("config")), "formula": to_formula(given.get("formula"))}
@@ -303,7 +305,8 @@ def user_facts(given: dict[str, Any]) -> UserFacts:
             from drillyard.estimation.request import parse_count
 
             facts[name] = parse_count(f"--{name.replace('_', '-')}", facts[name])
+    zone = None if (name := facts.pop("timezone", None)) is None else time_zone(name)
     for name in ("job_start", "job_end"):
         if name in facts:
-            facts[f"{name}_us"] = moment_us(f"--{name.replace('_', '-')}", facts.pop(name), None)
+            facts[f"{name}_us"] = moment_us(f"--{name.replace('_', '-')}", facts.pop(name), zone)
     return UserFacts(**facts)

@@ -236,3 +236,13 @@ def test_submit_issues_the_warnings_of_its_plan(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(submission, "submit_plans", lambda cluster, plans, *, replace: [plan.handle for plan in plans])
     with pytest.warns(UserWarning, match="slurm.time_limit"):
         assert drillyard.submit("run.yaml") == str(planned.handle)
+
+
+def test_times_of_a_job_are_in_the_given_time_zone() -> None:
+    from drillyard.api import user_facts
+
+    given = {"job_start": "2026-01-31T12:00:00", "job_end": "2026-01-31T12:00:00Z"}
+    facts = user_facts({**given, "timezone": "Europe/Berlin"})
+    assert facts.job_start_us is not None and facts.job_end_us is not None
+    assert facts.job_end_us - facts.job_start_us == 3600 * 1_000_000
+    assert user_facts(dict(given)).job_start_us == facts.job_end_us

@@ -112,20 +112,13 @@ def _measure(
     """Measure the logs with the facts `given`, and print the result; exit with 1 where one of `fail_if` holds."""
     from drillyard.api import user_facts
     from drillyard.hardware import load_catalog
-    from drillyard.loglines.stamps import time_zone
     from drillyard.measurement.gates import parse_gate
     from drillyard.measurement.read_logs import read_logs
     from drillyard.measurement.run_result import measure
-    from drillyard.measurement.user_facts import moment_us
 
-    reading = {name: given.pop(name) for name in ("timezone", "framework")}
-    zone = None if reading["timezone"] is None else time_zone(reading["timezone"])
+    reading = {"timezone": given["timezone"], "framework": given.pop("framework")}
     catalog = load_catalog(given.pop("hardware"))
-    job = {
-        "job_start_us": moment_us("--job-start", given.pop("job_start"), zone),
-        "job_end_us": moment_us("--job-end", given.pop("job_end"), zone),
-    }
-    facts = user_facts({**given, **job})
+    facts = user_facts(given)
     if follow:
         from drillyard.console import SafeConsole
         from drillyard.measurement.read_logs import Tail
