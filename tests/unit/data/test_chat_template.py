@@ -113,3 +113,14 @@ def test_a_tokenizer_without_a_chat_template_is_reported(
         prepare(make_config(path, format="chat"))
     with pytest.raises(UserError, match=r"trained.*chat template"):
         prepare(make_config(path, format="chat", tokenizer={"train": "bpe", "vocab_size": 300}))
+
+
+def test_completions_need_a_tokenizer_that_can_end_them(
+    tokenizer_directory: Path, tmp_path: Path, make_config: Callable[..., RunConfig], write_rows: Callable[..., Path]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "endless")
+    path = write_rows([{"prompt": "a", "completion": "b"}])
+    with pytest.raises(UserError, match="end-of-sequence"):
+        prepare(make_config(path, format="prompt-completion", tokenizer=str(tmp_path / "endless")))

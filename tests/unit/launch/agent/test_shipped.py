@@ -133,3 +133,21 @@ def test_a_run_without_state_has_none(tmp_path: Path) -> None:
     for damaged in ("{", "[]"):
         (tmp_path / "state.json").write_text(damaged)
         assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1
+
+
+def test_a_forgotten_run_is_not_listed_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def listed() -> list[str]:
+        index.list_runs(Namespace(cluster="here"))
+        return [each["entry"]["run"] for each in json.loads(capsys.readouterr().out)]
+
+    for run in ("first", "second"):
+        entry = {"run": run, "cluster": "here", "platform": "local", "launch_directory": str(tmp_path / run)}
+        index.write_entry(json.dumps(entry))
+    assert listed() == ["first", "second"]
+    for _ in range(2):
+        assert index.forget(Namespace(cluster="here", run="first")) == 0
+        assert listed() == ["second"]
