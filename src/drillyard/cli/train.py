@@ -46,7 +46,7 @@ FLAGS = {
         min=0,
         help="Restarts of the ranks after a crash.",
         metavar="N",
-        show_default="3; with --nnodes 0: restart all nodes together",
+        show_default="3; of several nodes 0: restart all of them together",
     ),
     "watchdog": typer.Option(
         min=0,
