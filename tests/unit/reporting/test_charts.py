@@ -73,6 +73,15 @@ def test_stalls_are_marked_and_levels_drawn(drawn):
     assert [row[0] for row in stalls] == [f"{step}" for step in sorted(runs.STALLS)]
 
 
+@pytest.mark.parametrize(("share", "drawn"), [(0.01, False), (0.049, False), (0.051, True), (3.0, True)])
+def test_waits_for_data_are_drawn_where_they_are_a_notable_part_of_a_step(content, share, drawn):
+    waits = np.full(len(content.curves.step), 0.0)
+    waits[5] = share * content.curves.median_seconds
+    waiting = dataclasses.replace(content, curves=dataclasses.replace(content.curves, data_seconds=waits))
+    chart = next(chart for chart in charts(waiting) if chart.name == "step-time")
+    assert ("Waiting for data" in [series["label"] for series in chart.series]) == drawn
+
+
 def test_a_summary_says_in_words_what_a_chart_shows(drawn):
     assert says(
         drawn["step-time"].summary,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from tests.facts import says
 
 from drillyard.reporting.event_text import describe_event, evaluation_figures
 from drillyard.telemetry.events import EventName
@@ -56,3 +57,9 @@ def test_an_evaluation_says_its_headline_figures_or_all_it_has():
 def test_what_a_log_quotes_stays_on_one_line_and_moves_no_cursor():
     event = {"time": TIME, "event": "failure", "reason": "RuntimeError:\n  \x1b[2Jshape\tmismatch"}
     assert describe_event(event).text == "Failure: RuntimeError: [2Jshape mismatch"
+
+
+@pytest.mark.parametrize("changed", [None, {}, {"training.compile": ["auto", True]}])
+def test_settings_that_were_resolved_differently_are_named(changed):
+    text = describe_event({"time": TIME, "event": "resolved", "changed": changed}).text
+    assert says(text, "training.compile auto -> True") == bool(changed)

@@ -10,11 +10,13 @@ from html.parser import HTMLParser
 from importlib.resources import files
 
 import pytest
+from tests.facts import says
 from tests.unit.reporting import runs
 from tests.unit.reporting.test_charts import long
 
 from drillyard.errors import UserError
-from drillyard.reporting.page import render, write_report
+from drillyard.reporting.event_text import EventText
+from drillyard.reporting.page import MOST_EVENTS, render, write_report
 from drillyard.reporting.run_content import read_run_directory
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -99,6 +101,17 @@ def test_texts_of_the_run_cannot_become_markup(content):
 def test_a_run_without_a_step_has_a_page(tmp_path):
     page = render(read_run_directory(runs.write_run(tmp_path / "trial", steps=0)))
     assert "No step has been logged yet." in Reader(page).text
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_of_many_events_the_middle_is_left_out_and_counted(content, more):
+    number = MOST_EVENTS + more
+    events = [EventText(None, "failure", "failure", f"it was number {each}") for each in range(number)]
+    text = Reader(render(dataclasses.replace(content, events=events))).text
+    assert text.count("it was number") == MOST_EVENTS
+    assert says(text, f"it was number {number - 1}")
+    assert says(text, "in the middle not listed") == (more > 0)
+    assert says(text, "1 event in the middle not listed") == (more == 1)
 
 
 def test_a_run_of_100_000_steps_is_a_small_file(content):
