@@ -210,6 +210,24 @@ def test_a_required_metric_is_one_of_the_finished_model(finished_run):
     assert required_failure(finished_run.directory) is None
 
 
+@pytest.mark.parametrize(("parts", "more"), [(["sql"], ""), (["sql", "rows"], "(and 1 more: see summary.json)")])
+def test_several_missing_metrics_are_counted(finished_run, parts, more):
+    append_event(finished_run.directory, "evaluation_begin", step=6)
+    for part in parts:
+        append_event(finished_run.directory, "evaluation_failed", step=6, part=part, metric="loss", reason="no memory")
+    finished_run()
+    (first, _) = str(required_failure(finished_run.directory)).splitlines()
+    assert first.endswith("no memory" + (f" {more}" if more else ""))
+
+
+@pytest.mark.parametrize("name", ["summary.txt", "summary.json"])
+def test_a_summary_that_cannot_be_written_is_the_users_to_change(finished_run, name):
+    finished_run()
+    (finished_run.directory / f"{name}.tmp").mkdir()
+    with pytest.raises(UserError, match=name):
+        write_summary(finished_run.directory)
+
+
 def test_the_last_lines_of_a_run_say_losses_model_and_what_to_type(finished_run):
     text = "\n".join(closing_lines(finished_run(), finished_run.directory))
     assert "6 steps, loss 10.00 -> 1.667" in text
