@@ -126,7 +126,8 @@ class RankFaults:
         self._in_steps: list[Fault] = []
         self._begun: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
-        self._disk_is_full = False
+        self._filled_by: Fault | None = None
+        """The fault that has filled the disk."""
         self._soft_limit = 0
 
     def is_due(self, fault: Fault) -> bool:
@@ -272,14 +273,16 @@ class RankFaults:
         is_manifest = fault.place == "manifest"
 
         def write(original: Any, target: Any, *arguments: Any) -> Any:
-            if not self._disk_is_full and self.is_due(fault) and self.begin(fault):
+            if self._filled_by is None and self.is_due(fault) and self.begin(fault):
                 self.record(fault, "hit", save=step_of(target if is_manifest else target.directory))
+                self._filled_by = fault
                 self._fill_disk(0 if is_manifest else _LEFT_BYTES)
             return original(target, *arguments)
 
         def failed(original: Any, *arguments: Any, **options: Any) -> None:
             original(*arguments, **options)
-            if self._disk_is_full:
+            # Several such faults wrap this function.
+            if self._filled_by is fault:
                 self._free_disk()
                 newest = self.complete()[-1]
                 damaged = [problem.name for problem in verify(newest) if not problem.harmless]
@@ -289,7 +292,6 @@ class RankFaults:
         patch_function(_CHECKPOINTER, "Checkpointer._failed", failed)
 
     def _fill_disk(self, left: int) -> None:
-        self._disk_is_full = True
         ballast = self.settings.ballast
         if ballast is None:
             self._soft_limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -307,7 +309,7 @@ class RankFaults:
                         raise
 
     def _free_disk(self) -> None:
-        self._disk_is_full = False
+        self._filled_by = None
         if self.settings.ballast is None:
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._soft_limit, hard))

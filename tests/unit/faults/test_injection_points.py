@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,17 @@ class Patches:
     """Takes the wrappers of patched functions; `originals` are called in place of the real ones."""
 
     def __init__(self, **originals: Any) -> None:
-        self.originals, self.wrappers = originals, dict[str, Any]()
+        self.originals, self.wrappers = originals, defaultdict[str, list[Any]](list)
 
     def patch_function(self, module: str, name: str, wrapper: Any) -> None:
         assert callable(find_attribute(module, name)[2]) and callable(wrapper)
-        self.wrappers[name] = wrapper
+        self.wrappers[name].append(wrapper)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        return self.wrappers[name](self.originals.get(name, lambda *_: None), *arguments)
+        function = self.originals.get(name, lambda *_: None)
+        for wrapper in self.wrappers[name]:
+            function = partial(wrapper, function)
+        return function(*arguments)
 
 
 @pytest.fixture
@@ -138,3 +143,25 @@ def test_a_limit_on_file_sizes_simulates_a_full_disk_until_the_save_has_failed(
     assert after is not None and (after["newest"], after["damaged"]) == (4, [])
     patches.call("write_manifest", directory)
     assert os.path.getsize(directory / "shard") == SHARD_BYTES, "it strikes once"
+
+
+def test_of_several_full_disks_in_one_attempt_each_is_freed_for_itself(
+    tmp_path: Path, patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Fault(2, "disk-full", "manifest", 0, 0, 0, 0.5)
+    faults = faults_in(tmp_path, FULL, second)
+    monkeypatch.setattr(faults, "complete", lambda: [_Checkpoint(tmp_path)])
+    monkeypatch.setattr(injection_points, "verify", lambda info: [])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for fault in (FULL, second):
+        faults.install(fault)
+    try:
+        for fault, step in ((FULL, 8), (second, 12)):
+            assert faults.phases.get(fault, "hit") is None
+            patches.call("write_manifest", tmp_path / f"step-{step:08}")
+            assert faults.phases.get(fault, "after") is None
+            patches.call("Checkpointer._failed")
+            assert faults.phases.get(fault, "after") is not None and faults.phases.is_complete(fault)
+            assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
