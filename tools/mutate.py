@@ -156,8 +156,9 @@ def faults_of(path: Path) -> Iterator[Fault]:
 
 def is_caught(tree: Path, fault: Fault, tests: list[str], timeout: float) -> bool:
     """Whether one of the tests fails, or takes `timeout` seconds, with the fault planted in `tree`, then as it was."""
-    package, *between, name = Path(fault.file).parts[2:]
-    mirrored = [str(Path(top, *between, f"test_{name}")) for top in tests if Path(top).name == package]
+    *packages, name = Path(fault.file).parts[2:]
+    mirrored = [str(Path(top, *packages[1:], f"test_{name}")) for top in tests if Path(top).name in packages[:1]]
+    mirrored += [] if packages else [f"tests/unit/test_{name}"]
     own = [test for test in mirrored if (tree / test).is_file()]
     path = tree / fault.file
     source = path.read_bytes()
