@@ -27,6 +27,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
+from uuid import uuid4
+
+from drillyard.supervise.reaper import end_marked_processes
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/drillyard"
@@ -37,6 +40,8 @@ TOP = "top"
 OTHER_TESTS = {"data": ["data", "data_builtin"], "training": ["training", "checkpoint"]}
 """Directories of tests/unit for packages whose tests are not in the one with their name."""
 TOP_TESTS = ("test_api", "test_deprecation", "test_formatting", "test_safe_files", "measurement", "cli", "launch")
+_MARK = "DRILLYARD_MUTATION"
+"""Variable of all processes of one run of tests."""
 NEIGHBOUR: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -172,7 +177,8 @@ def is_caught(tree: Path, fault: Fault, tests: list[str], timeout: float) -> boo
 
 def tests_pass(tree: Path, tests: list[str], timeout: float) -> bool:
     """Whether the tests pass in `tree` within `timeout` seconds."""
-    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    token = uuid4().hex
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1", _MARK: token}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     process = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -183,6 +189,9 @@ def tests_pass(tree: Path, tests: list[str], timeout: float) -> bool:
         os.killpg(process.pid, 9)
         process.wait()
         return False
+    finally:
+        # A supervisor or reaper with a fault may leave processes behind.
+        end_marked_processes(token, _MARK)
 
 
 if __name__ == "__main__":
