@@ -10,7 +10,7 @@ from drillyard.reporting.summary import summarize
 from drillyard.telemetry import read_metrics
 from drillyard.telemetry.events import event_microseconds, read_events
 from drillyard.telemetry.jsonlines import read_records
-from drillyard.watch.live_run import LiveRun
+from drillyard.watch.live_run import RECENT_STEPS, LiveRun
 
 
 def followed(directory, until=None):
@@ -111,3 +111,13 @@ def test_a_run_that_says_nothing_any_more_is_silent(run_directory):
 
 def test_without_a_price_nothing_is_said_to_cost(run_directory):
     assert followed(run_directory).dollars(0) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "counted"), [(2, 1), (RECENT_STEPS - 1, RECENT_STEPS - 2), (RECENT_STEPS, RECENT_STEPS)]
+)
+def test_speed_leaves_the_first_step_out_until_it_is_forgotten(steps, counted):
+    run = LiveRun("trial")
+    run.recent.extend({"step_seconds": float(step)} for step in range(steps))
+    assert len(run.speed) == counted
+    assert run.speed[0]["step_seconds"] == steps - counted

@@ -9,7 +9,9 @@ from tests.unit.reporting import runs
 from tests.unit.watch.test_live_run import followed
 
 from drillyard.errors import UserError
-from drillyard.watch.watcher import FollowedRun
+from drillyard.reporting.event_text import EventText
+from drillyard.watch.live_run import LiveRun
+from drillyard.watch.watcher import FIRST_EVENTS, FollowedRun, _events_after
 
 NAMES = ("events.jsonl", "metrics.jsonl")
 
@@ -58,3 +60,14 @@ def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
     log.write_text("Step: 1\n")
     with pytest.raises(UserError, match="drillyard metrics -f"):
         FollowedRun(log)
+
+
+def test_events_are_printed_once_and_of_an_earlier_time_only_the_last_few():
+    run = LiveRun("trial")
+    events = [EventText(None, "warning", "warning", f"event {number}") for number in range(FIRST_EVENTS + 3)]
+    run.events.extend(events)
+    assert _events_after(run, None) == events[-FIRST_EVENTS:]
+    assert _events_after(run, events[-1]) == []
+    assert _events_after(run, events[-2]) == events[-1:]
+    # The one printed last is no longer kept: all that are kept came after it.
+    assert _events_after(run, EventText(None, "warning", "warning", "event 0")) == events
