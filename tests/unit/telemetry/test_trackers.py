@@ -61,9 +61,11 @@ def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_c
 class FakeWandbRun:
     def __init__(self, arguments: dict) -> None:
         self.arguments, self.id, self.logged, self.finished = arguments, arguments["id"] or "abc123", [], False
+        self.axis = ""
 
-    def define_metric(self, *_: object, **__: object) -> None:
-        pass
+    def define_metric(self, name: str, step_metric: str) -> None:
+        assert name == "*"
+        self.axis = step_metric
 
     def log(self, values: dict) -> None:
         self.logged.append(values)
@@ -95,6 +97,8 @@ def test_a_second_attempt_continues_the_same_wandb_run(tmp_path, make_config, re
     assert (first.arguments["project"], first.arguments["name"]) == ("p", "mine")
     assert first.arguments["config"]["data"]["sequence_length"] == 4096
     assert [values["train/loss"] for values in first.logged if "train/loss" in values] == [0.25, 0.5, 0.75]
+    assert [values["step"] for values in first.logged if "train/loss" in values] == [1, 2, 3]
+    assert first.axis == second.axis == "step"
     assert first.finished and second.finished
 
 
