@@ -202,7 +202,8 @@ def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     is_project_here = facts.bucket_mount is None and not cluster.section.head_host and project in (None, request.here)
     bucket = None if facts.bucket_mount is None else f"{facts.bucket_mount}/{cluster.storage.bucket}"
     visible = [mount_parts(mount)[1] for mount in cluster.mounts]
-    visible += [path for path in (project or request.here, cluster.storage.directory, bucket) if path is not None]
+    shared = (project or request.here, cluster.storage.directory) if bucket is None else (bucket,)
+    visible += [path for path in shared if path is not None]
     if bucket is not None:
         advice = f"put it on the bucket, which the nodes see as {bucket}"
     elif cluster.image:

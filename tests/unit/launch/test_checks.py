@@ -230,6 +230,7 @@ def test_a_time_limit_just_above_the_signal_is_warned_of():
         ({}, "builtin:text-to-sql", None),
         ({"platform": "vertex"}, "/gcs/my-bucket/rows.jsonl", None),
         ({"platform": "vertex"}, "/data/rows.jsonl", "put it on the bucket, which the nodes see as /gcs/my-bucket"),
+        ({"platform": "vertex"}, "/home/me/project/rows.jsonl", "put it on the bucket"),
         ({"platform": "vertex"}, "rows.jsonl", "is looked for in the image"),
     ],
 )
