@@ -106,6 +106,38 @@ def test_going_back_to_the_last_step_sets_aside_what_lies_ahead(tmp_path: Path) 
     assert steps(tmp_path) == [3] and events == [("checkpoint_abandoned", 6)]
 
 
+def test_a_checkpoint_that_a_load_found_damaged_does_not_count_as_kept(tmp_path: Path) -> None:
+    def flip(step: int) -> None:
+        (shard,) = (tmp_path / f"checkpoints/step-{step:08}").glob("*.distcp")
+        content = bytearray(shard.read_bytes())
+        content[-1] ^= 1
+        shard.write_bytes(content)
+
+    def load_and_save(expected: int, *saved: int) -> None:
+        again, _ = make(tmp_path, keep_best=False)
+        state = {"w": torch.zeros(2)}
+        loaded = again.load(state)
+        assert loaded is not None and loaded.step == expected and state["w"].tolist() == [expected] * 2
+        for step in saved:
+            again.save(step, {"w": torch.full((2,), float(step))}, metadata={}, wait=True)
+        again.close()
+
+    checkpointer, _ = make(tmp_path, keep_best=False)
+    for step in (1, 2):
+        checkpointer.save(step, {"w": torch.full((2,), float(step))}, metadata={}, wait=True)
+    checkpointer.close()
+    flip(2)
+    load_and_save(1, 3)
+    # 3 and 1 are the two that can be used: 2 stays beside them.
+    assert steps(tmp_path) == [1, 2, 3]
+    flip(3)
+    # 2 is written anew and counts again; what lies ahead of it is set aside.
+    load_and_save(1, 2)
+    assert steps(tmp_path) == [1, 2]
+    load_and_save(2, 4)
+    assert steps(tmp_path) == [2, 4]
+
+
 def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
     checkpointer, events = make(tmp_path, keep=1)
     checkpointer.save(7, {"w": torch.zeros(2)}, metadata={})

@@ -113,6 +113,8 @@ class Checkpointer:
         self._leftovers_removed = False
         self._group_is_lost = False
         self._is_closed = False
+        self._damaged: set[Path] = set()
+        """Passed over by a load although their manifest and sizes are right: they do not count as kept."""
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class Checkpointer:
         finally:
             self._planner.staged = None
         self.step_on_disk = save.step
+        self._damaged.discard(save.path)
         if self._is_coordinator:
             assert writer.manifest is not None
             size = sum(record.bytes for record in writer.manifest.files.values())
@@ -270,7 +273,7 @@ class Checkpointer:
                 if info.complete and info.step > step:
                     set_aside_checkpoint(info.path)
                     self._event("checkpoint_abandoned", info.step, info.path)
-            checkpoints = list_checkpoints_in(self.directory)
+            checkpoints = [info for info in list_checkpoints_in(self.directory) if info.path not in self._damaged]
         except OSError as error:
             self._event("checkpoint_not_removed", step, self.directory, reason=str(error))
             return
@@ -348,6 +351,7 @@ class Checkpointer:
                     reason = str(damage)
             if info.status in ("complete", "damaged"):
                 damage_seen.append(reason)
+                self._damaged.add(info.path)
                 self._passed_over("checkpoint_damaged", info, reason)
             elif info.status == "incomplete":
                 self._passed_over("checkpoint_incomplete", info, reason)
