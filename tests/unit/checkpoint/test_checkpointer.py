@@ -131,7 +131,7 @@ def test_a_checkpoint_that_a_load_found_damaged_does_not_count_as_kept(tmp_path:
     # 3 and 1 are the two that can be used: 2 stays beside them.
     assert steps(tmp_path) == [1, 2, 3]
     flip(3)
-    # 2 is written anew and counts again; what lies ahead of it is set aside.
+    # 2 is written again and then counts; what lies ahead of it is set aside.
     load_and_save(1, 2)
     assert steps(tmp_path) == [1, 2]
     load_and_save(2, 4)
