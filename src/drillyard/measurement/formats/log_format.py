@@ -165,9 +165,11 @@ class StepLineReader:
         rows: list[tuple[Any, ...]] = []
         begins: list[int] = []
         layout = self._layouts[0] if self._layouts else None
-        at = text.find(anchor)
+        at, end = text.find(anchor), -1
         while at >= 0:
             begin = text.rfind(b"\n", 0, at) + 1
+            # Only then is it worth trying the line behind each step line.
+            follows_step = begin == end
             found = layout.match(text, begin) if layout else None
             if found is None:
                 other, found = self._layout_for(text, begin)
@@ -182,8 +184,8 @@ class StepLineReader:
             while found is not None:
                 rows.append(found.groups())
                 begins.append(begin)
-                begin = found.end()
-                found = match(text, begin)
+                begin = end = found.end()
+                found = match(text, begin) if follows_step else None
             at = text.find(anchor, begin)
         self._convert(layout, block, begins, rows)
         self.format.end_block(block)
