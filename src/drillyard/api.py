@@ -250,8 +250,8 @@ def report(
     """Write the HTML report of a run directory, or of the logs of any framework; return its path.
 
     Default `output`: report.html in the run directory, or in the working directory. A file that is no report, or an
-    edited one, is replaced with `overwrite` only. Other keywords: as for `measure`,
-    for logs only (`price_per_gpu_hour`: for both).
+    edited one, is replaced with `overwrite` only. The other keywords are those of `measure` and for logs alone, but
+    for `price_per_gpu_hour`.
     """
     given = {
         name: value

@@ -246,3 +246,14 @@ def test_times_of_a_job_are_in_the_given_time_zone() -> None:
     assert facts.job_start_us is not None and facts.job_end_us is not None
     assert facts.job_end_us - facts.job_start_us == 3600 * 1_000_000
     assert user_facts(dict(given)).job_start_us == facts.job_end_us
+
+
+def test_measure_reads_the_times_of_a_job_in_the_given_time_zone(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    line = "2026-01-31T{}Z Step: {} | Time: 1.0s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620\n"
+    log.write_text("".join(line.format(f"11:00:{step:02}", step) for step in range(1, 9)))
+    seconds = [
+        drillyard.measure(log, job_start=start, timezone=zone).as_json()["wall_seconds"]
+        for start, zone in (("2026-01-31T11:59:00", "Europe/Berlin"), ("2026-01-31T10:59:00Z", None))
+    ]
+    assert seconds[0] == seconds[1] > 60

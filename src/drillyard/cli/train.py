@@ -44,9 +44,9 @@ FLAGS = {
     "nproc_per_node": typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N"),
     "max_restarts": typer.Option(
         min=0,
-        help="Restarts of the ranks after a crash.",
+        help="Restarts of the ranks after a crash; none with several nodes, which must all start again together.",
         metavar="N",
-        show_default="3; of several nodes 0: restart all of them together",
+        show_default="3",
     ),
     "watchdog": typer.Option(
         min=0,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from drillyard.errors import UserError
@@ -46,15 +46,20 @@ def follow_log(
     Returns when the tail has ended or `is_complete`; `no_steps` is shown for a complete log without a step.
     """
     live = Live("waiting for the first lines", console=console, auto_refresh=False)
+    has_steps = False
 
     def show(log: ParsedLog | None, complete: bool) -> None:
-        if log is None:
+        nonlocal has_steps
+        has_steps = has_steps if log is None else bool(log.steps)
+        shown: RenderableType | None = no_steps if complete and not has_steps else None
+        if log is not None and shown is None:
+            result = measure(log, facts, catalog)
+            if as_json:
+                print(json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False), flush=True)
+                return
+            shown = render_result(result)
+        if shown is None:
             return
-        result = measure(log, facts, catalog)
-        if as_json:
-            print(json.dumps(result.as_json(), ensure_ascii=False, allow_nan=False), flush=True)
-            return
-        shown = no_steps if no_steps and complete and not result.log.steps else render_result(result)
         if live.is_started:
             live.update(shown, refresh=True)
         else:

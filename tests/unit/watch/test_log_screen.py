@@ -41,3 +41,8 @@ def test_a_log_that_cannot_be_read_any_more_is_an_error() -> None:
 
     with pytest.raises(UserError, match="the host is away"):
         watched(broken())
+
+
+@pytest.mark.parametrize("pieces", [[], [b"no step\n"], [b"one line\n"] * 3])
+def test_a_log_without_steps_ends_with_the_command_that_shows_its_lines(pieces: list[bytes]) -> None:
+    assert says(watched(iter(pieces)), "drillyard runs logs tiny")

@@ -114,7 +114,7 @@ class Checkpointer:
         self._group_is_lost = False
         self._is_closed = False
         self._damaged: set[Path] = set()
-        """Passed over by a load although their manifest and sizes are right: they do not count as kept."""
+        """Paths that a load passed over as damaged, also where the sizes are right: they do not count as kept."""
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
