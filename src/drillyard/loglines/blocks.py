@@ -10,6 +10,7 @@ searching, while lines are counted by newlines alone, as editors do. A line long
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -31,14 +32,14 @@ _SEVERAL_RETURNS: Final = re.compile(rb"(?<!\r)\r++\n")
 class LineBlock:
     """Whole lines. `text` is what to search: no colours, every redraw a line of its own, each line with its end.
 
-    `first_line` is the number of its first line (from 1), `lines` how many it has. `counted` has the same offsets as
-    `text` with newlines only where the file has them.
+    `counted` has the same offsets as `text` with newlines only where the file has them: at `ends`. `first_line` is the
+    number of its first line (from 1).
     """
 
     text: bytes
     counted: bytes
     first_line: int
-    lines: int
+    ends: NDArray[np.int64]
     head: bytes = b""
     """Beginning of the block's first line, when that line began in an earlier block (between two redraws)."""
 
@@ -46,6 +47,10 @@ class LineBlock:
         """Beginning of the file's line at `offset`, of which only the first drawing has a launcher's prefix."""
         begin = self.counted.rfind(b"\n", 0, offset) + 1
         return self.head if not begin and self.head else self.counted[begin : begin + _HEAD_BYTES]
+
+    def line_numbers(self, offsets: Sequence[int]) -> NDArray[np.int64]:
+        """Number in the file of the line at each offset."""
+        return self.ends.searchsorted(offsets) + self.first_line
 
     @property
     def redrawn(self) -> bool:
@@ -95,8 +100,6 @@ class LineSplitter:
         raw = b"".join((self._rest, memoryview(piece)[:end]))
         self._rest = piece[end:]
         first = self.lines + 1
-        lines = raw.count(b"\n")
-        self.lines += lines
         counted = without_colours(raw)
         if b"\r" in counted:
             # Line ends of other systems, once or repeated: no redraw.
@@ -104,12 +107,14 @@ class LineSplitter:
             if b"\r\n" in counted:
                 counted = _SEVERAL_RETURNS.sub(b"\n", counted)
         text = counted.replace(b"\r", b"\n") if b"\r" in counted else counted
+        ends = line_ends(counted)
+        self.lines += len(ends)
         head = self._head
         if counted.endswith(b"\n"):
             self._head = b""
-        elif lines or not head:
+        elif len(ends) or not head:
             self._head = counted[counted.rfind(b"\n") + 1 :][:_HEAD_BYTES]
-        return LineBlock(text, counted, first, lines, head)
+        return LineBlock(text, counted, first, ends, head)
 
     def finish(self) -> None:
         """End the stream: the rest is an unfinished line."""

@@ -23,7 +23,7 @@ def test_pieces_make_no_difference(lines: list[str], cuts: list[int], ended: boo
         position += cut
         if block is not None:
             assert block.first_line == finished + 1
-            finished += block.lines
+            finished += len(block.ends)
             assert block.text.endswith(b"\n")
             text += block.text
     blocks.finish()
@@ -40,7 +40,7 @@ def test_lines_that_end_as_on_other_systems_are_not_redrawn() -> None:
     block = LineSplitter().feed(b"one\r\ntwo\r\r\nthree\x1b[0m\r\x1b[K\nfour\n")
     assert block is not None
     assert block.text == b"one\ntwo\nthree\nfour\n"
-    assert not block.redrawn and block.lines == 4
+    assert not block.redrawn and len(block.ends) == 4
 
 
 def test_lines_are_numbered_as_in_the_file() -> None:
@@ -48,7 +48,7 @@ def test_lines_are_numbered_as_in_the_file() -> None:
     first = blocks.feed(b"one\ntwo a\rtwo b\nthree\nfo")
     second = blocks.feed(b"ur\n")
     assert first is not None and second is not None
-    assert (first.first_line, first.lines) == (1, 3)
+    assert (first.first_line, len(first.ends)) == (1, 3)
     assert (second.text, second.first_line) == (b"four\n", 4)
 
 
@@ -82,4 +82,4 @@ def test_a_long_row_of_carriage_returns_is_one_lines_end() -> None:
     blocks = LineSplitter()
     assert blocks.feed(b"a" + b"\r" * 500_000) is None
     block = blocks.feed(b"\nb\r\r\n")
-    assert block is not None and (block.text, block.lines) == (b"a\nb\n", 2)
+    assert block is not None and (block.text, len(block.ends)) == (b"a\nb\n", 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drillyard.loglines.blocks import LineBlock
+from drillyard.loglines.blocks import LineBlock, line_ends
 from drillyard.measurement.formats.line_rules import LineRule, RuleSearch
 
 
@@ -12,7 +12,7 @@ def _note(name: str, literal: bytes, pattern: bytes = b".", *, once: bool = Fals
 
 def _found(search: RuleSearch, text: bytes, notes: list[LineRule]) -> list[tuple[str, int]]:
     names = {note.action: name for name, note in zip("abcdefg", notes, strict=False)}
-    block = LineBlock(text, text, 1, text.count(b"\n"))
+    block = LineBlock(text, text, 1, line_ends(text))
     return [(names[action], text.count(b"\n", 0, begin) + 1) for begin, _, _, action in search.find(block)]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -68,7 +67,7 @@ def gather(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]
     """
     columns: dict[str, NDArray[Any]] = {}
     printed: dict[str, Sequence[Any]] = {}
-    present = set(chain.from_iterable(records))
+    present: set[str] = set().union(*records)
     for column, choices in names.items():
         for name in (name for name in choices if name in present):
             values = field(records, name)

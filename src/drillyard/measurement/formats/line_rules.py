@@ -93,11 +93,8 @@ class RuleContext:
 
     def read(self, block: LineBlock) -> None:
         """Act on all lines of a block that a rule matches."""
-        since, line = 0, block.first_line
         for begin, end, match, action in self.search.find(block):
-            line += block.counted.count(b"\n", since, begin)
-            since = begin
-            self.line, self._number = block.text[begin:end], line
+            self.line, self._number = block.text[begin:end], int(block.line_numbers([begin])[0])
             self._time_us, self._origin, self._begin = line_time(self.line, self.stamps)
             try:
                 action(self, match)

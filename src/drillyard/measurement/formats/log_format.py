@@ -219,7 +219,7 @@ class StepLineReader:
         """Convert rows of one layout and append them to their lanes; one by one where a value is no number."""
         if layout is None or not rows:
             return
-        lines = np.searchsorted(line_ends(block.counted), np.asarray(begins)) + block.first_line
+        lines = block.line_numbers(begins)
         try:
             self._append(layout, list(zip(*rows, strict=True)), MatchedLines(block, begins, lines, self.stamps))
         except (ValueError, OverflowError):
