@@ -103,6 +103,13 @@ def test_a_run_without_a_step_has_a_page(tmp_path):
     assert "No step has been logged yet." in Reader(page).text
 
 
+def test_events_have_the_time_since_the_run_began(content):
+    seconds = {0: "+0:00:00", 59: "+0:00:59", 3600: "+1:00:00", 90_061: "+25:01:01", -5: "+0:00:00"}
+    events = [EventText(content.begin_us + each * 1_000_000, "failure", "failure", "it failed") for each in seconds]
+    text = Reader(render(dataclasses.replace(content, events=events))).text
+    assert re.findall(r"\+\d+:\d\d:\d\d", text) == list(seconds.values())
+
+
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_of_many_events_the_middle_is_left_out_and_counted(content, more):
     number = MOST_EVENTS + more

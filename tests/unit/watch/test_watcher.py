@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from tests.unit.reporting import runs
 from tests.unit.watch.test_live_run import followed
 
 from drillyard.errors import UserError
 from drillyard.reporting.event_text import EventText
 from drillyard.watch.live_run import LiveRun
-from drillyard.watch.watcher import FIRST_EVENTS, FollowedRun, _events_after
+from drillyard.watch.screen import progress_line
+from drillyard.watch.watcher import FIRST_EVENTS, FollowedRun, _events_after, _watch_lines
 
 NAMES = ("events.jsonl", "metrics.jsonl")
 
@@ -60,6 +65,23 @@ def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
     log.write_text("Step: 1\n")
     with pytest.raises(UserError, match="drillyard metrics -f"):
         FollowedRun(log)
+
+
+def test_a_file_that_can_no_longer_be_read_is_an_error_with_its_directory(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole, tmp_path / "trial")
+    following = FollowedRun(tmp_path / "trial")
+    (tmp_path / "trial" / "metrics.jsonl").unlink()
+    (tmp_path / "trial" / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match="trial: cannot be read"):
+        following.poll()
+
+
+def test_lines_show_each_event_and_the_step_once(whole):
+    output = io.StringIO()
+    _watch_lines(FollowedRun(whole), Console(file=output, width=100), interval=0.01)
+    lines = output.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("step ")] == [progress_line(followed(whole), 0)]
+    assert [sum(words in line for line in lines) for words in ("settings resolved", "run is complete")] == [1, 1]
 
 
 def test_events_are_printed_once_and_of_an_earlier_time_only_the_last_few():
