@@ -97,7 +97,7 @@ def launch(
             written = write_plan(plan, directory, overwrite=overwrite)
             print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
     if dry_run or explain:
-        _show(plans, dry_run=dry_run, files=files, explain=explain, as_json=as_json)
+        _show(requests[0].cluster, plans, dry_run=dry_run, files=files, explain=explain, as_json=as_json)
     if output is not None or dry_run or explain:
         return
     for line in check_memory(requests, force=force):
@@ -108,7 +108,10 @@ def launch(
     _submit(requests[0].cluster, plans, replace=replace, wait=wait, as_json=as_json)
 
 
-def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool) -> None:
+def _show(
+    cluster: ClusterConfig, plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool
+) -> None:
+    from drillyard.launch.launcher import launcher_for
     from drillyard.launch.plan_output import explain_text, plan_json, plan_text
 
     if as_json:
@@ -118,6 +121,7 @@ def _show(plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_js
     for plan in plans:
         if dry_run:
             print(plan_text(plan, whole_files=files), end="")
+            print(launcher_for(cluster).rendered(plan), end="")
         if explain:
             print(explain_text(plan), end="")
 

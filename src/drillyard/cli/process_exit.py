@@ -21,6 +21,7 @@ EXIT_UNEXPECTED = 70
 
 MODULES_OF_EXTRAS = {
     "train": ("datasets", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
+    "kubernetes": ("kubernetes",),
     "gcp": ("google",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),

@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
     group.command("wait")(wait_command)
     group.command("cancel")(cancel_command)
     group.command("resume")(resume_command)
+    group.command("forget")(forget_command)
     group.command("artifacts")(artifacts_command)
 
 
@@ -159,6 +160,21 @@ def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
         _print_json({"handle": str(handle)})
     else:
         typer.echo(str(handle))
+
+
+def forget_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
+    """Remove the scheduler's record of a run that is over, such as Helm's; its run directory stays.
+
+    Exit code 2 for a run that is not over, and where the platform keeps no record.
+    """
+    from drillyard.launch.cluster_registry import find_launched_run
+
+    found = find_launched_run(run, cluster)
+    handle = found.launcher.forget(found.handle.run)
+    if as_json:
+        _print_json({"handle": str(handle)})
+    else:
+        typer.echo(f"{handle}  forgotten")
 
 
 def artifacts_command(

@@ -100,6 +100,7 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
     "local": "drillyard.launch.hosts.config:LOCAL",
     "ssh": "drillyard.launch.hosts.config:SSH",
     "slurm": "drillyard.launch.slurm.config:SLURM",
+    "kubernetes": "drillyard.launch.kubernetes.config:KUBERNETES",
     "gke": PlatformFacts(
         required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
         optional=("location", "storage", "reservation"),

@@ -200,12 +200,15 @@ def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
         return
     project = cluster.section.project_directory
     is_project_here = facts.bucket_mount is None and not cluster.section.head_host and project in (None, request.here)
-    bucket = None if facts.bucket_mount is None else f"{facts.bucket_mount}/{cluster.storage.bucket}"
+    has_bucket = facts.bucket_mount is not None and cluster.storage.bucket is not None
+    bucket = f"{facts.bucket_mount}/{cluster.storage.bucket}" if has_bucket else None
     visible = [mount_parts(mount)[1] for mount in cluster.mounts]
     shared = (project or request.here, cluster.storage.directory) if bucket is None else (bucket,)
     visible += [path for path in shared if path is not None]
     if bucket is not None:
         advice = f"put it on the bucket, which the nodes see as {bucket}"
+    elif cluster.image and "mounts" not in facts.optional:
+        advice = f"put it below storage.directory, {cluster.storage.directory}"
     elif cluster.image:
         advice = "add its directory to `mounts` of the cluster config, or put it below storage.directory"
     else:

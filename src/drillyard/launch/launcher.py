@@ -72,6 +72,16 @@ class Launcher(ABC, Generic[_Run]):
         submit."""
         return [self.plan(request) for request in requests]
 
+    def rendered(self, plan: Plan) -> str:
+        """The scheduler's objects that the plan's steps make, as text; empty where the plan shows them itself."""
+        return ""
+
+    def forget(self, run: str) -> Handle:
+        """Remove the scheduler's record of a run that is over; its run directory stays. Raises UserError where the
+        platform keeps none."""
+        handle = self._find(run).status.handle
+        raise UserError(f"{handle}: platform {handle.platform} keeps no record that could be removed")
+
     @abstractmethod
     def _runs(self) -> list[_Run]:
         """All runs of the cluster."""

@@ -44,6 +44,8 @@ class Program:
     parallel: bool = False
     stage: str = ""
     """Stage of the launcher that it belongs to; each launcher names its own."""
+    reads: tuple[str, ...] = ()
+    """The plan's files that it reads: below the directory in which it is started."""
 
 
 @dataclass(frozen=True)

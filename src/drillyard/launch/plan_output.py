@@ -29,6 +29,8 @@ _HEADER = """\
 set -eu
 cd "$(dirname -- "$0")/launch"
 umask 077
+"""
+_AGENTS_SECRET = """\
 # The agents of a run authenticate with this.
 [ -e secret ] || head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >secret
 """
@@ -132,7 +134,8 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
     names = secret_names(plan.files)
     checks = "\n".join(f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"' for name in names)
     secrets = _SECRETS.format(checks=checks, names=" ".join(names)) if names else _NO_SECRETS
-    lines = [_HEADER.format(handle=plan.handle) + secrets]
+    has_agents = any(file.path.startswith(_AGENT) for file in plan.files)
+    lines = [_HEADER.format(handle=plan.handle) + (_AGENTS_SECRET + secrets if has_agents else "")]
     for number, step in enumerate(plan.steps, 1):
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):

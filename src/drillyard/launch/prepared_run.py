@@ -85,8 +85,13 @@ def prepare(
     checks: Sequence[Check] = (),
     paths: ClusterPaths | None = None,
     settings: JobSettings | None = None,
+    agents: bool = True,
+    launch_directory: str | None = None,
 ) -> Plan:
     """The plan of a request, without steps. `checks`: the platform's own; `paths`: by default those of `paths_on`.
+
+    `agents`: the nodes run agents, which get job.json and their own source. `launch_directory`: where the nodes find
+    the plan's files; default: launch/ of the run directory.
 
     Raises UserError for every mistake in the request.
     """
@@ -100,7 +105,7 @@ def prepare(
     configured = {**(workload.environment if workload else {}), **cluster.environment}
     network = network_of(cluster, request.facts, image=image, configured=configured)
     run_directory = posixpath.join(paths.output, run.name)
-    launch_directory = posixpath.join(run_directory, "launch")
+    launch_directory = launch_directory or posixpath.join(run_directory, "launch")
     pattern = workload.checkpoints if workload else _CHECKPOINTS
     directory = workload.working_directory if workload else None
     job = Job(
@@ -121,16 +126,17 @@ def prepare(
     )
     job = replace(job, **{name: value for name, (value, _, _) in settings.items()})
     sent = (
-        PlanFile("job.json", job.as_json()),
+        *([PlanFile("job.json", job.as_json())] if agents else []),
         PlanFile("run.yaml", resolved_text(run.model_copy(update={"output": paths.output})), 0o600),
         PlanFile("cluster.yaml", resolved_text(cluster), 0o600),
         *([network.file] if network.file else []),
-        *agent_files(),
+        *(agent_files() if agents else ()),
         *(_workload_files(workload, Path(request.here)) if workload else ()),
     )
     mounts = tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts])) if image else ()
     set_fields = (explained(f"job.json: {name}", *setting) for name, setting in settings.items())
-    fields = (*network.fields, *_fields(request, job), *set_fields)
+    own = (field for field in _fields(request, job) if agents or not field.place.startswith("job.json"))
+    fields = (*network.fields, *own, *set_fields)
     return Plan(job, sent, fields, (*warnings, *network.warnings), image, mounts)
 
 

@@ -58,11 +58,16 @@ class Result:
 class Programs:
     """Runs programs of this machine. Tests replace it."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
-        """Run to the end. Raises UserError where the program is missing or takes longer than `timeout` seconds."""
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None, directory: Path | None = None
+    ) -> Result:
+        """Run to the end, in `directory`. Raises UserError where the program is missing or takes longer than `timeout`
+        seconds."""
         try:
             with _installed(argv):
-                done = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=timeout, check=False)
+                done = subprocess.run(
+                    list(argv), input=stdin, capture_output=True, timeout=timeout, check=False, cwd=directory
+                )
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

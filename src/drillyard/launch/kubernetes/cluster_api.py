@@ -1,0 +1,138 @@
+"""The API server of a cluster, through the official client: objects as it returns them, plain JSON.
+
+Everything is read with the user's own kubeconfig. Kueue is optional: a path that the server does not know gives an
+empty list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.errors import MissingExtraError, UnreachableError, UserError
+from drillyard.launch.kubernetes.config import NO_CLIENT, KubernetesConfig
+
+try:
+    from kubernetes import client, config
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+except ImportError as _error:
+    raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
+
+JOBSETS, JOBS = "/apis/jobset.x-k8s.io/v1alpha2", "/apis/batch/v1"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1"
+CORE = "/api/v1"
+_SECONDS = 30.0
+_ABSENT = 404
+_FORBIDDEN, _UNAUTHORIZED = 403, 401
+_ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class ClusterApi:
+    """One namespace of a cluster."""
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        self._section = cluster.section_as(KubernetesConfig)
+        self.namespace = self._section.namespace
+        settings = client.Configuration()
+        try:
+            config.load_kube_config(context=self._section.context, client_configuration=settings)
+        except config.ConfigException as error:
+            raise UserError(
+                f"kubeconfig: {error}\nset KUBECONFIG, or name an existing kubernetes.context: kubectl config "
+                "get-contexts"
+            ) from None
+        self.title = f"{settings.host}, namespace {self.namespace}"
+        self._client = client.ApiClient(settings)
+
+    def listed(self, group: str, kind: str, selector: str = "", *, metadata: bool = False) -> list[dict[str, Any]]:
+        """The objects of a kind whose labels match; none where the cluster does not have the kind. `metadata`: that of
+        each object alone, without its content."""
+        query = [("labelSelector", selector)] if selector else []
+        accept = _ONLY_METADATA if metadata else "application/json"
+        found = self._ask("GET", f"{group}/namespaces/{self.namespace}/{kind}", query, accept=accept)
+        items: list[dict[str, Any]] = json.loads(found or b"{}").get("items", [])
+        return items
+
+    def one(self, path: str) -> dict[str, Any] | None:
+        """The object at a path of the server; None where it is not there."""
+        found = self._ask("GET", path, [])
+        answer: dict[str, Any] | None = None if found is None else json.loads(found)
+        return answer
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Whether this user may do `verb` with a resource of the namespace."""
+        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = self._ask("POST", path, [], {**body, "spec": {"resourceAttributes": wanted}})
+        return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
+
+    def dry_run(self, group: str, kind: str, body: Mapping[str, Any]) -> None:
+        """Ask the server whether it would create an object. Raises UserError with its reason where it would not."""
+        self._ask("POST", f"{group}/namespaces/{self.namespace}/{kind}", [("dryRun", "All")], body)
+
+    def delete_pod(self, name: str, grace_seconds: int) -> None:
+        query = [("gracePeriodSeconds", str(grace_seconds))]
+        self._ask("DELETE", f"{CORE}/namespaces/{self.namespace}/pods/{name}", query)
+
+    def log(self, pod: str, since: str | None = None) -> bytes:
+        """The lines of a pod's log, each with its time stamp; `since`: from that time on, in whole seconds."""
+        query = [("timestamps", "true"), ("container", "train"), *([("sinceTime", since)] if since else [])]
+        return self._ask("GET", f"{CORE}/namespaces/{self.namespace}/pods/{pod}/log", query, absent=(400, 404)) or b""
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]],
+        body: Mapping[str, Any] | None = None,
+        *,
+        accept: str = "application/json",
+        absent: tuple[int, ...] = (_ABSENT,),
+    ) -> bytes | None:
+        """The answer's bytes; None for an answer of a code in `absent`."""
+        headers = {"Accept": accept, "Content-Type": "application/json"}
+        try:
+            answer = self._client.call_api(
+                path,
+                method,
+                query_params=query,
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=_SECONDS,
+            )
+            content: bytes = answer.data
+            return content
+        except ApiException as error:
+            if error.status in absent and body is None:
+                return None
+            raise UserError(self._words(error, method, path)) from None
+        except (HTTPError, OSError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise UnreachableError(f"{self.title}: cannot be reached ({first})") from None
+
+    def _words(self, error: ApiException, method: str, path: str) -> str:
+        try:
+            said = json.loads(error.body).get("message") or error.reason
+        except (ValueError, TypeError, AttributeError):
+            said = error.reason
+        advice = ""
+        if error.status == _FORBIDDEN:
+            advice = "\nAsk for the Role that `drillyard launch ... --explain` prints."
+        elif error.status == _UNAUTHORIZED:
+            advice = "\nLog in to the cluster again; kubectl get pods must work with the same context."
+        return f"{self.title}: {method} {path.rpartition('/')[2]}: {said}{advice}"
+
+
+def by_run(objects: list[dict[str, Any]], label: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects with the run that their label names."""
+    for each in objects:
+        name = each.get("metadata", {}).get("labels", {}).get(label)
+        if name:
+            yield name, each

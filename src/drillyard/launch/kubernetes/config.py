@@ -1,0 +1,100 @@
+"""Platform `kubernetes`: its settings in cluster.yaml, and what holds for every such cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
+from drillyard.config.problems import Problem
+from drillyard.config.strict_model import StrictModel
+
+BUCKET_MOUNT = "/gcs"
+FILES_MOUNT = "/etc/drillyard"
+"""Where pods find the plan's files; the chart mounts them there."""
+NO_CLIENT = "platform kubernetes needs the Kubernetes client ({}): pip install 'drillyard[kubernetes]'"
+
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class SecretKey(StrictModel):
+    """A key of a Secret in the run's namespace."""
+
+    secret: ObjectName = Field(description="Name of the Secret.")
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")] = Field(description="Key in it.")
+
+
+class Topology(StrictModel):
+    """Placement by Kueue's topology-aware scheduling."""
+
+    required: str | None = Field(default=None, description="Node label of the level that must contain all pods.")
+    preferred: str | None = Field(default=None, description="Node label of the level that should contain all pods.")
+
+
+class KubernetesConfig(PlatformSection):
+    """Settings of a Kubernetes cluster."""
+
+    context: str | None = Field(default=None, description="Context of the kubeconfig; default: its current one.")
+    namespace: ObjectName = Field(default="default", description="Namespace of the runs.")
+    queue: ObjectName | None = Field(default=None, description="Kueue's LocalQueue; null: runs start without a queue.")
+    priority_class: ObjectName | None = Field(default=None, description="Kueue's WorkloadPriorityClass of the runs.")
+    service_account: ObjectName | None = Field(
+        default=None, description="ServiceAccount of the pods; default: the namespace's."
+    )
+    volume_claim: ObjectName | None = Field(
+        default=None,
+        description="PersistentVolumeClaim (ReadWriteMany) of run directories, mounted at storage.directory; instead "
+        "of storage.bucket.",
+    )
+    secrets: dict[VariableName, SecretKey] = Field(
+        default={}, description="Variables from Secrets of the namespace: {HF_TOKEN: {secret: hf, key: token}}."
+    )
+    pull_secrets: list[ObjectName] = Field(default=[], description="Secrets for the image's registry.")
+    topology: Topology = Field(default=Topology(), description="Placement by Kueue's topology-aware scheduling.")
+    max_run_hours: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Longest run time from admission, over all restarts; null: no limit."
+    )
+    grace_seconds: PositiveInt = Field(default=120, description="Time of a stopped pod to save, before it is killed.")
+    lost_node_seconds: NonNegativeInt = Field(
+        default=60, description="Time from the loss of a node until its pods are deleted."
+    )
+    run_as_user: NonNegativeInt = Field(
+        default=0, description="User id of the pods' processes; 0: the image's own user."
+    )
+    file_group: NonNegativeInt = Field(default=0, description="Group that owns the volume's files; 0: unchanged.")
+    tolerations: list[dict[str, str]] = Field(
+        default=[], description="Tolerations of the pods: [{key: nvidia.com/gpu, operator: Exists}]."
+    )
+    node_selector: dict[str, str] = Field(default={}, description="Labels that the nodes must have.")
+    labels: dict[str, str] = Field(default={}, description="Further labels of the run's objects.")
+
+    @property
+    def limit_seconds(self) -> int | None:
+        return None if self.max_run_hours is None else round(self.max_run_hours * 3600)
+
+    def problems(self, nodes: int) -> Iterator[Problem]:
+        if self.topology.required is not None and self.topology.preferred is not None:
+            yield Problem(("kubernetes", "topology"), "`required` and `preferred` are both given; keep one of them")
+        needs_queue = {
+            "priority_class": self.priority_class,
+            "topology": self.topology.required or self.topology.preferred,
+            "max_run_hours": self.max_run_hours,
+        }
+        for key, value in needs_queue.items():
+            if value is not None and self.queue is None:
+                yield Problem(("kubernetes", key), "only Kueue uses it: name kubernetes.queue, or remove it")
+
+
+KUBERNETES = PlatformFacts(
+    required=("image",),
+    optional=("kubernetes", "storage", "machine", "python"),
+    section=KubernetesConfig,
+    machines="own",
+    in_pods=True,
+    bucket_mount=BUCKET_MOUNT,
+    capabilities=Capabilities(queue=True, image=True),
+    launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
+)

@@ -1,0 +1,277 @@
+"""Platform `kubernetes`: a run is one Helm release of the chart `drillyard-run`; its name is the claim on the run.
+
+Helm submits and removes, JobSet restarts, Kueue queues, and this launcher reads. A release is never upgraded: a JobSet
+cannot be changed. Helm's record keeps a cancelled run's chart and values, from which it is resumed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drillyard.errors import UserError
+from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.release import (
+    CHART,
+    CLUSTER_LABEL,
+    RUN_LABEL,
+    VALUES,
+    chart_files,
+    helm_argv,
+    install_argv,
+    plan_of,
+)
+from drillyard.launch.kubernetes.run_status import RunObjects, status_of
+from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
+from drillyard.launch.logs.reader import run_logs
+from drillyard.launch.plan import Plan, PlanFile, Program
+from drillyard.launch.programs import Result, defer_interrupt, require_success
+from drillyard.launch.remote_files import Files
+from drillyard.launch.request import LaunchRequest, LogSelection
+from drillyard.launch.run_status import Handle, RunStatus
+
+if TYPE_CHECKING:
+    from drillyard.launch.kubernetes.cluster_api import ClusterApi
+
+_POLL_SECONDS = 0.5
+_NAME_IN_USE = "cannot re-use a name that is still in use"
+_KEPT = "owner=helm"
+
+
+@dataclass(frozen=True)
+class KubernetesRun:
+    """A run, by the objects that it has now."""
+
+    status: RunStatus
+    pods: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def job_title(self) -> str:
+        return f"release {self.status.handle.run}"
+
+    @property
+    def launch_directory(self) -> str:
+        """As pods see it."""
+        return f"{self.status.run_directory or ''}/launch"
+
+
+class KubernetesLauncher(Launcher[KubernetesRun]):
+    """Runs of one namespace of a Kubernetes cluster."""
+
+    @cached_property
+    def _section(self) -> KubernetesConfig:
+        return self.cluster.section_as(KubernetesConfig)
+
+    @cached_property
+    def _api(self) -> ClusterApi:
+        from drillyard.launch.kubernetes.cluster_api import ClusterApi
+
+        return ClusterApi(self.cluster)
+
+    def plan(self, request: LaunchRequest) -> Plan:
+        return plan_of(request)
+
+    def rendered(self, plan: Plan) -> str:
+        argv = ("helm", "template", plan.job.run, CHART, "--namespace", self._section.namespace, "--values", VALUES)
+        result = self._helm(argv, plan.files)
+        return require_success(result, f"{plan.handle}: helm template").stdout
+
+    def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
+        from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
+
+        require_cluster(self._api, self._section)
+        require_accepted(self._api, self.rendered(plan))
+        return super().submit(plan, replace=replace)
+
+    # What the shared flow needs.
+
+    def _runs(self) -> list[KubernetesRun]:
+        return self._found(f"{CLUSTER_LABEL}={self.cluster.name}")
+
+    def _runs_named(self, names: Collection[str]) -> list[KubernetesRun]:
+        return [run for name in names for run in self._found(f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={name}")]
+
+    def _found(self, selector: str) -> list[KubernetesRun]:
+        """The runs that a label selector matches, by their JobSet or Job and by Helm's records."""
+        from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, WORKLOADS, by_run
+
+        api = self._api
+        controllers = dict(by_run(api.listed(JOBSETS, "jobsets", selector), RUN_LABEL))
+        jobs = [job for job in api.listed(JOBS, "jobs", selector) if not job["metadata"].get("ownerReferences")]
+        controllers |= dict(by_run(jobs, RUN_LABEL))
+        records = dict(by_run(api.listed(CORE, "secrets", f"{_KEPT},{selector}", metadata=True), RUN_LABEL))
+        pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for name, pod in by_run(api.listed(CORE, "pods", selector), RUN_LABEL):
+            pods[name].append(pod)
+        workloads = api.listed(WORKLOADS, "workloads") if self._section.queue else []
+        events = api.listed(CORE, "events") if any(each for each in controllers.values() if not _ended(each)) else []
+        return [
+            self._run_of(name, controllers.get(name), pods[name], workloads, events, records.get(name))
+            for name in dict.fromkeys([*controllers, *records])
+        ]
+
+    def _run_of(
+        self,
+        name: str,
+        controller: dict[str, Any] | None,
+        pods: list[dict[str, Any]],
+        workloads: list[dict[str, Any]],
+        events: list[dict[str, Any]],
+        record: dict[str, Any] | None,
+    ) -> KubernetesRun:
+        uid = None if controller is None else controller["metadata"]["uid"]
+        workload = next((each for each in workloads if _is_owner(uid, each)), None)
+        own = [event for event in events if event.get("involvedObject", {}).get("name", "").startswith(name)]
+        ahead = _ahead(workload, workloads)
+        objects = RunObjects(name, controller, workload, pods, own, record, ahead)
+        return KubernetesRun(status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods))
+
+    def _open_files(self) -> Files:
+        from drillyard.launch.kubernetes.pod_files import PodFiles
+
+        return PodFiles(self._api, self._section, self.programs, self._a_pod)
+
+    def _a_pod(self, path: str) -> str | None:
+        """A running pod of the run whose directory contains `path`."""
+        for run in self._runs():
+            directory = run.status.run_directory
+            if (directory and path.startswith(f"{directory}/")) or path == directory:
+                for pod in run.pods:
+                    if pod.get("status", {}).get("phase") == "Running":
+                        return str(pod["metadata"]["name"])
+        return None
+
+    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]) -> None:
+        for run in existing:
+            self._remove(run.status.handle.run)
+        (install,) = plan.steps
+        assert isinstance(install, Program)
+        self._install(plan.handle, install.argv, plan.files)
+
+    def resume(self, run: str) -> Handle:
+        found = self._find(run)
+        handle = found.status.handle
+        if not found.status.state.over:
+            raise UserError(f"{handle}: is {found.status.state} and needs no resume")
+        asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
+        values = require_success(asked, f"{handle}: helm get values").stdout
+        self._remove(run)
+        argv = install_argv(self._section, self.cluster.name, run)
+        self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
+        return handle
+
+    def _resubmit(self, run: KubernetesRun, secrets_json: PlanFile) -> None:
+        raise AssertionError("resume installs the release again")
+
+    def _install(self, handle: Handle, argv: Sequence[str], files: Sequence[PlanFile]) -> None:
+        with defer_interrupt(str(handle)):
+            result = self._helm(argv, files)
+        if result.returncode != 0 and _NAME_IN_USE in result.stderr:
+            raise being_launched_error(handle, f"Helm release {handle.run} of namespace {self._section.namespace}")
+        if result.returncode != 0:
+            # A failed installation leaves its record and perhaps objects.
+            self._helm(helm_argv(self._section, "uninstall", handle.run, "--ignore-not-found"))
+        require_success(result, f"{handle}: nothing was submitted: helm install")
+
+    def _stop(self, run: KubernetesRun) -> RunStatus:
+        name = run.status.handle.run
+        if run.pods and all(pod["metadata"].get("deletionTimestamp") for pod in run.pods):
+            for pod in run.pods:
+                self._api.delete_pod(pod["metadata"]["name"], 1)
+        else:
+            argv = helm_argv(self._section, "uninstall", name, "--keep-history", "--ignore-not-found")
+            require_success(self._helm(argv), f"{run.status.handle}: helm uninstall")
+        with cancel_notice(run.status.handle, self._section.grace_seconds):
+            self._await_gone(name)
+        return self._find(name).status
+
+    def _may_still_run(self, run: KubernetesRun) -> bool:
+        return any(pod["metadata"].get("deletionTimestamp") for pod in run.pods)
+
+    def forget(self, run: str) -> Handle:
+        found = self._find(run)
+        if not found.status.state.over:
+            raise UserError(
+                f"{found.status.handle}: is {found.status.state}; drillyard runs cancel {found.status.handle} ends it"
+            )
+        self._remove(run)
+        return found.status.handle
+
+    def _remove(self, run: str) -> None:
+        """Remove a run that is over, with Helm's record, and wait until none of its objects is left."""
+        argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
+        require_success(self._helm(argv), f"{run}: helm uninstall")
+        self._await_gone(run)
+
+    def _await_gone(self, run: str) -> None:
+        """Wait until the run has neither JobSet nor pods: a lost node's pods end once it is back or released."""
+        from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS
+
+        selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}"
+        deadline = time.monotonic() + self._section.grace_seconds + 120.0
+        kinds = ((JOBSETS, "jobsets"), (JOBS, "jobs"), (CORE, "pods"))
+        while left := [
+            each for group, kind in kinds for each in self._api.listed(group, kind, selector, metadata=True)
+        ]:
+            if time.monotonic() > deadline:
+                names = ", ".join(each["metadata"]["name"] for each in left[:4])
+                raise UserError(
+                    f"{run}: {names} cannot end; its node may be lost: kubectl -n {self._section.namespace} get pods "
+                    f"-l {RUN_LABEL}={run} -o wide"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
+        from drillyard.launch.kubernetes.pod_logs import PodLogs
+
+        found = self._find(run)
+        logs = PodLogs(self._api, f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}", found.launch_directory)
+        yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
+
+    def _is_over(self, run: KubernetesRun) -> Callable[[], bool]:
+        return lambda: self.status(run.status.handle.run).state.over
+
+    def _helm(self, argv: Sequence[str], files: Sequence[PlanFile] = ()) -> Result:
+        """Run Helm in a directory with these files."""
+        with tempfile.TemporaryDirectory(prefix="drillyard-") as directory:
+            for file in files:
+                path = Path(directory, file.path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(file.mode)
+                path.write_text(file.content, encoding="utf-8")
+            return self.programs.run(argv, directory=Path(directory))
+
+
+def _ended(controller: dict[str, Any]) -> bool:
+    conditions = controller.get("status", {}).get("conditions", ())
+    return any(each["type"] in ("Completed", "Complete", "Failed") and each["status"] == "True" for each in conditions)
+
+
+def _is_owner(uid: str | None, workload: dict[str, Any]) -> bool:
+    return uid is not None and any(each["uid"] == uid for each in workload["metadata"].get("ownerReferences", ()))
+
+
+def _ahead(workload: dict[str, Any] | None, workloads: Sequence[dict[str, Any]]) -> int | None:
+    """Workloads of the same queue without quota that come before: of higher priority, or as high and older."""
+    if workload is None:
+        return None
+
+    def place(each: dict[str, Any]) -> tuple[int, str]:
+        return -int(each["spec"].get("priority") or 0), str(each["metadata"].get("creationTimestamp"))
+
+    def waits(each: dict[str, Any]) -> bool:
+        reached = {found["type"]: found["status"] for found in each.get("status", {}).get("conditions", ())}
+        return "True" not in (reached.get("QuotaReserved"), reached.get("Finished")) and each["spec"].get(
+            "active", True
+        )
+
+    queue = workload["spec"].get("queueName")
+    return sum(
+        waits(each) and place(each) < place(workload) for each in workloads if each["spec"].get("queueName") == queue
+    )

@@ -1,0 +1,211 @@
+"""The plan of a run on Kubernetes: the values of the chart, and the `helm install` that submits them. Pure.
+
+The chart `drillyard-run` is the one description of a run: restart rules, queue, volumes and security are in its
+templates, and a value here says what differs from run to run. Helm keeps chart and values, so a run is resumed from
+the cluster alone.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.environment import REFERENCE
+from drillyard.errors import UserError
+from drillyard.launch.kubernetes.checks import findings
+from drillyard.launch.kubernetes.config import BUCKET_MOUNT, FILES_MOUNT, KubernetesConfig
+from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
+from drillyard.launch.network import NETWORK_FILE
+from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, explained
+from drillyard.launch.prepared_run import ClusterPaths, prepare
+from drillyard.launch.request import LaunchRequest
+
+CHART, VALUES = "chart/drillyard-run", "values.json"
+CLUSTER_LABEL, RUN_LABEL = "drillyard/cluster", "drillyard/run"
+MASTER_PORT = 29500
+MOST_BYTES = 1 << 20
+"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/), and of a Secret, Helm's record."""
+_GPU = "nvidia.com/gpu"
+_VARIABLES = {
+    "node_rank": "$(NODE_RANK)",
+    "nodes": "$(NNODES)",
+    "processes_per_node": "$(NPROC_PER_NODE)",
+    "master_addr": "$(MASTER_ADDR)",
+    "master_port": "$(MASTER_PORT)",
+    "round": "$(DRILLYARD_LAUNCH_ROUND)",
+}
+"""Placeholders of a command, and the pod's variables that the kubelet puts in their place."""
+
+
+def plan_of(request: LaunchRequest) -> Plan:
+    """The plan of a request. Raises UserError for every mistake in it."""
+    cluster = request.cluster
+    section = cluster.section_as(KubernetesConfig)
+    root = _storage_root(cluster)
+    output = posixpath.normpath(posixpath.join(root, request.run.output))
+    paths = ClusterPaths(root, output, cluster.python or "python3")
+    prepared = prepare(request, checks=[findings], paths=paths, agents=False, launch_directory=FILES_MOUNT)
+    _require_secrets(prepared, section)
+    values = values_of(prepared, request)
+    values_file = PlanFile(VALUES, json.dumps(values, indent=2) + "\n", 0o600)
+    if (size := len(values_file.content.encode())) > MOST_BYTES:
+        raise UserError(
+            f"run config: its files have {size:,} bytes, and a ConfigMap has at most {MOST_BYTES:,}; put large files "
+            f"on the shared storage, {root}"
+        )
+    sent = (values_file, *chart_files())
+    install = Program(
+        "install the run's release",
+        install_argv(section, cluster.name, request.run.name),
+        reads=tuple(file.path for file in sent),
+    )
+    return replace(
+        prepared,
+        code=f"in the image {prepared.image}",
+        files=sent,
+        steps=(install,),
+        fields=(*prepared.fields, *_fields(values, request)),
+        script=VALUES,
+    )
+
+
+def helm_argv(section: KubernetesConfig, *words: str) -> tuple[str, ...]:
+    """A call of Helm on the cluster's namespace."""
+    context = ("--kube-context", section.context) if section.context else ()
+    return ("helm", *words, "--namespace", section.namespace, *context)
+
+
+def install_argv(section: KubernetesConfig, cluster: str, run: str) -> tuple[str, ...]:
+    """The call that submits a run. Helm's record gets the labels by which `runs list` finds cancelled runs."""
+    labels = f"{CLUSTER_LABEL}={cluster},{RUN_LABEL}={run}"
+    return helm_argv(section, "install", run, CHART, "--values", VALUES, "--labels", labels)
+
+
+def chart_files() -> tuple[PlanFile, ...]:
+    """The chart's files, in order of their paths."""
+    packaged: Traversable = files("drillyard").joinpath("charts/drillyard-run")
+    found = packaged if packaged.is_dir() else Path(__file__).parents[4] / "charts/drillyard-run"
+    return tuple(sorted(_below(found, CHART), key=lambda file: file.path))
+
+
+def _below(directory: Traversable, path: str) -> Iterator[PlanFile]:
+    for each in directory.iterdir():
+        inside = f"{path}/{each.name}"
+        if each.is_dir():
+            yield from _below(each, inside)
+        else:
+            yield PlanFile(inside, each.read_text(encoding="utf-8"))
+
+
+def values_of(prepared: Plan, request: LaunchRequest) -> dict[str, Any]:
+    """The chart's values for a run: only those that differ from the chart's own."""
+    job, cluster = prepared.job, request.cluster
+    section = cluster.section_as(KubernetesConfig)
+    own = {file.path: file for file in prepared.files if file.path != NETWORK_FILE}
+    script = next((file.content for file in prepared.files if file.path == NETWORK_FILE), "")
+    replaced = {**_VARIABLES, "run_directory": job.run_directory, "launch_directory": job.launch_directory}
+    gpus = job.processes_per_node if request.uses_gpus and cluster.machine is not None else 0
+    values: dict[str, Any] = {
+        "nodes": job.nodes,
+        "processesPerNode": job.processes_per_node,
+        "image": prepared.image,
+        "command": [expanded(word, replaced) for word in job.command],
+        "masterPort": MASTER_PORT,
+        "environment": {name: expanded(value, replaced) for name, value in job.environment.items()},
+        "files": {
+            path: {"content": file.content, "mode": 0o755 if file.mode & 0o100 else 0o644} for path, file in own.items()
+        },
+        "networkScript": script,
+        "maxRestarts": job.max_failures,
+        "gracePeriodSeconds": section.grace_seconds,
+        "lostNodeSeconds": section.lost_node_seconds,
+        "labels": {CLUSTER_LABEL: job.cluster, RUN_LABEL: job.run, **section.labels},
+        "annotations": {RUN_DIRECTORY: job.run_directory},
+        "workingDir": _working_directory(request, job.working_directory),
+        "imagePullSecrets": section.pull_secrets,
+        "secrets": {name: each.model_dump() for name, each in section.secrets.items()},
+        "queue": section.queue or "",
+        "kueuePriorityClass": section.priority_class or "",
+        "maxRunSeconds": section.limit_seconds or 0,
+        "serviceAccount": section.service_account or "",
+        "topology": _topology(section),
+        "securityContext": {"runAsUser": section.run_as_user, "fsGroup": section.file_group},
+        "tolerations": section.tolerations,
+        "nodeSelector": section.node_selector,
+        "resources": {"limits": {_GPU: gpus}} if gpus else {},
+    }
+    if section.volume_claim is not None:
+        values["volumeClaim"] = {"name": section.volume_claim, "mountPath": cluster.storage.directory}
+    else:
+        mount = f"{BUCKET_MOUNT}/{cluster.storage.bucket}"
+        values["bucket"] = {"name": cluster.storage.bucket, "mountPath": mount, "mountOptions": "implicit-dirs"}
+    return values
+
+
+def expanded(text: str, replaced: Mapping[str, str]) -> str:
+    """`text` for a container's command or environment: placeholders of the job become the pod's variables, and `$(`
+    that the user wrote stays as it is."""
+    pattern = re.compile(r"\{(" + "|".join(replaced) + r")\}")
+    return pattern.sub(lambda match: replaced[match[1]], text.replace("$(", "$$("))
+
+
+def _storage_root(cluster: ClusterConfig) -> str:
+    if cluster.storage.bucket is None:
+        return cluster.storage.directory or "/"
+    return posixpath.join(BUCKET_MOUNT, cluster.storage.bucket, cluster.storage.directory or "")
+
+
+def _working_directory(request: LaunchRequest, planned: str | None) -> str:
+    """Only a workload names one; else the command starts where the image does."""
+    return planned or "" if request.workload and request.workload.working_directory else ""
+
+
+def _topology(section: KubernetesConfig) -> dict[str, str]:
+    for mode in ("required", "preferred"):
+        if level := getattr(section.topology, mode):
+            return {"mode": mode, "level": level}
+    return {"mode": "none", "level": ""}
+
+
+def _require_secrets(prepared: Plan, section: KubernetesConfig) -> None:
+    """Raise UserError where run.yaml refers to a variable that no Secret provides."""
+    texts = [file.content for file in prepared.files if file.path == "run.yaml"]
+    for name in sorted({name for text in texts for name in REFERENCE.findall(text)}):
+        if name not in section.secrets:
+            raise UserError(
+                f"run config: refers to ${{env:{name}}}, and kubernetes.secrets of the cluster config has no {name}\n"
+                f'kubectl -n {section.namespace} create secret generic drillyard --from-literal {name}="${name}"\n'
+                f"then set kubernetes.secrets: {{{name}: {{secret: drillyard, key: {name}}}}}"
+            )
+
+
+_REASONS = {
+    "nodes": ("pods, one per node: they start together or not at all", "cluster.yaml: nodes"),
+    "processesPerNode": ("ranks of each pod", "cluster.yaml: machine or processes_per_node"),
+    "image": ("the run's image", "run.yaml: workload.image or cluster.yaml: image"),
+    "command": ("first process of each pod; JobSet restarts it, so there is no agent", "drillyard"),
+    "masterPort": ("pods have addresses of their own, so the port is free", "drillyard"),
+    "maxRestarts": ("restarts that count; 85 and disruptions do not", "--max-failures"),
+    "gracePeriodSeconds": ("time to save after SIGTERM", "cluster.yaml: kubernetes.grace_seconds"),
+    "lostNodeSeconds": ("then the pods of a lost node are deleted", "cluster.yaml: kubernetes.lost_node_seconds"),
+    "queue": ("Kueue admits the run when its quota has room", "cluster.yaml: kubernetes.queue"),
+    "maxRunSeconds": ("counted by Kueue from admission", "cluster.yaml: kubernetes.max_run_hours"),
+    "volumeClaim": ("run directories, seen by every node", "cluster.yaml: kubernetes.volume_claim"),
+    "bucket": ("run directories, seen by every node", "cluster.yaml: storage.bucket"),
+    "resources": ("all GPUs of a node", "cluster.yaml: machine"),
+    "topology": ("nodes near each other", "cluster.yaml: kubernetes.topology"),
+}
+
+
+def _fields(values: Mapping[str, Any], request: LaunchRequest) -> list[ExplainedField]:
+    set_by_user = ("as set", "cluster.yaml: kubernetes")
+    own = {name: value for name, value in values.items() if value not in ("", 0, {}, []) and name != "files"}
+    return [explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user)) for name, value in own.items()]

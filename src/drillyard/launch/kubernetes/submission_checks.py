@@ -1,0 +1,99 @@
+"""What the cluster itself is asked before a run is submitted: nothing is created.
+
+A dry run of a JobSet alone accepts pods that its namespace forbids, so three objects are tried: the JobSet, a Job of
+its template and a Pod of that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from drillyard.errors import UserError
+from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, ClusterApi
+from drillyard.launch.kubernetes.config import KubernetesConfig
+
+JOBSET_VERSION = "0.10.1"
+"""The first version that was seen to match messages of failed Jobs."""
+_PATTERNS = "onJobFailureMessagePatterns"
+_QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
+_NEEDED = (
+    ("create", "jobset.x-k8s.io", "jobsets"),
+    ("delete", "jobset.x-k8s.io", "jobsets"),
+    ("list", "jobset.x-k8s.io", "jobsets"),
+    ("list", "batch", "jobs"),
+    ("list", "", "pods"),
+    ("get", "", "pods/log"),
+    ("list", "", "events"),
+    ("create", "", "configmaps"),
+    ("delete", "", "configmaps"),
+    ("create", "", "secrets"),
+    ("list", "", "secrets"),
+    ("delete", "", "secrets"),
+)
+"""What submitting, reading and cancelling a run needs; Helm keeps its records in Secrets."""
+
+
+def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
+    """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing."""
+    schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
+    install = (
+        f"install JobSet {JOBSET_VERSION} or later: helm install jobset oci://registry.k8s.io/jobset/charts/jobset"
+    )
+    if schema is None:
+        raise UserError(f"{api.title}: has no JobSet, which restarts runs; {install}")
+    if _PATTERNS not in str(schema):
+        raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure; {install}")
+    missing = [f"{verb} {resource}" for verb, group, resource in _NEEDED if not api.may(verb, group, resource)]
+    if missing:
+        raise UserError(
+            f"{api.title}: you may not {', '.join(missing)}\nAsk its administrator for a Role with these rights in "
+            f"namespace {section.namespace}"
+        )
+    if (
+        section.queue is not None
+        and api.one(f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}") is None
+    ):
+        raise UserError(
+            f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace "
+            f"{section.namespace}; these are: kubectl -n {section.namespace} get localqueues"
+        )
+    for variable, each in section.secrets.items():
+        found = api.one(f"{CORE}/namespaces/{section.namespace}/secrets/{each.secret}")
+        if found is None or each.key not in found.get("data", {}):
+            raise UserError(
+                f"cluster config: kubernetes.secrets.{variable}: namespace {section.namespace} has no Secret "
+                f"{each.secret} with the key {each.key}\nkubectl -n {section.namespace} create secret generic "
+                f'{each.secret} --from-literal {each.key}="..."'
+            )
+
+
+def require_accepted(api: ClusterApi, manifests: str) -> None:
+    """Raise UserError where the server would not create the run's objects. `manifests`: as `helm template` prints."""
+    for group, kind, body in tried_objects(list(yaml.safe_load_all(manifests))):
+        api.dry_run(group, kind, body)
+
+
+def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod."""
+    for each in filter(None, objects):
+        if each["kind"] == "JobSet":
+            yield JOBSETS, "jobsets", each
+            template = copy.deepcopy(each["spec"]["replicatedJobs"][0]["template"]["spec"])
+            job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(each["metadata"])}
+            yield from _job_and_pod({**job, "spec": {**template, "suspend": True}})
+        elif each["kind"] == "Job":
+            yield from _job_and_pod(copy.deepcopy(each))
+
+
+def _job_and_pod(job: dict[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    name, pod = job["metadata"]["name"], copy.deepcopy(job["spec"]["template"])
+    # Kueue would count a Job of the queue.
+    labels = {key: value for key, value in job["metadata"].get("labels", {}).items() if "kueue" not in key}
+    job["metadata"] = {"name": name, "labels": labels}
+    yield JOBS, "jobs", job
+    metadata = {**pod["metadata"], "name": f"{name}-w-0-0"}
+    yield CORE, "pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
