@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import sys
+import time
 import traceback
 from enum import StrEnum
 from pathlib import Path
@@ -137,6 +138,7 @@ def _supervise(
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
+    from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
     from drillyard.training.run_directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
 
@@ -149,13 +151,16 @@ def _supervise(
     command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console]
     if node.count > 1:
         command += [word for override in overrides for word in ("--set", override)]
-    code = 0
+    code, restarts = 0, scheduler_restarts(directory)
+    if restarts is not None:
+        time.sleep(restarts.pause_seconds)
     with exclusive_run_lock(directory) if node.is_first else open_logs(directory) as lock:
         # Before the claim, which overwrites the saved config.
         finished = is_finished(run)
         if node.is_first:
             goes_on = run.checkpoint.resume == "never" and is_started(directory)
             claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
+            write_claim(directory)
         if not finished:
             code = supervise_training(
                 command,
@@ -171,6 +176,8 @@ def _supervise(
                 f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
                 "To train longer, raise training.steps (or epochs)"
             )
+    if restarts is not None:
+        code = restarts.exit_code(code)
     raise typer.Exit(code or required_metrics_code(run))
 
 

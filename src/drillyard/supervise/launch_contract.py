@@ -31,6 +31,10 @@ LAUNCH_ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
 """The launch attempt: number of earlier starts of this submission's command by the launcher, 0, 1, ..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
 """The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
+RESTARTED_BY = "DRILLYARD_RESTARTED_BY"
+"""The scheduler that restarts all nodes of the run after an exit code that asks for it, where one does: `jobset`."""
+RECORD_BYTES = 4096
+"""Most bytes of an exit record: a container's termination message (kubernetes.io, Container v1 core) has no more."""
 GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION)
 
 
@@ -63,7 +67,18 @@ class ExitRecord:
         path = os.environ.get(EXIT_RECORD)
         if path is not None:
             with contextlib.suppress(OSError):
-                Path(path).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+                Path(path).write_text(self.as_json(), encoding="utf-8")
+
+    def as_json(self) -> str:
+        """The record as one line of JSON of at most `RECORD_BYTES`: of more, the first lines and the end of the reason
+        are left out."""
+        fields, lines = asdict(self), list(self.lines)
+        while len(text := json.dumps({**fields, "lines": lines}) + "\n") > RECORD_BYTES and lines:
+            del lines[0]
+        if len(text) > RECORD_BYTES:
+            # JSON writes a character in at most 12 bytes.
+            text = json.dumps({**fields, "reason": self.reason[: RECORD_BYTES // 16], "lines": []}) + "\n"
+        return text
 
 
 def is_launched() -> bool:

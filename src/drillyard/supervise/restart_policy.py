@@ -192,7 +192,7 @@ def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: Restar
         after = replace(counts, failed_starts=counts.failed_starts + 1)
         if after.failed_starts >= MAX_FAILED_STARTS:
             return refuse(f"{after.failed_starts} attempts in a row failed before their first step", after)
-        return RestartDecision(AGAIN, EXIT_FAILED, "", after, False, _pause_seconds(after))
+        return RestartDecision(AGAIN, EXIT_FAILED, "", after, False, pause_seconds(after))
     repeats = counts.repeats + 1 if failure.step is not None and failure.signature == counts.last_failure else 0
     after = replace(counts, unsaved_stops=0, failed_starts=0, repeats=repeats, last_failure=failure.signature)
     if repeats >= MAX_REPEATS:
@@ -200,7 +200,7 @@ def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: Restar
     if counts.failures >= limits.max_failures:
         return refuse(_used_up(limits), after)
     after = replace(after, failures=counts.failures + 1)
-    return RestartDecision(AGAIN, EXIT_FAILED, "", after, True, _pause_seconds(after))
+    return RestartDecision(AGAIN, EXIT_FAILED, "", after, True, pause_seconds(after))
 
 
 def never_joined(missing: dict[int, str], why: str, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
@@ -258,7 +258,7 @@ def _unless_too_often(
         reason = f"{reason}; again without a newer checkpoint; {_used_up(limits)}"
         return RestartDecision(LEAVE, EXIT_FAILED, reason, replace(after, failures=limits.max_failures), counted=True)
     counted = after.failures > before.failures
-    pause = _pause_seconds(after) if counted and what == AGAIN else 0.0
+    pause = pause_seconds(after) if counted and what == AGAIN else 0.0
     return RestartDecision(what, code, reason, after, counted, pause)
 
 
@@ -267,7 +267,7 @@ def _used_up(limits: RestartLimits) -> str:
     return used + (f" ({limits.option})" if limits.option else "")
 
 
-def _pause_seconds(counts: RestartCounts) -> float:
+def pause_seconds(counts: RestartCounts) -> float:
     """Pause of 1, 2, 4, ... at most 30 s: failures that repeat at once (a full device) must not use up all restarts."""
     return min(2.0 ** min(counts.failures + counts.failed_starts - 1, 10), _LONGEST_PAUSE_SECONDS)
 

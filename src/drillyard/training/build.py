@@ -18,6 +18,7 @@ from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.ranks import Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
+from drillyard.supervise.scheduler_restarts import end_without_claim
 from drillyard.telemetry import RunLog, describe_model
 from drillyard.training.callbacks import StepCallbacks, StopRequest
 from drillyard.training.checkpoint.checkpointer import Checkpointer
@@ -115,6 +116,7 @@ def build_callbacks(
         identity={"name": config.name},
         on_event=log.event,
         timeout=save_timeout(config.timeouts),
+        before_write=end_without_claim(directory),
     )
     stop = StopRequest(ranks.world_size, side, ranks.collective_timeout)
 

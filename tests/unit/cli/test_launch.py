@@ -122,7 +122,7 @@ def test_output_is_refused_nothing_that_a_dry_run_shows(here: Path, capsys: Capt
         (["--cluster", "missing.yaml"], "missing.yaml: ... no such file"),
         (["--sync"], "--sync: ... local"),
         (["--after", "slurm://lab/first"], "--after: ... local"),
-        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, vertex"),
+        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, kubernetes, vertex"),
         (["--sweep", "training.seed"], "has no key"),
         (["--sweep", "training.sede=1,2"], "training.sede"),
         (["--set", "name=UPPER"], "name"),

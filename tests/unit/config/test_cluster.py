@@ -33,6 +33,7 @@ VALID = {
     "local": "name: here\nplatform: local\n",
     "ssh": SSH,
     "slurm": SLURM,
+    "kubernetes": "name: k\nplatform: kubernetes\nimage: i:1\nkubernetes: {volume_claim: c, queue: q}\n",
     "gke": GKE,
     "vertex": GKE.replace("platform: gke", "platform: vertex").replace("flex-start-queued", "flex-start"),
     "gce": "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: m\nconsumption: spot\n",
@@ -149,7 +150,12 @@ def test_a_slurm_cluster_of_ones_own_machines_may_say_what_they_are() -> None:
 
 
 def test_machines_are_ones_own_where_no_cloud_makes_them() -> None:
-    assert {platform for platform, text in VALID.items() if load(text).has_own_machines} == {"local", "ssh", "slurm"}
+    assert {platform for platform, text in VALID.items() if load(text).has_own_machines} == {
+        "local",
+        "ssh",
+        "slurm",
+        "kubernetes",
+    }
     made = "location: {project: p, zone: z}\nmachine: a3-megagpu-8g\nconsumption: spot\n"
     assert not load(SLURM + made).has_own_machines
 

@@ -83,5 +83,5 @@ def _secrets(request: LaunchRequest, section: KubernetesConfig) -> Iterator[Laun
                     config,
                     f"{key}.{variable}",
                     f"refers to ${{env:{name}}}: make a Secret of it ({make}), set kubernetes.secrets: "
-                    f"{{{variable}: {{secret: drillyard, key: {name}}}}}, and remove it here",
+                    f"{{{variable}: drillyard/{name}}}, and remove it here",
                 )

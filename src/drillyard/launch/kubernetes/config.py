@@ -20,11 +20,7 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-class SecretKey(StrictModel):
-    """A key of a Secret in the run's namespace."""
-
-    secret: ObjectName = Field(description="Name of the Secret.")
-    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")] = Field(description="Key in it.")
+SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a-zA-Z0-9]+$")]
 
 
 class Topology(StrictModel):
@@ -50,7 +46,7 @@ class KubernetesConfig(PlatformSection):
         "of storage.bucket.",
     )
     secrets: dict[VariableName, SecretKey] = Field(
-        default={}, description="Variables from Secrets of the namespace: {HF_TOKEN: {secret: hf, key: token}}."
+        default={}, description="Variables from Secrets of the namespace: {HF_TOKEN: SECRET/KEY}."
     )
     pull_secrets: list[ObjectName] = Field(default=[], description="Secrets for the image's registry.")
     topology: Topology = Field(default=Topology(), description="Placement by Kueue's topology-aware scheduling.")

@@ -34,6 +34,19 @@ MASTER_PORT = 29500
 MOST_BYTES = 1 << 20
 """Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/), and of a Secret, Helm's record."""
 _GPU = "nvidia.com/gpu"
+RIGHTS = (
+    *((verb, "jobset.x-k8s.io", "jobsets") for verb in ("create", "delete", "get", "list")),
+    *((verb, "batch", "jobs") for verb in ("create", "delete", "get", "list")),
+    *((verb, "", "pods") for verb in ("create", "delete", "get", "list")),
+    *((verb, "", resource) for resource in ("configmaps", "secrets") for verb in ("create", "delete", "get", "list")),
+    ("update", "", "secrets"),
+    ("create", "", "pods/exec"),
+    ("get", "", "pods/log"),
+    ("list", "", "events"),
+    *((verb, "kueue.x-k8s.io", resource) for resource in ("localqueues", "workloads") for verb in ("get", "list")),
+)
+"""What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records are Secrets; Jobs
+and Pods are created as dry runs only."""
 _VARIABLES = {
     "node_rank": "$(NODE_RANK)",
     "nodes": "$(NNODES)",
@@ -131,7 +144,9 @@ def values_of(prepared: Plan, request: LaunchRequest) -> dict[str, Any]:
         "annotations": {RUN_DIRECTORY: job.run_directory},
         "workingDir": _working_directory(request, job.working_directory),
         "imagePullSecrets": section.pull_secrets,
-        "secrets": {name: each.model_dump() for name, each in section.secrets.items()},
+        "secrets": {
+            name: dict(zip(("secret", "key"), each.split("/"), strict=True)) for name, each in section.secrets.items()
+        },
         "queue": section.queue or "",
         "kueuePriorityClass": section.priority_class or "",
         "maxRunSeconds": section.limit_seconds or 0,
@@ -183,7 +198,7 @@ def _require_secrets(prepared: Plan, section: KubernetesConfig) -> None:
             raise UserError(
                 f"run config: refers to ${{env:{name}}}, and kubernetes.secrets of the cluster config has no {name}\n"
                 f'kubectl -n {section.namespace} create secret generic drillyard --from-literal {name}="${name}"\n'
-                f"then set kubernetes.secrets: {{{name}: {{secret: drillyard, key: {name}}}}}"
+                f"then set kubernetes.secrets: {{{name}: drillyard/{name}}}"
             )
 
 
@@ -208,4 +223,20 @@ _REASONS = {
 def _fields(values: Mapping[str, Any], request: LaunchRequest) -> list[ExplainedField]:
     set_by_user = ("as set", "cluster.yaml: kubernetes")
     own = {name: value for name, value in values.items() if value not in ("", 0, {}, []) and name != "files"}
-    return [explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user)) for name, value in own.items()]
+    role = ExplainedField("Role", _role(), "the least rights in the namespace to launch, read and cancel", "drillyard")
+    return [
+        role,
+        *(explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user)) for name, value in own.items()),
+    ]
+
+
+def _role() -> str:
+    rules: dict[tuple[str, str], list[str]] = {}
+    for verb, group, resource in RIGHTS:
+        rules.setdefault((group, resource), []).append(verb)
+    lines = [
+        f'- {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
+        for (group, resource), verbs in rules.items()
+    ]
+    head = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata: {name: drillyard}", "rules:"]
+    return "\n".join([*head, *lines])

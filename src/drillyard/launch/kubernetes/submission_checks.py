@@ -15,26 +15,12 @@ import yaml
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.release import RIGHTS
 
 JOBSET_VERSION = "0.10.1"
 """The first version that was seen to match messages of failed Jobs."""
 _PATTERNS = "onJobFailureMessagePatterns"
 _QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
-_NEEDED = (
-    ("create", "jobset.x-k8s.io", "jobsets"),
-    ("delete", "jobset.x-k8s.io", "jobsets"),
-    ("list", "jobset.x-k8s.io", "jobsets"),
-    ("list", "batch", "jobs"),
-    ("list", "", "pods"),
-    ("get", "", "pods/log"),
-    ("list", "", "events"),
-    ("create", "", "configmaps"),
-    ("delete", "", "configmaps"),
-    ("create", "", "secrets"),
-    ("list", "", "secrets"),
-    ("delete", "", "secrets"),
-)
-"""What submitting, reading and cancelling a run needs; Helm keeps its records in Secrets."""
 
 
 def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
@@ -47,11 +33,11 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
         raise UserError(f"{api.title}: has no JobSet, which restarts runs; {install}")
     if _PATTERNS not in str(schema):
         raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure; {install}")
-    missing = [f"{verb} {resource}" for verb, group, resource in _NEEDED if not api.may(verb, group, resource)]
+    missing = [f"{verb} {resource}" for verb, group, resource in RIGHTS if not api.may(verb, group, resource)]
     if missing:
         raise UserError(
-            f"{api.title}: you may not {', '.join(missing)}\nAsk its administrator for a Role with these rights in "
-            f"namespace {section.namespace}"
+            f"{api.title}: you may not {', '.join(missing)}\n"
+            "Ask its administrator for the Role that `drillyard launch ... --explain` prints"
         )
     if (
         section.queue is not None
@@ -62,12 +48,13 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
             f"{section.namespace}; these are: kubectl -n {section.namespace} get localqueues"
         )
     for variable, each in section.secrets.items():
-        found = api.one(f"{CORE}/namespaces/{section.namespace}/secrets/{each.secret}")
-        if found is None or each.key not in found.get("data", {}):
+        secret, _, key = each.partition("/")
+        found = api.one(f"{CORE}/namespaces/{section.namespace}/secrets/{secret}")
+        if found is None or key not in found.get("data", {}):
             raise UserError(
                 f"cluster config: kubernetes.secrets.{variable}: namespace {section.namespace} has no Secret "
-                f"{each.secret} with the key {each.key}\nkubectl -n {section.namespace} create secret generic "
-                f'{each.secret} --from-literal {each.key}="..."'
+                f"{secret} with the key {key}\nkubectl -n {section.namespace} create secret generic "
+                f'{secret} --from-literal {key}="..."'
             )
 
 

@@ -80,7 +80,7 @@ class Checkpointer:
     `record_held_out_loss` or as metadata["held_out_loss"].
     `asynchronous`: write while training continues, at the price of a copy of the rank's state in host memory.
     `identity`: what the run is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
-    written.
+    written. `before_write`: called on rank 0 before a save and before its manifest.
     """
 
     def __init__(
@@ -93,8 +93,10 @@ class Checkpointer:
         identity: Mapping[str, Any],
         on_event: OnEvent,
         timeout: timedelta = timedelta(minutes=30),
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
+        self._before_write = before_write
         self.keep = keep
         self.keep_best = keep_best
         self.asynchronous = asynchronous
@@ -166,6 +168,8 @@ class Checkpointer:
     def _write(self, save: _Save) -> bool:
         """The saving thread: write, then tidy up."""
         started = time.perf_counter()
+        if self._is_coordinator:
+            self._before_write()
         if not self._leftovers_removed:
             self._remove_leftovers()
         writer = CheckpointWriter(save.path, lambda files: self._manifest(save, files))
@@ -203,6 +207,7 @@ class Checkpointer:
         return True
 
     def _manifest(self, save: _Save, files: dict[str, FileRecord]) -> Manifest:
+        self._before_write()
         return Manifest(
             step=save.step,
             world_size=self._world_size,

@@ -1,0 +1,127 @@
+"""The plan of a run on Kubernetes: the chart's values field by field, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.unit.launch.requests import TRAINING, WORKLOAD, planned, request
+
+from drillyard.errors import UserError
+from drillyard.launch.kubernetes.checks import longest_name
+from drillyard.launch.kubernetes.release import VALUES, expanded
+
+CLUSTER = """
+name: c
+platform: kubernetes
+nodes: 2
+processes_per_node: 4
+image: example.com/train:1
+storage: {directory: /data}
+kubernetes: {namespace: team, queue: gpus, volume_claim: shared}
+"""
+CPU = TRAINING.replace("training: {", "training: {device: cpu, ")
+
+
+def cluster(**more: str) -> str:
+    return CLUSTER.replace(
+        "volume_claim: shared", "volume_claim: shared, " + ", ".join(f"{k}: {v}" for k, v in more.items())
+    )
+
+
+def values(text: str = CLUSTER, run: str = CPU, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(planned(request(text, run, **options)).file(VALUES).content)
+    return found
+
+
+EXPECTED = {
+    "nodes": 2,
+    "processesPerNode": 4,
+    "image": "example.com/train:1",
+    "masterPort": 29500,
+    "maxRestarts": 3,
+    "gracePeriodSeconds": 120,
+    "lostNodeSeconds": 60,
+    "queue": "gpus",
+    "maxRunSeconds": 0,
+    "volumeClaim": {"name": "shared", "mountPath": "/data"},
+    "topology": {"mode": "none", "level": ""},
+    "resources": {},
+    "labels": {"drillyard/cluster": "c", "drillyard/run": "llama-8b"},
+    "annotations": {"drillyard/run-directory": "/data/runs/llama-8b"},
+    "workingDir": "",
+    "networkScript": "",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_value_of_the_chart_is(name: str) -> None:
+    assert values()[name] == EXPECTED[name]
+
+
+def test_the_first_process_is_the_trainer_without_an_agent() -> None:
+    plan = planned(request(CLUSTER, CPU))
+    command = values()["command"]
+    assert command[:5] == ["python3", "-m", "drillyard", "train", "/etc/drillyard/run.yaml"]
+    assert command[command.index("--node-rank") + 1] == "$(NODE_RANK)"
+    assert command[command.index("--master-addr") + 1] == "$(MASTER_ADDR)"
+    assert not [file.path for file in plan.files if file.path.startswith("agent/") or file.path == "job.json"]
+
+
+def test_the_step_is_one_installation_that_reads_only_files_of_the_plan() -> None:
+    plan = planned(request(CLUSTER, CPU))
+    (install,) = plan.steps
+    assert install.argv[:4] == ("helm", "install", "llama-8b", "chart/drillyard-run")
+    assert install.argv[install.argv.index("--namespace") + 1] == "team"
+    assert set(install.reads) == {file.path for file in plan.files}
+    assert "chart/drillyard-run/templates/run.yaml" in install.reads
+
+
+def test_settings_of_the_section_become_values() -> None:
+    found = values(cluster(max_run_hours="2", topology="{required: block}", secrets="{HF_TOKEN: hf/token}"))
+    assert found["maxRunSeconds"] == 7200
+    assert found["topology"] == {"mode": "required", "level": "block"}
+    assert found["secrets"] == {"HF_TOKEN": {"secret": "hf", "key": "token"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("--node={node_rank}", "--node=$(NODE_RANK)"),
+        ("$(date)", "$$(date)"),
+        ("{other} {nodes}", "{other} $(NNODES)"),
+        ("$HOME", "$HOME"),
+    ],
+)
+def test_a_placeholder_becomes_a_variable_of_the_pod_and_other_text_stays(text: str, result: str) -> None:
+    assert expanded(text, {"node_rank": "$(NODE_RANK)", "nodes": "$(NNODES)"}) == result
+
+
+@pytest.mark.parametrize("nodes", [1, 10, 11, 1000])
+def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> None:
+    assert len("n" * longest_name(nodes) + f"-w-0-{nodes - 1}-abcde") == 63
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "key"),
+    [
+        (CLUSTER, CPU.replace("llama-8b", "8b"), "run.yaml:1: name"),
+        (CLUSTER, CPU.replace("llama-8b", "a" * 60), "run.yaml:1: name"),
+        (CLUSTER.replace(", volume_claim: shared", ""), CPU, "cluster.yaml:7: kubernetes.volume_claim"),
+        (CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: b}"), CPU, "kubernetes.volume_claim"),
+        (CLUSTER + "environment: {A: '${env:A}'}\n", CPU, "environment.A"),
+        (CLUSTER.replace("nodes: 2", "nodes: 2\nmachine: a3-megagpu-8g"), WORKLOAD, "machine"),
+    ],
+)
+def test_a_broken_rule_is_refused_at_its_key(text: str, run: str, key: str) -> None:
+    with pytest.raises(UserError) as refused:
+        planned(request(text, run))
+    assert key in str(refused.value)
+
+
+def test_a_secret_in_the_run_config_needs_a_secret_of_the_namespace() -> None:
+    run = WORKLOAD.replace("command: [all_reduce_perf", "command: ['${env:TOKEN}'")
+    with pytest.raises(UserError, match="kubectl -n team create secret"):
+        planned(request(CLUSTER, run))
+    assert values(cluster(secrets="{TOKEN: s/k}"), run)["secrets"] == {"TOKEN": {"secret": "s", "key": "k"}}

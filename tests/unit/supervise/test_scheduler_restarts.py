@@ -1,0 +1,127 @@
+"""Attempts of a run that a scheduler restarts: the same endings as in restart_policy.decide, by exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drillyard.supervise.launch_contract import RECORD_BYTES, ExitRecord
+from drillyard.supervise.restart_policy import AttemptEnd, AttemptFailure, RestartCounts, RestartLimits, decide
+from drillyard.supervise.scheduler_restarts import CLAIM_FILE, end_without_claim, scheduler_restarts, write_claim
+
+
+def begin(monkeypatch: pytest.MonkeyPatch, attempt: int, submission: str = "uid") -> None:
+    given = {"RESTARTED_BY": "jobset", "SUBMISSION": submission, "LAUNCH_ROUND": str(attempt)}
+    for name, value in given.items():
+        monkeypatch.setenv(f"DRILLYARD_{name}", value)
+
+
+def write(directory: Path, attempt: int, code: int | None, *, saved: bool = False, status: str = "interrupted") -> None:
+    """The events of one attempt; None: it was killed and could not record its end."""
+    records: list[dict[str, Any]] = [{"event": "run_start", "launch": "uid"}]
+    records += [{"event": "checkpoint", "step": attempt}] if saved else []
+    records += [] if code is None else [{"event": "end", "status": status, "exit_code": code}]
+    with (directory / "events.jsonl").open("a") as file:
+        for record in records:
+            file.write(
+                json.dumps({"time": "2026-01-01T00:00:00.000Z", "rank": None, "round": attempt, **record}) + "\n"
+            )
+
+
+Endings = Sequence[tuple[int, bool]]
+"""Of attempts in a row: the exit code, and whether a checkpoint was saved."""
+
+
+@pytest.mark.parametrize(
+    "endings",
+    [
+        [(85, True), (85, True), (85, True)],
+        [(85, False), (85, False)],
+        [(85, True), (85, False), (85, False), (85, False)],
+        [(85, False), (85, True), (85, False)],
+    ],
+)
+def test_an_85_that_counts_for_the_policy_leaves_as_1(
+    endings: Endings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, limits = RestartCounts(), RestartLimits(9)
+    for attempt, (code, saved) in enumerate(endings):
+        begin(monkeypatch, attempt)
+        found = scheduler_restarts(tmp_path)
+        assert found is not None
+        if saved:
+            manifest = tmp_path / f"checkpoints/step-{attempt}/manifest.json"
+            manifest.parent.mkdir(parents=True)
+            manifest.touch()
+        decision = decide(
+            AttemptEnd({0: code}, {}, failure=AttemptFailure(code), newer_checkpoint=saved), counts, limits
+        )
+        assert found.exit_code(code) == (1 if decision.counted else 85)
+        counts = decision.counts
+        write(tmp_path, attempt, code, saved=saved)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 137])
+def test_other_codes_stay(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 0, 85)
+    begin(monkeypatch, 1)
+    found = scheduler_restarts(tmp_path)
+    assert found is not None
+    assert found.exit_code(code) == code
+
+
+def test_only_a_restart_after_a_failure_pauses_and_each_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = []
+    for attempt, (code, status) in enumerate([(1, "failed"), (85, "interrupted"), (1, "failed"), (1, "failed")]):
+        write(tmp_path, attempt, code, status=status)
+        begin(monkeypatch, attempt + 1)
+        found = scheduler_restarts(tmp_path)
+        assert found is not None
+        pauses.append(found.pause_seconds)
+    assert pauses == [1.0, 0.0, 2.0, 4.0]
+
+
+def test_attempts_of_another_submission_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 0, 85)
+    begin(monkeypatch, 1, "another")
+    found = scheduler_restarts(tmp_path)
+    assert found is not None
+    assert (found.exit_code(85), found.pause_seconds) == (85, 0.0)
+
+
+def test_without_a_scheduler_that_restarts_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRILLYARD_RESTARTED_BY", raising=False)
+    write_claim(tmp_path)
+    assert scheduler_restarts(tmp_path) is None
+    assert not (tmp_path / CLAIM_FILE).exists()
+
+
+def test_a_later_claim_ends_the_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    begin(monkeypatch, 0)
+    write_claim(tmp_path)
+    check = end_without_claim(tmp_path)
+    check()
+    assert ended == []
+    begin(monkeypatch, 1)
+    write_claim(tmp_path)
+    begin(monkeypatch, 0)
+    write_claim(tmp_path)
+    check()
+    assert ended == [1]
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\U0001f600" * 5000])
+def test_an_exit_record_fits_a_termination_message_as_whole_json(text: str) -> None:
+    lines = [f"line {number} {text[:80]}" for number in range(200)]
+    record = ExitRecord(3, 1, text, lines).as_json()
+    assert len(record.encode()) <= RECORD_BYTES
+    assert json.loads(record)["rank"] == 3
+    short = json.loads(ExitRecord(3, 1, "why", lines).as_json())
+    assert short["lines"][-1] == lines[-1]
+    assert short["reason"] == "why"
