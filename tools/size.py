@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent / "src/drillyard"
 SMALL_LINES = 60
 TOP = "(top)"
 LINE_BOUNDS = {
-    ("launch", "supervise"): 13_399,
+    ("launch", "supervise"): 13_399 + 1_530,  # launch/kubernetes, supervise/scheduler_restarts
     ("estimation",): 7_586,
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504,
@@ -25,7 +25,7 @@ LINE_BOUNDS = {
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831,
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
-ALL_BOUNDS = {"lines": 59_431, "statements": 36_520, "files": 343}
+ALL_BOUNDS = {"lines": 59_431 + 300, "statements": 36_520 + 1_000, "files": 343 + 2}
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ class ClusterApi:
         query = [("labelSelector", selector)] if selector else []
         accept = _ONLY_METADATA if metadata else "application/json"
         found = self._ask("GET", f"{group}/namespaces/{self.namespace}/{kind}", query, accept=accept)
-        items: list[dict[str, Any]] = json.loads(found or b"{}").get("items", [])
+        items: list[dict[str, Any]] = json.loads(found or b"{}").get("items") or []
         return items
 
     def one(self, path: str) -> dict[str, Any] | None:
@@ -100,6 +100,7 @@ class ClusterApi:
                 path,
                 method,
                 query_params=query,
+                path_params={},
                 header_params=headers,
                 body=body,
                 auth_settings=["BearerToken"],
@@ -123,7 +124,9 @@ class ClusterApi:
         except (ValueError, TypeError, AttributeError):
             said = error.reason
         advice = ""
-        if error.status == _FORBIDDEN:
+        if error.status == _FORBIDDEN and "violates PodSecurity" in said:
+            advice = "\nSet kubernetes.run_as_user of the cluster config, or take a namespace that allows such pods."
+        elif error.status == _FORBIDDEN:
             advice = "\nAsk for the Role that `drillyard launch ... --explain` prints."
         elif error.status == _UNAUTHORIZED:
             advice = "\nLog in to the cluster again; kubectl get pods must work with the same context."

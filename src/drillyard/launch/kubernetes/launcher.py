@@ -129,7 +129,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         workload = next((each for each in workloads if _is_owner(uid, each)), None)
         own = [event for event in events if event.get("involvedObject", {}).get("name", "").startswith(name)]
         ahead = _ahead(workload, workloads)
-        objects = RunObjects(name, controller, workload, pods, own, record, ahead)
+        objects = RunObjects(name, controller, workload, pods, own, record, ahead, self.cluster.nodes)
         return KubernetesRun(status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods))
 
     def _open_files(self) -> Files:
@@ -231,7 +231,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         from drillyard.launch.kubernetes.pod_logs import PodLogs
 
         found = self._find(run)
-        logs = PodLogs(self._api, f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}", found.launch_directory)
+        selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}"
+        per_node = _processes_per_node(found.pods)
+        logs = PodLogs(self._api, selector, found.launch_directory, found.status.nodes, per_node)
         yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
 
     def _is_over(self, run: KubernetesRun) -> Callable[[], bool]:
@@ -246,6 +248,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 path.touch(file.mode)
                 path.write_text(file.content, encoding="utf-8")
             return self.programs.run(argv, directory=Path(directory))
+
+
+def _processes_per_node(pods: Sequence[dict[str, Any]]) -> int:
+    variables = [each for pod in pods[:1] for each in pod["spec"]["containers"][0].get("env", ())]
+    return next((int(each["value"]) for each in variables if each["name"] == "NPROC_PER_NODE"), 1)
 
 
 def _ended(controller: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ and leaves out those it has.
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -19,11 +20,13 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class PodLogs(Files):
-    """The logs of the pods that a label selector matches, below `directory`."""
+    """The logs of the pods that a label selector matches, below `directory`, with the run's size as job.json has it."""
 
-    def __init__(self, api: ClusterApi, selector: str, directory: str) -> None:
+    def __init__(self, api: ClusterApi, selector: str, directory: str, nodes: int, processes_per_node: int) -> None:
         self._api, self._selector, self._directory = api, selector, directory
-        self._texts: dict[str, bytearray] = {}
+        size = {"nodes": nodes, "processes_per_node": processes_per_node}
+        job = posixpath.join(directory, "job.json")
+        self._texts: dict[str, bytearray] = {job: bytearray(json.dumps(size).encode())}
         self._last: dict[str, bytes] = {}
         self.title = api.title
 

@@ -202,7 +202,7 @@ def _end_reason(ended: Object, pods: Sequence[Object]) -> str | None:
         return f"time limit: {message}"
     cause = first_cause(pods)
     if cause is not None and cause.exit_code == 2:
-        return f"refused: {cause.reason}"
+        return "refused: the same start would fail again"
     words = {"ReachedMaxRestarts": "all restarts are used", "FailJobSetFailurePolicyAction": "not started again"}
     said = words.get(reason, f"{reason}: {message}" if message else reason)
     return f"{cause.reason}; {said}" if cause is not None else said

@@ -7,6 +7,7 @@ its template and a Pod of that.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -65,8 +66,14 @@ def require_accepted(api: ClusterApi, manifests: str) -> None:
 
 
 def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod."""
-    for each in filter(None, objects):
+    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod.
+
+    Under another name of the same length, as a run of this name may be there.
+    """
+    for given in filter(None, objects):
+        each = copy.deepcopy(given)
+        name = each["metadata"]["name"]
+        each["metadata"]["name"] = f"d{hashlib.sha256(name.encode()).hexdigest()}"[: len(name)]
         if each["kind"] == "JobSet":
             yield JOBSETS, "jobsets", each
             template = copy.deepcopy(each["spec"]["replicatedJobs"][0]["template"]["spec"])
