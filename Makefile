@@ -77,6 +77,7 @@ distributed: setup
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
+	@sh .ci/tools/kubernetes
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
 
 integration-runs:
