@@ -15,7 +15,7 @@ export PYTHON
 # What tests start would compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch fuzz gpu bench soak size messages clean
+.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch cluster fuzz gpu bench soak size messages clean
 
 help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint         ruff format --check, ruff check, mypy --strict"
 	@echo "make format       ruff format and ruff check --fix"
 	@echo "make bench        the benchmarks under benchmarks/"
+	@echo "make cluster      a Kubernetes cluster of two nodes on this machine, as root, until Ctrl-C"
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
 	@echo "make fuzz         untrusted configs, logs, manifests, run directories and messages: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
@@ -85,6 +86,12 @@ integration-runs:
 
 integration-launch:
 	@$(PYTEST) tests/integration/launch --durations=5
+
+# That of tests/integration/kubernetes: it prints how to reach it.
+cluster: setup
+	@sh .ci/tools/packages
+	@sh .ci/tools/kubernetes
+	@PYTHONPATH=. $(BIN)/python tests/integration/kubernetes/cluster.py runs/cluster
 
 # The fuzzing tests of the unit group, with new inputs each time; what they find is printed as a failing test.
 fuzz: setup

@@ -53,6 +53,9 @@ def _names(request: LaunchRequest) -> Iterator[LaunchFinding]:
         message = f"has {len(name)} characters; with the suffixes of its pods at most {longest} ({_JOBSET})"
         yield error("run", "name", message)
     workload = request.workload
+    if workload and workload.per == "gpu":
+        message = "gpu: a pod starts its command once: set per: node, and start the node's ranks with torchrun"
+        yield error("run", ("workload", "per"), message)
     for path in workload.files if workload else ():
         if not _FILE_PATH.fullmatch(path):
             message = "is a path in a ConfigMap's volume: letters, digits, '_', '.' and '-'"

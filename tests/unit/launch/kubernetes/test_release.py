@@ -111,6 +111,7 @@ def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> No
         (CLUSTER.replace(", volume_claim: shared", ""), CPU, "cluster.yaml:7: kubernetes.volume_claim"),
         (CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: b}"), CPU, "kubernetes.volume_claim"),
         (CLUSTER + "environment: {A: '${env:A}'}\n", CPU, "environment.A"),
+        (CLUSTER, WORKLOAD.replace("8M]", "8M], per: gpu"), "run.yaml:2: workload.per"),
         (CLUSTER.replace("nodes: 2", "nodes: 2\nmachine: a3-megagpu-8g"), WORKLOAD, "machine"),
     ],
 )

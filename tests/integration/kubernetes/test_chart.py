@@ -1,30 +1,26 @@
-"""The chart as Helm renders it, against a table; without Helm these tests are skipped."""
+"""The chart as Helm renders it, against a table."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.integration.kubernetes.cluster import ROOT, tool
 
-CHART = Path(__file__).parents[4] / "charts/drillyard-run"
+CHART = ROOT / "charts/drillyard-run"
 BASE = {"image": "i:1", "command": ["train"], "nodes": 2, "processesPerNode": 8}
-_TOOLS = Path(os.environ.get("DRILLYARD_TOOLS", Path.home() / ".cache/drillyard/tools"))
-HELM = shutil.which("helm") or next((str(path) for path in _TOOLS.glob("helm-v*") if path.is_file()), None)
-
-pytestmark = pytest.mark.skipif(HELM is None, reason="helm is not installed: .ci/tools/kubernetes builds it")
 
 
 def helm(tmp_path: Path, *words: str, **values: Any) -> subprocess.CompletedProcess[str]:
     file = tmp_path / "values.json"
     file.write_text(json.dumps({**BASE, **values}))
     environment = {**os.environ, **{f"HELM_{name}_HOME": str(tmp_path) for name in ("CACHE", "CONFIG", "DATA")}}
-    argv = [str(HELM), *words, str(CHART), "--values", str(file)]
+    argv = [tool("helm"), *words, str(CHART), "--values", str(file)]
     return subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
 
 

@@ -1,0 +1,33 @@
+"""The fixture itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.integration.kubernetes.cluster import BRIDGE, Cluster, cgroup
+from tests.integration.kubernetes.team import until
+
+
+def test_a_killed_cluster_leaves_no_process_mount_or_bridge(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "killed")
+    cluster.start()
+    assert len(_processes(tmp_path)) > 10
+    os.kill(cluster.pid, signal.SIGKILL)
+    until(lambda: not _processes(tmp_path), 30)
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+    assert not Path("/sys/class/net", BRIDGE).exists()
+    cluster.stop()
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/{cgroup(cluster.directory, '*')}"))
+
+
+def _processes(directory: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(directory).encode() in (path / "cmdline").read_bytes() and int(path.name) != os.getpid():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,179 @@
+"""Runs in real pods, as a user with rights in one `restricted` namespace: what each disturbance leads to.
+
+JobSet restarts; both of its counters are asserted: all restarts, and those that count towards --max-failures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.integration.kubernetes.cluster import Cluster
+from tests.integration.kubernetes.team import Team, until
+
+from drillyard.telemetry.jsonlines import decode
+
+STEPS, EVERY = 120, 20
+SETTINGS: dict[str, Any] = {
+    "training__steps": STEPS,
+    "checkpoint": {"every_steps": EVERY},
+    "logging": {"every_steps": 1, "tensorboard": False},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rights(team: Team) -> None:
+    """The rights that `launch --explain` lists, for the team's user."""
+    explained = team.drillyard("launch", team.run_config("rights"), "--cluster", team.cluster_config(), "--explain")
+    lines = explained.stdout.split("Role = ", 1)[1].split("\n    why:")[0].splitlines()
+    role = yaml.safe_load("\n".join(line.removeprefix("    | ") for line in lines))
+    role["metadata"]["namespace"] = team.name
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "alice", "namespace": team.name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},
+        "subjects": [{"kind": "ServiceAccount", "name": "alice", "namespace": team.name}],
+    }
+    team.cluster.apply(role, binding)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(team: Team, rights: None) -> dict[int, str]:
+    """Losses by step of a run that nothing disturbs."""
+    launch(team, team.run_config("undisturbed", **SETTINGS))
+    assert ended(team, "undisturbed") == "succeeded"
+    assert restarts(team, "undisturbed") == (0, 0)
+    found = losses(team, "undisturbed")
+    assert sorted(found) == list(range(1, STEPS + 1))
+    return found
+
+
+def launch(team: Team, run: Path, *options: object, **section: Any) -> str:
+    """Submit a run; its handle."""
+    return team.drillyard("launch", run, "--cluster", team.cluster_config(**section), *options).stdout.strip()
+
+
+def ended(team: Team, name: str) -> str:
+    """The state of a run that is over, as `runs wait` waits for it."""
+    team.drillyard("runs", "wait", handle(team, name), check=False)
+    return str(status(team, name)["state"])
+
+
+def handle(team: Team, name: str) -> str:
+    return f"kubernetes://{team.name}/{name}"
+
+
+def status(team: Team, name: str) -> dict[str, Any]:
+    """What `runs status --json` prints."""
+    found: dict[str, Any] = yaml.safe_load(team.drillyard("runs", "status", handle(team, name), "--json").stdout)
+    return found
+
+
+def restarts(team: Team, name: str) -> tuple[int, int]:
+    """All restarts, and those that are counted."""
+    found = team.jobset(name).get("status", {})
+    return found.get("restarts", 0), found.get("restartsCountTowardsMax", 0)
+
+
+def losses(team: Team, name: str) -> dict[int, str]:
+    """The last loss logged for each step, as it was printed. A step done twice must have the same both times."""
+    found: dict[int, str] = {}
+    for line in (team.shared / "runs" / name / "metrics.jsonl").read_bytes().splitlines():
+        record = decode(line)
+        if "step" in record and "loss" in record:
+            assert found.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
+    return found
+
+
+def checkpoints(team: Team, name: str) -> list[Path]:
+    """Finished checkpoints."""
+    return sorted((team.shared / "runs" / name / "checkpoints").glob("step-*/manifest.json"))
+
+
+def processes(pod: dict[str, Any]) -> list[int]:
+    """Processes of a pod's training container that are not its first."""
+    uid, found = pod["metadata"]["uid"], []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (path / "cmdline").read_bytes()
+            if uid in (path / "cgroup").read_text() and b"drillyard" in command:
+                found.append(int(path.name))
+    return sorted(found)
+
+
+def kill_a_rank(team: Team, pod: dict[str, Any]) -> None:
+    os.kill(processes(pod)[-1], signal.SIGKILL)
+
+
+def delete(team: Team, pod: dict[str, Any]) -> None:
+    team.cluster.kubectl("--namespace", team.name, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+
+
+def evict(team: Team, pod: dict[str, Any]) -> None:
+    place = {"name": pod["metadata"]["name"], "namespace": team.name}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": place}
+    path = f"/api/v1/namespaces/{team.name}/pods/{place['name']}/eviction"
+    team.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+
+
+@pytest.mark.parametrize(
+    ("name", "disturb", "counted"), [("killed", kill_a_rank, 1), ("deleted", delete, 0), ("evicted", evict, 0)]
+)
+def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
+    team: Team, undisturbed: dict[int, str], name: str, disturb: Any, counted: int
+) -> None:
+    launch(team, team.run_config(name, **SETTINGS))
+    until(lambda: checkpoints(team, name))
+    disturb(team, random.choice(team.pods(name)))
+    assert ended(team, name) == "succeeded"
+    assert restarts(team, name) == (1, counted)
+    assert losses(team, name) == undisturbed
+    events = [decode(line) for line in (team.shared / "runs" / name / "events.jsonl").read_bytes().splitlines()]
+    resumed = [event["step"] for event in events if event.get("event") == "resume"]
+    assert len(resumed) == 1 and resumed[0] >= EVERY
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "limit", "state", "counters"),
+    [
+        ("asked-again", 'test "$DRILLYARD_LAUNCH_ROUND" -ge 2 || exit 85', 0, "succeeded", (2, 0)),
+        ("refused", "exit 2", 5, "failed", (0, 0)),
+        ("no-command", "exec /no/such/program", 5, "failed", (0, 0)),
+        ("fails", "exit 1", 2, "failed", (2, 2)),
+    ],
+)
+def test_an_exit_code_restarts_counts_or_ends(
+    team: Team, name: str, script: str, limit: int, state: str, counters: tuple[int, int]
+) -> None:
+    path = team.directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    launch(team, path, "--max-failures", limit)
+    assert ended(team, name) == state
+    assert restarts(team, name) == counters
+
+
+def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -> None:
+    path = team.directory / "waits.yaml"
+    path.write_text(yaml.safe_dump({"name": "waits", "workload": {"command": ["sleep", "600"], "per": "node"}}))
+    launch(team, path)
+    until(lambda: status(team, "waits")["state"] == "running")
+    again = team.drillyard("launch", path, "--cluster", team.cluster_config(), check=False)
+    assert again.returncode == 2 and "waits" in again.stderr
+    team.drillyard("runs", "cancel", handle(team, "waits"))
+    until(lambda: not team.pods("waits"))
+    assert status(team, "waits")["state"] == "cancelled"
+    kinds = "jobsets,jobs,pods,configmaps,services,workloads"
+    selector = ["--selector", "app.kubernetes.io/instance=waits"]
+    assert cluster.get("--namespace", team.name, kinds, *selector)["items"] == []
+    team.drillyard("runs", "forget", handle(team, "waits"))
+    assert "waits" not in team.drillyard("runs", "list", "--cluster", team.cluster_config()).stdout
+    secrets = cluster.get("--namespace", team.name, "secrets")["items"]
+    assert not [each for each in secrets if "waits" in each["metadata"]["name"]]
