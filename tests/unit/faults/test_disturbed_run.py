@@ -62,7 +62,13 @@ def test_a_short_mark_is_refused(mark: str, tmp_path: Path) -> None:
 
 def test_a_process_left_by_a_start_is_reported_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drillyard.faults.disturbed_run._GONE_WITHIN_SECONDS", 0.2)
-    leave = f"import subprocess; subprocess.Popen({SLEEPER!r}, start_new_session=True)"
+    # In the middle of exec a process has no environment to be found by.
+    leave = f"""
+import pathlib, subprocess
+child = subprocess.Popen({SLEEPER!r}, start_new_session=True)
+while not pathlib.Path("/proc", str(child.pid), "environ").read_bytes():
+    pass
+"""
     mark = new_mark()
     with (tmp_path / "log").open("ab") as log:
         start = run_once([sys.executable, "-c", leave], mark, log)
