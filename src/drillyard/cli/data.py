@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="data")
 
     group.command()(show)
+    group.command()(build)
 
     @group.command()
     def preview(
@@ -113,6 +114,46 @@ def show(
     console.print(f"{shown} of {len(samples)} sequences of step {step}" + ("" if rank is None else f" on rank {rank}"))
     for note in batch.data.report.notes:
         console.print(note, markup=False, soft_wrap=True)
+
+
+def build(
+    run: Annotated[Path, typer.Argument(metavar="run.yaml", help="The run config.")],
+    to: Annotated[
+        str,
+        typer.Option(help="`cache`: the tokenised cache, which training reads; `megatron`: .bin and .idx files."),
+    ] = "cache",
+    output: Annotated[Path | None, typer.Option(help="With --to megatron: the directory for the files.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as data.sequence_length=4096."),
+    ] = None,
+) -> None:
+    """Tokenize the training data: into the cache, ahead of a run, or into files that Megatron-LM and NeMo read.
+
+    Megatron files have each document with the tokens that training puts around it (BOS if the tokenizer has one, EOS),
+    in the order of the source, `OUTPUT/NAME.bin` and `.idx` for each source. Existing files are not replaced.
+    """
+    from drillyard.config.load import load_run_config
+    from drillyard.data.megatron.export import write_megatron
+    from drillyard.data.prepared_data import prepare
+
+    if to not in ("cache", "megatron"):
+        raise UserError(f"--to {to}: unknown; give cache or megatron")
+    if (output is None) == (to == "megatron"):
+        raise UserError("--output DIRECTORY goes with --to megatron, and only with it")
+    config = load_run_config(run, overrides or [])
+    console = SafeConsole(highlight=False)
+    with console.status("preparing the data") as status:
+
+        def show_progress(what: str, done: int, total: int | None) -> None:
+            status.update(f"{what}: {_share(done, total)}")
+
+        if output is None:
+            lines = prepare(config, on_progress=show_progress).report.lines()
+        else:
+            lines = write_megatron(config, output, show_progress)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _share(done: int, total: int | None) -> str:

@@ -22,7 +22,7 @@ BUILTIN = "builtin:"
 BUILTIN_FORMATS = {"builtin:text-to-sql": "text-to-sql", "builtin:python-stdlib": "text"}
 
 # A path with one of these is a file or directory, not the id of a Hugging Face data set.
-FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".gz", ".zst")
+FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".gz", ".zst", ".bin", ".idx")
 DIRECTORY_BEGINNINGS = ("/", "./", "../", "~")
 
 # The columns that a format reads; `columns` may rename these only.
@@ -296,10 +296,22 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
 
 def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
     try:
-        resolve_accumulation(config, data_ranks)
+        size = resolve_global_batch(config, data_ranks)
     except UserError as error:
         key, _, message = str(error).partition(": ")
         yield problem(key, message)
+        return
+    samples = config.data.megatron.samples if config.data.megatron is not None else None
+    if samples is None:
+        return
+    if config.training.steps is None:
+        yield problem("data.megatron.samples", "Megatron-LM's order has no epochs; give training.steps, or write null")
+    elif samples < (needed := config.training.steps * size):
+        yield problem(
+            "data.megatron.samples",
+            f"{samples} are less than {config.training.steps} steps x {size} "
+            f"sequences = {needed}, and another number is another order; write at least {needed}",
+        )
 
 
 def _evaluation(config: RunConfig) -> Iterator[Problem]:

@@ -55,14 +55,15 @@ class SourceConfig(StrictModel):
     """One source of documents, and its share of the training mixture."""
 
     path: str = Field(
-        description="File, directory, Hugging Face data set id, or builtin:text-to-sql / builtin:python-stdlib.",
+        description="File, directory, Hugging Face data set id, Megatron data (.bin with .idx), gs://, s3://, hf:// or "
+        "https:// address, or builtin:text-to-sql / builtin:python-stdlib.",
         examples=["documents.jsonl"],
     )
     weight: PositiveFloat = Field(
         default=1.0, description="Share of training sequences drawn from this source, relative to the others."
     )
     name: str | None = Field(default=None, description="Name in metrics; default: the last part of `path`.")
-    split: str = Field(default="train", description="Split of a Hugging Face data set.")
+    split: str = Field(default="train", description="Split of a Hugging Face data set or of Megatron data.")
     options: dict[str, Any] = Field(
         default={}, description="Settings of a built-in source, such as {examples: 20000, seed: 0}."
     )
@@ -75,6 +76,27 @@ class TrainTokenizer(StrictModel):
     vocab_size: Annotated[int, Field(ge=260)] = Field(
         description="Entries of the vocabulary, special tokens included.", examples=[8192]
     )
+
+
+class MegatronConfig(StrictModel):
+    """How Megatron data (.bin and .idx) are cut into sequences, split and ordered."""
+
+    isolation: Literal["documents", "none"] = Field(
+        default="documents",
+        description="`documents`: attention and positions begin again at each document; `none`: a sequence is one "
+        "text, as in Megatron-LM.",
+    )
+    split: Annotated[str, Field(pattern=r"^[0-9.]+(,[0-9.]+){0,2}$")] | None = Field(
+        default=None,
+        description="Shares of train, valid and test as in Megatron-LM, 969,30,1: the `split` of a source then names "
+        "one of them; null: each source is read whole.",
+    )
+    samples: PositiveInt | None = Field(
+        default=None,
+        description="Train in Megatron-LM's own sample order, as for so many training samples (its train_iters x "
+        "global_batch_size, which also decides the order); null: in Drillyard's.",
+    )
+    seed: Count = Field(default=1234, description="Seed of Megatron-LM's sample order.")
 
 
 class HeldOutConfig(StrictModel):
@@ -126,6 +148,9 @@ class DataConfig(StrictModel):
     )
     tokenizer: str | TrainTokenizer | None = Field(
         default=None, description="Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
+    )
+    megatron: MegatronConfig | None = Field(
+        default=None, description="Settings of Megatron data; null: its defaults. Only with a source of that kind."
     )
     held_out: HeldOutConfig = Field(default=HeldOutConfig(), description="Documents kept for evaluation.")
     cache_directory: str | None = Field(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -109,37 +110,41 @@ def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
     return np.frombuffer(mapped, dtype)
 
 
-class Sequences:
-    """The packed sequences of one part of one source. Use `len` and `read`."""
+class Sequences(ABC):
+    """The sequences of one part of one source, by number. Use `len` and `read`.
 
-    def __init__(self, directory: Path, part: str, manifest: dict[str, Any], name: str) -> None:
-        """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its manifest."""
-        self.name = name
-        self.key = f"{directory.name.partition('-')[0]}/{part}"
-        self._directory, self._part = directory, part
-        self.counts: dict[str, int] = manifest["counts"]
-        self.firsts: dict[str, tuple[str, str, int]] = {
-            what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()
-        }
-        """The first row of each count: file below the source, unit and number as in `places`."""
-        self.sequence_length: int = manifest["sequence_length"]
-        self.pad_id: int = manifest["pad_id"]
-        self.document_bytes: int | None = manifest["document_bytes"]
-        self.num_tokens: int = manifest["num_tokens"]
-        arrays = {
-            name: map_file(directory / f"{part}.{name}", dtype or np.dtype(manifest["token_dtype"]))
-            for name, dtype in FILES.items()
-        }
-        self._tokens, self._loss, self._starts = arrays["tokens"], arrays["loss"], arrays["starts"]
-        self._lengths, self._offsets = arrays["lengths"], arrays["offsets"]
-        self._checksums, self._places, self._first_piece = arrays["checksums"], arrays["places"], arrays["first_piece"]
-        self.valid_tokens: npt.NDArray[np.int32] = arrays["valid_tokens"]
-        self.documents: npt.NDArray[np.uint64] = arrays["documents"].reshape(-1, 2)
-        """Per document (hash of its identity: prompt, text or messages; its place)."""
-        self._positions = np.arange(self.sequence_length, dtype=np.int64)
+    `key` changes with their content; `counts` are those of the rows, `firsts` the first row of each count as (file
+    below the source, unit, number). `valid_tokens`: positions with loss of each sequence. `documents`: per document
+    (hash of its identity: prompt, text or messages; its place), empty if unknown. `document_bytes`: bytes of the text
+    that carries loss, None if unknown.
+    """
 
-    def __len__(self) -> int:
-        return len(self._lengths)
+    name: str
+    key: str
+    counts: dict[str, int]
+    firsts: dict[str, tuple[str, str, int]]
+    sequence_length: int
+    pad_id: int
+    document_bytes: int | None
+    num_tokens: int
+    valid_tokens: npt.NDArray[np.int32]
+    documents: npt.NDArray[np.uint64]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
+        """The sequences with these numbers as a batch [B, T]."""
+
+    @abstractmethod
+    def places(self, index: int) -> list[tuple[str, str]]:
+        """The location of each document (or piece of one) of a sequence, in order: file below the source ("" if the
+        source is one file), and line or row there ("" if the file is one document)."""
+
+    @abstractmethod
+    def place_of(self, place: int) -> tuple[str, str, int]:
+        """A place of `documents` as (file below the source, unit, number)."""
 
     @property
     def fill_rate(self) -> float:
@@ -150,6 +155,35 @@ class Sequences:
     def num_valid_tokens(self) -> int:
         """Positions with loss over all sequences."""
         return int(self.valid_tokens.sum(dtype=np.int64))
+
+
+class CachedSequences(Sequences):
+    """The packed sequences of a tokenised cache."""
+
+    def __init__(self, directory: Path, part: str, manifest: dict[str, Any], name: str) -> None:
+        """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its manifest."""
+        self.name = name
+        self.key = f"{directory.name.partition('-')[0]}/{part}"
+        self._directory, self._part = directory, part
+        self.counts = manifest["counts"]
+        self.firsts = {what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()}
+        self.sequence_length = manifest["sequence_length"]
+        self.pad_id = manifest["pad_id"]
+        self.document_bytes = manifest["document_bytes"]
+        self.num_tokens = manifest["num_tokens"]
+        arrays = {
+            name: map_file(directory / f"{part}.{name}", dtype or np.dtype(manifest["token_dtype"]))
+            for name, dtype in FILES.items()
+        }
+        self._tokens, self._loss, self._starts = arrays["tokens"], arrays["loss"], arrays["starts"]
+        self._lengths, self._offsets = arrays["lengths"], arrays["offsets"]
+        self._checksums, self._places, self._first_piece = arrays["checksums"], arrays["places"], arrays["first_piece"]
+        self.valid_tokens = arrays["valid_tokens"]
+        self.documents = arrays["documents"].reshape(-1, 2)
+        self._positions = np.arange(self.sequence_length, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
 
     def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
         """The sequences with these numbers as a batch [B, T]. DamagedSequence if a checksum differs."""
@@ -182,14 +216,11 @@ class Sequences:
         return Batch(input_ids, labels, self._positions - begins, document_ids)
 
     def places(self, index: int) -> list[tuple[str, str]]:
-        """The location of each document (or piece of one) of a sequence, in order: file below the source ("" if the
-        source is one file), and line or row there ("" if the file is one document)."""
         last = int(self._first_piece[index + 1]) if index + 1 < len(self) else len(self._places)
         places = self._places[int(self._first_piece[index]) : last].tolist()
         return [(name, f"{unit} {number}" if unit else "") for name, unit, number in map(self.place_of, places)]
 
     def place_of(self, place: int) -> tuple[str, str, int]:
-        """A place as (file below the source, unit, number)."""
         name, unit = self._origins[place >> NUMBER_BITS]
         return name, unit, place & (1 << NUMBER_BITS) - 1
 

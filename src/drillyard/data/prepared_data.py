@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,8 @@ from drillyard.data.data_report import DataReport, overlap_warnings, too_few_seq
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_parts import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
-from drillyard.data.mapped_sequences import Sequences
+from drillyard.data.mapped_sequences import CachedSequences, Sequences
+from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.raw_batches import json_digest
 from drillyard.data.row_formats import row_format
 from drillyard.data.sampler import Mixture
@@ -127,6 +128,22 @@ def prepare(
     return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
 
 
+def encoded_documents(
+    config: RunConfig, on_progress: OnProgress | None = None
+) -> tuple[int, dict[str, Callable[[], Iterator[Encoded]]]]:
+    """The vocabulary's size, and for each training source its documents as tokens, uncut, in the source's order."""
+    config = resolve_section_secrets(config, "data")
+    preparation = _Preparation(config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None)
+    sources = preparation.open_sources()
+    whole = replace(preparation.settings, sequence_length=_UNCUT)
+    return preparation.vocab_size, {
+        name: partial(preparation.encoded, source, contents, whole) for name, (source, contents) in sources.items()
+    }
+
+
+_UNCUT = 2**31 - 1
+
+
 @dataclass
 class _Preparation:
     """The state of one call of `prepare`."""
@@ -144,13 +161,12 @@ class _Preparation:
         self.root, self.format, self.split = cache_root(self.data), row_format(self.data), split_of(self.data)
         self.report = DataReport()
 
-    def run(self) -> PreparedData:
+    def open_sources(self) -> dict[str, tuple[DataSource, SourceContents]]:
+        """The training sources by name; sets the tokenizer and how rows are encoded."""
         training = [
             self._usable(source, self.known.training.get(source.name), trains=True)
             for source in resolve_sources(self.data.source, self.known.training)
         ]
-        sources = [source for source, _ in training]
-        contents = {source.name: found for source, found in training}
         self.tokenizer = self._tokenizer(training)
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
@@ -158,9 +174,17 @@ class _Preparation:
                 f"tokenizers library, or what this version of drillyard puts before a text): the same text would "
                 f"give other tokens. {self.if_changed}"
             )
-        if (vocab_size := configured_vocab_size(self.config.model)) is not None:
-            require_vocabulary(self.config.model, vocab_size, len(self.tokenizer.pretrained))
+        configured = configured_vocab_size(self.config.model)
+        self.vocab_size = len(self.tokenizer.pretrained) if configured is None else configured
+        require_vocabulary(self.config.model, self.vocab_size, len(self.tokenizer.pretrained))
         self.settings = self._encode_settings(self.tokenizer)
+        return {source.name: (source, found) for source, found in training}
+
+    def run(self) -> PreparedData:
+        training = self.open_sources()
+        sources = [source for source, _ in training.values()]
+        contents = {name: found for name, (_, found) in training.items()}
+        self.megatron = MegatronPreparation(self.config, self.root, sources, self.tokenizer.pad_id, self.vocab_size)
         trained, held_out, held_out_contents = [], {}, {}
         paths = {source.name: source.config.path for source in sources}
         for source in sources:
@@ -179,7 +203,7 @@ class _Preparation:
             paths[name] = source.config.path
         for name, sequences in held_out.items():
             self.report.add(name if name.endswith(SPLIT_SUFFIX) else f"{name} (held out)", paths[name], sequences)
-        mixture = Mixture(trained, [source.weight for source in sources], self.config.training.seed)
+        mixture = self.megatron.mixture(trained)
         record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
         return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
 
@@ -215,7 +239,12 @@ class _Preparation:
             return configured_tokenizer(self.config, self.tokenizer_directory)
         contents = [found.key + source.kind_of_file for source, found in training]
         key = json_digest([contents, self.split.__dict__, self.format.__dict__])
-        texts = training_texts([source for source, _ in training], self.format, self.split)
+        if not (readable := [source for source, _ in training if not source.is_megatron]):
+            raise UserError(
+                "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens already. Set a path "
+                "or id of the one they were made with."
+            )
+        texts = training_texts(readable, self.format, self.split)
         return trained_tokenizer(setting, key, texts, self.root)
 
     def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
@@ -244,7 +273,9 @@ class _Preparation:
         )
 
     def _sequences(self, source: DataSource, contents: SourceContents, split: HeldOutSplit) -> dict[int, Sequences]:
-        """The parts of a source, cached or built now."""
+        """The parts of a source, cached or built now; Megatron data are read in place."""
+        if source.is_megatron:
+            return {TRAIN: self.megatron.sequences(source, contents)}
         settings = replace(self.settings, split=split)
         described = {
             **settings.__dict__,
@@ -262,7 +293,7 @@ class _Preparation:
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
         manifest = self._open_or_build(source, contents, directory, settings, parts)
         return {
-            part: Sequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
+            part: CachedSequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
             for part in parts
         }
 
@@ -290,10 +321,11 @@ class _Preparation:
             and (bool(settings.start_ids) or is_byte_level(settings.tokenizer_json)),
         )  # fmt: skip
         return build_cache(
-            directory, lambda: self._encoded(source, contents, settings), parts, part_settings, self._note
+            directory, lambda: self.encoded(source, contents, settings), parts, part_settings, self._note
         )
 
-    def _encoded(self, source: DataSource, contents: SourceContents, settings: EncodeSettings) -> Iterator[Encoded]:
+    def encoded(self, source: DataSource, contents: SourceContents, settings: EncodeSettings) -> Iterator[Encoded]:
+        """The rows of a source, encoded, in order. UserError if the source changes meanwhile."""
         done, total = 0, source.nbytes
         for encoded in encode_all(source.batches(), settings, self.num_workers):
             encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)

@@ -31,6 +31,7 @@ from drillyard.config.checks import normalized_sources
 from drillyard.config.problems import refused_address
 from drillyard.config.run import SourceConfig
 from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, read_files
+from drillyard.data.megatron.indexed_file import pair_of
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of, json_digest
 from drillyard.errors import UserError
 from drillyard.redaction import redact
@@ -39,7 +40,9 @@ from drillyard.safe_files import replace_file
 BUILTIN = "builtin:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_OPTIONS = ("name", "revision", "streaming")
-KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst"
+KINDS = (
+    ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst; and Megatron data, a .bin with its .idx"
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class DataSource:
         return self.config.path.removeprefix(BUILTIN) if self.config.path.startswith(BUILTIN) else None
 
     @property
+    def is_megatron(self) -> bool:
+        """Whether the files are Megatron's .bin and .idx: tokens already, without rows."""
+        return bool(self.files) and isinstance(self.files[0], Path) and self.files[0].suffix == ".bin"
+
+    @property
     def nbytes(self) -> int | None:
         """Bytes to read, or None if not known in advance."""
         if not self.files or any(file.suffix.lower() in (*COMPRESSIONS, ".parquet") for file in self.files):
@@ -94,6 +102,11 @@ class DataSource:
             raise UserError(
                 f"data.source {self.name}: {self.config.path} or files of it are missing, and so is their "
                 f"tokenised cache. Restore them."
+            )
+        if self.is_megatron:
+            raise UserError(
+                f"data.source {self.name}: {self.config.path} holds tokens and no text, so its rows cannot be read. "
+                f"Set data.tokenizer to the one they were made with, and evaluation.metrics: [loss]."
             )
         if self.files:
             return read_files(list(self.files))
@@ -127,6 +140,8 @@ class DataSource:
         """
         if not self.files:
             return origin
+        if self.is_megatron:
+            return Path(origin).suffix
         root = Path(self.config.path).expanduser()
         return Path(origin).relative_to(root).as_posix() if root.is_dir() else ""
 
@@ -142,16 +157,20 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
     # Part of the names of files, metrics and events.
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
-    if then is not None and then.files and not Path(config.path).expanduser().exists():
+    path = Path(config.path).expanduser()
+    # Megatron data may be named by the prefix of their files, which is none.
+    if then is not None and then.files and ".bin" not in then.files and not path.exists():
         return DataSource(name, config.weight, config, missing=then)
     if config.path.startswith(BUILTIN):
         return DataSource(name, config.weight, config)
-    if config.options and (Path(config.path).exists() or not HUB_ID.fullmatch(config.path)):
+    pair = pair_of(config.path)
+    if config.options and (pair or path.exists() or not HUB_ID.fullmatch(config.path)):
         raise UserError(
             f"data.source: {config.path} takes no options (found: {', '.join(config.options)}); "
             f"only built-in sources and Hugging Face data sets do."
         )
-    path = Path(config.path).expanduser()
+    if pair is not None:
+        return DataSource(name, config.weight, config, pair)
     if path.is_dir():
         is_data_set = (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
         return DataSource(name, config.weight, config, () if is_data_set else _files_of(path))
@@ -206,7 +225,8 @@ def _default_name(path: str) -> str:
     name = path.removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
-    return name.rsplit(".", 1)[0] if kind_of(Path(name)) is not None else name
+    known = kind_of(Path(name)) is not None or name.endswith((".bin", ".idx"))
+    return name.rsplit(".", 1)[0] if known else name
 
 
 def _files_of(directory: Path) -> tuple[Path, ...]:

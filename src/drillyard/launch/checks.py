@@ -29,7 +29,9 @@ from drillyard.supervise import launch_contract
 
 AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
 """What the agent sets for each attempt and node."""
-_FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz")
+_FILE_ENDINGS = (
+    *(".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz", ".bin", ".idx"),
+)
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 

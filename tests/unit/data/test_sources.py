@@ -228,8 +228,8 @@ def test_a_damaged_archive_is_reported(name: str, tmp_path: Path) -> None:
 
 
 def test_unknown_kinds_and_empty_directories_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"x")
-    assert says(failure(tmp_path / "a.bin"), "unknown kind")
+    (tmp_path / "a.xyz").write_bytes(b"x")
+    assert says(failure(tmp_path / "a.xyz"), "unknown kind")
     assert says(failure(tmp_path), "no readable file")
 
 

@@ -1,0 +1,1 @@
+"""Megatron-LM's tokenised data: `PREFIX.bin` holds the tokens, `PREFIX.idx` where each document begins."""
