@@ -21,11 +21,11 @@ LINE_BOUNDS = {
     ("estimation",): 7_586,
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504,
-    ("training", "data", "cli"): 13_092,
+    ("training", "data", "cli"): 13_092 + 780,  # data/megatron
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831,
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
-ALL_BOUNDS = {"lines": 59_431 + 300, "statements": 36_520 + 1_000, "files": 343 + 2}
+ALL_BOUNDS = {"lines": 59_431 + 1_530 + 780, "statements": 36_520 + 1_000 + 520, "files": 343 + 11 + 6}
 
 
 def main() -> None:
