@@ -55,8 +55,8 @@ class SourceConfig(StrictModel):
     """One source of documents, and its share of the training mixture."""
 
     path: str = Field(
-        description="File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or builtin:text-to-sql / "
-        "builtin:python-stdlib.",
+        description="File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or "
+        "builtin:text-to-sql / builtin:python-stdlib.",
         examples=["documents.jsonl"],
     )
     weight: PositiveFloat = Field(
