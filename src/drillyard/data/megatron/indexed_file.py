@@ -1,7 +1,7 @@
 """Reading and writing Megatron-LM's pair of files: tokens in `.bin`, sequences and documents in `.idx`.
 
 Both are mapped in place and never copied. Layout of `.idx`, little-endian, as megatron-core 0.16 writes it
-(`megatron/core/datasets/indexed_dataset.py`):
+(module `megatron.core.datasets.indexed_dataset`):
 
     magic MMIDIDX\\0\\0, uint64 version 1, uint8 code of the dtype, uint64 sequences n, uint64 document bounds m
     int32[n] tokens of each sequence, int64[n] its byte offset in .bin, int64[m] document bounds, in sequences

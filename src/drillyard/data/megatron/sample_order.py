@@ -5,9 +5,9 @@ one after the other, and cut into samples at multiples of T; the samples are shu
 sample the data set that is furthest behind its weight. All of it depends on the number of samples that the whole
 training asks for: another number is another order, as it is in Megatron-LM.
 
-Sources: `GPTDataset._build_document_sample_shuffle_indices` (`gpt_dataset.py`), `build_blending_indices`
-(`helpers.cpp`), `_get_size_per_split_per_dataset` (`blended_megatron_dataset_builder.py`). The random numbers are those
-of `numpy.random.RandomState`, which numpy keeps as they are.
+Sources: `GPTDataset._build_document_sample_shuffle_indices` (module `gpt_dataset`), `build_blending_indices`
+(`helpers.cpp`), `_get_size_per_split_per_dataset` (module `blended_megatron_dataset_builder`). The random
+numbers are those of `numpy.random.RandomState`, which numpy keeps as they are.
 
 Cost: 4 bytes per document and epoch and 4 per sample for each rank; a blend takes about a microsecond per sample.
 """
