@@ -36,6 +36,8 @@ API, ETCD, ETCD_PEER, MANAGER, SCHEDULER = 6443, 2379, 2380, 10257, 10259
 JOBSET, JOBSET_HEALTH, KUEUE, KUEUE_HEALTH, KUBELET = 9443, 9444, 9543, 9544, 10250
 WEBHOOKS = {"jobset": JOBSET, "kueue": KUEUE}
 START_SECONDS = 300
+LONGEST_PATH = 107 - len("/node1/kubelet/pod-resources/1234567890")
+"""A socket's path has at most 107 characters (unix(7)); without this one a node never becomes ready."""
 
 
 def tool(name: str) -> str:
@@ -63,9 +65,11 @@ class Cluster:
     def start(self) -> None:
         """Start it; what an earlier cluster left in the directory is removed.
 
-        FileExistsError for a directory that is not a cluster's; RuntimeError with the end of the log if it does not
-        become ready.
+        FileExistsError for a directory that is not a cluster's; ValueError for a path too long for the kubelet's
+        sockets; RuntimeError with the end of the log if it does not become ready.
         """
+        if len(str(self.directory)) > LONGEST_PATH:
+            raise ValueError(f"{self.directory}: longer than {LONGEST_PATH} characters")
         self.directory.mkdir(parents=True, exist_ok=True)
         if any(self.directory.iterdir()) and not (self.directory / "cluster.log").exists():
             raise FileExistsError(f"{self.directory} is not empty and no cluster's")
@@ -468,10 +472,14 @@ def main(arguments: Sequence[str]) -> None:
         (directory / "ready").touch()
         sys.stdin.read()
         return
-    with started(directory) as cluster:
-        print(f"ready; for example:\n  {' '.join(cluster.enter('env', f'KUBECONFIG={cluster.kubeconfig}', 'sh'))}")
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.pause()
+    try:
+        with started(directory) as cluster:
+            shell = cluster.enter("env", f"KUBECONFIG={cluster.kubeconfig}", "sh")
+            print(f"ready; for example:\n  {' '.join(shell)}", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.pause()
+    except (ValueError, OSError, RuntimeError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
