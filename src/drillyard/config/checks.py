@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
-from drillyard.config.problems import Path, Problem, closest_name, raise_all, refused_address
+from drillyard.config.problems import Path, Problem, closest_name, raise_all, refused_address, remote_scheme
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import ConfigError, UserError
 
@@ -185,7 +185,7 @@ def _source_list(config: RunConfig, path: Path, sources: list[SourceConfig]) -> 
                 yield Problem(at, f"there is no '{source.path}'; built in are {' and '.join(BUILTIN_FORMATS)}")
             elif needed != config.data.format:
                 yield problem("data.format", f"found '{config.data.format}'; {source.path} needs format: {needed}")
-        elif refused := refused_address(source.path):
+        elif remote_scheme(source.path) is None and (refused := refused_address(source.path)):
             yield Problem(at, refused)
         elif source.options and (source.path.endswith(FILE_ENDINGS) or source.path.startswith(DIRECTORY_BEGINNINGS)):
             message = f"only built-in sources and Hugging Face data sets have options; '{source.path}' is neither"

@@ -34,6 +34,16 @@ class Problem:
     place: SourceLocation | None = None
 
 
+REMOTE_SCHEMES = ("gs", "s3", "hf", "https", "http")
+"""Schemes of addresses that data can be read from."""
+
+
+def remote_scheme(path: str) -> str | None:
+    """The scheme of an address that data can be read from; None for any other text."""
+    scheme, found, _ = path.partition("://")
+    return scheme if found and scheme in REMOTE_SCHEMES else None
+
+
 def refused_address(value: object) -> str | None:
     """Reason to refuse an address, scheme://..., as the setting or argument of a path; None for what is no address.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from drillyard.config.problems import remote_scheme
 from drillyard.data.file_readers import kind_of
 from drillyard.data.mapped_sequences import IGNORED, Batch, Sequences
 from drillyard.data.raw_batches import format_location
@@ -122,6 +123,8 @@ def file_of_source(path: str, name: str) -> str:
     set."""
     if not name:
         return path
+    if remote_scheme(path) is not None:
+        return f"{path.rstrip('/')}/{name}"
     return str(Path(path) / name) if kind_of(Path(name)) is not None else name
 
 

@@ -15,12 +15,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, Row, batched_rows
+from drillyard.data.remote_objects import RemoteObject
 from drillyard.errors import UserError
 
 COMPRESSIONS = (".gz", ".zst")
@@ -31,7 +32,10 @@ TEXT_SUFFIXES = (
 )  # fmt: skip
 
 
-def kind_of(file: Path) -> str | None:
+SourceFile = Path | RemoteObject
+
+
+def kind_of(file: SourceFile | PurePath) -> str | None:
     """`json`, `csv`, `parquet` or `text`, by the suffix before any compression suffix; None for other suffixes."""
     name = file.name.lower()
     for compression in COMPRESSIONS:
@@ -46,7 +50,12 @@ def kind_of(file: Path) -> str | None:
     return "text" if suffix in TEXT_SUFFIXES else None
 
 
-def read_files(files: list[Path]) -> Iterator[RawBatch]:
+def size_of(file: SourceFile) -> int:
+    """Bytes of a file or object as it is stored."""
+    return file.stat().st_size if isinstance(file, Path) else file.size
+
+
+def read_files(files: list[SourceFile]) -> Iterator[RawBatch]:
     """Raw batches of files of any kind, in the given order."""
     for kind, group in groupby(files, kind_of):
         if kind == "text":
@@ -57,7 +66,7 @@ def read_files(files: list[Path]) -> Iterator[RawBatch]:
                 yield from _READERS[kind](file)
 
 
-def _blocks_of(file: Path) -> Iterator[bytes]:
+def _blocks_of(file: SourceFile) -> Iterator[bytes]:
     """Blocks of decompressed bytes. UserError if the file cannot be opened, or the archive or disk is damaged."""
     with _open_decompressed(file) as stream:
         try:
@@ -67,7 +76,7 @@ def _blocks_of(file: Path) -> Iterator[bytes]:
             raise UserError(f"{file}: damaged or cut short ({error}). Fetch or write the file again.") from None
 
 
-def _open_decompressed(file: Path) -> BinaryIO:
+def _open_decompressed(file: SourceFile) -> BinaryIO:
     try:
         stream = file.open("rb")
     except OSError as error:
@@ -81,7 +90,7 @@ def _open_decompressed(file: Path) -> BinaryIO:
     return stream
 
 
-def _blocks_of_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
+def _blocks_of_lines(file: SourceFile) -> Iterator[tuple[int, int, bytes]]:
     """Whole lines as (number of the first, byte offset, bytes). \\n ends a line; a byte order mark is skipped."""
     line, offset, pending = 1, 0, b""
     for block in _blocks_of(file):
@@ -110,7 +119,7 @@ def _decoded_utf8(data: bytes, file: str, first_line: int, offset: int) -> str:
         ) from None
 
 
-def _read_json_lines(file: Path) -> Iterator[RawBatch]:
+def _read_json_lines(file: SourceFile) -> Iterator[RawBatch]:
     for line, offset, data in _blocks_of_lines(file):
         yield json_lines_batch(str(file), line, offset, data)
 
@@ -142,7 +151,7 @@ def _parsed_line(line: str, where: str) -> Row:
     return row
 
 
-def _read_csv(file: Path) -> Iterator[RawBatch]:
+def _read_csv(file: SourceFile) -> Iterator[RawBatch]:
     """Rows of a CSV file with a header line; every value is text."""
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(_decoded_lines(file), strict=True)
@@ -169,7 +178,7 @@ def _read_csv(file: Path) -> Iterator[RawBatch]:
     return batched_rows(str(file), "line", rows())
 
 
-def _decoded_lines(file: Path) -> Iterator[str]:
+def _decoded_lines(file: SourceFile) -> Iterator[str]:
     """Lines of a text file with their line ends kept."""
     for first, offset, data in _blocks_of_lines(file):
         for number, line in enumerate(io.BytesIO(data), first):
@@ -177,14 +186,15 @@ def _decoded_lines(file: Path) -> Iterator[str]:
             offset += len(line)
 
 
-def _read_parquet(file: Path) -> Iterator[RawBatch]:
+def _read_parquet(file: SourceFile) -> Iterator[RawBatch]:
     """Batches of about a megabyte, for row groups of any size; none of an empty file, as for other kinds."""
     import pyarrow.parquet as pq
 
     try:
-        if file.stat().st_size == 0:
+        if size_of(file) == 0:
             return
-        parquet = pq.ParquetFile(file, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES)
+        source = file if isinstance(file, Path) else file.open()
+        parquet = pq.ParquetFile(source, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES)
         total = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.metadata.num_row_groups))
         row_bytes = max(1, total // max(1, parquet.metadata.num_rows))
         size = min(8192, max(1, BATCH_BYTES // row_bytes))
@@ -245,25 +255,25 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _read_text_files(files: list[Path]) -> Iterator[RawBatch]:
+def _read_text_files(files: list[SourceFile]) -> Iterator[RawBatch]:
     """Groups of files of about a megabyte, each file one row {text, path}; they are read where they are tokenised."""
-    group: list[Path] = []
+    group: list[SourceFile] = []
     size = 0
     for number, file in enumerate(files, 1):
         group.append(file)
-        size += file.stat().st_size
+        size += size_of(file)
         if size >= BATCH_BYTES or number == len(files):
             yield RawBatch(tuple((str(file), "") for file in group), size, partial(_decoded_texts, tuple(group)))
             group, size = [], 0
 
 
-def _decoded_texts(files: tuple[Path, ...]) -> Iterator[tuple[int, Row]]:
+def _decoded_texts(files: tuple[SourceFile, ...]) -> Iterator[tuple[int, Row]]:
     for number, file in enumerate(files):
         text = _decoded_utf8(b"".join(_blocks_of(file)), str(file), 1, 0)
         yield number, {"text": text.removeprefix("\ufeff"), "path": str(file)}
 
 
-_READERS: dict[str, Callable[[Path], Iterator[RawBatch]]] = {
+_READERS: dict[str, Callable[[SourceFile], Iterator[RawBatch]]] = {
     "json": _read_json_lines,
     "csv": _read_csv,
     "parquet": _read_parquet,

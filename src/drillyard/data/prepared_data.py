@@ -30,6 +30,7 @@ from drillyard.data.held_out_parts import SPLIT_SUFFIX, held_out_sources, split_
 from drillyard.data.mapped_sequences import CachedSequences, Sequences
 from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.raw_batches import json_digest
+from drillyard.data.remote_objects import shown
 from drillyard.data.row_formats import row_format
 from drillyard.data.sampler import Mixture
 from drillyard.data.sources import DataSource, SourceContents, resolve_sources
@@ -327,17 +328,25 @@ class _Preparation:
     def encoded(self, source: DataSource, contents: SourceContents, settings: EncodeSettings) -> Iterator[Encoded]:
         """The rows of a source, encoded, in order. UserError if the source changes meanwhile."""
         done, total = 0, source.nbytes
-        for encoded in encode_all(source.batches(), settings, self.num_workers):
-            encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)
-            yield encoded
-            done += encoded.nbytes
-            if self.on_progress is not None:
-                self.on_progress(f"tokenising {source.name}", done, total)
-        # The key of the cache is the hashed content: the content that was read must be the same.
-        if source.files and source.contents(self.root / "hashes") != contents:
+        try:
+            for encoded in encode_all(source.batches(), settings, self.num_workers):
+                encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)
+                yield encoded
+                done += encoded.nbytes
+                if self.on_progress is not None:
+                    self.on_progress(f"tokenising {source.name}", done, total)
+        except UserError:
+            # A row that is wrong because the source changed under the reader is not the user's to fix.
+            self._require_unchanged(source, contents)
+            raise
+        # The key of the cache is the content before reading: the content that was read must be the same.
+        self._require_unchanged(source, contents)
+
+    def _require_unchanged(self, source: DataSource, contents: SourceContents) -> None:
+        if source.files and (now := source.contents(self.root / "hashes")) != contents:
             raise UserError(
-                f"data.source {source.name} ({source.config.path}) changed while it was tokenised: "
-                f"{describe_change(source.contents(self.root / 'hashes'), contents)}. Start again when it is complete."
+                f"data.source {source.name} ({shown(source.config.path)}) changed while it was tokenised: "
+                f"{describe_change(now, contents)}. Start again when it is complete."
             )
 
     def _note(self, text: str) -> None:

@@ -28,21 +28,21 @@ from typing import Any
 import xxhash
 
 from drillyard.config.checks import normalized_sources
-from drillyard.config.problems import refused_address
+from drillyard.config.problems import refused_address, remote_scheme
 from drillyard.config.run import SourceConfig
-from drillyard.data.file_readers import COMPRESSIONS, arrow_batches, kind_of, read_files
+from drillyard.data.file_readers import COMPRESSIONS, SourceFile, arrow_batches, kind_of, read_files, size_of
 from drillyard.data.megatron.indexed_file import pair_of
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of, json_digest
-from drillyard.errors import UserError
+from drillyard.data.remote_objects import RemoteObject, list_objects, shown
+from drillyard.errors import MissingExtraError, UserError
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
 BUILTIN = "builtin:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_OPTIONS = ("name", "revision", "streaming")
-KINDS = (
-    ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst; and Megatron data, a .bin with its .idx"
-)
+REMOTE_KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst"
+KINDS = f"{REMOTE_KINDS}; and Megatron data, a .bin with its .idx"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DataSource:
     name: str
     weight: float
     config: SourceConfig
-    files: tuple[Path, ...] = ()
+    files: tuple[SourceFile, ...] = ()
     builtin_part: str = "train"
     missing: SourceContents | None = None
 
@@ -82,7 +82,7 @@ class DataSource:
         """Bytes to read, or None if not known in advance."""
         if not self.files or any(file.suffix.lower() in (*COMPRESSIONS, ".parquet") for file in self.files):
             return None
-        return sum(file.stat().st_size for file in self.files)
+        return sum(map(size_of, self.files))
 
     @property
     def kind_of_file(self) -> str:
@@ -93,7 +93,7 @@ class DataSource:
         names = self.missing.files if self.missing is not None else map(self.name_of, map(str, self.files))
         if list(names) != [""]:
             return ""
-        path = Path(self.config.path)
+        path = Path(shown(self.config.path))
         return f"-{kind_of(path)}{path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ''}"
 
     def batches(self) -> Iterator[RawBatch]:
@@ -121,10 +121,14 @@ class DataSource:
         """The contents now; `memo` is the directory of cached hashes of files."""
         if self.missing is not None:
             return self.missing
-        if self.files:
+        if remote_scheme(self.config.path) is not None:
+            now = {self.name_of(str(file)): [file.size, file.tag] for file in _objects_of(self.config.path)}
+            key = json_digest(["remote", self.config.path, list(now.items())])
+            return SourceContents(key, {name: f"{size} bytes, {tag}" for name, (size, tag) in now.items()})
+        if paths := [file for file in self.files if isinstance(file, Path)]:
             with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-                hashes = list(pool.map(lambda file: file_hash(file, memo), self.files))
-            named = dict(zip(map(self.name_of, map(str, self.files)), hashes, strict=True))
+                hashes = list(pool.map(lambda file: file_hash(file, memo), paths))
+            named = dict(zip(map(self.name_of, map(str, paths)), hashes, strict=True))
             return SourceContents(json_digest(["files", [[name, value] for name, value in named.items()]]), named)
         if self.builtin is not None:
             from drillyard.data import builtin
@@ -142,6 +146,8 @@ class DataSource:
             return origin
         if self.is_megatron:
             return Path(origin).suffix
+        if remote_scheme(self.config.path) is not None:
+            return origin.removeprefix(shown(self.config.path)).lstrip("/")
         root = Path(self.config.path).expanduser()
         return Path(origin).relative_to(root).as_posix() if root.is_dir() else ""
 
@@ -152,11 +158,14 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
     `recorded`: contents of sources at the beginning of the run; a source that had files and does not exist now is
     `missing`.
     """
-    if refused := refused_address(config.path):
+    is_remote = remote_scheme(config.path) is not None
+    if not is_remote and (refused := refused_address(config.path)):
         raise UserError(f"data.source: {refused}")
     # Part of the names of files, metrics and events.
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
+    if is_remote:
+        return _remote_source(name, config, then)
     path = Path(config.path).expanduser()
     # Megatron data may be named by the prefix of their files, which is none.
     if then is not None and then.files and ".bin" not in then.files and not path.exists():
@@ -181,6 +190,31 @@ def resolve_source(config: SourceConfig, recorded: Mapping[str, SourceContents] 
     if HUB_ID.fullmatch(config.path) and kind_of(path) is None:
         return DataSource(name, config.weight, config)
     raise UserError(_missing(path))
+
+
+def _remote_source(name: str, config: SourceConfig, then: SourceContents | None) -> DataSource:
+    if config.options:
+        raise UserError(f"data.source: {shown(config.path)} takes no options (found: {', '.join(config.options)}).")
+    try:
+        return DataSource(name, config.weight, config, _objects_of(config.path))
+    except MissingExtraError:
+        raise
+    except UserError:
+        if then is None:
+            raise
+        return DataSource(name, config.weight, config, missing=then)
+
+
+def _objects_of(address: str) -> tuple[RemoteObject, ...]:
+    objects = list_objects(address, lambda path: kind_of(path) is not None)
+    if not objects:
+        raise UserError(f"{shown(address)}: no readable object below this address. Supported are {REMOTE_KINDS}.")
+    if kind_of(objects[0]) is None:
+        raise UserError(
+            f"{shown(address)}: unknown kind of object. Supported are {REMOTE_KINDS} (Megatron data are read in place: "
+            f"copy them to a disk)."
+        )
+    return objects
 
 
 def resolve_sources(
@@ -222,7 +256,7 @@ def file_hash(file: Path, memo: Path) -> str:
 
 def _default_name(path: str) -> str:
     """The last part of a path without the suffixes of its format."""
-    name = path.removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
+    name = (path if remote_scheme(path) is None else shown(path)).removeprefix(BUILTIN).rstrip("/").rsplit("/", 1)[-1]
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
     known = kind_of(Path(name)) is not None or name.endswith((".bin", ".idx"))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from drillyard import redaction
 from drillyard.config.environment import OPENING
 from drillyard.config.platforms import platforms, require_capability
-from drillyard.config.problems import SourceLocation, location_of, problem_line
+from drillyard.config.problems import SourceLocation, location_of, problem_line, remote_scheme
 from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.hardware.capacity import consumption_problem
@@ -283,7 +283,7 @@ def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
         for number, one in enumerate(many):
             at = f"{key}.{number}" if isinstance(value, list) else key
             text = one.path if isinstance(one, SourceConfig) else one
-            if not isinstance(text, str) or text.startswith("builtin:"):
+            if not isinstance(text, str) or text.startswith("builtin:") or remote_scheme(text):
                 continue
             if text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS):
                 yield at, text

@@ -64,7 +64,7 @@ class MegatronPreparation:
 
     def sequences(self, source: DataSource, contents: SourceContents) -> MegatronSequences:
         """The samples of a source: in Megatron-LM's order if it is asked for and the source trains."""
-        file = open_indexed(*source.files)
+        file = open_indexed(*(Path(str(path)) for path in source.files))
         self._require_vocabulary(source, contents, file)
         settings, length = self._settings, self._cut.sequence_length
         place = next((number for number, each in enumerate(self._training) if each is source), None)
