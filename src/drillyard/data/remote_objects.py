@@ -257,4 +257,9 @@ def _filesystem(scheme: str) -> Any:
     if package == "aiohttp":
         # Other encodings would change the bytes that a range counts.
         options |= {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
+    if package == "gcsfs":
+        from gcsfs.core import GCSFileSystem
+
+        # The class that fsspec would take first asks for the bucket's type, which needs rights that a reader may lack.
+        return GCSFileSystem(**options)
     return fsspec.filesystem(scheme, **options)
