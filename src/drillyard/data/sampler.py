@@ -136,10 +136,21 @@ class Mixture:
         return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
 
     def coverage(self, step: int, shape: BatchShape) -> dict[str, Any]:
-        """Coverage before `step`: sequences seen at least once, all sequences, and passes over them."""
+        """Coverage before `step`: sequences seen at least once, all sequences, and passes over them.
+
+        Of several sources also by name: each is drawn by its weight and has epochs of its own.
+        """
         samples = self.samples_of_step(step, shape).start
-        seen = sum(min(count, size) for count, size in self.drawn(samples).values())
-        return {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
+        drawn = self.drawn(samples)
+        seen = sum(min(count, size) for count, size in drawn.values())
+        covered = {"seen": seen, "of": self.num_sequences, "epochs": samples / self.num_sequences}
+        if len(drawn) == 1:
+            return covered
+        each = {
+            name: {"seen": min(count, size), "of": size, "epochs": count / size}
+            for name, (count, size) in drawn.items()
+        }
+        return covered | {"sources": each}
 
     def read_step(self, step: int, shape: BatchShape, data_rank: int) -> tuple[list[SampleRef], Iterator[Batch]]:
         """The samples of a step (0-based), and the micro-batches of one data rank, read as they are taken.

@@ -283,6 +283,11 @@ def _size_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("Tokens", count(summary["tokens"]))]
     if seen := summary["sequences"]:
         rows.append(("Data", f"{seen['seen']:,} of {seen['of']:,} sequences seen, {seen['epochs']:.3g} epochs"))
+        # Earlier versions did not write how often each source was seen.
+        for name, each in seen.get("sources", {}).items():
+            rows.append(
+                (f"  {name}", f"{each['seen']:,} of {each['of']:,} sequences seen, {each['epochs']:.3g} epochs")
+            )
     total, trainable = summary["parameters"], summary["trainable_parameters"]
     if total is not None:
         rows.append(

@@ -165,11 +165,11 @@ def describe_length(trainer: Trainer) -> list[str]:
         f"{steps} steps of {shape.global_batch_size} sequences{short}: {covered['seen']} of {covered['of']} sequences "
         f"are seen, in {covered['epochs']:.3g} epochs"
     ]
-    if shape.by_epoch and len(data.sources) > 1:
-        samples = data.samples_of_step(steps, shape).start
-        passes = (f"{name} {count / size:.3g} times" for name, (count, size) in data.drawn(samples).items())
-        lines.append(
-            f"The weights of data.source decide how often each of several sources is seen: {', '.join(passes)}. To "
-            "train every sequence once an epoch, put the files into one directory and name that as the only source"
+    if "sources" in covered:
+        passes = (f"{name} {each['epochs']:.3g} times" for name, each in covered["sources"].items())
+        weights = f"The weights of data.source decide how often each of several sources is seen: {', '.join(passes)}"
+        advice = (
+            ". To train every sequence once an epoch, put the files into one directory and name that as the only source"
         )
+        lines.append(weights + advice if shape.by_epoch else weights)
     return lines

@@ -154,7 +154,15 @@ def test_what_is_drawn_is_counted_by_source() -> None:
     drawn = [source for step in range(10) for source, _ in data.indices(step, BatchShape(43))]
     assert data.drawn(430) == {"a": (drawn.count(0), 30), "b": (drawn.count(1), 400)}
     # The small source is seen whole, and again.
-    assert data.coverage(10, BatchShape(43)) == {"seen": 30 + drawn.count(1), "of": 430, "epochs": 1.0}
+    assert data.coverage(10, BatchShape(43)) == {
+        "seen": 30 + drawn.count(1),
+        "of": 430,
+        "epochs": 1.0,
+        "sources": {
+            "a": {"seen": 30, "of": 30, "epochs": drawn.count(0) / 30},
+            "b": {"seen": drawn.count(1), "of": 400, "epochs": drawn.count(1) / 400},
+        },
+    }
 
 
 @settings(max_examples=60)
