@@ -39,8 +39,8 @@ Rank 0 and the supervisor append to the same file. Goodput is computed from thes
 (1) rank 0 where there is no supervisor; one of the two, not both.
 
 The status of an `end` is completed, interrupted or failed; its `sequences` (from rank 0) counts the data's sequences
-that were seen at least once, all of them, and the epochs; of several sources also of each, by name. `order` has `by_epoch`: whether each epoch's last batch is
-short (data/sampler.py).
+that were seen at least once, all of them, and the epochs; of several sources also of each, by name. `order` has
+`by_epoch`: whether each epoch's last batch is short (data/sampler.py).
 
 Writers may add other events: readers ignore unknown ones.
 """
