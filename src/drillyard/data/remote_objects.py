@@ -258,7 +258,12 @@ def _filesystem(scheme: str) -> Any:
         # Other encodings would change the bytes that a range counts.
         options |= {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
     if package == "gcsfs":
+        import logging
+
         from gcsfs.core import GCSFileSystem
+
+        # It logs each failure with a traceback; the message of the last one is ours.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
         # The class that fsspec would take first asks for the bucket's type, which needs rights that a reader may lack.
         return GCSFileSystem(**options)

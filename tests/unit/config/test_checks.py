@@ -24,6 +24,9 @@ from .conftest import RUN, Load
     "key", ["data.source", "data.held_out.source", "checkpoint.resume", "model.id", "data.tokenizer"]
 )
 def test_an_address_is_not_a_path(key: str, address: str, load: Load) -> None:
+    if key.endswith("source") and not address.startswith("file"):
+        assert found(load(RUN, f"{key}={address}")) == {}
+        return
     assert says(found(load(RUN, f"{key}={address}"))[key], f"{address}: ... not a path on this machine")
 
 

@@ -146,7 +146,7 @@ def test_windows_line_ends_and_blank_lines_are_fine(tmp_path: Path) -> None:
 
 
 def test_an_address_is_refused_as_one() -> None:
-    for address in ("gs://b/x.jsonl", "file:///tmp/x.jsonl", "hf://a/b"):
+    for address in ("ftp://b/x.jsonl", "file:///tmp/x.jsonl"):
         assert says(failure(address), f"data.source: {address}: ... not a path on this machine")
 
 
