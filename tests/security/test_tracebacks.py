@@ -166,12 +166,12 @@ def test_every_module_of_an_extra_is_imported_by_the_package() -> None:
 
     source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
     imported = {
-        name for modules in MODULES_OF_EXTRAS.values() for name in modules if re.search(IMPORTS % (name, name), source)
+        name for modules in MODULES_OF_EXTRAS.values() for name in modules if re.search(IMPORTS.format(name), source)
     }
     assert imported == {name for modules in MODULES_OF_EXTRAS.values() for name in modules}
 
 
-IMPORTS = r"(?m)^ *(import|from) %s\b|_installed\(\"%s\""
+IMPORTS = r'(?m)^ *(import|from) {0}\b|_installed\("{0}"|^_PACKAGES = .*: "{0}"'
 
 
 WITHOUT_EXTRAS = """

@@ -23,6 +23,7 @@ MODULES_OF_EXTRAS = {
     "train": ("datasets", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
     "kubernetes": ("kubernetes",),
     "gcp": ("google",),
+    "remote": ("aiohttp", "fsspec", "gcsfs", "s3fs"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
 }
