@@ -31,6 +31,8 @@ CLOUD = "location: {project: p, region: us-central1}\nconsumption: spot\n"
 CLUSTERS = {
     "slurm": "machine: a4-highgpu-8g\nstorage: {directory: /shared}\n",
     "ssh": "machine: gpu-h100-sxm\nstorage: {directory: /shared}\nssh: {hosts: [HOSTS]}\n",
+    "kubernetes": "machine: a4-highgpu-8g\nnetwork_stack: ethernet\nimage: r/i:1\nstorage: {directory: /shared}\n"
+    "kubernetes: {queue: train, volume_claim: shared}\n",
     "vertex": f"machine: a4-highgpu-8g\n{CLOUD}storage: {{bucket: bucket}}\nimage: us-docker.pkg.dev/p/r/i:1\n",
 }
 
@@ -65,7 +67,7 @@ def main() -> None:
         first, *others = plans
         low, middle, high = min(others), statistics.median(others), max(others)
         print(
-            f"{platform:8} plan {middle:.3f} s  ({low:.3f} to {high:.3f}; first {first:.3f})"
+            f"{platform:10} plan {middle:.3f} s  ({low:.3f} to {high:.3f}; first {first:.3f})"
             f"  text {statistics.median(texts):.3f} s, {size / 1e3:.0f} kB, {len(plan.steps)} steps"
         )
 

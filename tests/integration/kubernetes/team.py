@@ -139,7 +139,7 @@ class Team:
             "--namespace", self.name, "pods", "--selector", f"jobset.sigs.k8s.io/jobset-name={name}"
         )
         index = "batch.kubernetes.io/job-completion-index"
-        return sorted(found["items"], key=lambda pod: str(pod["metadata"]["annotations"][index]))
+        return sorted(found["items"], key=lambda pod: int(pod["metadata"]["annotations"][index]))
 
 
 def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
