@@ -5,8 +5,9 @@ It writes to a missing or empty directory, or replaces an earlier export if the 
 directory. So it never deletes or replaces a file that an export did not write, or that was changed since.
 
 New files are written beside the old ones as NAME.incomplete; the record lists them first. When all are complete,
-config.json is deleted, the other files are moved into place, and the new config.json comes last: without one, no
-program takes the directory for a model. The next export finishes one that was killed at any point. Needs no torch.
+config.json (of an adapter adapter_config.json) is deleted, the other files are moved into place, and the new one comes
+last: without it, no program takes the directory for a model. The next export finishes one that was killed at any point.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from drillyard.errors import UserError
 from drillyard.safe_files import FileChecksum, flush, replace_file
 
 RECORD = ".drillyard-export.json"
-CONFIG = "config.json"
+CONFIGS = ("config.json", "adapter_config.json")
+"""What makes a directory a model, or an adapter."""
 EARLIER_EXPORT = "has an earlier export"
 """The reason of `reason_to_refuse` that `overwrite` removes."""
 _INCOMPLETE = ".incomplete"
@@ -59,6 +61,11 @@ class ExportRecord:
 def incomplete(directory: Path, name: str) -> Path:
     """The path of the file `name` until it is complete."""
     return directory / f"{name}{_INCOMPLETE}"
+
+
+def holds_model(directory: Path) -> bool:
+    """Whether a complete model or adapter is in the directory."""
+    return any((directory / name).is_file() for name in CONFIGS)
 
 
 def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
@@ -131,11 +138,11 @@ def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
 def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
     """Replace the files of an earlier export by the complete ones. Raises OSError; the next export repeats it."""
     # Delete the config first: without it the old export is not a model, even if this is interrupted.
-    for name in sorted(read_record(directory).files, key=lambda name: name != CONFIG):
-        if name == CONFIG or name not in contents:
+    for name in sorted(read_record(directory).files, key=lambda name: name not in CONFIGS):
+        if name in CONFIGS or name not in contents:
             (directory / name).unlink(missing_ok=True)
             _remove_empty_parents(directory, name)
-    for name in sorted(contents, key=lambda name: name == CONFIG):
+    for name in sorted(contents, key=lambda name: name in CONFIGS):
         incomplete(directory, name).replace(directory / name)
     _write_record(directory, ExportRecord({name: [content] for name, content in contents.items()}))
     flush(directory)

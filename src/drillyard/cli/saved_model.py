@@ -104,22 +104,31 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add the trained adapters to the base model's weights, and write those.")
+    ] = False,
 ) -> None:
     """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config, tokenizer.
 
     transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Weights have the dtype of the base model;
     without one, that of the model's config, or else that of training (fp32 under bf16). Needs the run directory, not
     the base model. Under torchrun the ranks share the files.
+
+    Of a run with adapters (model.lora) those alone are written, for PeftModel.from_pretrained(BASE, DIRECTORY), or with
+    --merge a model that needs no peft; both read the base model.
     """
     from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
 
     checkpoint = find_run(checkpoint)
-    find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite)
+    saved = find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite, merge=merge)
     import torch
 
     wanted = None if dtype is None else getattr(torch, dtype.value)
-    export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite)
-    typer.echo(f"wrote {directory}: AutoModelForCausalLM.from_pretrained({str(directory)!r}) loads it")
+    export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite, merge=merge)
+    loader = f"AutoModelForCausalLM.from_pretrained({str(directory)!r})"
+    if saved.config is not None and saved.config.model.lora is not None and not merge:
+        loader = f"PeftModel.from_pretrained(model, {str(directory)!r})"
+    typer.echo(f"wrote {directory}: {loader} loads it")
     if is_rank():
         exit_process(0)
 

@@ -34,11 +34,10 @@ ROLES = {
 }
 
 NOT_AVAILABLE = {
-    "model.lora": "all weights are trained; remove lora",
     "parallelism.tensor": "write tensor: 1 and let `shard` span the ranks",
     "parallelism.context": "write context: 1 and let `shard` span the ranks",
 }
-"""Settings that train accepts in their default alone, and what to do instead. Estimates know adapters."""
+"""Settings that train accepts in their default alone, and what to do instead."""
 
 
 def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None) -> list[Problem]:
@@ -46,6 +45,7 @@ def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool 
     return [
         *_model(config),
         *model_problems(config.model),
+        *_adapters(config),
         *_sources(config),
         *_format(config),
         *_length(config),
@@ -154,6 +154,20 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         if model.init == "pretrained" and model.id is not None:
             message = "pretrained weights work with their own tokenizer only; remove it, or write init: random"
             yield problem("data.tokenizer", message)
+
+
+def _adapters(config: RunConfig) -> Iterator[Problem]:
+    lora = config.model.lora
+    if lora is None:
+        return
+    if config.model.init == "random":
+        message = "adapters are trained on pretrained weights; write init: pretrained and model.id, or remove lora"
+        yield problem("model.lora", message)
+    if not lora.target_modules:
+        message = "is an empty list; name linear layers of the model, such as q_proj, or write all-linear"
+        yield problem("model.lora.target_modules", message)
+    if lora.adapter is not None and (refused := refused_address(lora.adapter)):
+        yield problem("model.lora.adapter", refused)
 
 
 def _sources(config: RunConfig) -> Iterator[Problem]:

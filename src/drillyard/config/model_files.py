@@ -19,6 +19,8 @@ from drillyard.errors import ConfigError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 NAMES_SHOWN = 5
 """The most weights or files that an error lists."""
 
@@ -134,6 +136,21 @@ def weight_files(directory: FilePath) -> list[FilePath]:
         f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
         "give a model in the safetensors format, or set model.init: random"
     )
+
+
+def read_adapter_config(path: str | FilePath) -> dict[str, Any]:
+    """The content of adapter_config.json in the directory of an adapter. Raises UserError where there is none."""
+    file = FilePath(path).expanduser() / ADAPTER_CONFIG
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"model.lora.adapter: {file} cannot be read: {reason}\ngive the directory of an adapter in PEFT's format"
+        ) from None
+    if not isinstance(content, dict) or content.get("peft_type") != "LORA":
+        raise ConfigError(f"model.lora.adapter: {file} describes no LoRA adapter\ngive the directory of one")
+    return content
 
 
 def require_weight_files(model: ModelConfig) -> None:

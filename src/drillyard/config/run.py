@@ -25,8 +25,20 @@ class LoraConfig(StrictModel):
         default=32.0, description="Scale of the adapters; the update is multiplied by alpha/rank."
     )
     dropout: Fraction = Field(default=0.0, description="Dropout probability on the adapters' input.")
-    target_modules: list[str] = Field(
-        default=["q_proj", "k_proj", "v_proj", "o_proj"], description="Names of the linear layers that get an adapter."
+    target_modules: Literal["attention", "all-linear"] | list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj"],
+        description="Linear layers that get an adapter: a list of their names, `attention` (its linear layers) or "
+        "`all-linear` (all but the head; of mixtures that peft knows also router and experts).",
+    )
+    variant: Literal["lora", "dora", "rslora"] = Field(
+        default="lora",
+        description="`dora` also trains the length of each row of the adapted weights; `rslora` multiplies the update "
+        "by alpha/sqrt(rank) instead of alpha/rank.",
+    )
+    adapter: str | None = Field(
+        default=None,
+        description="Directory of an adapter in PEFT's format to continue from; null: a new one. Rank, alpha, variant "
+        "and target_modules must be those of the adapter.",
     )
 
 
@@ -44,7 +56,8 @@ class ModelConfig(StrictModel):
     )
     lora: LoraConfig | None = Field(
         default=None,
-        description="Train low-rank adapters instead of all weights; for estimates alone: training refuses it.",
+        description="Train low-rank adapters instead of all weights; the weights of `id` stay as they are, in the "
+        "compute precision.",
     )
     attention: Literal["auto", "sdpa", "eager", "varlen", "flex"] = Field(
         default="auto", description="Attention kernel; `auto` takes the fastest that the device can train with."

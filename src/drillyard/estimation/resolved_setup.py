@@ -35,7 +35,7 @@ from drillyard.config.checks import num_data_ranks, resolve_accumulation
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
-from drillyard.estimation.setup import Checkpointing, LoraSetup, Setup
+from drillyard.estimation.setup import Checkpointing, Setup, lora_setup
 from drillyard.formatting import three_digits
 from drillyard.modelspec import ModelSpec
 
@@ -122,7 +122,7 @@ def resolve_setup(
         compiled=resolve_compile(training, device_type),
         loss_chunk_tokens=resolve_loss_chunk(tokens, training.loss_chunk_tokens),
         clips_gradients=training.gradient_clipping is not None,
-        adapters=None if lora is None else LoraSetup(lora.rank, tuple(lora.target_modules)),
+        adapters=None if lora is None else lora_setup(lora),
         keeps_unsharded=(
             memory_gib is not None and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
         ),

@@ -29,7 +29,7 @@ from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_time import StepTime, step_time
 from drillyard.formatting import rounded_duration
 from drillyard.hardware import Quota, quota_needed
-from drillyard.modelspec.spec import adapter_parameters
+from drillyard.modelspec import adapter_parameters
 
 MUCH_PADDING = 0.25
 """The share of padding in the shards from which there is a warning."""
@@ -144,8 +144,6 @@ def _unknown_adapter_targets(request: EstimateRequest) -> Iterator[Problem]:
     if lora is None:
         return
     path = ("model", "lora", "target_modules")
-    if not lora.target_modules:
-        yield Problem(path, "is an empty list; name linear layers of the model, such as q_proj")
     try:
         adapter_parameters(request.model.spec, lora.rank, lora.target_modules)
     except UserError as error:

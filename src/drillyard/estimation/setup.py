@@ -8,13 +8,14 @@ fields.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Final, Literal
 
 from drillyard.config.auto_values import AttentionKernel
-from drillyard.modelspec import ModelSpec, adapter_parameters
+from drillyard.config.run import LoraConfig
+from drillyard.modelspec import AdapterTargets, ModelSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
@@ -38,10 +39,17 @@ def installed_torch() -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class LoraSetup:
-    """LoRA: adapters of `rank` on the linear layers that `targets` name (or `all-linear`); all else is frozen."""
+    """LoRA: adapters of `rank` on the layers that `targets` name; all else is frozen. `magnitudes`: DoRA's, too."""
 
     rank: int
-    targets: Sequence[str] | Literal["all-linear"]
+    targets: AdapterTargets
+    magnitudes: bool = False
+
+
+def lora_setup(lora: LoraConfig) -> LoraSetup:
+    """The adapters of a run config."""
+    targets = lora.target_modules
+    return LoraSetup(lora.rank, targets if isinstance(targets, str) else tuple(targets), lora.variant == "dora")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
 from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
-from drillyard.modelspec import Block, TensorSpec, adapter_layers, attention_flops_per_token
+from drillyard.modelspec import Block, TensorSpec, adapter_layers, adapter_matrices, attention_flops_per_token
 
 FORWARD_PRODUCTS: Final = 2
 BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
@@ -160,8 +161,11 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
         # A router is a matrix even where it is no nn.Linear.
         if not tensor.is_matrix and not (tensor.role == "router" and len(tensor.shape) == 2):
             continue
-        products.append(_Product(_active(tensor, block), frozen=adapters is not None))
-        if adapters is not None and adapter_layers([tensor], adapters.targets):
+        is_adapted = adapters is not None and bool(adapter_layers([tensor], adapters.targets))
+        # Of a weight that peft adds the update to before its product, the gradient is made as if it were trained.
+        is_summed = is_adapted and bool(tensor.adapted_as)
+        products.append(_Product(_active(tensor, block), frozen=adapters is not None and not is_summed))
+        if adapters is not None and is_adapted and not is_summed:
             rows, columns = tensor.shape
             products += [_Product(adapters.rank * columns, frozen=False), _Product(adapters.rank * rows, frozen=False)]
     if products and not block.mlp.num_experts:
@@ -225,7 +229,8 @@ def _active(tensor: TensorSpec, block: Block) -> int:
 def _adapter_parameters(tensors: Iterable[TensorSpec], adapters: LoraSetup | None) -> int:
     if adapters is None:
         return 0
-    return adapters.rank * sum(sum(tensor.shape) for tensor in adapter_layers(tensors, adapters.targets))
+    layers = adapter_layers(tensors, adapters.targets)
+    return sum(prod(matrix) for layer in layers for matrix in adapter_matrices(layer, adapters.rank))
 
 
 def _attention_flops(block: Block, setup: Setup) -> tuple[float, float]:

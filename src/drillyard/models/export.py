@@ -29,9 +29,10 @@ import torch
 from transformers import PreTrainedModel
 
 from drillyard import export_directory
-from drillyard.config.model_files import INDEX, WEIGHTS
+from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHTS
 from drillyard.errors import UserError
-from drillyard.models.sharding import ParameterBox, exchange_boxes
+from drillyard.models.adapter_files import adapter_config, adapter_tensors
+from drillyard.models.sharding import ParameterBox, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
 from drillyard.safe_files import ChecksummedFile, FileChecksum, describe_os_error, replace_file
@@ -76,9 +77,12 @@ def export(
     overwrite: bool = False,
     otherwise: str | Path | None = None,
     max_file_bytes: int | None = None,
+    adapters_only: bool = False,
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
     the bit; returns the directory. All ranks call it.
+
+    `adapters_only`: write its adapters instead, for `PeftModel.from_pretrained(base, directory)`.
 
     Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name (default: as they
     are). Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
@@ -89,17 +93,18 @@ def export(
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
     target = Path(os.path.realpath(chosen))
-    items = list(_items(model, dtype))
+    items = list(_adapter_items(model, dtype) if adapters_only else _items(model, dtype))
     total = sum(item.num_bytes for item in items)
     limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
-    files = _deal(items, limit)
+    # Adapters are small, and peft reads them from one file.
+    files = [items] if adapters_only else _deal(items, limit)
     names = [f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))]
-    names = names if len(names) > 1 else [WEIGHTS]
+    names = names if len(names) > 1 else [ADAPTER_WEIGHTS if adapters_only else WEIGHTS]
     small: dict[str, bytes] = {}
     with ExitStack() as held:
 
         def begin() -> None:
-            small.update(_small_files(model, tokenizer, files, names))
+            small.update(_small_files(model, tokenizer, files, names, adapters_only))
             _begin(target, [*names, *small], overwrite, held)
 
         _on_first_rank(begin, target)
@@ -176,6 +181,14 @@ def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype
         yield from (ExportTensor(piece, tensor, stored_dtype) for piece in pieces)
 
 
+def _adapter_items(
+    model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None
+) -> Iterator[ExportTensor]:
+    for name, tensor in adapter_tensors(model).items():
+        piece = StoredPiece(name, whole_region(tensor.shape))
+        yield ExportTensor(piece, tensor, dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
+
+
 def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
     """Files of at most `limit` bytes in the model's order; a tensor that is larger has a file of its own."""
     files: list[list[ExportTensor]] = [[]]
@@ -246,7 +259,7 @@ def _header(file: Iterable[ExportTensor]) -> bytes:
 
 
 def _small_files(
-    model: PreTrainedModel, tokenizer: Any, files: list[list[ExportTensor]], names: list[str]
+    model: PreTrainedModel, tokenizer: Any, files: list[list[ExportTensor]], names: list[str], adapters_only: bool
 ) -> dict[str, bytes]:
     """The index, the configs and the tokenizer by path relative to the model's directory. Raises UserError."""
     config = copy.deepcopy(model.config)
@@ -258,8 +271,12 @@ def _small_files(
     try:
         with tempfile.TemporaryDirectory() as made:
             directory = Path(made)
-            config.save_pretrained(directory)
-            if model.generation_config is not None:
+            if adapters_only:
+                text = json.dumps(adapter_config(model), indent=2, sort_keys=True)
+                (directory / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
+            else:
+                config.save_pretrained(directory)
+            if model.generation_config is not None and not adapters_only:
                 # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
                 model.generation_config.to_json_file(directory / "generation_config.json")
             if tokenizer is not None:

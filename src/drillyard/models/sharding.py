@@ -23,13 +23,26 @@ Region = tuple[slice, ...]
 
 # What wrappers insert into the names of a model's modules.
 WRAPPERS = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")
+# What peft inserts into the names of modules that have an adapter, and the parts of the adapter.
+ADAPTED = "base_layer."
+ADAPTER_PARTS = frozenset({"lora_A", "lora_B", "lora_magnitude_vector"})
 
 
-def plain_name(name: str) -> str:
-    """A module's or parameter's name without the parts that wrappers insert."""
+def without_wrappers(name: str) -> str:
+    """A module's or parameter's name without the parts that wrappers insert, as peft has it where it has an adapter."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def plain_name(name: str) -> str:
+    """A module's or parameter's name in the model of transformers, without wrappers and adapters."""
+    return without_wrappers(name).replace(ADAPTED, "")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether a parameter is part of an adapter."""
+    return not ADAPTER_PARTS.isdisjoint(name.split("."))
 
 
 def whole_region(shape: torch.Size) -> Region:

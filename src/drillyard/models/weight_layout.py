@@ -27,7 +27,7 @@ from transformers.core_model_loading import (
 )
 
 from drillyard.errors import UserError
-from drillyard.models.sharding import Region, plain_name, whole_region
+from drillyard.models.sharding import Region, is_adapter_name, plain_name, whole_region
 
 DTYPES = {
     "F64": torch.float64,
@@ -69,9 +69,11 @@ def unwrapped_twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by plain name, tied ones under each of their names."""
+    """Parameters and persistent buffers by plain name, tied ones under each of their names; without adapters."""
     tensors: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
+        if is_adapter_name(module_name):
+            continue
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 tensors[plain_name(f"{module_name}.{name}".lstrip("."))] = tensor

@@ -1,5 +1,12 @@
 """A model from its config alone, without torch: tensors, parameters, FLOPs per token under named formulas, MFU."""
 
+from drillyard.modelspec.adapters import (
+    AdapterTargets,
+    adapter_layers,
+    adapter_matrices,
+    adapter_module_names,
+    adapter_parameters,
+)
 from drillyard.modelspec.config_json import model_spec, read_config
 from drillyard.modelspec.families import all_families
 from drillyard.modelspec.flops import (
@@ -11,11 +18,12 @@ from drillyard.modelspec.flops import (
     implausible_mfu,
     mean_attended_length,
 )
-from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec, adapter_layers, adapter_parameters
+from drillyard.modelspec.spec import Attention, Block, Mlp, ModelSpec, TensorSpec
 from drillyard.modelspec.unknown_family import spec_from_counts, spec_from_shapes
 
 __all__ = [
     "FORMULAS",
+    "AdapterTargets",
     "Attention",
     "Block",
     "Formula",
@@ -23,6 +31,8 @@ __all__ = [
     "ModelSpec",
     "TensorSpec",
     "adapter_layers",
+    "adapter_matrices",
+    "adapter_module_names",
     "adapter_parameters",
     "all_families",
     "attention_flops_per_token",

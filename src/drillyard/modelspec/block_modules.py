@@ -257,22 +257,26 @@ def expert_mlp(
     shared_when: str | None = None,
     shared_gate: bool = False,
     activation: str = "silu",
+    adapted_as: Mapping[str, Sequence[str]] | None = None,
 ) -> MlpModule:
     """A mixture of gated experts: a router, the experts' matrices stacked, and shared experts.
 
     `router_tensors` are further tensors of the router, `experts` in a shape standing for their number. `inputs_first`:
     the experts' matrices are stored (experts, inputs, outputs). `shared` are the settings of the shared experts' gated
     MLP, which exist where the number in the field `shared_when` is not 0; `shared_gate`: a gate for its output.
+    `adapted_as`: the linear layers that router and experts stand for to peft, by the names of their tensors.
     """
     number, per_token, width = f.integer(count), f.integer(chosen), size_of(f, size)
     if per_token > number:
         raise f.error(f"{chosen} is {per_token}, but there are {number} experts")
-    tensors = [TensorSpec(f"{router}.weight", (number, f.hidden), "router", linear=router_is_linear)]
+    names = {name: tuple(layers) for name, layers in (adapted_as or {}).items()}
+    as_router = names.get(router, ())
+    tensors = [TensorSpec(f"{router}.weight", (number, f.hidden), "router", router_is_linear, as_router)]
     for name, dims in (router_tensors or {}).items():
         tensors.append(TensorSpec(name, tuple(dim if isinstance(dim, int) else number for dim in dims), "router"))
     for name, inputs, outputs in (("gate_up_proj", f.hidden, 2 * width), ("down_proj", width, f.hidden)):
         matrix = (inputs, outputs) if inputs_first else (outputs, inputs)
-        tensors.append(TensorSpec(f"experts.{name}", (number, *matrix), "expert"))
+        tensors.append(TensorSpec(f"experts.{name}", (number, *matrix), "expert", adapted_as=names.get(name, ())))
         if bias:
             tensors.append(TensorSpec(f"experts.{name}_bias", (number, outputs), "expert"))
     shared_width = 0

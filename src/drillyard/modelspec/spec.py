@@ -10,16 +10,11 @@ Blocks that are equal are one object, so a model of a hundred layers costs as mu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Literal
 
-from drillyard.errors import UserError
-
-AdapterTargets = Sequence[str] | Literal["all-linear"]
-"""Names of modules as PEFT matches them: by the last part, or all linear layers but the head."""
 Role = Literal["attention", "mlp", "router", "expert", "norm", "embedding", "positions", "projection", "head"]
 
 
@@ -29,12 +24,14 @@ class TensorSpec:
 
     `expert` tensors hold all experts of a layer along their first dimension; shared experts, which every token passes,
     have the role `mlp`. `linear` marks the weight of an nn.Linear (or GPT-2's Conv1D, which is its transpose).
+    `adapted_as`: the linear layers that it stands for to peft, where it is none itself (adapters.py).
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     linear: bool = False
+    adapted_as: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -204,36 +201,3 @@ class ModelSpec:
         in_blocks = sum(block.attention_matrices + block.active_mlp_matrices for block in self.blocks)
         projections = sum(tensor.parameters for tensor in self.root if tensor.role == "projection" and tensor.linear)
         return in_blocks + projections + self.head_matrix_parameters
-
-
-def adapter_layers(tensors: Iterable[TensorSpec], targets: AdapterTargets) -> tuple[TensorSpec, ...]:
-    """The weights of the linear layers among `tensors` that `targets` name, without the head."""
-    return tuple(
-        tensor
-        for tensor in tensors
-        if tensor.linear and tensor.role != "head" and (targets == "all-linear" or module_name(tensor) in targets)
-    )
-
-
-def adapter_parameters(spec: ModelSpec, rank: int, targets: AdapterTargets) -> int:
-    """The parameters of LoRA adapters of `rank` on the layers of `targets` (`q_proj`, `down_proj`, ... or all-linear).
-
-    An adapter of rank r on a linear layer of m inputs and n outputs has r (m + n) parameters (LoRA, arXiv 2106.09685
-    section 4.1). Experts that are stacked into one tensor are no linear layers, and PEFT's target_modules do not match
-    them.
-
-    Raises UserError for a target that no layer of the model has.
-    """
-    everywhere = [*spec.root, *(tensor for block in spec.blocks for tensor in block.tensors)]
-    names = {module_name(tensor) for tensor in adapter_layers(everywhere, "all-linear")}
-    missing = [] if targets == "all-linear" else [name for name in targets if name not in names]
-    if missing:
-        raise UserError(
-            f"LoRA: {spec.model_type} has no linear layer {', '.join(missing)}\nit has {', '.join(sorted(names))}."
-        )
-    return rank * sum(sum(tensor.shape) for tensor in adapter_layers(everywhere, targets))
-
-
-def module_name(tensor: TensorSpec) -> str:
-    """The last part of the name of a tensor's module: q_proj of self_attn.q_proj.weight."""
-    return tensor.name.rsplit(".", 2)[-2]

@@ -20,6 +20,7 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.supervise.scheduler_restarts import end_without_claim
 from drillyard.telemetry import RunLog, describe_model
+from drillyard.training.base_checksum import base_checksum
 from drillyard.training.callbacks import StepCallbacks, StopRequest
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.model_setup import ShardedModel, build_sharded_model
@@ -67,6 +68,8 @@ def build_run(
     identity = order_identity(
         config, data.train.fingerprint, data.train.num_sequences, shape.global_batch_size, total_steps
     )
+    if config.model.lora is not None:
+        identity["base"] = base_checksum(config.model.id)
     parts = RunParts(model, trainer, identity, numerics(config, ranks, model))
     log_parts(config, ranks, parts, log)
     return parts

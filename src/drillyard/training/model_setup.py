@@ -19,6 +19,7 @@ from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.setup import Setup
+from drillyard.models.adapter_files import load_adapter, require_matching_adapter
 from drillyard.models.architectures import blocks, settings_without_effect
 from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
@@ -65,9 +66,24 @@ def require_trainable(config: RunConfig, device: torch.device, *, needs_weights:
         attention=attention_kernel(config, device),
         sequence_length=config.data.sequence_length,
     )
-    if needs_weights and config.model.init == "pretrained":
+    add_adapters(config, model)
+    # The frozen weights are in no checkpoint.
+    if config.model.init == "pretrained" and (needs_weights or config.model.lora is not None):
         assert config.model.id is not None, "checked before start"
         require_matching_weights(model, config.model.id)
+    if needs_weights and config.model.lora is not None and config.model.lora.adapter is not None:
+        require_matching_adapter(model, config.model.lora.adapter, config.model.id)
+
+
+def add_adapters(config: RunConfig, model: PreTrainedModel) -> None:
+    """Put the adapters of `config`, if any, into its model on the meta device. UserError as `inject_adapters`."""
+    if config.model.lora is not None:
+        precision = config.training.precision
+        dtypes = (COMPUTE_DTYPE[precision], MASTER_DTYPE[precision])
+        # Imported here: peft takes a second or more, and most runs have no adapters.
+        from drillyard.models.adapters import inject_adapters
+
+        inject_adapters(model, config.model.lora, config.model.id, dtypes)
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
@@ -102,11 +118,12 @@ def build_sharded_model(
         bos_token_id=tokenizer.bos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    add_adapters(config, model)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
     try:
-        require_state_fits(num_parameters, training.precision, ranks, memory_gib * GIB, training=for_training)
+        require_state_fits(model, training.precision, ranks, memory_gib * GIB, training=for_training)
     except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
         raise DoesNotFitError(f"{error}{advice}") from None
@@ -154,12 +171,26 @@ def describe_nearest_fit(setup: Setup, memory_gib: float) -> str:
 
 
 def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
-    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme."""
+    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme; then the adapters."""
     if config.model.init == "random":
         init_random(model, config.training.seed)
-        return
-    assert config.model.id is not None, "checked before start"
-    load_pretrained(model, config.model.id)
+    else:
+        assert config.model.id is not None, "checked before start"
+        load_pretrained(model, config.model.id)
+    if (lora := config.model.lora) is not None:
+        from drillyard.models.adapters import init_adapters
+
+        if lora.adapter is None:
+            init_adapters(model, config.training.seed)
+        else:
+            load_adapter(model, lora.adapter)
+
+
+def fill_frozen_weights(config: RunConfig, model: PreTrainedModel) -> None:
+    """Fill what no checkpoint holds: beside adapters, the weights of `model.id`. Does nothing where all are trained."""
+    if config.model.lora is not None:
+        assert config.model.id is not None, "checked before start"
+        load_pretrained(model, config.model.id)
 
 
 def materialise(root: torch.nn.Module) -> None:
@@ -205,11 +236,16 @@ def host_memory_bytes() -> int:
 
 
 def require_state_fits(
-    num_parameters: int, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
+    model: PreTrainedModel, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
 ) -> None:
     """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
-    state_bytes = copies * MASTER_DTYPE[precision].itemsize * num_parameters // ranks.mesh.size(1)
+    parameters = list(model.parameters())
+    num_parameters = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    state_bytes = copies * MASTER_DTYPE[precision].itemsize * trained
+    state_bytes += COMPUTE_DTYPE[precision].itemsize * (num_parameters - trained)
+    state_bytes //= ranks.mesh.size(1)
     if state_bytes > available_bytes:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
         raise DoesNotFitError(

@@ -324,6 +324,7 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
     """Load the newest undamaged checkpoint before the step. UserError when there is none."""
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
+    from drillyard.training.model_setup import fill_frozen_weights
     from drillyard.training.resume import finish_load, state_for
 
     damages = []
@@ -337,6 +338,7 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
+        fill_frozen_weights(plan.config, parts.model.causal_lm)
         finish_load(loaded, plan.config.training.seed, parts.trainer.optimizer, ranks)
         return loaded
     raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")

@@ -35,7 +35,13 @@ from drillyard.training.auto_settings import (
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
 from drillyard.training.callbacks import StepCallbacks
 from drillyard.training.checkpoint.inventory import list_checkpoints
-from drillyard.training.model_setup import ShardedModel, fill_weights, require_trainable, set_determinism
+from drillyard.training.model_setup import (
+    ShardedModel,
+    fill_frozen_weights,
+    fill_weights,
+    require_trainable,
+    set_determinism,
+)
 from drillyard.training.numerics import versions
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (
@@ -140,7 +146,9 @@ def run_rank(
         save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
     dtypes = record_base_model(config, parts, log, directory, begins=first_step == 0)
     beat_at_forwards(model, side.signs)
-    if first_step == 0:
+    if first_step > 0:
+        fill_frozen_weights(config, model.causal_lm)
+    else:
         fill_weights(config, model.causal_lm)
         if config.evaluation.at_start:
             with side.during("evaluation"):
@@ -250,6 +258,7 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
             dtype=dtypes,
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",
+            adapters_only=parts.trainer.config.model.lora is not None,
         )
         found["directory"] = written.name
     if written != final:

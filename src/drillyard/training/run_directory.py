@@ -81,7 +81,7 @@ def is_finished(config: RunConfig) -> bool:
     """
     directory, training = run_directory_of(config), config.training
     steps, newest = _completed_steps(directory), _newest_checkpoint(directory)
-    if newest is None or newest.step != steps or not (directory / "final" / "config.json").is_file():
+    if newest is None or newest.step != steps or not export_directory.holds_model(directory / "final"):
         return False
     if training.epochs is not None:
         ended_with = newest.metadata.get("settings") or _saved_settings(directory)

@@ -91,6 +91,8 @@ def _other_orders(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> Iter
             f"it was trained with {batch} sequences per step, and this start has {identity['global_batch_size']}; "
             f"set training.global_batch_size={batch}, {own_run}"
         )
+    if None not in (saved.get("base"), identity.get("base")) and saved["base"] != identity["base"]:
+        yield f"its adapters were trained on other weights than model.id has now; give those, {own_run}"
     if not _same_cut(saved, identity):
         yield (
             f"the last batch of each of its epochs is short, as with training.epochs, and after its step {step} those "

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from drillyard import export_directory
-from drillyard.config.load import load_run_config
-from drillyard.config.run import ModelConfig, ParallelismConfig, RunConfig
+from drillyard.config.load import config_from_options, load_run_config
+from drillyard.config.model_files import read_adapter_config
+from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.events import EVENTS_FILE
@@ -65,6 +66,11 @@ class SavedModel:
         """The run config of a checkpoint, with the base's config as the run kept it: the base need not be there."""
         owner = run_directory_above(self.path)
         assert self.config is not None and owner is not None, "a checkpoint is in a run directory"
+        if self.config.model.lora is not None:
+            # Its checkpoints lack the base's weights, which are read where they were.
+            base = (self.base or {}).get("path") or self.config.model.id
+            model = self.config.model.model_copy(update={"id": base})
+            return self.config.model_copy(update={"model": model})
         if self.base is None:
             return self.config
         model = self.config.model.model_copy(update={"id": str(owner / SAVED_BASE)})
@@ -91,7 +97,7 @@ def find_saved_model(path: Path) -> SavedModel:
         raise NotFoundError(f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory")
     owner = run_directory_above(path)
     config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
-    if (path / "config.json").is_file():
+    if export_directory.holds_model(path):
         return SavedModel(path, False, config)
     if (path / MANIFEST_NAME).is_file():
         if config is None:
@@ -99,18 +105,25 @@ def find_saved_model(path: Path) -> SavedModel:
                 f"{path}: a checkpoint needs the run.yaml of its run; give RUN_DIR/{CHECKPOINTS_NAME}/{path.name}"
             )
         return SavedModel(path, True, config)
-    if (path / "final" / "config.json").is_file():
+    if export_directory.holds_model(path / "final"):
         return SavedModel(path / "final", False, config)
     raise UserError(
         f"{path}: neither a complete checkpoint (manifest.json) nor a model (config.json) nor a run with final/"
     )
 
 
-def find_checkpoint_to_export(path: Path, destination: Path, *, overwrite: bool = False) -> SavedModel:
-    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to `destination`."""
+def find_checkpoint_to_export(
+    path: Path, destination: Path, *, overwrite: bool = False, merge: bool = False
+) -> SavedModel:
+    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to `destination`.
+
+    `merge`: it must be one of adapters.
+    """
     saved = find_saved_model(path)
     if not saved.is_checkpoint:
         raise UserError(f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N")
+    if merge and (saved.config is None or saved.config.model.lora is None):
+        raise UserError(f"{path}: has no adapters to merge: its run trained all weights; leave --merge out")
     target = Path(os.path.realpath(destination))
     checkpoint = Path(os.path.realpath(path))
     here = Path.cwd()
@@ -156,9 +169,29 @@ def run_directory_above(path: Path) -> Path | None:
 
 
 def as_pretrained(config: RunConfig, path: Path) -> RunConfig:
-    """`config` with the model and tokenizer of the Hugging Face directory at `path`."""
-    model = config.model.model_copy(update={"id": str(path), "config": None, "init": "pretrained", "lora": None})
+    """`config` with the model and tokenizer of the Hugging Face directory at `path`: a model, or an adapter with the
+    base that it names."""
+    changes: dict[str, Any] = {"id": str(path), "config": None, "init": "pretrained", "lora": None}
+    if not (path / "config.json").is_file():
+        adapter = read_adapter_config(path)
+        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": _lora_of(adapter, path, config.model.lora)}
+    model = config.model.model_copy(update=changes)
     return config.model_copy(update={"model": model, "data": config.data.model_copy(update={"tokenizer": str(path)})})
+
+
+def _lora_of(adapter: dict[str, Any], path: Path, of_run: LoraConfig | None) -> LoraConfig:
+    """The settings of the adapter at `path`: those of the run that made it, or what its adapter_config.json says."""
+    if of_run is not None:
+        return of_run.model_copy(update={"adapter": str(path)})
+    variants = {"dora": adapter.get("use_dora"), "rslora": adapter.get("use_rslora")}
+    settings = {
+        "rank": adapter.get("r"),
+        "alpha": adapter.get("lora_alpha"),
+        "target_modules": adapter.get("target_modules"),
+        "variant": next((name for name, used in variants.items() if used), "lora"),
+        "adapter": str(path),
+    }
+    return config_from_options(LoraConfig, settings)
 
 
 def save_base_record(model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool) -> Dtypes:
@@ -234,9 +267,10 @@ def load_saved_model(
     saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks
 ) -> ShardedModel:
     """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
+    from drillyard.training.base_checksum import base_checksum
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
-    from drillyard.training.model_setup import build_sharded_model, fill_weights
+    from drillyard.training.model_setup import build_sharded_model, fill_frozen_weights, fill_weights
     from drillyard.training.optimizer import local_shards
     from drillyard.training.resume import model_state
 
@@ -245,32 +279,63 @@ def load_saved_model(
         fill_weights(config, model.causal_lm)
         return model
     try:
-        load_checkpoint(saved.path, model_state(local_shards(model.root)))
+        loaded = load_checkpoint(saved.path, model_state(local_shards(model.root)))
     except DamagedCheckpoint as damage:
         raise UserError(f"{saved.path}: damaged: {damage}; use another checkpoint") from None
+    if config.model.lora is not None and loaded.metadata.get("base") != base_checksum(config.model.id):
+        raise UserError(
+            f"{saved.path}: its adapters were trained on other weights than {config.model.id} has now\n"
+            "put those back: the checkpoint holds the adapters alone"
+        )
+    fill_frozen_weights(config, model.causal_lm)
     return model
 
 
 def export_checkpoint(
-    path: Path, destination: Path, *, dtype: torch.dtype | None = None, overwrite: bool = False
+    path: Path, destination: Path, *, dtype: torch.dtype | None = None, overwrite: bool = False, merge: bool = False
 ) -> None:
     """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there are.
 
-    `dtype`: of all floating-point weights; default: what each has in the base model. Raises UserError when `path` is no
+    `dtype`: of all floating-point weights; default: what each has in the base model. Adapters are written alone, in
+    PEFT's format, or with `merge` as a model with their update added to its weights. Raises UserError when `path` is no
     checkpoint or it must not be exported to `destination`.
     """
     from drillyard.data.tokenizer import open_tokenizer
     from drillyard.models.export import export
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
-    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite)
+    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite, merge=merge)
     config = without_training_layout(saved.config_from_run())
+    has_adapters = config.model.lora is not None
+    if merge and has_adapters:
+        config = _for_merging(config, saved.base, dtype)
     ranks = start_ranks(config.training, config.parallelism)
     try:
         tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
         model = load_saved_model(saved, config, tokenizer, ranks)
+        if merge and has_adapters:
+            from drillyard.models.adapters import merge_adapters
+
+            merge_adapters(model.causal_lm)
         base = saved.base
         kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
-        export(model.causal_lm, destination, tokenizer=tokenizer, dtype=dtype or kept, overwrite=overwrite)
+        export(
+            model.causal_lm,
+            destination,
+            tokenizer=tokenizer,
+            dtype=dtype or kept,
+            overwrite=overwrite,
+            adapters_only=has_adapters and not merge,
+        )
     finally:
         stop_ranks()
+
+
+def _for_merging(config: RunConfig, base: dict[str, Any] | None, dtype: torch.dtype | None) -> RunConfig:
+    """`config` with a precision in which the sum of weights and update is rounded to the exported dtypes only once."""
+    import torch
+
+    written = {dtype} if dtype is not None else set(dtypes_of_record(base).values() if base else ())
+    if config.training.precision != "bf16" or written == {torch.bfloat16}:
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})

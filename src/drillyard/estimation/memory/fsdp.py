@@ -21,7 +21,7 @@ are kept whole until their unit's backward is over (`accumulate_unsharded_grad_i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -29,7 +29,7 @@ from typing import Final
 from drillyard.config.auto_values import MASTER_BYTES
 from drillyard.estimation.memory.autograd import Ledger, MemoryKind
 from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
-from drillyard.modelspec import TensorSpec, adapter_layers
+from drillyard.modelspec import TensorSpec, adapter_layers, adapter_matrices
 
 REWRITTEN_IN: Final = (2, 15)
 """The release of torch whose FSDP2 follows a parameter's `grad_dtype`; 2.11 to 2.14 are alike in all of this."""
@@ -67,7 +67,7 @@ def fsdp_unit(tensors: Iterable[TensorSpec], ranks: int, adapters: LoraSetup | N
     frozen = list(tensors)
     trained = frozen
     if adapters is not None:
-        trained = [low for layer in adapter_layers(frozen, adapters.targets) for low in _low_rank(layer, adapters.rank)]
+        trained = list(_adapter_tensors(frozen, adapters))
         frozen = [*frozen, *trained]
     shard = sum(_chunk(tensor.shape, ranks) for tensor in frozen)
     trained_shard = sum(_chunk(tensor.shape, ranks) for tensor in trained)
@@ -83,17 +83,18 @@ def fsdp_unit(tensors: Iterable[TensorSpec], ranks: int, adapters: LoraSetup | N
     )
 
 
+def _adapter_tensors(tensors: Iterable[TensorSpec], adapters: LoraSetup) -> Iterator[TensorSpec]:
+    """What is trained beside some tensors: the two matrices of each adapter, and DoRA's magnitudes."""
+    for layer in adapter_layers(tensors, adapters.targets):
+        for matrix in adapter_matrices(layer, adapters.rank):
+            yield TensorSpec("adapter", matrix, layer.role)
+        if adapters.magnitudes:
+            yield TensorSpec("magnitude", layer.shape[-2:-1], layer.role)
+
+
 def _chunk(shape: tuple[int, ...], ranks: int) -> int:
     """Elements of the first of `ranks` chunks along the first dimension."""
     return -(-shape[0] // ranks) * prod(shape[1:])
-
-
-def _low_rank(layer: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
-    """The two matrices of a layer's adapter: [rank, inputs] and [outputs, rank]."""
-    outputs, inputs = layer.shape
-    return TensorSpec("lora_A.weight", (rank, inputs), layer.role), TensorSpec(
-        "lora_B.weight", (outputs, rank), layer.role
-    )
 
 
 class FsdpMemory:
