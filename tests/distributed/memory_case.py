@@ -18,7 +18,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import peft
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -29,10 +28,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from drillyard.config.auto_values import resolve_loss_chunk
-from drillyard.config.run import RunConfig
+from drillyard.config.run import LoraConfig, RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import BatchShape
-from drillyard.estimation.setup import LoraSetup, Setup
+from drillyard.estimation.setup import Setup, lora_setup
 from drillyard.models import loss as loss_room
 from drillyard.modelspec import ModelSpec, model_spec
 from drillyard.parallel.ranks import Ranks
@@ -59,7 +58,7 @@ class Case:
     chunk: int | None = None
     clipping: float | None = 1.0
     lora: dict[str, Any] | None = None
-    """`rank` and `targets`."""
+    """`model.lora` of the run."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def run_config(case: Case) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "memory",
-            "model": {"config": case.model, "init": "random", "attention": case.attention},
+            "model": {"config": case.model, "init": "random", "attention": case.attention, "lora": case.lora},
             "data": {"source": "builtin:python-stdlib", "sequence_length": case.sequence_length},
             "training": {
                 "steps": 3,
@@ -152,9 +151,8 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     vocab = case.model["vocab_size"]
     # Between 16 bytes per parameter, which is its state, and 64, below which weights are not kept whole.
     memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
-    with with_adapters(case.lora) if case.lora else contextlib.nullcontext():
-        tokenizer: Any = Tokenizer(vocab)
-        model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
+    tokenizer: Any = Tokenizer(vocab)
+    model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
     assert model.small == case.keeps_unsharded
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
@@ -167,23 +165,6 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
         batch_shape(config, ranks.num_data_ranks),
         3,
     )
-
-
-@contextlib.contextmanager
-def with_adapters(lora: dict[str, Any]) -> Iterator[None]:
-    """Let the model that is built carry peft's LoRA layers, with everything else frozen."""
-    build = model_setup.build_model
-
-    def build_with_adapters(*args: Any, **kwargs: Any) -> Any:
-        model = build(*args, **kwargs)
-        with torch.device("meta"):
-            peft.inject_adapter_in_model(
-                peft.LoraConfig(r=lora["rank"], target_modules=lora["targets"], task_type="CAUSAL_LM"), model
-            )
-        return model
-
-    with mock.patch.object(model_setup, "build_model", build_with_adapters):
-        yield
 
 
 class Modules(ModTracker):
@@ -338,6 +319,6 @@ def setup_of(case: Case) -> Setup:
         compiled=False,
         loss_chunk_tokens=resolve_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
         clips_gradients=case.clipping is not None,
-        adapters=LoraSetup(case.lora["rank"], case.lora["targets"]) if case.lora else None,
+        adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
         keeps_unsharded=case.keeps_unsharded,
     )

@@ -58,7 +58,7 @@ def gpt2(**changes: Any) -> dict[str, Any]:
 
 
 TIED = {"tie_word_embeddings": True}
-LORA = {"rank": 8, "targets": ["q_proj", "v_proj"]}
+LORA = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
 WIDE_VOCABULARY = {"vocab_size": 12000, "hidden_size": 128, "intermediate_size": 256}
 
 CASES: dict[str, Case] = {
@@ -137,7 +137,7 @@ def drawn(seed: int) -> Case:
         keeps_unsharded=draw.random() < 0.3,
         attention=draw.choice(["sdpa", "sdpa", "eager"]),
         clipping=draw.choice([None, 1.0]),
-        lora=draw.choice([None, None, {"rank": draw.choice([2, 16]), "targets": "all-linear"}]),
+        lora=draw.choice([None, None, {"rank": draw.choice([2, 16]), "target_modules": "all-linear"}]),
     )
 
 

@@ -49,7 +49,8 @@ def inject_adapters(
     """
     config = peft_config(model, lora, base)
     try:
-        inject_adapter_in_model(config, model, ADAPTER, low_cpu_mem_usage=True)
+        with torch.device("meta"):
+            inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"model.lora: {reason}\nname other layers in model.lora.target_modules") from error

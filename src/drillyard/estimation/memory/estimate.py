@@ -156,10 +156,10 @@ def memory_estimate(setup: Setup) -> MemoryEstimate:
 def _state_bytes(step: StepMemory) -> dict[str, int]:
     units = step.units
     return {
-        "parameters": sum(u.shard for u in units) * step.master,
+        "parameters": sum(step.sharding.resting_bytes(u) for u in units),
         "gradients": sum(u.trained_shard for u in units) * step.master,
         "optimizer": step.optimizer_bytes,
-        "padding": sum(u.padding for u in units) * step.master // step.setup.shard,
+        "padding": sum(step.sharding.padding_bytes(u) for u in units) // step.setup.shard,
     }
 
 

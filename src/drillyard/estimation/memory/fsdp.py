@@ -116,6 +116,14 @@ class FsdpMemory:
         self._reduce_held = 0
         self._replicas_held = [0] * len(units)
 
+    def resting_bytes(self, unit: FsdpUnit) -> int:
+        """Bytes of this rank's shards between their uses: what is frozen rests in compute precision."""
+        return unit.trained_shard * self.master + (unit.shard - unit.trained_shard) * self.compute
+
+    def padding_bytes(self, unit: FsdpUnit) -> int:
+        """Bytes of all ranks' shards that no parameter has."""
+        return unit.padding_trained * self.master + (unit.padding - unit.padding_trained) * self.compute
+
     # Gathers
 
     def gather(self, number: int, *, forward: bool) -> None:
@@ -125,7 +133,7 @@ class FsdpMemory:
             return
         self._gathered.add(number)
         if unit.ranks == 1:
-            cast = unit.largest * self.compute if self.compute != self.master else 0
+            cast = unit.largest_trained * self.compute if self.compute != self.master else 0
             ledger.take(unit.whole * self.compute + cast, MemoryKind.GATHERED)
             ledger.give(cast, MemoryKind.GATHERED)
             return
@@ -146,7 +154,7 @@ class FsdpMemory:
             self._prefetched[number] = self._all_gather(unit)
 
     def _all_gather(self, unit: FsdpUnit) -> int:
-        cast = unit.shard * self.compute if self.compute != self.master else 0
+        cast = unit.trained_shard * self.compute if self.compute != self.master else 0
         buffer = unit.whole * self.compute
         self.ledger.take(cast + buffer, MemoryKind.ALL_GATHER)
         self.ledger.give(cast, MemoryKind.ALL_GATHER)

@@ -127,7 +127,7 @@ class StepMemory:
     def _take_state(self) -> None:
         """Weights and moments of this rank's shards; they are there all the time."""
         ledger, units = self.ledger, self.units
-        ledger.take(sum(u.shard for u in units) * self.master, MemoryKind.PARAMETERS)
+        ledger.take(sum(self.sharding.resting_bytes(unit) for unit in units), MemoryKind.PARAMETERS)
         ledger.take(self.optimizer_bytes, MemoryKind.OPTIMIZER)
         if self.spec.positions is None:
             # Two copies of the rotary frequencies, one per pair of dimensions (transformers, *RotaryEmbedding).

@@ -1,0 +1,72 @@
+"""What is left of a run with adapters: `final/` in plain peft and the merged model in plain transformers agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from tests.distributed import training_case
+from tests.distributed.adapter_case import LORA, adapter_config, write_base
+from tests.distributed.ranks import run_ranks
+from tests.distributed.training_case import build, run_steps
+from tests.unit.models.tiny import model_config
+from transformers import AutoModelForCausalLM
+
+from drillyard.config.model_files import ARCHITECTURES
+from drillyard.models.adapters import merge_adapters
+from drillyard.models.export import export
+
+TOKENS = torch.arange(5, 69)[None]
+
+
+def base_config(architecture: str) -> dict[str, Any]:
+    """A tiny model of an architecture with weights large enough to matter."""
+    positions = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
+    config = model_config(architecture, initializer_range=0.15, **{positions: 128}).config
+    assert config is not None
+    return config
+
+
+def train_and_export(directory: str, variant: str) -> None:
+    """Train in fp64, then write final/ and the merged model."""
+    training_case.norms_in_fp64 = lambda model: None  # type: ignore[assignment]
+    lora = LORA | {"variant": variant}
+    config = adapter_config(Path(directory), model__lora=lora, training__steps=4, training__precision="fp64")
+    trainer, model = build(config)
+    run_steps(trainer, 0, 4)
+    export(model.causal_lm, Path(directory) / "final", adapters_only=True)
+    merge_adapters(model.causal_lm)
+    export(model.causal_lm, Path(directory) / "merged")
+
+
+def load(path: Path, architecture: str) -> Any:
+    options = {"experts_implementation": "eager"} if ARCHITECTURES[architecture].mixture else {}
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **options).eval()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant", "num_ranks"),
+    [
+        *((name, "lora", 2) for name in ("llama", "qwen3", "gemma3_text", "gpt2", "olmo2", "mixtral", "qwen3_moe")),
+        ("llama", "dora", 2),
+        ("gpt2", "dora", 2),
+        ("llama", "rslora", 2),
+        ("mixtral", "lora", 1),
+        ("gpt2", "dora", 1),
+    ],
+)
+def test_final_in_peft_and_merged_give_the_same_logits(
+    tmp_path: Path, architecture: str, variant: str, num_ranks: int
+) -> None:
+    write_base(tmp_path, base_config(architecture))
+    run_ranks(train_and_export, num_ranks, str(tmp_path), variant)
+    with torch.no_grad():
+        base = load(tmp_path / "base", architecture)
+        without_adapter = base(input_ids=TOKENS).logits
+        merged = load(tmp_path / "merged", architecture)(input_ids=TOKENS).logits
+        with_adapter = PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=TOKENS).logits
+    assert (with_adapter - without_adapter).abs().max() > 1e-2
+    assert (merged - with_adapter).abs().max() < 1e-6

@@ -1,0 +1,209 @@
+"""A run with adapters from the command line: killed and resumed on other ranks, another base refused, continued.
+
+The base is a directory of a tiny bf16 model. The reference is a run that nobody disturbs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from tests.distributed.adapter_case import LORA, write_base
+from tests.distributed.training_case import LLAMA
+
+STEPS = 30
+
+
+def run_config(directory: Path, name: str, **model: Any) -> Path:
+    """run.yaml of a run called `name` in `directory`; `model` changes its section."""
+    content = {
+        "name": name,
+        "output": str(directory / "runs"),
+        "model": {"id": str(directory / "base"), "lora": LORA} | model,
+        "data": {
+            "source": str(directory / "documents.jsonl"),
+            "format": "prompt-completion",
+            "sequence_length": 64,
+            "cache_directory": str(directory / "cache"),
+            "held_out": {"fraction": 0.1},
+        },
+        "training": {
+            "steps": STEPS,
+            "global_batch_size": 4,
+            "optimizer": {"learning_rate": 1e-2},
+            "device": "cpu",
+            "precision": "fp32",
+            "threads_per_rank": 1,
+        },
+        "checkpoint": {"every_steps": 5, "keep": 9},
+        "logging": {"tensorboard": False},
+    }
+    path = directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def command(*arguments: Any) -> list[str]:
+    return [sys.executable, "-m", "drillyard", *map(str, arguments)]
+
+
+def drillyard(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300, check=False)
+
+
+def train_until_killed(config: Path, num_ranks: int, step: int) -> None:
+    """Train until the checkpoint of `step` is complete, then kill the whole run at once."""
+    run = config.parent / "runs" / config.stem
+    process = subprocess.Popen(
+        command("train", config, "--nproc-per-node", num_ranks),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    manifest = run / "checkpoints" / f"step-{step:08d}" / "manifest.json"
+    end = time.monotonic() + 120
+    while not manifest.is_file():
+        assert time.monotonic() < end and process.poll() is None, (run / "events.jsonl").read_text()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of each step, by its last time."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("lora")
+    write_base(made, LLAMA | {"initializer_range": 0.15}, dtype=torch.bfloat16)
+    ended = drillyard("train", run_config(made, "whole"), "--nproc-per-node", 2)
+    assert ended.returncode == 0, ended.stderr
+    return made
+
+
+def test_a_run_that_is_killed_goes_on_on_one_rank_and_then_on_two(directory: Path) -> None:
+    base = digest(directory / "base" / "model.safetensors")
+    config = run_config(directory, "killed")
+    train_until_killed(config, 2, 5)
+    train_until_killed(config, 1, 15)
+    ended = drillyard("train", config, "--nproc-per-node", 2)
+    assert ended.returncode == 0, ended.stderr
+    whole, killed = directory / "runs" / "whole", directory / "runs" / "killed"
+    expected, found = losses(whole), losses(killed)
+    assert found.keys() == expected.keys() == set(range(1, STEPS + 1))
+    assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
+    assert expected[1] - expected[STEPS] > 0.3
+    assert digest(directory / "base" / "model.safetensors") == base
+
+
+def test_a_checkpoint_holds_adapters_and_moments_alone(directory: Path) -> None:
+    run = directory / "runs" / "whole"
+    adapters = sum(t.numel() for t in load_file(run / "final" / "adapter_model.safetensors").values())
+    saved = run / "checkpoints" / f"step-{STEPS:08d}"
+    assert sum(path.stat().st_size for path in saved.iterdir()) < 12.4 * adapters + 1e6
+    assert len(json.loads((saved / "manifest.json").read_text())["metadata"]["base"]) == 32
+
+
+def test_another_base_is_refused(directory: Path, tmp_path: Path) -> None:
+    """One bit of one weight of the base is another one."""
+    config = run_config(directory, "moved")
+    train_until_killed(config, 1, 5)
+    weights = directory / "base" / "model.safetensors"
+    whole = weights.read_bytes()
+    try:
+        weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        ended = drillyard("train", config)
+        checkpoint = directory / "runs" / "moved" / "checkpoints" / "step-00000005"
+        exported = drillyard("export", checkpoint, tmp_path / "out", "--merge")
+    finally:
+        weights.write_bytes(whole)
+    assert ended.returncode == 2 and "other weights" in ended.stderr
+    assert exported.returncode == 2 and "other weights" in exported.stderr
+    assert len(ended.stderr.strip().splitlines()) <= 2 and not (tmp_path / "out").exists()
+
+
+def test_final_is_continued_and_measured(directory: Path) -> None:
+    final = directory / "runs" / "whole" / "final"
+    ended = drillyard("train", run_config(directory, "continued", lora=LORA | {"adapter": str(final)}))
+    assert ended.returncode == 0, ended.stderr
+    before, after = losses(directory / "runs" / "whole"), losses(directory / "runs" / "continued")
+    assert after[1] < before[1] - 0.3
+    measured = drillyard("eval", final)
+    merged = directory / "merged"
+    exported = drillyard(
+        "export", directory / "runs" / "whole" / "checkpoints" / f"step-{STEPS:08d}", merged, "--merge"
+    )
+    assert exported.returncode == 0 and {t.dtype for t in load_file(merged / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    of_merged = drillyard("eval", merged, "--data", directory / "whole.yaml")
+    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged)]
+    assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
+
+
+def other_shape(directory: Path) -> dict[str, Any]:
+    adapter = directory / "other-shape"
+    adapter.mkdir(exist_ok=True)
+    final = directory / "runs" / "whole" / "final"
+    (adapter / "adapter_config.json").write_text((final / "adapter_config.json").read_text())
+    tensors = {name: torch.zeros(4, 7) for name in load_file(final / "adapter_model.safetensors")}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    return {"adapter": str(adapter)}
+
+
+def other_base(directory: Path) -> dict[str, Any]:
+    adapter = directory / "other-base"
+    adapter.mkdir(exist_ok=True)
+    config = json.loads((directory / "runs" / "whole" / "final" / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "other/Model-1B"}))
+    return {"adapter": str(adapter)}
+
+
+@pytest.mark.parametrize(
+    ("lora", "named"),
+    [
+        ({"target_modules": ["q_proj", "query"]}, ["query", "v_proj"]),
+        ({"target_modules": []}, ["target_modules", "all-linear"]),
+        ({"rank": 17}, ["17", "k_proj", "16 outputs"]),
+        ({"adapter": "nowhere"}, ["nowhere", "adapter_config.json"]),
+        (other_shape, ["other sizes", "lora_A"]),
+        (other_base, ["other/Model-1B", "base_model_name_or_path"]),
+        ({"adapter": "runs/whole/final", "rank": 8}, ["has r 4", "model.lora.rank"]),
+        ({"adapter": "runs/whole/final", "variant": "rslora"}, ["use_rslora", "model.lora.variant"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_weights_are_read(directory: Path, lora: Any, named: list[str]) -> None:
+    changes = lora(directory) if callable(lora) else dict(lora)
+    if "adapter" in changes:
+        changes["adapter"] = str(directory / changes["adapter"])
+    ended = drillyard("train", run_config(directory, "refused", lora=LORA | changes))
+    assert ended.returncode == 2, ended.stderr
+    assert all(text in ended.stderr for text in named), ended.stderr
+    assert len(ended.stderr.strip().splitlines()) <= 2, ended.stderr
+    assert not (directory / "runs" / "refused" / "metrics.jsonl").exists()
+
+
+def test_merging_needs_adapters(directory: Path) -> None:
+    config = run_config(directory, "without-adapters", lora=None)
+    train_until_killed(config, 1, 5)
+    checkpoint = directory / "runs" / "without-adapters" / "checkpoints" / "step-00000005"
+    exported = drillyard("export", checkpoint, directory / "never", "--merge")
+    assert exported.returncode == 2 and "--merge" in exported.stderr and not (directory / "never").exists()
