@@ -59,6 +59,9 @@ def gpt2(**changes: Any) -> dict[str, Any]:
 
 TIED = {"tie_word_embeddings": True}
 LORA = {"rank": 8, "target_modules": ["q_proj", "v_proj"]}
+ON_ALL = {"rank": 4, "target_modules": "all-linear"}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SMALL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 WIDE_VOCABULARY = {"vocab_size": 12000, "hidden_size": 128, "intermediate_size": 256}
 
 CASES: dict[str, Case] = {
@@ -86,6 +89,17 @@ CASES: dict[str, Case] = {
     "eager": Case(llama(), attention="eager"),
     "soft-caps": Case(llama(architecture="gemma2", head_dim=32, **TIED), attention="eager", sequence_length=256),
     "adapters": Case(llama(), lora=LORA),
+    "adapters-on-attention": Case(llama(), lora={"rank": 8, "target_modules": "attention"}, shard=2),
+    "adapters-with-magnitudes": Case(llama(), lora=LORA | {"variant": "dora"}),
+    "checkpoints-adapters-with-magnitudes": Case(
+        llama(architecture="qwen2"),
+        lora={"rank": 4, "variant": "dora", "target_modules": "all-linear"},
+        checkpointing="full",
+    ),
+    "adapters-on-experts": Case(llama(architecture="mixtral", **EXPERTS), lora=ON_ALL),
+    "checkpoints-adapters-on-experts": Case(
+        llama(architecture="qwen3_moe", **SMALL_EXPERTS), lora=ON_ALL, checkpointing="full", shard=2
+    ),
     "experts": Case(llama(architecture="mixtral", num_local_experts=4, num_experts_per_tok=2)),
     "small-experts": Case(
         llama(architecture="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)

@@ -20,7 +20,7 @@ from drillyard.version import __version__
 EXIT_UNEXPECTED = 70
 
 MODULES_OF_EXTRAS = {
-    "train": ("datasets", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
+    "train": ("datasets", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch", "transformers"),
     "kubernetes": ("kubernetes",),
     "gcp": ("google",),
     "remote": ("aiohttp", "fsspec", "gcsfs", "s3fs"),

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.problems import closest_name
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.yaml_document import parse_document
@@ -209,7 +208,7 @@ def _path(key: str) -> str:
         return key
     if key in SHORT:
         return SHORT[key]
-    known = [*(short for short, path in SHORT.items() if not path.startswith(tuple(NOT_AVAILABLE))), *TARGETS]
+    known = [*SHORT, *TARGETS]
     meant = closest_name(key, known)
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
     full = "any setting of the run config can be swept by its full key, such as training.micro_batch_size"

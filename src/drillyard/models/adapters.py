@@ -34,7 +34,7 @@ from drillyard.models.sharding import is_adapter_name, local_region, local_tenso
 from drillyard.modelspec import adapter_module_names, model_spec
 
 ADAPTER = "default"
-"""The name that peft gives an adapter unless told another."""
+"""The name that peft gives an adapter by default."""
 LARGEST_UPDATE_ELEMENTS = 2**22
 
 

@@ -8,6 +8,7 @@ tensors. A bias that is a string names the config field that switches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ def norm(kind: str, name: str, size: int) -> Tensors:
 
 def prefixed(prefix: str, tensors: Iterable[TensorSpec]) -> Tensors:
     """The tensors with a prefix before their names."""
-    return tuple(TensorSpec(f"{prefix}.{t.name}" if prefix else t.name, t.shape, t.role, t.linear) for t in tensors)
+    return tuple(replace(t, name=f"{prefix}.{t.name}" if prefix else t.name) for t in tensors)
 
 
 # Attention

@@ -73,10 +73,9 @@ def test_an_old_key_is_swept_under_its_new_name_with_a_warning(monkeypatch: pyte
     assert point == SweepPoint("sequence_length-64", ("data.sequence_length=64",))
 
 
-def test_what_training_refuses_is_not_suggested() -> None:
-    with pytest.raises(UserError, match="'lora_rnk'") as refused:
+def test_a_short_key_is_suggested() -> None:
+    with pytest.raises(UserError, match="did you mean lora_rank"):
         parse_axes(["lora_rnk=8,16"])
-    assert "lora_rank" not in str(refused.value)
     assert parse_axes(["lora_rank=8"])[0].path == "model.lora.rank"
 
 

@@ -29,6 +29,12 @@ def test_adapters_on_llama_8b():
         ("gpt2", "all-linear"),
         ("opt", "all-linear"),
         ("qwen2_moe", "all-linear"),
+        ("mixtral", "all-linear"),
+        ("mixtral", ["q_proj", "w1", "w2", "w3"]),
+        ("qwen3_moe", "all-linear"),
+        ("qwen3_moe", ["gate"]),
+        ("olmoe", "all-linear"),
+        ("gpt2", ["attn.c_proj"]),
         ("deepseek_v3", ["q_a_proj", "kv_b_proj", "o_proj"]),
     ],
 )

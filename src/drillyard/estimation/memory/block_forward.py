@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Final
 
 from drillyard.estimation.memory.attention import KERNELS, AttentionShape, eager, rotated
@@ -20,6 +21,7 @@ from drillyard.estimation.memory.autograd import SizedTensor, Tape
 from drillyard.estimation.memory.operators import (
     FP32,
     activated,
+    contraction,
     copied_in_backward,
     linear,
     norm,
@@ -33,8 +35,8 @@ from drillyard.estimation.memory.operators import (
     to,
     unary,
 )
-from drillyard.estimation.setup import Checkpointing
-from drillyard.modelspec import Block, adapter_layers
+from drillyard.estimation.setup import Checkpointing, LoraSetup
+from drillyard.modelspec import Block, adapter_layers, adapter_matrices
 
 INT64: Final = 8
 SCORES_IN_FP32: Final = frozenset({"mixtral"})
@@ -65,8 +67,7 @@ class BlockInputs:
     kernel: str
     mode: Checkpointing
     positions: int | None
-    lora_rank: int | None = None
-    lora_targets: tuple[str, ...] | str = ()
+    adapters: LoraSetup | None = None
     fuses: bool = False
     skips_first_product: bool = False
     from_weights: bool = True
@@ -90,7 +91,7 @@ class _BlockForward:
         self.block = block
         self.run = run
         self.shapes = {tensor.name: tensor for tensor in block.tensors}
-        adapted = [] if run.lora_rank is None else adapter_layers(block.tensors, run.lora_targets)
+        adapted = [] if run.adapters is None else adapter_layers(block.tensors, run.adapters.targets)
         self.adapted = {tensor.name for tensor in adapted}
         self.weights: dict[str, SizedTensor] = {}
 
@@ -134,7 +135,7 @@ class _BlockForward:
         if name not in self.shapes:
             return None
         if name not in self.weights:
-            self.weights[name] = self.e.weight(self.shapes[name].parameters, trained=self.run.lora_rank is None)
+            self.weights[name] = self.e.weight(self.shapes[name].parameters, trained=self.run.adapters is None)
         return self.weights[name]
 
     def _weight(self, name: str) -> SizedTensor:
@@ -142,21 +143,60 @@ class _BlockForward:
         assert weight is not None, name
         return weight
 
+    def _summed_weight(self, name: str) -> SizedTensor:
+        """A weight as its layer uses it. Of routers and experts peft adds the update to the weight before the product:
+        the sum is a new tensor, with a gradient."""
+        e, weight = self.e, self._weight(name)
+        if name not in self.adapted:
+            return weight
+        down, up = self._adapter(name)
+        if self.shapes[name].role == "expert":
+            return contraction(e, e.empty(weight.elements), [down, up], [])
+        update = scaled(e, contraction(e, e.empty(weight.elements), [up, down], []))
+        return unary(e, update, passes=True)
+
+    def _adapter(self, name: str) -> tuple[SizedTensor, SizedTensor]:
+        assert self.run.adapters is not None
+        down, up = adapter_matrices(self.shapes[name], self.run.adapters.rank)
+        return self.e.weight(prod(down), trained=True), self.e.weight(prod(up), trained=True)
+
     def _linear(self, name: str, x: SizedTensor) -> SizedTensor:
         """The linear layer `name`, with its bias, and its adapter as PEFT's layer has it: result + B(A(x)) * scaling.
 
         A keeps x, B keeps the low-rank rows, which are few.
         """
-        e, rows, rank = self.e, self.run.rows, self.run.lora_rank
-        weight = self._weight(f"{name}.weight")
+        e, rows, adapters = self.e, self.run.rows, self.run.adapters
+        weight, bias = self._weight(f"{name}.weight"), self._optional(f"{name}.bias")
         inputs = x.elements // rows
         outputs = weight.elements // inputs
-        out = linear(e, x, weight, rows * outputs, self._optional(f"{name}.bias"))
-        if rank is None or f"{name}.weight" not in self.adapted:
+        out = linear(e, x, weight, rows * outputs, bias)
+        if adapters is None or f"{name}.weight" not in self.adapted:
             return out
-        down = e.weight(rank * inputs, trained=True)
-        up = e.weight(rank * outputs, trained=True)
-        return plus(e, out, scaled(e, linear(e, linear(e, x, down, rows * rank), up, rows * outputs)))
+        down, up = self._adapter(f"{name}.weight")
+        if adapters.magnitudes:
+            return plus(e, out, self._rescaled(x, out, down, up, has_bias=bias is not None))
+        low = linear(e, x, down, rows * adapters.rank)
+        return plus(e, out, scaled(e, linear(e, low, up, rows * outputs)))
+
+    def _rescaled(
+        self, x: SizedTensor, out: SizedTensor, down: SizedTensor, up: SizedTensor, *, has_bias: bool
+    ) -> SizedTensor:
+        """What DoRA adds to a layer's result: (m - 1) * result + m * B(A(x)) * scaling, m the magnitudes over the row
+        norms. The norms take B A whole, made of a unit matrix, which lives until the layer is done."""
+        e, rows = self.e, self.run.rows
+        inputs, outputs = x.elements // rows, out.elements // rows
+        # Held as the local variables and the graph of peft's layer hold them; no gradient comes back through them.
+        unit, low_update, update = (e.empty(size) for size in (inputs * inputs, down.elements, inputs * outputs))
+        scaled_update = e.empty(inputs * outputs)
+        summed = e.empty(inputs * outputs)
+        del scaled_update, summed
+        scale = unary(e, e.weight(outputs, trained=True), e.empty(outputs))
+        low_result = linear(e, linear(e, x, down, down.elements // inputs * rows), up, rows * outputs)
+        result = shifted(e, out) if has_bias else out
+        rescaled = times(e, shifted(e, scale), result)
+        added = plus(e, rescaled, scaled(e, times(e, scale, low_result)))
+        del unit, low_update, update
+        return added
 
     def _norm(self, name: str, x: SizedTensor, rows: int | None = None) -> SizedTensor:
         """The norm `name` over `rows` of x (default: one row per token). It may have no weights, and no name then."""
@@ -274,7 +314,7 @@ class _BlockForward:
     def _routed(self, x: SizedTensor) -> tuple[SizedTensor, list[SizedTensor]]:
         """Weights of the chosen experts, one per routed row, and the index tensors that backward needs."""
         e, rows, mlp = self.e, self.run.rows, self.block.mlp
-        weight = self._weight(next(name for name, tensor in self.shapes.items() if tensor.role == "router"))
+        weight = self._summed_weight(next(name for name, tensor in self.shapes.items() if tensor.role == "router"))
         probabilities = softmax(e, to(e, linear(e, x, weight, rows * mlp.num_experts), FP32))
         routed = rows * mlp.experts_per_token
         indices = [e.empty(routed, INT64) for _ in range(4)]
@@ -284,7 +324,7 @@ class _BlockForward:
         return top if self.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
 
     def _grouped(self, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
-        weight = self._weight(next(key for key in self.shapes if key.endswith(f"experts.{name}")))
+        weight = self._summed_weight(next(key for key in self.shapes if key.endswith(f"experts.{name}")))
         return linear(self.e, x, weight, outputs, grouped=True)
 
 

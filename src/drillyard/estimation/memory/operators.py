@@ -126,13 +126,13 @@ def linear(
     *,
     grouped: bool = False,
 ) -> SizedTensor:
-    """x times a weight, plus a bias. Saves x where the weight is trained; the weight itself is FSDP's.
+    """x times a weight, plus a bias. Saves x where the weight has a gradient, and a weight that is not FSDP's for x's.
 
     `grouped`: one product for all experts, whose gradient has the size of all of them.
     """
     out = e.product(outputs, x.itemsize, always_kept=grouped)
     sources = [x, weight] if bias is None else [x, weight, bias]
-    return contraction(e, out, sources, [x if weight.node is not None else None])
+    return contraction(e, out, sources, crosswise(x, weight))
 
 
 def piece(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:

@@ -61,7 +61,6 @@ class StepMemory:
         self.units.append(fsdp_unit(self.spec.root, setup.shard, setup.adapters))
         self.root = len(self.units) - 1
         self.sharding = FsdpMemory(self.ledger, self.units, setup)
-        targets = setup.adapters.targets if setup.adapters else ()
         self.block_run = BlockInputs(
             model_type=self.spec.model_type,
             hidden_size=self.spec.hidden_size,
@@ -71,8 +70,7 @@ class StepMemory:
             kernel=setup.kernel,
             mode=setup.activation_checkpointing,
             positions=self.spec.positions,
-            lora_rank=setup.adapters.rank if setup.adapters else None,
-            lora_targets=targets if isinstance(targets, str) else tuple(targets),
+            adapters=setup.adapters,
             fuses=fuses,
             skips_first_product=skips_first_product,
         )
