@@ -12,6 +12,7 @@ import typer
 
 from drillyard.cli.options import find_run
 from drillyard.cli.process_exit import exit_process, is_rank
+from drillyard.telemetry.console import ACCURACIES
 
 if TYPE_CHECKING:
     from drillyard.training.saved_evaluation import EvaluationRequest
@@ -22,6 +23,7 @@ class Metric(StrEnum):
 
     loss = "loss"
     sql_execution = "sql-execution"
+    function_call = "function-call"
 
 
 class Dtype(StrEnum):
@@ -53,7 +55,7 @@ def evaluate(
     ] = None,
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on this host.", metavar="N")] = 1,
 ) -> None:
-    """Measure MODEL: loss, perplexity, bits per byte, or the share of questions whose SQL gives the right rows.
+    """Measure MODEL: loss, perplexity, bits per byte, or the share of questions answered by right SQL or right calls.
 
     Prints a table and writes every prediction to a file.
     """
@@ -88,7 +90,7 @@ def evaluate(
         raise UserError(f"{error}{flags_for(str(error), request)}") from error
     if results is not None:
         _print_table(results)
-        if "sql-execution" in request.metrics or any("sql_execution" in result for result in results.values()):
+        if any(name in result for result in results.values() for name in ACCURACIES):
             typer.echo(f"predictions: {folder / model.name}")
     if is_rank():
         exit_process(0)
@@ -170,6 +172,6 @@ def _print_table(results: dict[str, dict[str, Any]]) -> None:
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
-    if key == "sql_execution":
+    if key in ACCURACIES:
         return f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -19,7 +19,14 @@ from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainT
 from drillyard.errors import ConfigError, UserError
 
 BUILTIN = "builtin:"
-BUILTIN_FORMATS = {"builtin:text-to-sql": "text-to-sql", "builtin:python-stdlib": "text"}
+BUILTIN_FORMATS = {
+    "builtin:text-to-sql": "text-to-sql",
+    "builtin:function-calling": "function-calling",
+    "builtin:python-stdlib": "text",
+}
+CHAT_FORMATS = ("chat", "function-calling")
+METRIC_FORMATS = {"sql-execution": "text-to-sql", "function-call": "function-calling"}
+"""The metrics that generate answers, with the format of the rows that they ask."""
 
 # A path with one of these is a file or directory, not the id of a Hugging Face data set.
 FILE_ENDINGS = (".json", ".jsonl", ".parquet", ".csv", ".txt", ".gz", ".zst", ".bin", ".idx")
@@ -30,6 +37,7 @@ ROLES = {
     "text": ("text",),
     "prompt-completion": ("prompt", "completion"),
     "chat": ("messages", "tools"),
+    "function-calling": ("messages", "tools"),
     "text-to-sql": ("schema", "question", "sql"),
 }
 
@@ -215,8 +223,13 @@ def _format(config: RunConfig) -> Iterator[Problem]:
             yield Problem(("data", "columns", role), message)
     if data.format == "text" and data.loss_on == "completion":
         yield problem("data.loss_on", "format text has no completions; write loss_on: all, or choose another format")
-    if data.format != "chat" and data.loss_on == "last":
-        yield problem("data.loss_on", f"last is for format chat, and this is {data.format}; remove it")
+    if data.train_on != "all" and data.format not in CHAT_FORMATS:
+        message = f"{data.train_on} is for the turns of a chat, and the format is {data.format}; remove it"
+        yield problem("data.train_on", message)
+    elif data.train_on != "all" and data.loss_on == "all":
+        yield problem(
+            "data.train_on", f"{data.train_on} chooses among turns, and loss_on: all learns every token; remove one"
+        )
 
 
 def _length(config: RunConfig) -> Iterator[Problem]:
@@ -331,13 +344,16 @@ def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
 def _evaluation(config: RunConfig) -> Iterator[Problem]:
     evaluation, data_format = config.evaluation, config.data.format
     if not evaluation.metrics:
-        yield problem("evaluation.metrics", "is an empty list; name at least one metric: loss, sql-execution")
-    if "sql-execution" in evaluation.metrics and data_format != "text-to-sql":
-        yield problem("evaluation.metrics", f"sql-execution needs data.format: text-to-sql; it is {data_format}")
+        yield problem(
+            "evaluation.metrics", f"is an empty list; name at least one metric: {', '.join(['loss', *METRIC_FORMATS])}"
+        )
+    for metric, needed in METRIC_FORMATS.items():
+        if metric in evaluation.metrics and data_format != needed:
+            yield problem("evaluation.metrics", f"{metric} needs data.format: {needed}; it is {data_format}")
     needs_held_out = {
         "every_steps": evaluation.every_steps is not None,
         "at_start": evaluation.at_start,
-        "metrics": "sql-execution" in evaluation.metrics,
+        "metrics": any(metric in METRIC_FORMATS for metric in evaluation.metrics),
     }
     key = next((key for key, needs in needs_held_out.items() if needs), None)
     if key is not None and not has_held_out(config):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from drillyard.config.strict_model import StrictModel
+from drillyard.deprecation import warn_renamed
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
@@ -69,7 +70,7 @@ class SourceConfig(StrictModel):
 
     path: str = Field(
         description="File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or "
-        "builtin:text-to-sql / builtin:python-stdlib.",
+        "builtin:text-to-sql / builtin:function-calling / builtin:python-stdlib.",
         examples=["documents.jsonl"],
     )
     weight: PositiveFloat = Field(
@@ -77,6 +78,9 @@ class SourceConfig(StrictModel):
     )
     name: str | None = Field(default=None, description="Name in metrics; default: the last part of `path`.")
     split: str = Field(default="train", description="Split of a Hugging Face data set or of Megatron data.")
+    max_samples: PositiveInt | None = Field(
+        default=None, description="At most this many rows, the first ones, before documents are held out; null: all."
+    )
     options: dict[str, Any] = Field(
         default={}, description="Settings of a built-in source, such as {examples: 20000, seed: 0}."
     )
@@ -135,9 +139,11 @@ class DataConfig(StrictModel):
         description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}].",
         examples=["documents.jsonl"],
     )
-    format: Literal["text", "prompt-completion", "chat", "text-to-sql"] = Field(
+    format: Literal["text", "prompt-completion", "chat", "function-calling", "text-to-sql"] = Field(
         default="text",
-        description="How a row becomes a document. Of a chat, a null in messages or tools counts as absent (in Parquet "
+        description="How a row becomes a document. `function-calling` is a chat whose calls the model's own template "
+        "writes, from rows as Glaive, xLAM, Hermes, the BFCL and OpenAI have them. "
+        "Of a chat, a null in messages or tools counts as absent (in Parquet "
         "the two are the same); write a call's arguments as JSON text to train a null.",
     )
     columns: dict[str, str] = Field(
@@ -148,11 +154,15 @@ class DataConfig(StrictModel):
     packing: bool = Field(
         default=True, description="Pack several documents into one sequence; attention never crosses documents."
     )
-    loss_on: Literal["completion", "last", "all"] | None = Field(
+    loss_on: Literal["completion", "all"] | None = Field(
         default=None,
-        description="Tokens that carry loss: `completion` (of a chat every assistant turn, each as it is "
-        "rendered when nothing follows), `last` (of a chat the last assistant turn only) or `all`; default: `all` for "
-        "text, `completion` for the others.",
+        description="Tokens that carry loss: `completion` (of a chat the assistant's turns that `train_on` names) or "
+        "`all`; default: `all` for text, `completion` for the others.",
+    )
+    train_on: Literal["all", "last", "each"] = Field(
+        default="all",
+        description="Assistant turns of a chat that are learnt: `all`, each as it is rendered when nothing follows; "
+        "`last`; or `each` from a document of its own that ends with it.",
     )
     too_long: Literal["truncate", "split", "drop", "error"] | None = Field(
         default=None,
@@ -169,6 +179,14 @@ class DataConfig(StrictModel):
     cache_directory: str | None = Field(
         default=None, description="Where tokenised data is kept; default: $DRILLYARD_CACHE or ~/.cache/drillyard."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename_last(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("loss_on") == "last" and "train_on" not in values:
+            warn_renamed("data.loss_on: last", "data.train_on: last")
+            return {**values, "loss_on": None, "train_on": "last"}
+        return values
 
 
 class OptimizerConfig(StrictModel):
@@ -281,7 +299,9 @@ class EvaluationConfig(StrictModel):
         default=None, description="Steps between evaluations; null: only at the end, if there is held-out data."
     )
     at_start: bool = Field(default=False, description="Evaluate before the first step too.")
-    metrics: list[Literal["loss", "sql-execution"]] = Field(default=["loss"], description="What is measured.")
+    metrics: list[Literal["loss", "sql-execution", "function-call"]] = Field(
+        default=["loss"], description="What is measured."
+    )
     parts: list[str] | None = Field(
         default=None,
         description="Names of the held-out parts to evaluate, such as train/held_out for what is held out of "

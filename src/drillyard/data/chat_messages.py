@@ -6,7 +6,8 @@ The same row has the same tokens in JSON Lines, CSV, Parquet and a saved data se
   keys of the column and fills in nulls, so a null in the data looks like an absent key. Nulls in lists are kept. To
   train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
 - `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
-- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the usual ones.
+- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the usual ones. A row with
+  Alpaca's `instruction` and `output` (`input`, `system` and `history` may be absent) is a conversation of these.
 - `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have
   content. In a tool's result it may be any JSON value.
 - `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
@@ -30,6 +31,9 @@ ROLE_NAMES = {"human": "user", "prompter": "user"} | dict.fromkeys(
     ("gpt", "chatgpt", "bot", "ai", "model"), "assistant"
 )
 """Names of the two speakers in ShareGPT, OpenAssistant, LangChain and Gemini."""
+MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
+"""Columns that hold a conversation, in the order in which they are looked for."""
+_ALPACA_COLUMNS = ("instruction", "output")
 _ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_KEYS = {"from": "role", "value": "content"}
 CALLS = ("tool_calls", "function_call")
@@ -62,6 +66,39 @@ def normalised_tools(value: Any, where: str) -> list[Row] | None:
     if not all(isinstance(tool, dict) for tool in items):
         raise UserError(f"{where}: column 'tools' must be a list of JSON schemas (objects); found {value!r:.60}.")
     return [without_nulls(tool) for tool in items] or None
+
+
+def is_alpaca(row: Row) -> bool:
+    """Whether a row is one of Alpaca: an instruction and its output, and no conversation."""
+    has = {name for name, value in row.items() if value is not None}
+    return has >= set(_ALPACA_COLUMNS) and not has & set(MESSAGE_COLUMNS)
+
+
+def alpaca_messages(row: Row, where: str) -> list[Row]:
+    """The conversation of an Alpaca row {instruction, input, output, system, history}.
+
+    `history` is [[question, answer], ...], before the instruction. UserError for a column that is not text.
+    """
+    for name in ("instruction", "input", "output", "system"):
+        if not isinstance(row.get(name), str | None):
+            raise UserError(f"{where}: column {name!r} must be text; found {row[name]!r:.60}. Fix the row.")
+    history = _parsed(row.get("history"), "history", where) or []
+    pairs = [pair for pair in history if isinstance(pair, list) and len(pair) == 2] if isinstance(history, list) else []
+    if len(pairs) != len(history):
+        raise UserError(
+            f"{where}: column 'history' must be [[question, answer], ...]; found {history!r:.60}. Fix the row."
+        )
+    question = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    turns = [*pairs, [question, row["output"]]]
+    opening = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return [
+        *opening,
+        *(
+            {"role": role, "content": text}
+            for turn in turns
+            for role, text in zip(("user", "assistant"), turn, strict=True)
+        ),
+    ]
 
 
 def _message(value: Any, number: int, where: str) -> Row:
@@ -178,6 +215,12 @@ def text_parts(message: Row) -> list[Row]:
     content = message.get("content")
     is_parts = isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content)
     return content if is_parts and content else []
+
+
+def text_of_parts(message: Row) -> str:
+    """The content as text, parts joined; empty where there is none, or other data."""
+    content = _with_joined_parts(message).get("content")
+    return content if isinstance(content, str) else ""
 
 
 def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:

@@ -11,7 +11,10 @@ turns are learnt from a separate document: the conversation up to and including 
 writes it. A conversation becomes as few documents as possible; each turn is learnt once, and with most templates one
 document is enough.
 
-`loss_on: last` learns the last assistant turn only, from one document that ends with it.
+`train_on: last` learns the last assistant turn only, from one document that ends with it; `each` learns every turn from
+a document of its own that ends with it.
+
+Of format function-calling, a template that renders neither tools nor calls gets both as text (`tool_prompt.py`).
 
 Templates are compiled by transformers, so this is the one format whose workers import it.
 """
@@ -20,12 +23,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from drillyard.data.chat_messages import CALLS, insert_probes, message_variants, objects_in, strings_in
+from drillyard.data.function_rows import BROKEN_CALL
 from drillyard.data.raw_batches import Row
-from drillyard.data.row_formats import Segments
+from drillyard.data.row_formats import RowFormat, Segments
+from drillyard.data.tokenizer import TURN_TOKENS, chat_template
+from drillyard.data.tool_prompt import with_tools_as_text
 from drillyard.errors import UserError
 
 NO_TURN = "without_assistant_turn"
@@ -45,20 +53,29 @@ class RenderedChat:
 
 
 class ChatRenderer:
-    """Renders rows {messages, tools}, normalised by chat_messages.py, with one chat template."""
+    """Renders rows {messages, tools}, normalised by chat_messages.py, with one chat template.
 
-    def __init__(self, template: str, special_tokens: dict[str, str], loss_on: str) -> None:
+    `writes_calls`: of format function-calling, with tools and calls as text where the template renders none.
+    """
+
+    def __init__(
+        self, template: str, special_tokens: dict[str, str], loss_on: str, *, writes_calls: bool = False
+    ) -> None:
         self.template = template
         self.special_tokens = special_tokens
         self.loss_on = loss_on
+        self.writes_calls = writes_calls
         self.marks_generation = _GENERATION.search(template) is not None
 
     def render(self, row: Row, where: str) -> RenderedChat:
         """Documents of one conversation. UserError if the template refuses it, or its turns cannot be found."""
-        weights = [message.get("weight", 1) for message in row["messages"]]
-        messages = [{key: value for key, value in message.items() if key != "weight"} for message in row["messages"]]
-        chat = _accepted(_Chat(self, messages, row.get("tools") or None, where))
+        kept, tools = self._in_template_form(row)
+        weights = [message.get("weight", 1) for message in kept]
+        chat = _accepted(_Chat(self, _without_marks(kept), tools, where))
+        messages = chat.messages
         counts = [TOOLS_IGNORED] if _ignores_tools(chat) else []
+        if any(BROKEN_CALL in message for message in kept):
+            counts.append(BROKEN_CALL)
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [turn for turn in turns if weights[turn]]
         if self.loss_on == "all":
@@ -67,6 +84,8 @@ class ChatRenderer:
             return RenderedChat([_segments(chat.text(), spans, learnt=False)], counts)
         if not turns:
             return RenderedChat([], [*counts, NO_TURN])
+        if self.loss_on == "each" and learnt:
+            return RenderedChat([_one_turn(chat, turns, turn) for turn in learnt], counts)
         stop = len(messages)
         if self.loss_on == "last":
             learnt, stop = [turn for turn in learnt if turn == turns[-1]], turns[-1] + 1
@@ -78,6 +97,74 @@ class ChatRenderer:
             return RenderedChat([_segments(chat.text(stop), spans)], counts)
         documents = _by_prefix(chat, learnt, stop)
         return RenderedChat(documents, [*counts, BY_TURN] if len(documents) > 1 else counts)
+
+    def prompt(self, row: Row, where: str) -> str:
+        """The conversation as text, up to where the assistant's answer begins. UserError as for `render`."""
+        messages, tools = self._in_template_form(row)
+        return _accepted(_Chat(self, _without_marks(messages), tools, where)).text(prompt=True)
+
+    def turn_end(self) -> str:
+        """The text that the template puts after the content of an assistant's last turn; empty if it cannot be seen."""
+        question, content = {"role": "user", "content": "probe-question"}, "probe-answer"
+        chat = _Chat(self, [question, {"role": "assistant", "content": content}], None, "")
+        try:
+            return chat.text().rpartition(content)[2]
+        except UserError:
+            return ""
+
+    def _in_template_form(self, row: Row) -> tuple[list[Row], list[Row] | None]:
+        """The messages and tools as the template gets them: with calls as text where it renders none."""
+        messages, tools = row["messages"], row.get("tools") or None
+        if not self.writes_calls or self._renders_calls:
+            return messages, tools
+        return with_tools_as_text(messages, tools, system=self._renders_system), None
+
+    @cached_property
+    def _renders_calls(self) -> bool:
+        """Whether the template renders both tools and calls."""
+        function = {"name": "probe_name", "arguments": {"probe_argument": "probe_value"}}
+        properties = {"probe_argument": {"type": "string", "description": "probe_description"}}
+        schema = {"name": "probe_name", "description": "", "parameters": {"type": "object", "properties": properties}}
+        call = {"id": "probe0000", "type": "function", "function": function}
+        messages: list[Row] = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        return self._renders(messages, [{"type": "function", "function": schema}], ("probe_description", "probe_value"))
+
+    @cached_property
+    def _renders_system(self) -> bool:
+        messages = [{"role": "system", "content": "probe-system"}, {"role": "user", "content": "probe"}]
+        return self._renders(messages, None, ("probe-system",))
+
+    def _renders(self, messages: list[Row], tools: list[Row] | None, texts: tuple[str, ...]) -> bool:
+        try:
+            rendered = _accepted(_Chat(self, messages, tools, "")).text()
+        except UserError:
+            return False
+        return all(text in rendered for text in texts)
+
+
+def chat_renderer(template: str, special_tokens: dict[str, str], form: RowFormat) -> ChatRenderer:
+    """The renderer of a format's rows."""
+    return ChatRenderer(template, special_tokens, form.loss_on, writes_calls=form.name == "function-calling")
+
+
+def trained_template_texts(form: RowFormat) -> Callable[[Row, str], Iterator[str]]:
+    """A function of (row, where): its texts under the template of trained tokenizers, without the tokens of turns."""
+    renderer = chat_renderer(chat_template(), {}, form)
+    tokens = re.compile("|".join(map(re.escape, TURN_TOKENS)))
+
+    def texts_of(row: Row, where: str) -> Iterator[str]:
+        for segments in renderer.render(row, where).documents:
+            yield from filter(None, tokens.split("".join(text for text, _ in segments)))
+
+    return texts_of
+
+
+def _without_marks(messages: list[Row]) -> list[Row]:
+    """The messages without the keys that are ours, not the template's."""
+    return [{key: value for key, value in each.items() if key not in ("weight", BROKEN_CALL)} for each in messages]
 
 
 class _Chat:
@@ -157,6 +244,14 @@ def _by_prefix(chat: _Chat, turns: list[int], stop: int) -> list[Segments]:
     return documents[::-1]
 
 
+def _one_turn(chat: _Chat, turns: list[int], turn: int) -> Segments:
+    """The conversation up to and with this turn, in which it alone is learnt."""
+    if not chat.renderer.marks_generation:
+        return _by_prefix(chat, [turn], turn + 1)[0]
+    before = [number for number in turns if number <= turn]
+    return _segments(chat.text(turn + 1), [span for number, span in _spans(chat, before, turn + 1) if number == turn])
+
+
 def _unknown_turn(chat: _Chat, turn: int) -> UserError:
     follows_itself = turn > 0 and chat.messages[turn - 1]["role"] == "assistant"
     advice = "Join it with the assistant's message before it, use" if follows_itself else "Use"
@@ -183,7 +278,7 @@ def _spans(chat: _Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
     if ends != sorted(ends) or ends[-1] != len(spans):
         raise UserError(
             f"{chat.where}: it is unclear which {{% generation %}} block of the chat template belongs to which "
-            f"message, so a weight of 0 or data.loss_on: last cannot be applied. Remove it, or fix the template."
+            f"message, so a weight of 0 or data.train_on cannot be applied. Remove it, or fix the template."
         )
     owners = [turn for turn, begin, end in zip(turns, [0, *ends], ends, strict=False) for _ in range(begin, end)]
     return list(zip(owners, spans, strict=True))

@@ -33,6 +33,7 @@ _WARNINGS = {
     "assistant, tool)",
     "without_loss": "have no token that carries loss within the sequence length, so nothing is learnt from them",
     "dropped": "are longer than data.sequence_length and dropped (data.too_long: drop)",
+    "broken_call": "have a function call that cannot be read, so that turn is not learnt",
     "truncated": "are longer than data.sequence_length and truncated (data.too_long: truncate)",
     "empty": "are empty and dropped",
     "tools_not_rendered": "list tools that the chat template ignores: the model will not see them",

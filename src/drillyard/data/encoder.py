@@ -136,7 +136,7 @@ class Encoder:
 
         self.settings = settings
         self.tokenizer = Tokenizer.from_str(settings.tokenizer_json)
-        self.is_chat = settings.format.name == "chat"
+        self.is_chat = settings.format.is_chat
         # A chat template writes special tokens as text; anywhere else such text is data and must stay text.
         self.tokenizer.encode_special_tokens = not self.is_chat
         added = self.tokenizer.get_added_tokens_decoder()
@@ -145,10 +145,10 @@ class Encoder:
         self.special = re.compile("|".join(special)) if special and not self.is_chat else None
         self.chat: Any = None
         if self.is_chat:
-            from drillyard.data.chat_template import ChatRenderer
+            from drillyard.data.chat_template import chat_renderer
 
             assert settings.chat_template is not None
-            self.chat = ChatRenderer(settings.chat_template, settings.special_tokens, settings.format.loss_on)
+            self.chat = chat_renderer(settings.chat_template, settings.special_tokens, settings.format)
             # Without special tokens it only trims the offsets, which find the turns.
             self.tokenizer.post_processor = None
         self.start = [] if self.is_chat else list(settings.start_ids)

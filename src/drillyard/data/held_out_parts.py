@@ -118,12 +118,19 @@ def canonical_rows(source: DataSource, form: RowFormat, split: HeldOutSplit, par
 
 def training_texts(sources: list[DataSource], form: RowFormat, split: HeldOutSplit) -> Iterator[str]:
     """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up to a limit."""
-    if form.name == "chat":
-        raise UserError("data.tokenizer: a trained tokenizer has no chat template. Set a path or id of one that has.")
+    if form.is_chat:
+        from drillyard.data.chat_template import trained_template_texts
+
+        texts_of = trained_template_texts(form)
+    else:
+
+        def texts_of(row: Row, where: str) -> Iterator[str]:
+            return (text for text, _ in form.segments(row, where))
+
     for source in sources:
         room = TRAINING_BYTES // len(sources)
         for row, where in canonical_rows(source, form, split, TRAIN):
-            for text, _ in form.segments(row, where):
+            for text in texts_of(row, where):
                 yield text
                 room -= len(text)
             if room <= 0:

@@ -239,23 +239,24 @@ class _Preparation:
         if self.tokenizer_directory is not None or not isinstance(setting, TrainTokenizer):
             return configured_tokenizer(self.config, self.tokenizer_directory)
         contents = [found.key + source.kind_of_file for source, found in training]
-        key = json_digest([contents, self.split.__dict__, self.format.__dict__])
+        limits = [source.config.max_samples for source, _ in training]
+        key = json_digest([contents, self.split.__dict__, self.format.__dict__, *([limits] if any(limits) else [])])
         if not (readable := [source for source, _ in training if not source.is_megatron]):
             raise UserError(
                 "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens already. Set a path "
                 "or id of the one they were made with."
             )
         texts = training_texts(readable, self.format, self.split)
-        return trained_tokenizer(setting, key, texts, self.root)
+        return trained_tokenizer(setting, key, texts, self.root, for_chats=self.format.is_chat)
 
     def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
         data = self.data
-        if data.format == "chat" and tokenizer.chat_template is None:
+        if self.format.is_chat and tokenizer.chat_template is None:
             raise UserError(
-                f"data.format: chat needs a tokenizer with a chat template, and {tokenizer.origin} has none. "
+                f"data.format: {data.format} needs a tokenizer with a chat template, and {tokenizer.origin} has none. "
                 f"Set data.tokenizer to one that has (an instruct model's), or use prompt-completion."
             )
-        if data.format not in ("chat", "text") and tokenizer.eos_id is None:
+        if not self.format.is_chat and data.format != "text" and tokenizer.eos_id is None:
             raise UserError(
                 f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion would never end. "
                 f"Set data.tokenizer to one that has."
@@ -269,7 +270,7 @@ class _Preparation:
             wide=tokenizer.vocab_size > 1 << 16,
             start_ids=tokenizer.start_ids,
             eos_id=tokenizer.eos_id,
-            chat_template=tokenizer.chat_template if data.format == "chat" else None,
+            chat_template=tokenizer.chat_template if self.format.is_chat else None,
             special_tokens=tokenizer.special_tokens,
         )
 
@@ -286,7 +287,9 @@ class _Preparation:
             "bos_id": start_ids_key(settings.start_ids),
         }
         del described["start_ids"]
-        kind = "chat" if self.format.name == "chat" else "" if settings.start_ids else "no start token"
+        if source.config.max_samples is not None:
+            described["max_samples"] = source.config.max_samples
+        kind = self.format.name if self.format.is_chat else "" if settings.start_ids else "no start token"
         version = ENCODING_VERSIONS.get(kind, 1)
         key = json_digest([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
         # The content key of one file depends neither on its name nor on its format.

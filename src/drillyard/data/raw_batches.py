@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]]) -> Ite
             held, size = [], 0
     if held:
         yield RawBatch(((origin, unit),), size, partial(iter, held))
+
+
+def first_rows(batches: Iterator[RawBatch], limit: int) -> Iterator[RawBatch]:
+    """The first `limit` rows of batches. They are decoded here, in the process that reads."""
+    for batch in batches:
+        rows = list(islice(batch.rows(), limit))
+        yield replace(batch, rows=partial(iter, rows))
+        limit -= len(rows)
+        if limit <= 0:
+            return
 
 
 def json_digest(value: Any) -> str:

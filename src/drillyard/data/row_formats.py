@@ -7,10 +7,12 @@ follows, and in generation: no merge crosses from prompt to completion.
     prompt-completion  prompt, completion            -> loss on the completion
     text-to-sql        schema, question, sql         -> loss on the SQL; columns of gretelai/synthetic_text_to_sql
                                                         (sql_context, sql_prompt, sql) and of Spider are known
-    chat               messages, tools (may be absent) -> loss on the assistant's turns (chat_template.py)
+    chat               messages, tools (may be absent) -> loss on the assistant's turns (chat_template.py); ShareGPT's
+                                                        conversations and Alpaca's rows are known (chat_messages.py)
+    function-calling   messages, tools               -> the same; the layouts are those of function_rows.py
 
-`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token,
-`last` on the last turn of a chat.
+`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token;
+`data.train_on` chooses among the turns of a chat.
 """
 
 from __future__ import annotations
@@ -20,8 +22,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drillyard.config.checks import CHAT_FORMATS
 from drillyard.config.run import DataConfig
-from drillyard.data.chat_messages import identity_key, normalised_messages, normalised_tools
+from drillyard.data.chat_messages import (
+    MESSAGE_COLUMNS,
+    alpaca_messages,
+    identity_key,
+    is_alpaca,
+    normalised_messages,
+    normalised_tools,
+)
+from drillyard.data.function_rows import function_calling_row, question_of
 from drillyard.data.raw_batches import Row
 from drillyard.errors import UserError
 
@@ -32,11 +43,12 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "prompt-completion": {"prompt": ("prompt",), "completion": ("completion",)},
     "text-to-sql": {"schema": ("schema", "sql_context"), "question": ("question", "sql_prompt"), "sql": ("sql",)},
-    "chat": {"messages": ("messages", "conversations", "conversation")},
+    "chat": {"messages": MESSAGE_COLUMNS},
+    "function-calling": {},
 }
 """The columns of each format, each with the names to look for, in this order."""
 
-OPTIONAL_COLUMNS = {"chat": ("tools",)}
+OPTIONAL_COLUMNS = {"chat": ("tools",), "function-calling": ("messages", "tools")}
 
 
 def render_prompt(row: Mapping[str, Any]) -> str:
@@ -50,15 +62,27 @@ def render_prompt(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A format with its column names; turns rows into segments. Picklable: workers use it."""
+    """A format with its column names; turns rows into segments. Picklable: workers use it.
+
+    loss_on: "all", "completion", or of a chat "last" or "each" (`data.train_on`).
+    """
 
     name: str
     columns: dict[str, str] = field(default_factory=dict)
     loss_on: str = "completion"
 
+    @property
+    def is_chat(self) -> bool:
+        """Whether a row is a conversation, which the tokenizer's chat template renders."""
+        return self.name in CHAT_FORMATS
+
     def canonical(self, row: Row, where: str) -> Row:
         """The row with the format's own column names besides the row's others. UserError if one is missing."""
+        if self.name == "function-calling":
+            return function_calling_row(row, self.columns, where)
         canonical = dict(row)
+        if self.name == "chat" and not self.columns and is_alpaca(row):
+            row = {**row, "messages": alpaca_messages(row, where)}
         for own, names in COLUMNS[self.name].items():
             canonical[own] = row[self._column(own, names, row, where)]
         for own in OPTIONAL_COLUMNS.get(self.name, ()):
@@ -92,7 +116,7 @@ class RowFormat:
         return value
 
     def segments(self, row: Row, where: str) -> Segments:
-        """Segments of a canonical row of any format but chat."""
+        """Segments of a canonical row of any format but those of chats."""
         if self.name == "text":
             return [(self.text_of(row, "text", where), True)]
         prompt = self.prompt(row, where)
@@ -115,7 +139,9 @@ class RowFormat:
         """
         if self.name == "text":
             return self.text_of(row, "text", where)
-        return identity_key(row["messages"]) if self.name == "chat" else self.prompt(row, where)
+        if self.name == "function-calling":
+            return identity_key(question_of(row["messages"]))
+        return identity_key(row["messages"]) if self.is_chat else self.prompt(row, where)
 
 
 def row_format(data: DataConfig) -> RowFormat:
@@ -131,6 +157,4 @@ def row_format(data: DataConfig) -> RowFormat:
     loss_on = data.loss_on or ("all" if data.format == "text" else "completion")
     if data.format == "text" and loss_on == "completion":
         raise UserError("data.loss_on: format text has no completion; use loss_on: all or another format.")
-    if data.format != "chat" and loss_on == "last":
-        raise UserError(f"data.loss_on: last is for format chat, and this is {data.format}; remove it.")
-    return RowFormat(data.format, dict(data.columns), loss_on)
+    return RowFormat(data.format, dict(data.columns), loss_on if data.train_on == "all" else data.train_on)

@@ -32,7 +32,7 @@ from drillyard.config.problems import refused_address, remote_scheme
 from drillyard.config.run import SourceConfig
 from drillyard.data.file_readers import COMPRESSIONS, SourceFile, arrow_batches, kind_of, read_files, size_of
 from drillyard.data.megatron.indexed_file import pair_of
-from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, hash_bytes_of, json_digest
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, batched_rows, first_rows, hash_bytes_of, json_digest
 from drillyard.data.remote_objects import RemoteObject, list_objects, shown
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.redaction import redact
@@ -97,7 +97,11 @@ class DataSource:
         return f"-{kind_of(path)}{path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ''}"
 
     def batches(self) -> Iterator[RawBatch]:
-        """Raw batches in a fixed order."""
+        """Raw batches in a fixed order, up to `max_samples` rows."""
+        batches = self._all_batches()
+        return batches if self.config.max_samples is None else first_rows(batches, self.config.max_samples)
+
+    def _all_batches(self) -> Iterator[RawBatch]:
         if self.missing is not None:
             raise UserError(
                 f"data.source {self.name}: {self.config.path} or files of it are missing, and so is their "

@@ -45,7 +45,7 @@ from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
 from drillyard.safe_files import ChecksummedFile, flush, publish_directory
 
-ENCODING_VERSIONS = {"chat": 3, "no start token": 2}
+ENCODING_VERSIONS = {"chat": 3, "function-calling": 1, "no start token": 2}
 """Raised when the same source gives other sequences: then runs cannot continue in the same sample order. 1 for
 documents not named here."""
 FORMAT_VERSION = 3

@@ -4,7 +4,8 @@ A `TextTokenizer` has the parts that tokenising needs (the `tokenizer.json`, the
 template), so that workers load only the `tokenizers` library; the transformers object is created on first use.
 
 A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x including leading spaces.
-Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. The training is deterministic; the result is
+Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. For chats it has a chat template in the
+manner of ChatML (`trained_chat.jinja`), and <|im_end|> ends a turn. The training is deterministic; the result is
 cached under the content of its documents, with checksums, and trained again if damaged. At most `TRAINING_BYTES` of
 text are read, in equal shares from the sources, because the trainer keeps every distinct word in memory.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from itertools import chain, islice
 from pathlib import Path
 from queue import Queue
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
+TURN_TOKENS = ("<|im_start|>", "<|im_end|>")
+"""The tokens around a turn of a trained tokenizer's chat template."""
 TRAINING_BYTES = 512 << 20
 _VERSION = 2
 _CHECKSUMS = "checksums.json"
@@ -83,6 +87,12 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     finally:
         backend.encode_special_tokens = before
     return [*start_ids(tokenizer), *ids]
+
+
+def chat_prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
+    """Token ids of a chat template's text, in which special tokens are tokens, as in training."""
+    ids: list[int] = tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids
+    return ids
 
 
 def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
@@ -148,9 +158,11 @@ def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextToken
 
 
 def trained_tokenizer(
-    setting: TrainTokenizer, documents_key: str, documents: Iterator[str], cache: Path
+    setting: TrainTokenizer, documents_key: str, documents: Iterator[str], cache: Path, *, for_chats: bool = False
 ) -> TextTokenizer:
-    """The byte-level BPE trained from `documents`, cached if possible."""
+    """The byte-level BPE trained from `documents`, cached if possible. `for_chats`: with a chat template."""
+    if for_chats:
+        documents_key = f"{documents_key}/{xxhash.xxh3_128_hexdigest(chat_template().encode())}"
     key = xxhash.xxh3_128_hexdigest(
         f"{_VERSION}/{setting.train}/{setting.vocab_size}/{TRAINING_BYTES}/{documents_key}".encode()
     )
@@ -158,7 +170,10 @@ def trained_tokenizer(
     if not _is_intact(directory):
         temporary = directory.with_name(f"{key}.building-{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
-        _as_pretrained(_train(setting.vocab_size, documents)).save_pretrained(str(temporary))
+        trained = _as_pretrained(_train(setting.vocab_size, documents, for_chats=for_chats))
+        if for_chats:
+            trained.eos_token, trained.chat_template = TURN_TOKENS[1], chat_template()
+        trained.save_pretrained(str(temporary))
         (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
         if not _is_intact(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -186,7 +201,12 @@ def _checksums(directory: Path) -> dict[str, str]:
     }
 
 
-def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
+def chat_template() -> str:
+    """The chat template of trained tokenizers: tools as JSON lines in the system message, calls in <tool_call> tags."""
+    return files("drillyard.data").joinpath("trained_chat.jinja").read_text(encoding="utf-8")
+
+
+def _train(vocab_size: int, documents: Iterator[str], *, for_chats: bool = False) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -194,11 +214,13 @@ def _train(vocab_size: int, documents: Iterator[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT, PAD],
+        special_tokens=[END_OF_TEXT, PAD, *(TURN_TOKENS if for_chats else ())],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     _in_this_thread(documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer))
+    if for_chats:
+        return tokenizer  # a conversation has no tokens but its template's
     # Plain transformers must add the same token before a prompt as training does.
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]

@@ -9,21 +9,31 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from drillyard.config.run import RunConfig
+from drillyard.data.chat_template import ChatRenderer, chat_renderer
+from drillyard.data.function_rows import question_of
 from drillyard.data.held_out_parts import evaluation_rows, find_part
 from drillyard.data.prepared_data import PreparedData
-from drillyard.data.row_formats import render_prompt
-from drillyard.data.tokenizer import prompt_tokens
+from drillyard.data.raw_batches import Row
+from drillyard.data.row_formats import render_prompt, row_format
+from drillyard.data.tokenizer import chat_prompt_tokens, prompt_tokens
 from drillyard.errors import UserError
+from drillyard.evaluation.call_scoring import CallVerdict, call_accuracy, judge_calls
 from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.held_out_loss import evaluate_loss
-from drillyard.evaluation.sql_scoring import accuracy, judge
+from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
 from drillyard.safe_files import describe_os_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Verdict = TypeVar("Verdict", SqlVerdict, CallVerdict)
+_NOT_WRONG = ("correct", "unjudged", "judged", "accuracy")
 
 
 @dataclass(frozen=True)
@@ -82,12 +92,17 @@ class HeldOutEvaluator:
             result: dict[str, Any] = {}
             for metric in self.config.evaluation.metrics:
                 try:
-                    result |= self.loss(name) if metric == "loss" else self.sql_execution(name, label)
+                    result |= self._measure(metric, name, label)
                 except EvaluationFailed as failure:
                     found.failures.append(MetricFailure(name, metric, failure.reason, failure.stack))
             if result:
                 found.results[name] = result
         return found
+
+    def _measure(self, metric: str, part: str, label: str) -> dict[str, Any]:
+        if metric == "loss":
+            return self.loss(part)
+        return self.sql_execution(part, label) if metric == "sql-execution" else self.function_call(part, label)
 
     def loss(self, part: str) -> dict[str, Any]:
         """Loss, perplexity and bits per byte on one held-out part. Raises EvaluationFailed."""
@@ -104,27 +119,77 @@ class HeldOutEvaluator:
 
     def sql_execution(self, part: str, label: str) -> dict[str, Any]:
         """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises EvaluationFailed."""
+        tokenizer = self.data.tokenizer
+        verdicts = self._answers(
+            part,
+            label,
+            prompts_of=lambda rows: [render_prompt(row) for row in rows],
+            tokens_of=lambda prompt: prompt_tokens(tokenizer, prompt),
+            end=lambda: tokenizer.eos_token_id,
+            skip_special_tokens=True,
+            judge=judge,
+        )
+        figures = accuracy(verdicts)
+        return _shares("sql_execution", figures)
+
+    def function_call(self, part: str, label: str) -> dict[str, Any]:
+        """Answer a part's questions by calls, compare them with those accepted, write the predictions as above.
+
+        Besides the accuracy, the answers that are wrong in each way, where there are any. Raises EvaluationFailed.
+        """
+        tokenizer, text = self.data.tokenizer, self.data.text_tokenizer
+        renderer = chat_renderer(text.chat_template or "", text.special_tokens, row_format(self.config.data))
+        verdicts = self._answers(
+            part,
+            label,
+            prompts_of=lambda rows: [
+                renderer.prompt({**row, "messages": question_of(row["messages"])}, part) for row in rows
+            ],
+            tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
+            end=lambda: end_of_turn(renderer, tokenizer),
+            skip_special_tokens=False,  # one may mark a call
+            judge=lambda row, predicted: judge_calls(row["tools"] or [], row["accepted"], predicted),
+        )
+        figures = call_accuracy(verdicts)
+        wrong = {key: count for key, count in figures.items() if key not in _NOT_WRONG and count}
+        return {**_shares("function_call", figures), **wrong}
+
+    def _answers(
+        self,
+        part: str,
+        label: str,
+        *,
+        prompts_of: Callable[[list[Row]], list[str]],
+        tokens_of: Callable[[str], list[int]],
+        end: Callable[[], int | None],
+        skip_special_tokens: bool,
+        judge: Callable[[Row, str], Verdict],
+    ) -> list[Verdict]:
+        """The verdicts on the answers to a part's questions, which are written with the predictions.
+
+        `end`: the token that ends an answer. Raises EvaluationFailed.
+        """
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
 
-        def questions() -> tuple[list[dict[str, Any]], list[str], list[list[int]]]:
+        def questions() -> tuple[list[Row], list[str], list[list[int]], int | None]:
             rows = evaluation_rows(self.config, part, evaluation.samples)
-            prompts = [render_prompt(row) for row in rows]
-            return rows, prompts, [prompt_tokens(tokenizer, prompt) for prompt in prompts]
+            prompts = prompts_of(rows)
+            return rows, prompts, [tokens_of(prompt) for prompt in prompts], end()
 
-        rows, prompts, tokens = self._agreement.alone(questions)
+        rows, prompts, tokens, end_token = self._agreement.alone(questions)
         outputs = generate(
             self.root,
             tokens,
             self.ranks,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=end_token,
             max_new_tokens=evaluation.max_new_tokens,
             batch_size=self.batch_size,
             before_forward=self.before_forward,
         )
         predictions = self._agreement.alone(
-            lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
+            lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=skip_special_tokens)]
         )
-        # Each data rank runs its share of them.
+        # Each data rank judges its share of them.
         size = self.ranks.num_data_ranks
         share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
         mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
@@ -143,12 +208,7 @@ class HeldOutEvaluator:
                 for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True)
             ]
             self.write_predictions(self.directory / label / f"{part.replace('/', '_')}.jsonl", lines)
-        figures = accuracy(verdicts)
-        return {
-            "sql_execution": figures["accuracy"] if figures["judged"] else None,
-            "questions": figures["judged"],
-            "unjudged": figures["unjudged"] or None,
-        }
+        return verdicts
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend on the file."""
@@ -165,6 +225,21 @@ class HeldOutEvaluator:
                 path.unlink()  # part of it would look like all of it
             cause = describe_os_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.warn(f"{path}: predictions are not written: {cause}")
+
+
+def _shares(metric: str, figures: dict[str, float | int]) -> dict[str, Any]:
+    return {
+        metric: figures["accuracy"] if figures["judged"] else None,
+        "questions": figures["judged"],
+        "unjudged": figures["unjudged"] or None,
+    }
+
+
+def end_of_turn(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> int | None:
+    """The token that ends an assistant's turn: the first special one that the template puts there, else EOS."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    after = chat_prompt_tokens(tokenizer, renderer.turn_end())
+    return next((token for token in after if token in special), tokenizer.eos_token_id)
 
 
 def _holds_predictions(path: Path) -> bool:

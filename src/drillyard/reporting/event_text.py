@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from drillyard.formatting import count, duration, number, percent, plural, size
-from drillyard.telemetry.console import flatten
+from drillyard.telemetry.console import ACCURACIES, flatten
 from drillyard.telemetry.events import ODD_VALUE, event_microseconds
 
 Level = Literal["good", "note", "warning", "failure"]
 Event = Mapping[str, Any]
 
-HEADLINES: Final = frozenset({"loss", "sql_execution"})
+HEADLINES: Final = frozenset({"loss", *ACCURACIES})
 """The figures of an evaluation that fit in a sentence."""
 ROUTINE: Final = frozenset({"checkpoint", "checkpoint_removed", "evaluation"})
 """Events that a healthy run has many of."""
@@ -70,13 +70,13 @@ def evaluation_figures(results: Mapping[str, Any]) -> list[str]:
 def figure_text(name: str, value: float) -> str:
     """`rows: loss 3.036` for the figure with the dotted name `rows.loss`."""
     part, _, measure = name.rpartition(".")
-    written = percent(value) if measure == "sql_execution" else number(value)
+    written = percent(value) if measure in ACCURACIES else number(value)
     return f"{part}: {measure_label(measure)} {written}" if part else f"{measure_label(measure)} {written}"
 
 
 def measure_label(measure: str) -> str:
     """`SQL execution accuracy` for `sql_execution`, `bits per byte` for `bits_per_byte`."""
-    return {"sql_execution": "SQL execution accuracy"}.get(measure, measure.replace("_", " "))
+    return ACCURACIES.get(measure, measure.replace("_", " "))
 
 
 def _ranks(event: Event, between: str) -> str:

@@ -19,6 +19,7 @@ from drillyard import formatting
 from drillyard.formatting import duration, number, percent
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
 from drillyard.reporting.event_text import measure_label
+from drillyard.telemetry.console import ACCURACIES
 from drillyard.telemetry.events import ODD_VALUE
 
 TABLE_ROWS = 21
@@ -82,7 +83,7 @@ def evaluation_table(content: Content) -> Table | None:
 
 def unit_of(measure: str) -> Unit:
     """The unit of a measure of evaluations."""
-    return "fraction" if measure == "sql_execution" else "number"
+    return "fraction" if measure in ACCURACIES else "number"
 
 
 def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:

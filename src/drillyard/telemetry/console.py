@@ -34,10 +34,12 @@ def format_step_line(record: dict[str, Any]) -> str:
     )
 
 
+ACCURACIES = {"sql_execution": "SQL execution accuracy", "function_call": "function-call accuracy"}
+"""The shares of right answers among the figures of an evaluation, in words."""
 HEADLINES = {
     "loss": "Loss: {:.4f}",
     "bits_per_byte": "Bits per byte: {:.4f}",
-    "sql_execution": "SQL execution accuracy: {:.1%}",
+    **{name: f"{label}: {{:.1%}}" for name, label in ACCURACIES.items()},
 }
 
 

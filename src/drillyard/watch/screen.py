@@ -20,6 +20,7 @@ from rich.text import Text
 
 from drillyard import formatting
 from drillyard.reporting.event_text import EventText, figure_text
+from drillyard.telemetry.console import ACCURACIES
 from drillyard.telemetry.events import utc_time
 from drillyard.watch.live_run import LiveRun
 
@@ -223,13 +224,16 @@ def _cost(run: LiveRun, now_us: int) -> str:
 
 
 def _held_out(run: LiveRun) -> str:
-    """The last figure of each kind, SQL execution accuracy first."""
-    names = sorted(run.held_out, key=lambda name: (not name.endswith("sql_execution"), not name.endswith(".loss")))
+    """The last figure of each kind, an accuracy first."""
+    names = sorted(
+        run.held_out, key=lambda name: (name.rpartition(".")[2] not in ACCURACIES, not name.endswith(".loss"))
+    )
     if not names:
         return "-"
     part, _, measure = names[0].rpartition(".")
     step, value = run.held_out[names[0]]
-    written = f"SQL {formatting.percent(value)}" if measure == "sql_execution" else figure_text(measure, value)
+    short = ACCURACIES.get(measure, "").partition(" ")[0]
+    written = f"{short} {formatting.percent(value)}" if short else figure_text(measure, value)
     return f"{written}, {part}" if part else f"{written} at step {step:,}"
 
 

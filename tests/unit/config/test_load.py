@@ -193,7 +193,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(refuse: Refuse
         (
             "source: builtin:text-to-sql",
             "source: 5",
-            "6: data.source: ... 5 ... (path, weight, name, split, options) ... quotes",
+            "6: data.source: ... 5 ... (path, weight, name, split, max_samples, options) ... quotes",
         ),
         (
             "source: builtin:text-to-sql",

@@ -1,4 +1,4 @@
-"""The built-in data sets: `builtin:text-to-sql` and `builtin:python-stdlib`.
+"""The built-in data sets: `builtin:text-to-sql`, `builtin:function-calling` and `builtin:python-stdlib`.
 
 Each is a stream of rows (dicts), a function of its options alone, for training or for one of its held-out parts.
 Nothing is downloaded and torch is not imported.
@@ -10,11 +10,11 @@ import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from drillyard.data.builtin import python_stdlib, text_to_sql
+from drillyard.data.builtin import function_calling, python_stdlib, text_to_sql
 from drillyard.errors import UserError
 
 TRAIN = "train"
-NAMES = ("text-to-sql", "python-stdlib")
+NAMES = ("text-to-sql", "function-calling", "python-stdlib")
 
 Options = dict[str, Any]
 
@@ -27,7 +27,18 @@ _DEFAULTS: dict[str, Options] = {
         "held_out": list(text_to_sql.TEST_PARTS),
         "held_out_examples": 200,
     },
+    "function-calling": {
+        "examples": 50_000,
+        "seed": 0,
+        "held_out": list(function_calling.HELD_OUT_PARTS),
+        "held_out_examples": 200,
+    },
     "python-stdlib": {},
+}
+_PARTS = {
+    "text-to-sql": text_to_sql.HELD_OUT_PARTS,
+    "function-calling": function_calling.HELD_OUT_PARTS,
+    "python-stdlib": ("files",),
 }
 _MINIMUM = {"examples": 1, "seed": 0, "held_out_examples": 1}
 
@@ -47,12 +58,12 @@ def validate_options(name: str, options: Options) -> Options:
         elif key == "made_up" and not (type(value) in (int, float) and 0 <= value <= 1):
             takes = "a share from 0 to 1 of the training rows"
         elif key == "held_out" and not (isinstance(value, list) and len(set(map(str, value))) == len(value)):
-            takes = f"a list of different parts out of {', '.join(text_to_sql.HELD_OUT_PARTS)}"
+            takes = f"a list of different parts out of {', '.join(_PARTS[name])}"
         if takes:
             raise UserError(f"{where} is {value!r}; it takes {takes}.")
         for part in value if key == "held_out" else ():
-            if part not in text_to_sql.HELD_OUT_PARTS:
-                raise UserError(f"{where} has {part!r}; {_nearest(str(part), text_to_sql.HELD_OUT_PARTS)}.")
+            if part not in _PARTS[name]:
+                raise UserError(f"{where} has {part!r}; {_nearest(str(part), _PARTS[name])}.")
     return allowed | options
 
 
@@ -64,11 +75,8 @@ def _nearest(found: str, allowed: tuple[str, ...]) -> str:
 
 def held_out_parts(name: str, options: Options | None = None) -> list[str]:
     """Names of the held-out parts that the options choose; of all parts without options."""
-    if options is not None:
-        options = validate_options(name, options)
-    if name == "python-stdlib":
-        return ["files"]
-    return list(text_to_sql.HELD_OUT_PARTS if options is None else options["held_out"])
+    chosen = {} if options is None else validate_options(name, options)
+    return list(chosen.get("held_out", _PARTS[name]))
 
 
 def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]]:
@@ -79,6 +87,8 @@ def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]
     if name == "python-stdlib":
         return python_stdlib.documents(part)
     count = settings["examples" if part == TRAIN else "held_out_examples"]
+    if name == "function-calling":
+        return function_calling.rows(part, count, settings["seed"])
     return text_to_sql.rows(part, count, settings["seed"], settings["made_up"])
 
 
@@ -87,5 +97,6 @@ def content_key(name: str, options: Options) -> str:
     settings = validate_options(name, options)
     if name == "python-stdlib":
         return f"python-stdlib {python_stdlib.content_key()}"
-    kept = " ".join(f"{key}={settings[key]}" for key in ("examples", "seed", "made_up", "held_out_examples"))
-    return f"text-to-sql version={text_to_sql.VERSION} {kept}"
+    version = (function_calling if name == "function-calling" else text_to_sql).VERSION
+    kept = " ".join(f"{key}={value}" for key, value in settings.items() if key != "held_out")
+    return f"{name} version={version} {kept}"

@@ -64,7 +64,7 @@ Columns = dict[str, list[Any]]
 Fill = dict[str, Columns]
 
 
-def _hash(*key: object) -> int:
+def stable_hash(*key: object) -> int:
     """64 bits that depend on the key alone: the same under every Python version and hash seed."""
     return int.from_bytes(blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest(), "big")
 
@@ -73,7 +73,7 @@ class Draw:
     """Random choices from `Random.random()` alone, the only method whose sequence per seed Python guarantees."""
 
     def __init__(self, *key: object) -> None:
-        self.uniform = Random(_hash(*key)).random
+        self.uniform = Random(stable_hash(*key)).random
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""
@@ -259,10 +259,10 @@ def part_of(domain: Domain, template: Template, columns: tuple[str, ...], sql: s
     if domain.role != "train":
         return "databases" + (DEVELOPMENT if domain.role == "development" else "")
     if columns:
-        percent = _hash("combination", template.name, *columns) % 100
+        percent = stable_hash("combination", template.name, *columns) % 100
         if percent < 2 * _COMBINATION_PERCENT:
             return "combinations" + (DEVELOPMENT if percent < _COMBINATION_PERCENT else "")
-    percent = _hash("sql", sql) % 100
+    percent = stable_hash("sql", sql) % 100
     if percent < 2 * _SQL_PERCENT:
         return "questions" + (DEVELOPMENT if percent < _SQL_PERCENT else "")
     return "train"

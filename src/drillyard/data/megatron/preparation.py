@@ -56,6 +56,12 @@ class MegatronPreparation:
             raise UserError(
                 f"data.format: {own[0].name} is Megatron data, which are plain text. Set data.format: text."
             )
+        limited = next((source for source in own if source.config.max_samples is not None), None)
+        if limited is not None:
+            raise UserError(
+                f"data.source {limited.name}: max_samples counts rows, and Megatron data have none. Set "
+                'data.megatron.split: "10,90", which takes a part of them.'
+            )
         if own and not others and (data.too_long or data.columns or not data.packing):
             key = "too_long" if data.too_long else "columns" if data.columns else "packing"
             raise UserError(

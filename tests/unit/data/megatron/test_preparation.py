@@ -167,6 +167,11 @@ def test_settings_that_megatron_data_do_not_follow_are_refused(
     assert str(caught.value).startswith(key)
 
 
+def test_rows_of_megatron_data_cannot_be_counted(pair: Path, make_config: MakeConfig) -> None:
+    with pytest.raises(UserError, match="max_samples"):
+        prepare(make_config([{"path": str(pair), "max_samples": 3}]))
+
+
 def test_settings_of_megatron_need_megatron_data(write_rows: WriteRows, pair: Path, make_config: MakeConfig) -> None:
     rows = write_rows([{"text": "some text to train on"}])
     with pytest.raises(UserError, match=r"^data\.megatron:"):
