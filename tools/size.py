@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent / "src/drillyard"
 SMALL_LINES = 60
 TOP = "(top)"
 LINE_BOUNDS = {
-    ("launch", "supervise"): 13_399 + 1_530,  # launch/kubernetes, supervise/scheduler_restarts
+    ("launch", "supervise"): 13_399
+    + 1_530
+    + 110,  # launch/kubernetes and its reading pods, supervise/scheduler_restarts
     ("estimation",): 7_586 + 50,  # DoRA and stacked experts
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504,
@@ -26,8 +28,8 @@ LINE_BOUNDS = {
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80,
     "files": 343 + 2 + 7 + 1 + 4 + 6,
 }
 

@@ -97,7 +97,8 @@ def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
 
     found = find_launched_run(run, cluster)
     status = found.status()
-    progress = read_progress(found.launcher, found.handle.run) if status.run_directory else None
+    readable = status.run_directory and (found.launcher.reads_after_end or not status.state.over)
+    progress = read_progress(found.launcher, found.handle.run) if readable else None
     if as_json:
         _print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
         return

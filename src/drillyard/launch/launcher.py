@@ -57,6 +57,9 @@ class Launcher(ABC, Generic[_Run]):
     facts: ClassVar[PlatformFacts]
     """Of plug-ins. Those of built-in platforms are in their config.py, which imports no launcher."""
 
+    reads_after_end: ClassVar[bool] = True
+    """Whether the files of a run that is over are read without starting anything for it."""
+
     def __init__(self, cluster: ClusterConfig, programs: Programs) -> None:
         self.cluster = cluster
         self.programs = programs

@@ -102,11 +102,11 @@ class Cluster:
         for directory in Path("/sys/fs/cgroup").glob(f"*/{cgroup(self.directory, '*')}"):
             _remove_cgroups(directory)
 
-    def enter(self, *argv: str, processes: bool = False) -> list[str]:
-        """The command line that runs `argv` where the API server is reached; with `processes` it
-        ends with the cluster."""
-        namespaces = ("net", "pid") if processes else ("net",)
-        return ["nsenter", *(f"--{name}=/proc/{self._init}/ns/{name}" for name in namespaces), "--", *argv]
+    def enter(self, *argv: str, into: Sequence[str] = ("net",)) -> list[str]:
+        """The command line that runs `argv` where the API server is reached. `into`: the cluster's namespaces; in that
+        of its processes (pid) a command ends with it, and what one mounts (mount) its nodes see."""
+        files = {"net": "net", "pid": "pid", "mount": "mnt"}
+        return ["nsenter", *(f"--{name}=/proc/{self._init}/ns/{files[name]}" for name in into), "--", *argv]
 
     def kubectl(self, *argv: str, stdin: str | None = None, check: bool = True) -> str:
         """What kubectl prints. RuntimeError if it fails."""

@@ -33,7 +33,7 @@ def simulated_nodes(cluster: Cluster) -> Iterator[None]:
         *("--manage-nodes-with-annotation-selector", "kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds", "120"),
     ]
     with (cluster.directory / "logs/kwok").open("wb") as log:
-        process = subprocess.Popen(cluster.enter(*argv, processes=True), stdout=log, stderr=log)
+        process = subprocess.Popen(cluster.enter(*argv, into=("net", "pid")), stdout=log, stderr=log)
     try:
         yield
     finally:

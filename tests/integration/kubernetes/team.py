@@ -31,12 +31,13 @@ class Team:
             path.chmod(0o777 if path == self.shared else path.stat().st_mode | 0o055)
         write_rows(self.shared / "rows.jsonl")
         cluster.apply(*self._objects())
+        self.add_volume(name, {"path": str(self.shared)})
         cluster.kubectl("wait", "--for", "condition=Active", "clusterqueue", name, "--timeout", "30s")
         self.environment = self._user()
 
     def _objects(self) -> list[dict[str, Any]]:
         def made(kind: str, version: str, **fields: Any) -> dict[str, Any]:
-            cluster_wide = kind in ("Namespace", "ResourceFlavor", "ClusterQueue", "PersistentVolume")
+            cluster_wide = kind in ("Namespace", "ResourceFlavor", "ClusterQueue")
             place = {} if cluster_wide else {"namespace": self.name}
             return {"apiVersion": version, "kind": kind, "metadata": {"name": self.name, **place}, **fields}
 
@@ -45,21 +46,33 @@ class Team:
         namespace["metadata"]["labels"] = {"pod-security.kubernetes.io/enforce": "restricted"}
         quota = {"name": self.name, "resources": [{"name": "nvidia.com/gpu", "nominalQuota": GPUS}]}
         groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [quota]}]
-        size = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-        host = {"hostPath": {"path": str(self.shared)}, "capacity": {"storage": "1Gi"}}
         return [
             namespace,
             made("ResourceFlavor", kueue),
             made("ClusterQueue", kueue, spec={"namespaceSelector": {}, "resourceGroups": groups}),
             made("LocalQueue", kueue, spec={"clusterQueue": self.name}),
-            made(
-                "PersistentVolume", "v1", spec={**size, **host, "claimRef": {"name": self.name, "namespace": self.name}}
-            ),
-            made(
-                *("PersistentVolumeClaim", "v1"),
-                spec={**size, "volumeName": self.name, "resources": {"requests": {"storage": "1Gi"}}},
-            ),
         ]
+
+    def add_volume(self, name: str, host_path: dict[str, str]) -> None:
+        """A volume that is a directory of both nodes, and the team's claim on it."""
+        size = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        volume = {"hostPath": host_path, "capacity": {"storage": "1Gi"}}
+        claim = {"name": name, "namespace": self.name}
+        specs = {
+            "PersistentVolume": {**size, **volume, "claimRef": claim},
+            "PersistentVolumeClaim": {**size, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
+        }
+        self.cluster.apply(
+            *(
+                {
+                    "apiVersion": "v1",
+                    "kind": kind,
+                    "metadata": claim if "Claim" in kind else {"name": name},
+                    "spec": spec,
+                }
+                for kind, spec in specs.items()
+            )
+        )
 
     def _user(self) -> dict[str, str]:
         """The environment of a user who may do in this namespace what `launch --explain` lists, and nothing else."""

@@ -10,17 +10,19 @@ import json
 import os
 import random
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.integration.kubernetes.cluster import Cluster
+from tests.integration.kubernetes.cluster import Cluster, tool
 from tests.integration.kubernetes.team import Team, until
 
 from drillyard.telemetry.jsonlines import decode
 
 STEPS, EVERY = 120, 20
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 SETTINGS: dict[str, Any] = {
     "training__steps": STEPS,
     "checkpoint": {"every_steps": EVERY},
@@ -98,13 +100,13 @@ def checkpoints(team: Team, name: str) -> list[Path]:
     return sorted((team.shared / "runs" / name / "checkpoints").glob("step-*/manifest.json"))
 
 
-def processes(pod: dict[str, Any]) -> list[int]:
-    """Processes of a pod's training container that are not its first."""
+def processes(pod: dict[str, Any], words: bytes = b"drillyard") -> list[int]:
+    """Processes of a pod's containers whose command line has these words."""
     uid, found = pod["metadata"]["uid"], []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (path / "cmdline").read_bytes()
-            if uid in (path / "cgroup").read_text() and b"drillyard" in command:
+            if uid in (path / "cgroup").read_text() and words in command:
                 found.append(int(path.name))
     return sorted(found)
 
@@ -124,8 +126,18 @@ def evict(team: Team, pod: dict[str, Any]) -> None:
     team.cluster.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
 
 
+def drain(team: Team, pod: dict[str, Any]) -> None:
+    node = pod["spec"]["nodeName"]
+    try:
+        only = f"jobset.sigs.k8s.io/jobset-name={pod['metadata']['labels']['jobset.sigs.k8s.io/jobset-name']}"
+        team.cluster.kubectl("drain", node, "--force", "--delete-emptydir-data", "--pod-selector", only)
+    finally:
+        team.cluster.kubectl("uncordon", node)
+
+
 @pytest.mark.parametrize(
-    ("name", "disturb", "counted"), [("killed", kill_a_rank, 1), ("deleted", delete, 0), ("evicted", evict, 0)]
+    ("name", "disturb", "counted"),
+    [("killed", kill_a_rank, 1), ("deleted", delete, 0), ("evicted", evict, 0), ("drained", drain, 0)],
 )
 def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
     team: Team, undisturbed: dict[int, str], name: str, disturb: Any, counted: int
@@ -147,7 +159,7 @@ def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
         ("asked-again", 'test "$DRILLYARD_LAUNCH_ROUND" -ge 2 || exit 85', 0, "succeeded", (2, 0)),
         ("refused", "exit 2", 5, "failed", (0, 0)),
         ("no-command", "exec /no/such/program", 5, "failed", (0, 0)),
-        ("fails", "exit 1", 2, "failed", (2, 2)),
+        ("fails", "exit 1", 5, "failed", (5, 5)),
     ],
 )
 def test_an_exit_code_restarts_counts_or_ends(
@@ -158,6 +170,113 @@ def test_an_exit_code_restarts_counts_or_ends(
     launch(team, path, "--max-failures", limit)
     assert ended(team, name) == state
     assert restarts(team, name) == counters
+
+
+def test_a_chart_that_counts_85_would_end_the_run(team: Team, cluster: Cluster) -> None:
+    name, script = "control", 'test "$DRILLYARD_LAUNCH_ROUND" -ge 2 || exit 85'
+    path = team.directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    written = team.directory / "control"
+    team.drillyard("launch", path, "--cluster", team.cluster_config(), "--max-failures", 0, "--output", written)
+    (values,) = written.rglob("values.json")
+    chart = values.parent / "chart/drillyard-run"
+    template = [tool("helm"), "template", name, str(chart), "--namespace", team.name, "--values", str(values)]
+    text = subprocess.run(template, check=True, capture_output=True, text=True, env=team.environment).stdout
+    documents = [each for each in yaml.safe_load_all(text) if each]
+    (jobset,) = [each for each in documents if each["kind"] == "JobSet"]
+    rules = jobset["spec"]["failurePolicy"]["rules"]
+    assert rules.pop(0)["name"] == "askedToRestart"
+    for each in documents:
+        each["metadata"]["namespace"] = team.name
+    cluster.apply(*documents)
+    until(lambda: "Failed" in [each["type"] for each in team.jobset(name).get("status", {}).get("conditions", ())])
+    assert restarts(team, name) == (0, 0)
+    cluster.kubectl("--namespace", team.name, "delete", "jobset", name)
+
+
+def test_term_to_one_pod_of_two_is_never_counted(team: Team) -> None:
+    name, times = "termed", 20
+    script = f'trap "exit 85" TERM; test "$DRILLYARD_LAUNCH_ROUND" -lt {times} || exit 0; echo ready; sleep 600 & wait'
+    path = team.directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    launch(team, path, "--max-failures", 0)
+
+    def ready(number: int) -> list[dict[str, Any]]:
+        """Both pods of an attempt, once their shells handle signals."""
+        pods = [each for each in team.pods(name) if each["metadata"]["labels"][ATTEMPT] == str(number)]
+        logs = [
+            team.cluster.kubectl("--namespace", team.name, "logs", each["metadata"]["name"], check=False)
+            for each in pods
+        ]
+        return pods if len(pods) == 2 and all("ready" in log for log in logs) else []
+
+    for number in range(times):
+        pods = until(lambda number=number: ready(number))
+        os.kill(int(processes(random.choice(pods), b"exit 85")[0]), signal.SIGTERM)
+    assert ended(team, name) == "succeeded"
+    assert restarts(team, name) == (times, 0)
+
+
+def test_a_cancelled_run_is_read_and_resumed(team: Team, undisturbed: dict[int, str]) -> None:
+    name = "resumed"
+    launch(team, team.run_config(name, **SETTINGS))
+    until(lambda: checkpoints(team, name))
+    team.drillyard("runs", "cancel", handle(team, name))
+    assert status(team, name)["state"] == "cancelled"
+    assert "metrics.jsonl" in team.drillyard("runs", "artifacts", handle(team, name)).stdout
+    assert not reading_pods(team)
+    team.drillyard("runs", "resume", handle(team, name))
+    assert ended(team, name) == "succeeded"
+    assert losses(team, name) == undisturbed
+
+
+def test_a_finished_run_is_read_and_watched(team: Team, undisturbed: dict[int, str]) -> None:
+    assert "final/model.safetensors" in team.drillyard("runs", "artifacts", handle(team, "undisturbed")).stdout
+    watched = team.drillyard("runs", "watch", handle(team, "undisturbed")).stdout
+    assert str(STEPS) in watched
+    assert not reading_pods(team)
+
+
+def reading_pods(team: Team) -> list[Any]:
+    """Pods that were made to read run directories and do not end."""
+    found = team.cluster.get("--namespace", team.name, "pods", "--selector", "drillyard/reads")["items"]
+    return [each for each in found if not each["metadata"].get("deletionTimestamp")]
+
+
+def test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits(team: Team) -> None:
+    path = waiting_run(team, "no-image", image="localhost/none:1")
+    launch(team, path)
+    reason = until(lambda: "Pull" in (found := str(status(team, "no-image")["reason"])) and found)
+    assert "no-image-w-0-" in reason and " on node" in reason and "localhost/none:1" in reason
+    team.drillyard("runs", "cancel", handle(team, "no-image"))
+
+
+def test_a_volume_that_a_node_cannot_mount_is_named_while_the_run_waits(team: Team) -> None:
+    team.add_volume("missing", {"path": "/no/such/directory", "type": "Directory"})
+    launch(team, waiting_run(team, "no-volume"), volume_claim="missing")
+    reason = until(lambda: "FailedMount" in (found := str(status(team, "no-volume")["reason"])) and found)
+    assert " on node" in reason and "/no/such/directory" in reason
+    team.drillyard("runs", "cancel", handle(team, "no-volume"))
+
+
+def test_a_full_volume_is_the_cause_that_status_shows(team: Team, cluster: Cluster) -> None:
+    small = team.directory / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k,mode=777", "tmpfs", str(small)]
+    subprocess.run(cluster.enter(*mount, into=("mount",)), check=True)
+    copied = ["cp", str(team.shared / "rows.jsonl"), str(small)]
+    subprocess.run(cluster.enter(*copied, into=("mount",)), check=True)
+    team.add_volume("small", {"path": str(small)})
+    launch(team, team.run_config("full", **SETTINGS), "--max-failures", 0, volume_claim="small")
+    assert ended(team, "full") == "failed"
+    assert "No space left on device" in json.dumps(status(team, "full"))
+
+
+def waiting_run(team: Team, name: str, **workload: Any) -> Path:
+    path = team.directory / f"{name}.yaml"
+    settings = {"command": ["sleep", "600"], "per": "node", **workload}
+    path.write_text(yaml.safe_dump({"name": name, "workload": settings}))
+    return path
 
 
 def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -> None:

@@ -74,6 +74,11 @@ class ClusterApi:
         """Ask the server whether it would create an object. Raises UserError with its reason where it would not."""
         self._ask("POST", f"{group}/namespaces/{self.namespace}/{kind}", [("dryRun", "All")], body)
 
+    def create_pod(self, body: Mapping[str, Any]) -> str:
+        """Create a pod; its name."""
+        made = self._ask("POST", f"{CORE}/namespaces/{self.namespace}/pods", [], body)
+        return str(json.loads(made or b"{}")["metadata"]["name"])
+
     def delete_pod(self, name: str, grace_seconds: int) -> None:
         query = [("gracePeriodSeconds", str(grace_seconds))]
         self._ask("DELETE", f"{CORE}/namespaces/{self.namespace}/pods/{name}", query)

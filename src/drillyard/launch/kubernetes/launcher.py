@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.release import (
@@ -27,7 +29,7 @@ from drillyard.launch.kubernetes.release import (
     install_argv,
     plan_of,
 )
-from drillyard.launch.kubernetes.run_status import RunObjects, status_of
+from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY, RunObjects, status_of
 from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import Plan, PlanFile, Program
@@ -63,6 +65,8 @@ class KubernetesRun:
 
 class KubernetesLauncher(Launcher[KubernetesRun]):
     """Runs of one namespace of a Kubernetes cluster."""
+
+    reads_after_end = False
 
     @cached_property
     def _section(self) -> KubernetesConfig:
@@ -129,23 +133,37 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         workload = next((each for each in workloads if _is_owner(uid, each)), None)
         own = [event for event in events if event.get("involvedObject", {}).get("name", "").startswith(name)]
         ahead = _ahead(workload, workloads)
-        objects = RunObjects(name, controller, workload, pods, own, record, ahead, self.cluster.nodes)
+        directory = None
+        if controller is None:
+            directory = self._controller(name)["metadata"].get("annotations", {}).get(RUN_DIRECTORY)
+        objects = RunObjects(name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory)
         return KubernetesRun(status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods))
 
     def _open_files(self) -> Files:
         from drillyard.launch.kubernetes.pod_files import PodFiles
 
-        return PodFiles(self._api, self._section, self.programs, self._a_pod)
+        return PodFiles(self._api, self._section, self.programs, self._pod_of)
 
-    def _a_pod(self, path: str) -> str | None:
-        """A running pod of the run whose directory contains `path`."""
+    def _pod_of(self, path: str) -> str | tuple[str, dict[str, Any]] | None:
+        """A running pod of the run whose directory contains `path`; of one that is over its name and pods'
+        template."""
         for run in self._runs():
             directory = run.status.run_directory
             if (directory and path.startswith(f"{directory}/")) or path == directory:
                 for pod in run.pods:
                     if pod.get("status", {}).get("phase") == "Running":
                         return str(pod["metadata"]["name"])
+                if not run.status.state.over:
+                    return None
+                name = run.status.handle.run
+                return name, _pod_template(self._controller(name))
         return None
+
+    def _controller(self, run: str) -> dict[str, Any]:
+        """The JobSet or Job of a run as Helm's record has it: that of a cancelled run too."""
+        asked = self._helm(helm_argv(self._section, "get", "manifest", run))
+        objects = yaml.safe_load_all(require_success(asked, f"{run}: helm get manifest").stdout)
+        return next(each for each in objects if each and each["kind"] in ("JobSet", "Job"))
 
     def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]) -> None:
         for run in existing:
@@ -207,6 +225,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         """Remove a run that is over, with Helm's record, and wait until none of its objects is left."""
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
+        from drillyard.launch.kubernetes.pod_files import delete_reading_pods
+
+        delete_reading_pods(self._api, run)
         self._await_gone(run)
 
     def _await_gone(self, run: str) -> None:
@@ -248,6 +269,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 path.touch(file.mode)
                 path.write_text(file.content, encoding="utf-8")
             return self.programs.run(argv, directory=Path(directory))
+
+
+def _pod_template(controller: dict[str, Any]) -> dict[str, Any]:
+    spec = controller["spec"]
+    if controller["kind"] == "JobSet":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    template: dict[str, Any] = spec["template"]
+    return template
 
 
 def _processes_per_node(pods: Sequence[dict[str, Any]]) -> int:

@@ -1,17 +1,23 @@
-"""Run directories on a volume: read through a running pod of the run, with `kubectl exec`.
+"""Run directories on a volume: read through a pod, with `kubectl exec`.
 
-The program in the pod is `file_server.py`, as on other hosts. Where no pod of the run is there, the volume cannot be
-read from this machine, and the error names the claim.
+A running pod of the run, or else, when the run is over, a pod made for reading: of the run's image, user and
+volume, without GPUs and outside of queues. It is deleted at the end of this process, and ends by itself after
+READING_SECONDS. The program in the pod is `file_server.py`, as on other hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import atexit
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.launch.kubernetes.cluster_api import ClusterApi
+from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.run_status import waiting_reason
 from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, RemoteFiles
 
@@ -26,14 +32,64 @@ class PodHost(Host):
         return (*self.before, *command)
 
 
+READS_LABEL = "drillyard/reads"
+READING_SECONDS = 900
+_START_SECONDS = 120.0
+_POLL_SECONDS = 0.3
+_KEPT = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations", "securityContext")
+_NOT_STORAGE = ("files", "shared-memory")
+
+
+def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod that reads what the pods of `run` see. `pod`: their template, as the chart writes it."""
+    spec = pod["spec"]
+    train = next(each for each in spec["containers"] if each["name"] == "train")
+    annotations = {key: value for key, value in pod["metadata"].get("annotations", {}).items() if "gcsfuse" in key}
+    container = {
+        "name": "train",
+        "image": train["image"],
+        "command": ["sleep", str(READING_SECONDS)],
+        "securityContext": train["securityContext"],
+        "volumeMounts": [each for each in train["volumeMounts"] if each["name"] not in _NOT_STORAGE],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": f"{run}-read-", "labels": {READS_LABEL: run}, "annotations": annotations},
+        "spec": {
+            **{key: spec[key] for key in _KEPT if key in spec},
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": READING_SECONDS,
+            "terminationGracePeriodSeconds": 0,
+            "automountServiceAccountToken": spec.get("automountServiceAccountToken", False),
+            "containers": [container],
+            "volumes": [each for each in spec["volumes"] if each["name"] not in _NOT_STORAGE],
+        },
+    }
+
+
+def delete_reading_pods(api: ClusterApi, run: str) -> None:
+    """Delete the reading pods of a run that earlier processes left."""
+    for pod in api.listed(CORE, "pods", f"{READS_LABEL}={run}", metadata=True):
+        api.delete_pod(pod["metadata"]["name"], 0)
+
+
 class PodFiles(Files):
-    """The files that the pods of runs see. `pod_of`: a running pod of the run whose directory has a path."""
+    """The files that the pods of runs see.
+
+    `pod_of`: a running pod of the run whose directory has a path; of one that is over, its name and pods' template.
+    """
 
     def __init__(
-        self, api: ClusterApi, section: KubernetesConfig, programs: Programs, pod_of: Callable[[str], str | None]
+        self,
+        api: ClusterApi,
+        section: KubernetesConfig,
+        programs: Programs,
+        pod_of: Callable[[str], str | tuple[str, Mapping[str, Any]] | None],
     ) -> None:
-        self._section, self._programs, self._pod_of = section, programs, pod_of
+        self._api, self._section, self._programs, self._pod_of = api, section, programs, pod_of
         self._open: dict[str, RemoteFiles] = {}
+        self._reading: dict[str, str] = {}
         self.title = api.title
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -48,25 +104,43 @@ class PodFiles(Files):
     def close(self) -> None:
         for files in self._open.values():
             files.close()
+        self._open.clear()
+        for pod in self._reading.values():
+            with contextlib.suppress(UserError):
+                self._api.delete_pod(pod, 0)
+        self._reading.clear()
 
     def _through(self, path: str) -> RemoteFiles:
-        pod = self._pod_of(path)
-        if pod is None:
+        found = self._pod_of(path)
+        if found is None:
             claim = self._section.volume_claim or "the bucket"
-            raise UserError(f"{path}: no pod of the run is there to read it; it is on {claim}")
+            raise UserError(f"{path}: no pod of the run is there yet to read it; it is on {claim}")
+        pod = found if isinstance(found, str) else self._started(*found)
         if pod not in self._open:
             context = ("--context", self._section.context) if self._section.context else ()
-            before = (
-                "kubectl",
-                *context,
-                "--namespace",
-                self._section.namespace,
-                "exec",
-                "-i",
-                pod,
-                "-c",
-                "train",
-                "--",
-            )
+            before = ("kubectl", *context, "--namespace", self._section.namespace)
+            before = (*before, "exec", "-i", pod, "-c", "train", "--")
             self._open[pod] = RemoteFiles(PodHost(pod, before=before), self._programs)
         return self._open[pod]
+
+    def _started(self, run: str, template: Mapping[str, Any]) -> str:
+        """A reading pod that runs. Raises UserError where it does not start."""
+        if run in self._reading:
+            return self._reading[run]
+        name = self._api.create_pod(reading_pod(run, template))
+        self._reading[run] = name
+        atexit.register(self.close)
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            pod = self._api.one(f"{CORE}/namespaces/{self._section.namespace}/pods/{name}") or {}
+            phase = pod.get("status", {}).get("phase")
+            if phase == "Running":
+                return name
+            if time.monotonic() > deadline or phase in ("Failed", "Succeeded"):
+                events = self._api.listed(CORE, "events")
+                self.close()
+                reason = waiting_reason([pod], events) if pod else None
+                raise UserError(
+                    f"{run}: pod {name}, which was to read the run directory, does not run: {reason or phase}"
+                )
+            time.sleep(_POLL_SECONDS)

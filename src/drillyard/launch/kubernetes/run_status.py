@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +22,7 @@ _DEACTIVATED = {
     "DeactivatedDueToAdmissionCheck": "capacity revoked",
 }
 _WAITS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
-_MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreate", "FailedScheduling")
+_MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreate", "FailedCreatePodSandBox", "FailedScheduling")
 _JOB_TIME_LIMIT = "DeadlineExceeded"
 
 
@@ -40,7 +40,8 @@ class RunObjects:
     ahead: int | None = None
     """Workloads before it in its queue, where it waits."""
     nodes: int = 0
-    known: Mapping[str, Any] = field(default_factory=dict)
+    run_directory: str | None = None
+    """Of a run without a controller, as Helm's record has it."""
 
 
 def status_of(cluster: str, platform: str, objects: RunObjects) -> RunStatus:
@@ -49,7 +50,14 @@ def status_of(cluster: str, platform: str, objects: RunObjects) -> RunStatus:
     controller = objects.controller
     if controller is None:
         updated = _moment(_labels(objects.record or {}).get("modifiedAt"))
-        return RunStatus(handle, State.cancelled, objects.nodes, since=updated, ended_at=updated)
+        return RunStatus(
+            handle,
+            State.cancelled,
+            objects.nodes,
+            since=updated,
+            ended_at=updated,
+            run_directory=objects.run_directory,
+        )
     status = controller.get("status", {})
     state, reason, since = _state(objects)
     failure = first_cause(objects.pods) if state in (State.failed, State.restarting) else None
