@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from drillyard.config.problems import remote_scheme
 from drillyard.errors import MissingExtraError, UserError
+from drillyard.hub_access import access_advice
 
 Result = TypeVar("Result")
 
@@ -206,10 +207,8 @@ def refuse(address: str, error: Exception) -> None:
 def _access_advice(address: str, scheme: str) -> str:
     if scheme != "hf":
         return _ACCESS[scheme if scheme in _ACCESS else "https"]
-    from huggingface_hub import constants
-
     repository = "/".join(address.removeprefix("hf://").split("@")[0].split("/")[:3])
-    return f"Ask for access on {constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of that account"
+    return access_advice(repository)
 
 
 def _status(error: BaseException | None) -> int | None:

@@ -33,6 +33,7 @@ from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
+from drillyard.hub_access import denied_access
 from drillyard.safe_files import publish_directory
 
 if TYPE_CHECKING:
@@ -276,6 +277,8 @@ def _load_pretrained(path: str) -> Any:
                 f"the tokenizer of {path} {REMOTE_CODE_REFUSED} in its tokenizer_config.json. "
                 "Set data.tokenizer to one that needs none: a class of transformers, with a tokenizer.json."
             ) from error
+        if denied := denied_access(path, error):
+            raise UserError(f"the tokenizer of {denied}") from None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"no tokenizer can be loaded from {path}: {reason} "

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from drillyard.config.model_files import ARCHITECTURES, REMOTE_CODE_REFUSED, require_vocabulary, requires_remote_code
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
+from drillyard.hub_access import denied_access
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
 from drillyard.modelspec import ModelSpec, spec_from_shapes
@@ -124,6 +125,8 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
                 f"model.id: {model_config.id} {REMOTE_CODE_REFUSED} in its config.json\n"
                 f"give a model of an architecture that transformers has; supported: {', '.join(ARCHITECTURES)}"
             ) from error
+        if denied := denied_access(model_config.id, error):
+            raise UserError(f"model.id: {denied}") from None
         raise UserError(
             f"model.id: {model_config.id} cannot be read: {_lines(error)[0]}\n"
             "check the id or path, the network, and access to the model (hf auth login)"

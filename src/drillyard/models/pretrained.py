@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
+from drillyard.hub_access import denied_access
 from drillyard.models.random_init import init_buffers
 from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_of_files
@@ -86,6 +87,8 @@ def model_directory(source: str) -> Path:
     try:
         return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if denied := denied_access(source, error):
+            raise UserError(f"model.id: {denied}") from None
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"model.id: {source} is no directory here and cannot be fetched: {reason}\n"
