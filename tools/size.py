@@ -24,13 +24,13 @@ LINE_BOUNDS = {
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504,
     ("training", "data", "cli"): 13_092 + 780 + 160 + 880,  # data/megatron, adapters, function calling
-    ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831 + 400,  # adapters
+    ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831 + 400 + 60,  # adapters, hub_access
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80,
-    "files": 343 + 2 + 7 + 1 + 4 + 6,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40,
+    "files": 343 + 2 + 7 + 1 + 4 + 6 + 1,
 }
 
 
