@@ -22,6 +22,8 @@ from drillyard.launch.run_status import Handle, RunStatus, State
 class FakeLauncher:
     """The runs of one cluster."""
 
+    reads_after_end = True
+
     def __init__(self, platform: str, cluster: str, directory: Path) -> None:
         self.platform, self.cluster, self.directory = platform, cluster, directory
         self.statuses: dict[str, list[RunStatus]] = {}
