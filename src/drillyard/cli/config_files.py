@@ -5,6 +5,7 @@ The schemas of configs are for editors that complete and check YAML, that of est
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from drillyard.cli.options import print_json
+from drillyard.errors import UserError
 
 
 class SchemaKind(StrEnum):
@@ -33,12 +35,33 @@ def init(
     directory: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="Where to write; created if it is missing.")
     ] = Path("."),
+    from_deepspeed: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take over the settings of a DeepSpeed config (JSON).")
+    ] = None,
+    from_trl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take over the settings of `trl sft --config FILE`.")
+    ] = None,
+    from_axolotl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take over the settings of an Axolotl config.")
+    ] = None,
 ) -> None:
-    """Write a commented run.yaml and cluster.yaml to start from. Never overwrites a file."""
-    from drillyard.config.starter import write_starters
+    """Write a commented run.yaml and cluster.yaml to start from. Never overwrites a file.
 
-    for path in write_starters(directory):
+    Of another trainer's config, each key that has no counterpart here is named with the reason.
+    """
+    from drillyard.config.other_trainers import convert
+    from drillyard.config.starter import completed, write_starters
+
+    given = {"deepspeed": from_deepspeed, "trl": from_trl, "axolotl": from_axolotl}
+    chosen = [(tool, file) for tool, file in given.items() if file is not None]
+    if len(chosen) > 1:
+        raise UserError(f"--from-{chosen[0][0]}, --from-{chosen[1][0]}: give one of them")
+    found = [convert(tool, file) for tool, file in chosen]
+    settings = completed(found[0]) if found else None
+    for path in write_starters(directory, settings):
         print(f"wrote {path}")
+    for key, reason in found[0].left_out if found else []:
+        print(f"not taken over: {key}: {reason}", file=sys.stderr)
     run, cluster = directory / "run.yaml", directory / "cluster.yaml"
     print(f"next: drillyard train {run}")
     print(f"or, to keep it running when the terminal closes: drillyard launch {run} --cluster {cluster}")

@@ -16,9 +16,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from drillyard.config.checks import NOT_AVAILABLE
-from drillyard.config.load import config_model
+from drillyard.config.checks import NOT_AVAILABLE, check_run
+from drillyard.config.load import config_from_options, config_model
+from drillyard.config.other_trainers import ConvertedConfig
 from drillyard.config.platforms import THIS_MACHINE
+from drillyard.config.problems import raise_all
+from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
 
 # A model of 0.3 million parameters that learns text-to-SQL on two CPU cores in minutes.
@@ -70,15 +73,37 @@ HEADERS = {
 WIDTH = 110
 
 
-def starter(which: str) -> str:
-    """The text of a starter: `run` or `cluster`."""
-    chosen = {"run": RUN, "cluster": CLUSTER}[which]
+def starter(which: str, chosen: dict[str, Any] | None = None) -> str:
+    """The text of a starter: `run` or `cluster`. `chosen`: the settings to write out, instead of the usual ones."""
+    chosen = chosen or {"run": RUN, "cluster": CLUSTER}[which]
     header = "".join(f"# {line}\n" for line in HEADERS[which].splitlines())
     return header + "\n" + "\n".join(_settings(config_model(which), chosen, "")).rstrip() + "\n"
 
 
-def write_starters(directory: Path) -> list[Path]:
-    """Write `run.yaml` and `cluster.yaml` into `directory`, making it if need be.
+def completed(found: ConvertedConfig) -> dict[str, Any]:
+    """The settings of another trainer's config, with the starter's where a run needs more; those are noted in it.
+
+    Raises UserError for values that no run config may have.
+    """
+    chosen, training = found.settings, found.settings.setdefault("training", {})
+    for section in ("model", "data"):
+        if section not in chosen:
+            chosen[section] = RUN[section]
+            found.leave_out(section, "is not in the file; the starter's is written")
+    if not {"steps", "epochs"} & training.keys():
+        training["steps"] = RUN["training"]["steps"]
+        found.leave_out("training.steps", f"is not in the file; {training['steps']} is written")
+    optimizer = training.setdefault("optimizer", {})
+    if "learning_rate" not in optimizer:
+        optimizer["learning_rate"] = RUN["training"]["optimizer"]["learning_rate"]
+        found.leave_out("learning_rate", f"is not in the file; {optimizer['learning_rate']} is written")
+    config = config_from_options(RunConfig, chosen)
+    raise_all(check_run(config))
+    return chosen
+
+
+def write_starters(directory: Path, run: dict[str, Any] | None = None) -> list[Path]:
+    """Write `run.yaml` (`run`: its settings) and `cluster.yaml` into `directory`, making it if need be.
 
     Raises UserError, with nothing written, when one of them is there already or cannot be written.
     """
@@ -89,7 +114,7 @@ def write_starters(directory: Path) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         for which, path in paths.items():
             with open(path, "x", encoding="utf-8") as file:
-                file.write(starter(which))
+                file.write(starter(which, run if which == "run" else None))
     except OSError as error:
         raise UserError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
     return list(paths.values())
