@@ -23,7 +23,11 @@ LINE_BOUNDS = {
     ("estimation",): 7_586 + 50,  # DoRA and stacked experts
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504 + 80,  # config/other_trainers
-    ("training", "data", "cli"): 13_092 + 780 + 160 + 880 + 20,  # data/megatron, adapters, function calling, init --from
+    ("training", "data", "cli"): 13_092
+    + 780
+    + 160
+    + 880
+    + 20,  # data/megatron, adapters, function calling, init --from
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831 + 400 + 60,  # adapters, hub_access
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""

@@ -120,7 +120,9 @@ def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
 def _require_prolog(cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]) -> None:
     """Raise UserError where the settings name a job's daemon and the scheduler does not start one."""
     if "_JOB_ID}" in str(settings) and not platforms()[cluster.platform].has_prolog:
-        able = ", ".join(name for name, each in platforms().items() if each.has_prolog or each.in_pods)
+        # Pods of platform kubernetes have no daemon beside them.
+        can = (name for name, each in platforms().items() if each.has_prolog or (each.in_pods and each.cloud))
+        able = ", ".join(name for name in can if platforms()[name].launcher)
         raise UserError(
             f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "
             f"job ({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
