@@ -19,6 +19,9 @@ import pytest
 from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.tiny_run import STEPS, drillyard, write_config, write_rows
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 HUGE = {"architecture": "llama", "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 100}
 
@@ -166,7 +169,7 @@ CASES = [
     Case(
         "no chat template",
         ["chat template", "data.tokenizer"],
-        {"data__format": "chat", "data__columns": {"messages": "messages"}},
+        {"data__format": "chat", "data__columns": {"messages": "messages"}, "data__tokenizer": "words"},
         spoil=lambda directory: chat_rows(directory),
         before_ranks=False,
     ),
@@ -186,6 +189,11 @@ CASES = [
 
 
 def chat_rows(directory: Path) -> None:
+    """Chats, and a tokenizer without a chat template; one that is trained for chats has one."""
+    tokenizer = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>").save_pretrained(
+        directory / "words"
+    )
     row = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}\n'
     (directory / "rows.jsonl").write_text(row * 40)
 

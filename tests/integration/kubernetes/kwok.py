@@ -5,10 +5,9 @@ A simulated pod runs until its annotation `test/exit-code` says how it ends (fak
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,15 @@ TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedu
 _AT_ONCE = 4
 
 
-@contextlib.contextmanager
-def simulated_nodes(cluster: Cluster) -> Iterator[None]:
-    """kwok, for the nodes that `node` describes. It ends with the cluster, in whose process namespace it runs."""
+def start_kwok(cluster: Cluster) -> None:
+    """Start kwok, for the nodes that `node` describes. It ends with the cluster, in whose process namespace it runs."""
     stages = f"{objects('kwok-stages')},{Path(__file__).with_name('fake_pods.yaml')}"
     argv = [
         *(tool("kwok"), "--kubeconfig", str(cluster.kubeconfig), "--config", stages, "--node-ip", "127.0.0.1"),
         *("--manage-nodes-with-annotation-selector", "kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds", "120"),
     ]
     with (cluster.directory / "logs/kwok").open("wb") as log:
-        process = subprocess.Popen(cluster.enter(*argv, into=("net", "pid")), stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+        subprocess.Popen(cluster.enter(*argv, into=("net", "pid")), stdout=log, stderr=log)
 
 
 def node(name: str, pool: str, block: str, **labels: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.kubernetes import kwok
-from tests.integration.kubernetes.cluster import Cluster
+from tests.integration.kubernetes.cluster import Cluster, started
 from tests.integration.kubernetes.team import Team, until
 
 NODES = 16
@@ -16,21 +16,27 @@ MANY = 1000
 FLEX, BLOCKS = "flex", "blocks"
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One of its own: a thousand nodes are not left to other tests."""
+    with started(tmp_path_factory.mktemp("queue")) as made:
+        yield made
+
+
 @pytest.fixture(scope="module", autouse=True)
-def queues(cluster: Cluster, team: Team) -> Iterator[None]:
+def queues(cluster: Cluster, team: Team) -> None:
     """32 nodes in two blocks behind one queue; another one whose nodes are made on request."""
     team.environment["KUBECONFIG"] = str(cluster.kubeconfig)
-    with kwok.simulated_nodes(cluster):
-        # Neighbours in name are in different blocks, so that only topology puts a run into one.
-        kwok.add_nodes(cluster, [kwok.node(f"a-{n:02d}", "a", f"block-{n % 2}") for n in range(2 * NODES)])
-        gpus = 2 * NODES * kwok.GPUS_PER_NODE
-        cluster.apply(
-            *kwok.provisioning_check(FLEX),
-            *kwok.queue(BLOCKS, team.name, "a", gpus),
-            *kwok.queue(FLEX, team.name, "flex", gpus, admissionChecks=[FLEX]),
-        )
-        cluster.kubectl("wait", "--for", "condition=Active", f"clusterqueue/{BLOCKS}", f"clusterqueue/{FLEX}")
-        yield
+    kwok.start_kwok(cluster)
+    # Neighbours in name are in different blocks, so that only topology puts a run into one.
+    kwok.add_nodes(cluster, [kwok.node(f"a-{n:02d}", "a", f"block-{n % 2}") for n in range(2 * NODES)])
+    gpus = 2 * NODES * kwok.GPUS_PER_NODE
+    cluster.apply(
+        *kwok.provisioning_check(FLEX),
+        *kwok.queue(BLOCKS, team.name, "a", gpus),
+        *kwok.queue(FLEX, team.name, "flex", gpus, admissionChecks=[FLEX]),
+    )
+    cluster.kubectl("wait", "--for", "condition=Active", f"clusterqueue/{BLOCKS}", f"clusterqueue/{FLEX}")
 
 
 def launch(team: Team, name: str, queue: str, nodes: int = NODES, **section: Any) -> None:
