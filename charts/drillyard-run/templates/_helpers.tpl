@@ -64,3 +64,69 @@ podFailurePolicy:
 template:
 {{ include "run.podTemplate" . | indent 2 }}
 {{- end }}
+
+{{- /* Annotations of the pod template. Kueue reads those of provisioning on the JobSet alone. */ -}}
+{{- define "run.podAnnotations" -}}
+{{- if ne .Values.topology.mode "none" }}
+kueue.x-k8s.io/podset-{{ .Values.topology.mode }}-topology: {{ .Values.topology.level | quote }}
+{{- end }}
+{{- if .Values.bucket.name }}
+gke-gcsfuse/volumes: "true"
+{{- range $name, $limit := .Values.bucket.sidecarLimits }}
+gke-gcsfuse/{{ $name }}-limit: {{ $limit | quote }}
+{{- end }}
+{{- end }}
+{{- with .Values.network.interfaces }}
+networking.gke.io/default-interface: {{ (first .).interfaceName | quote }}
+networking.gke.io/interfaces: {{ . | toJson | quote }}
+{{- end }}
+{{- with .Values.network.sidecar }}
+{{- if .devices }}
+devices.gke.io/container.{{ .name }}: |
+  {{- range .devices }}
+  - path: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Not empty where the pods use their node beyond what the Pod Security level restricted allows. */ -}}
+{{- define "run.hostAccess" -}}
+{{- if or .Values.hostPaths .Values.capabilities .Values.privileged .Values.network.hostNetwork .Values.network.sidecar }}true{{ end }}
+{{- end }}
+
+{{- /* The pods' claims on devices. */ -}}
+{{- define "run.claims" -}}
+{{- if .Values.network.deviceClaim }}
+- {name: network, resourceClaimTemplateName: {{ .Release.Name }}-network}
+{{- end }}
+{{- if .Values.network.computeDomainNodes }}
+- {name: compute-domain, resourceClaimTemplateName: {{ .Release.Name }}-compute-domain}
+{{- end }}
+{{- end }}
+
+{{- define "run.podSecurity" -}}
+{{- if not (include "run.hostAccess" .) }}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- if gt (int .Values.securityContext.runAsUser) 0 }}
+runAsNonRoot: true
+runAsUser: {{ int .Values.securityContext.runAsUser }}
+{{- end }}
+{{- if gt (int .Values.securityContext.fsGroup) 0 }}
+fsGroup: {{ int .Values.securityContext.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+{{- end }}
+
+{{- /* Of the run's container. */ -}}
+{{- define "run.security" -}}
+{{- if .Values.privileged }}
+privileged: true
+{{- else if not (include "run.hostAccess" .) }}
+allowPrivilegeEscalation: false
+capabilities: {drop: [ALL]}
+{{- else if .Values.capabilities }}
+capabilities: {add: {{ .Values.capabilities | toJson }}}
+{{- end }}
+{{- end }}

@@ -2,16 +2,15 @@
 metadata:
   labels:
     {{- include "run.labels" . | nindent 4 }}
-  {{- if or (ne .Values.topology.mode "none") .Values.bucket.name }}
+  {{- with include "run.podAnnotations" . | trim }}
   annotations:
-    {{- if ne .Values.topology.mode "none" }}
-    kueue.x-k8s.io/podset-{{ .Values.topology.mode }}-topology: {{ .Values.topology.level | quote }}
-    {{- end }}
-    {{- if .Values.bucket.name }}
-    gke-gcsfuse/volumes: "true"
-    {{- end }}
+    {{- . | nindent 4 }}
   {{- end }}
 spec:
+  {{- if .Values.network.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
   restartPolicy: Never
   automountServiceAccountToken: {{ ne .Values.bucket.name "" }}
   terminationGracePeriodSeconds: {{ int .Values.gracePeriodSeconds }}
@@ -40,16 +39,32 @@ spec:
   {{- end }}
   - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute, tolerationSeconds: {{ int .Values.lostNodeSeconds }}}
   - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute, tolerationSeconds: {{ int .Values.lostNodeSeconds }}}
+  {{- with include "run.podSecurity" . | trim }}
   securityContext:
-    seccompProfile: {type: RuntimeDefault}
-    {{- if gt (int .Values.securityContext.runAsUser) 0 }}
-    runAsNonRoot: true
-    runAsUser: {{ int .Values.securityContext.runAsUser }}
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.network.sidecar }}
+  initContainers:
+  - name: {{ .name }}
+    image: {{ .image | quote }}
+    restartPolicy: Always
+    command: {{ .command | toJson }}
+    env:
+    {{- range $name, $value := .environment }}
+    - {name: {{ $name }}, value: {{ $value | quote }}}
     {{- end }}
-    {{- if gt (int .Values.securityContext.fsGroup) 0 }}
-    fsGroup: {{ int .Values.securityContext.fsGroup }}
-    fsGroupChangePolicy: OnRootMismatch
+    securityContext:
+      capabilities: {add: {{ .capabilities | toJson }}}
+    volumeMounts:
+    {{- range .hostPaths }}
+    - {name: {{ .name }}, mountPath: {{ .mountPath | quote }}}
     {{- end }}
+  {{- end }}
+  {{- $claims := include "run.claims" . | trim }}
+  {{- with $claims }}
+  resourceClaims:
+  {{- . | nindent 2 }}
+  {{- end }}
   containers:
   - name: train
     image: {{ .Values.image | quote }}
@@ -86,17 +101,29 @@ spec:
     - name: {{ $name }}
       valueFrom: {secretKeyRef: {name: {{ $from.secret | quote }}, key: {{ $from.key | quote }}}}
     {{- end }}
-    {{- with .Values.resources }}
+    {{- if or .Values.resources $claims }}
     resources:
+      {{- with .Values.resources }}
       {{- toYaml . | nindent 6 }}
+      {{- end }}
+      {{- if $claims }}
+      claims:
+      {{- range fromYamlArray $claims }}
+      - {name: {{ .name }}}
+      {{- end }}
+      {{- end }}
     {{- end }}
+    {{- with include "run.security" . | trim }}
     securityContext:
-      allowPrivilegeEscalation: false
-      capabilities: {drop: [ALL]}
+      {{- . | nindent 6 }}
+    {{- end }}
     terminationMessagePath: /dev/termination-log
     volumeMounts:
     - {name: files, mountPath: /etc/drillyard, readOnly: true}
     - {name: shared-memory, mountPath: /dev/shm}
+    {{- range .Values.hostPaths }}
+    - {name: {{ .name }}, mountPath: {{ .mountPath | quote }}, readOnly: {{ .readOnly }}}
+    {{- end }}
     {{- with .Values.volumeClaim }}
     {{- if .name }}
     - {name: storage, mountPath: {{ .mountPath | quote }}}
@@ -125,6 +152,17 @@ spec:
       {{- with .Values.sharedMemory }}
       sizeLimit: {{ . | quote }}
       {{- end }}
+  {{- $mounted := concat .Values.hostPaths (dig "hostPaths" list .Values.network.sidecar) }}
+  {{- $paths := dict }}
+  {{- range $mounted }}
+  {{- if ne (get $paths .name | default .hostPath) .hostPath }}
+  {{- fail (printf "hostPaths: %s is both %s and %s" .name (get $paths .name) .hostPath) }}
+  {{- end }}
+  {{- $_ := set $paths .name .hostPath }}
+  {{- end }}
+  {{- range $name, $path := $paths }}
+  - {name: {{ $name }}, hostPath: {path: {{ $path | quote }}}}
+  {{- end }}
   {{- with .Values.volumeClaim }}
   {{- if .name }}
   - {name: storage, persistentVolumeClaim: {claimName: {{ .name | quote }}}}
@@ -138,6 +176,9 @@ spec:
       volumeAttributes:
         bucketName: {{ .name | quote }}
         mountOptions: {{ .mountOptions | quote }}
+        {{- if $.Values.network.hostNetwork }}
+        hostNetworkPodKSA: "true"
+        {{- end }}
   {{- end }}
   {{- end }}
 {{- end }}

@@ -85,8 +85,9 @@ class ClusterConfig(StrictModel):
     @property
     def section(self) -> PlatformSection:
         """The platform's own section, with defaults where it is not given."""
-        given: PlatformSection | None = getattr(self, self.platform, None)
-        return given or platforms()[self.platform].section()
+        facts = platforms()[self.platform]
+        given: PlatformSection | None = getattr(self, facts.section_key or self.platform, None)
+        return given or facts.section()
 
     def section_as(self, model: type[Section]) -> Section:
         """`section` with its type: that of a platform whose section is a `model`."""
@@ -121,9 +122,14 @@ def cluster_model() -> type[ClusterConfig]:
 
 def with_sections(facts: Mapping[str, PlatformFacts], **fields: Any) -> type[ClusterConfig]:
     """`ClusterConfig` with further `fields` and a section for each platform of `facts` that has one."""
+    named: dict[str, list[str]] = {}
     for name, each in facts.items():
         if each.section is not PlatformSection:
-            fields[name] = (each.section | None, Field(default=None, description=f"Settings of platform {name}."))
+            named.setdefault(each.section_key or name, []).append(name)
+    for key, users in named.items():
+        section, plural = facts[users[0]].section, "s" if len(users) > 1 else ""
+        description = f"Settings of platform{plural} {' and '.join(users)}."
+        fields[key] = (section | None, Field(default=None, description=description))
     return create_model("ClusterConfig", __base__=ClusterConfig, __doc__=ClusterConfig.__doc__, **fields)
 
 
@@ -184,9 +190,8 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
 def _nodes(config: ClusterConfig) -> Iterator[Problem]:
     if (limit := platforms()[config.platform].max_nodes) is not None and config.nodes > limit:
         yield Problem(("nodes",), f"found {config.nodes}; platform {config.platform} is this machine alone: {limit}")
-    section: PlatformSection | None = getattr(config, config.platform, None)
-    if section is not None:
-        yield from section.problems(config.nodes)
+    if getattr(config, platforms()[config.platform].section_key or config.platform, None) is not None:
+        yield from config.section.problems(config.nodes)
 
 
 def _value(config: ClusterConfig, path: Path) -> object:

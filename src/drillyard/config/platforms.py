@@ -45,6 +45,11 @@ class PlatformSection(StrictModel):
         return ""
 
     @property
+    def mounts_network_libraries(self) -> bool:
+        """Whether pods get the network stack's libraries from their node."""
+        return False
+
+    @property
     def limit_seconds(self) -> int | None:
         """The time limit of one job (`time_limit`), after which the run continues in another job."""
         return None
@@ -77,7 +82,9 @@ class PlatformFacts:
     optional: tuple[str, ...] = ()
     """Settings that may be given, in addition to those of every platform."""
     section: type[PlatformSection] = PlatformSection
-    """The model of the section that has the platform's name; PlatformSection itself: there is none."""
+    """The model of the platform's section; PlatformSection itself: there is none."""
+    section_key: str = ""
+    """Key of the section in cluster.yaml; empty: the platform's name."""
     consumption: tuple[str, ...] = ()
     """Ways to buy capacity."""
     max_nodes: int | None = None
@@ -101,13 +108,7 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
     "ssh": "drillyard.launch.hosts.config:SSH",
     "slurm": "drillyard.launch.slurm.config:SLURM",
     "kubernetes": "drillyard.launch.kubernetes.config:KUBERNETES",
-    "gke": PlatformFacts(
-        required=("location.project", "location.region", "machine", "consumption", "image", "storage.bucket"),
-        optional=("location", "storage", "reservation"),
-        consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
-        cloud="gcp",
-        in_pods=True,
-    ),
+    "gke": "drillyard.launch.kubernetes.config:GKE",
     "vertex": "drillyard.launch.vertex.config:VERTEX",
     "gce": PlatformFacts(
         required=("location.project", "location.zone", "machine", "consumption"),

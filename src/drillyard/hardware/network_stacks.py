@@ -24,10 +24,14 @@ class Volume(Record):
 
 
 class Sidecar(Record):
-    """A container that must run next to the ranks; `devices` are those of its device annotation."""
+    """A container that must run next to the ranks; `devices` are those of its device annotation.
+
+    `arguments` stand for `{arguments}` in the command, where a row of `coupled_versions` has no others.
+    """
 
     name: str
     command: tuple[str, ...]
+    arguments: str = ""
     capabilities: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
     devices: tuple[str, ...] = ()
@@ -63,7 +67,9 @@ class NetworkStack(CatalogRow):
     `machine_environment` adds settings by machine. Fields that begin with `host_` apply to virtual machines and bare
     metal: `host_environment` is laid over `environment`, and `host_library_path` finds libraries. Variables in
     `forbidden` must not be set; for those in `enforced` the stack aborts a job with another value; those in
-    `superseded` belong to an earlier set. `versions` are those of `images`; `coupled_versions` work together.
+    `superseded` belong to an earlier set. `versions` are those of `images`; each row of `coupled_versions` is a plugin
+    and the daemon (`rxdm`) that works with it, with its `arguments` where they differ. `device_class` gives pods the
+    data NICs as devices (DRANET).
     """
 
     name: str
@@ -89,6 +95,7 @@ class NetworkStack(CatalogRow):
     interfaces: Interfaces | None = None
     networks: Networks | None = None
     kubernetes_resource: str | None = None
+    device_class: str | None = None
     requires: dict[str, str] = Field(default={})
     notes: tuple[str, ...] = ()
 
@@ -101,6 +108,15 @@ class NetworkStack(CatalogRow):
         settings = {**self.environment_on(machine), **self.host_environment}
         settings.pop("LD_LIBRARY_PATH", None)
         return settings
+
+    def pod_interfaces(self, machine: Machine) -> dict[str, str]:
+        """The network of each interface of a pod on `machine`; empty where a pod has its primary one alone."""
+        found = self.interfaces
+        if found is None or found.first_data is None or found.network is None:
+            return {}
+        data = range(machine.data_nics.count)
+        numbered = {f"eth{found.first_data + i}": found.network.format(found.first_network + i) for i in data}
+        return {found.primary: "default", **numbered}
 
     def additional_vpcs(self, machine: Machine) -> int:
         """The number of additional VPCs that a cluster of `machine` needs."""

@@ -93,7 +93,7 @@ def network_of(
         file=_file(stack.name, library_path, expanded, script, kept),
         mounts=mounts,
         fields=tuple(fields),
-        warnings=(unmounted,) if in_pods and script is not None else (),
+        warnings=(unmounted,) if in_pods and script and not cluster.section.mounts_network_libraries else (),
     )
 
 
@@ -120,8 +120,7 @@ def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
 def _require_prolog(cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]) -> None:
     """Raise UserError where the settings name a job's daemon and the scheduler does not start one."""
     if "_JOB_ID}" in str(settings) and not platforms()[cluster.platform].has_prolog:
-        # Pods of platform kubernetes have no daemon beside them.
-        can = (name for name, each in platforms().items() if each.has_prolog or (each.in_pods and each.cloud))
+        can = (name for name, each in platforms().items() if each.has_prolog or each.in_pods)
         able = ", ".join(name for name in can if platforms()[name].launcher)
         raise UserError(
             f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "

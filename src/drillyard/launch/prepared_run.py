@@ -116,7 +116,7 @@ def prepare(
         processes_per_node=processes,
         run_directory=run_directory,
         launch_directory=launch_directory,
-        command=_command(request, paths, processes),
+        command=_command(request, paths, processes, agents),
         working_directory=posixpath.join(paths.project, directory) if directory else paths.project,
         environment={**network.environment, **configured},
         profile_script=posixpath.join(launch_directory, NETWORK_FILE) if network.file else None,
@@ -172,7 +172,7 @@ def agent_files() -> tuple[PlanFile, ...]:
     )
 
 
-def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> list[str]:
+def _command(request: LaunchRequest, paths: ClusterPaths, processes: int, agents: bool) -> list[str]:
     workload = request.workload
     if workload is None:
         command = [paths.python, "-m", "drillyard", "train", "{launch_directory}/run.yaml", "--console", "text"]
@@ -190,6 +190,10 @@ def _command(request: LaunchRequest, paths: ClusterPaths, processes: int) -> lis
     torchrun = ["torchrun"] if request.image else [paths.python, "-m", "torch.distributed.run"]
     torchrun += ["--nnodes={nodes}", "--nproc-per-node={processes_per_node}", "--node-rank={node_rank}"]
     torchrun += ["--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"]
+    if not agents:
+        # With --tee the rank of each printed line is known; -u, as it reads files.
+        unbuffered = [command[0], "-u"] if command[0] in ("python", "python3") else command[:1]
+        return [*torchrun, "--tee=3", "--no-python", *unbuffered, *command[1:]]
     # The script gives each rank a pipe of its own, so that the rank of each printed line is known.
     return [*torchrun, "{launch_directory}/agent/exec_command.py", exec_command.RANK_OPTION, *command]
 

@@ -122,7 +122,7 @@ def test_output_is_refused_nothing_that_a_dry_run_shows(here: Path, capsys: Capt
         (["--cluster", "missing.yaml"], "missing.yaml: ... no such file"),
         (["--sync"], "--sync: ... local"),
         (["--after", "slurm://lab/first"], "--after: ... local"),
-        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, kubernetes, vertex"),
+        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, kubernetes, gke, vertex"),
         (["--sweep", "training.seed"], "has no key"),
         (["--sweep", "training.sede=1,2"], "training.sede"),
         (["--set", "name=UPPER"], "name"),
@@ -134,7 +134,7 @@ def test_what_is_refused(here: Path, capsys: Capture, arguments: list[str], said
     assert not (here / "runs").exists() and not (here / "xdg_state_home").exists()
 
 
-@pytest.mark.parametrize("platform", ["gke", "gce", "nebius"])
+@pytest.mark.parametrize("platform", ["gce", "nebius"])
 def test_a_platform_without_a_launcher_is_reported_before_what_its_config_lacks(
     here: Path, capsys: Capture, platform: str
 ) -> None:

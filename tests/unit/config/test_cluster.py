@@ -110,7 +110,7 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         ),
         (
             GKE.replace("platform: gke", "platform: gek"),
-            "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... estimates ... gke, gce, nebius",
+            "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... estimates ... gce, nebius",
         ),
         (
             GKE.replace("platform: gke", "platform: slrum"),

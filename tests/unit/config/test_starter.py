@@ -46,7 +46,7 @@ def test_what_every_run_is_refused_for_is_not_in_the_starter() -> None:
     for key in NOT_AVAILABLE:
         section, _, name = key.partition(".")
         assert section in content and name not in content[section]
-    assert "gke" not in re.search(r"What runs the job:[^.]*\.", starter("cluster"))[0]
+    assert "gce" not in re.search(r"What runs the job:[^.]*\.", starter("cluster"))[0]
 
 
 @pytest.mark.parametrize("which", ["run", "cluster"])

@@ -93,7 +93,7 @@ def test_ethernet_can_be_asked_for_anywhere_and_keeps_nccl_off_what_else_is_ther
 def test_tcpx_needs_the_daemon_that_a_slurm_job_has():
     slurm = network(machine="a3-highgpu-8g").file
     assert 'NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX="/run/tcpx-${SLURM_JOB_ID}"' in slurm.content
-    with pytest.raises(UserError, match=r"prolog(.|\n)*run on one of: slurm, vertex$"):
+    with pytest.raises(UserError, match=r"prolog(.|\n)*run on one of: slurm, kubernetes, gke, vertex$"):
         network(platform="ssh", machine="a3-highgpu-8g")
 
 

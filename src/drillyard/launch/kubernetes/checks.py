@@ -5,17 +5,20 @@ Names become parts of host names and labels, which have at most 63 characters (R
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
+from drillyard.config.cluster import ClusterConfig
 from drillyard.config.environment import REFERENCE
 from drillyard.hardware.machines import Machine
 from drillyard.launch.checks import environments
-from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes import gke, pod_network
+from drillyard.launch.kubernetes.config import BUCKET_MOUNT, KubernetesConfig
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
+from drillyard.launch.vertex.config import bucket_of
 
 MAX_NAME = 63
-_SUPPORTED_STACK = "ethernet"
 _JOBSET = "https://jobset.sigs.k8s.io/docs/concepts/"
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -33,10 +36,9 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         if not _LABEL_KEY.fullmatch(name) or not _LABEL_VALUE.fullmatch(value):
             message = f"{name}: {value} is no label: at most 63 letters, digits, '-', '_' and '.'"
             yield error("cluster", ("kubernetes", "labels", name), message)
-    stack = cluster.network_stack or (machine.network_stack if machine else _SUPPORTED_STACK)
-    if cluster.nodes > 1 and stack != _SUPPORTED_STACK:
-        message = f"the pods of several nodes use {_SUPPORTED_STACK} only, not {stack}: set network_stack: ethernet"
-        yield error("cluster", "network_stack" if cluster.network_stack else "machine", message)
+    yield from pod_network.findings(request, machine)
+    if cluster.platform == "gke":
+        yield from gke.findings(request, machine)
 
 
 def longest_name(nodes: int) -> int:
@@ -53,9 +55,6 @@ def _names(request: LaunchRequest) -> Iterator[LaunchFinding]:
         message = f"has {len(name)} characters; with the suffixes of its pods at most {longest} ({_JOBSET})"
         yield error("run", "name", message)
     workload = request.workload
-    if workload and workload.per == "gpu":
-        message = "gpu: a pod starts its command once: set per: node, and start the node's ranks with torchrun"
-        yield error("run", ("workload", "per"), message)
     for path in workload.files if workload else ():
         if not _FILE_PATH.fullmatch(path):
             message = "is a path in a ConfigMap's volume: letters, digits, '_', '.' and '-'"
@@ -72,6 +71,22 @@ def _storage(request: LaunchRequest, section: KubernetesConfig) -> Iterator[Laun
     if section.volume_claim is not None and not (storage.directory or "").startswith("/"):
         message = "missing: the absolute path at which pods see kubernetes.volume_claim, such as /data"
         yield error("cluster", "storage.directory", message)
+    elif section.volume_claim is not None or storage.bucket is not None:
+        root = storage_root(request.cluster)
+        output = posixpath.normpath(posixpath.join(root, request.run.output))
+        if not f"{output}/".startswith(f"{root.rstrip('/')}/"):
+            message = f"'{request.run.output}' would be lost with its pod: write a relative path, or one below {root}"
+            yield error("run", "output", message)
+
+
+def storage_root(cluster: ClusterConfig) -> str:
+    """The directory of the pods that relative paths of a run refer to: on the volume, or in the bucket.
+
+    Raises UserError for a name that no bucket can have.
+    """
+    if cluster.storage.bucket is None:
+        return posixpath.normpath(cluster.storage.directory or "/")
+    return posixpath.normpath(posixpath.join(BUCKET_MOUNT, bucket_of(cluster), cluster.storage.directory or ""))
 
 
 def _secrets(request: LaunchRequest, section: KubernetesConfig) -> Iterator[LaunchFinding]:

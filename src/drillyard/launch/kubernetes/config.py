@@ -1,9 +1,10 @@
-"""Platform `kubernetes`: its settings in cluster.yaml, and what holds for every such cluster."""
+"""Platforms `kubernetes` and `gke`: their settings in cluster.yaml, and what holds for every such cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -14,7 +15,7 @@ from drillyard.config.strict_model import StrictModel
 BUCKET_MOUNT = "/gcs"
 FILES_MOUNT = "/etc/drillyard"
 """Where pods find the plan's files; the chart mounts them there."""
-NO_CLIENT = "platform kubernetes needs the Kubernetes client ({}): pip install 'drillyard[kubernetes]'"
+NO_CLIENT = "platforms kubernetes and gke need the Kubernetes client ({}): pip install 'drillyard[kubernetes]'"
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -50,6 +51,21 @@ class KubernetesConfig(PlatformSection):
     )
     pull_secrets: list[ObjectName] = Field(default=[], description="Secrets for the image's registry.")
     topology: Topology = Field(default=Topology(), description="Placement by Kueue's topology-aware scheduling.")
+    pod_network: Literal["interfaces", "host", "dranet"] = Field(
+        default="interfaces",
+        description="How pods reach the data NICs: interfaces on the cluster's Network objects, the host's own "
+        "network, or devices that managed DRANET allocates. Only machines whose stack is gib have a choice.",
+    )
+    nccl_plugin: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$")] | None = Field(
+        default=None,
+        description="Version of the NCCL plugin that the nodes have (tcpx, tcpxo); its daemon is of the version that "
+        "works with it. Default: the newest pair that is known.",
+    )
+    network_libraries: Literal["node", "image"] = Field(
+        default="node",
+        description="Whether the network stack's libraries are mounted from the node, where its installer put them, or "
+        "are in the image.",
+    )
     max_run_hours: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Longest run time from admission, over all restarts; null: no limit."
     )
@@ -71,6 +87,10 @@ class KubernetesConfig(PlatformSection):
     def limit_seconds(self) -> int | None:
         return None if self.max_run_hours is None else round(self.max_run_hours * 3600)
 
+    @property
+    def mounts_network_libraries(self) -> bool:
+        return self.network_libraries == "node"
+
     def problems(self, nodes: int) -> Iterator[Problem]:
         if self.topology.required is not None and self.topology.preferred is not None:
             yield Problem(("kubernetes", "topology"), "`required` and `preferred` are both given; keep one of them")
@@ -86,11 +106,21 @@ class KubernetesConfig(PlatformSection):
 
 KUBERNETES = PlatformFacts(
     required=("image",),
-    optional=("kubernetes", "storage", "machine", "python"),
+    optional=("kubernetes", "storage", "machine", "mounts", "python"),
     section=KubernetesConfig,
+    section_key="kubernetes",
     machines="own",
     in_pods=True,
     bucket_mount=BUCKET_MOUNT,
     capabilities=Capabilities(queue=True, image=True),
     launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
+)
+
+GKE = replace(
+    KUBERNETES,
+    required=("location.project", "location.region", "machine", "consumption", "image"),
+    optional=("location", "storage", "reservation", "kubernetes", "mounts", "python"),
+    consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
+    machines="bought",
+    cloud="gcp",
 )

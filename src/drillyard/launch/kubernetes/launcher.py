@@ -6,6 +6,7 @@ cannot be changed. Helm's record keeps a cancelled run's chart and values, from 
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections import defaultdict
@@ -89,7 +90,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
-        require_cluster(self._api, self._section)
+        require_cluster(self._api, self._section, json.loads(plan.file(VALUES).content))
         require_accepted(self._api, self.rendered(plan))
         return super().submit(plan, replace=replace)
 

@@ -37,7 +37,8 @@ READING_SECONDS = 900
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.3
 _KEPT = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations", "securityContext")
-_NOT_STORAGE = ("files", "shared-memory")
+_STORAGE = ("storage", "bucket")
+"""The chart's volumes with run directories."""
 
 
 def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,8 +50,8 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         "name": "train",
         "image": train["image"],
         "command": ["sleep", str(READING_SECONDS)],
-        "securityContext": train["securityContext"],
-        "volumeMounts": [each for each in train["volumeMounts"] if each["name"] not in _NOT_STORAGE],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [each for each in train["volumeMounts"] if each["name"] in _STORAGE],
     }
     return {
         "apiVersion": "v1",
@@ -63,7 +64,7 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": spec.get("automountServiceAccountToken", False),
             "containers": [container],
-            "volumes": [each for each in spec["volumes"] if each["name"] not in _NOT_STORAGE],
+            "volumes": [each for each in spec["volumes"] if each["name"] in _STORAGE],
         },
     }
 

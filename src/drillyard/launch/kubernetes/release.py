@@ -17,10 +17,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.cluster import ClusterConfig
 from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
-from drillyard.launch.kubernetes.checks import findings
+from drillyard.hardware.machines import Machine
+from drillyard.launch.kubernetes import gke, pod_network
+from drillyard.launch.kubernetes.checks import findings, storage_root
 from drillyard.launch.kubernetes.config import BUCKET_MOUNT, FILES_MOUNT, KubernetesConfig
 from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
 from drillyard.launch.network import NETWORK_FILE
@@ -34,7 +35,9 @@ MASTER_PORT = 29500
 MOST_BYTES = 1 << 20
 """Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/), and of a Secret, Helm's record."""
 _GPU = "nvidia.com/gpu"
-RIGHTS = (
+_MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
+"""Nodes see each other's checkpoints and claims at once: cached metadata would show an earlier state."""
+_RIGHTS = (
     *((verb, "jobset.x-k8s.io", "jobsets") for verb in ("create", "delete", "get", "list")),
     *((verb, "batch", "jobs") for verb in ("create", "delete", "get", "list")),
     *((verb, "", "pods") for verb in ("create", "delete", "get", "list")),
@@ -47,6 +50,8 @@ RIGHTS = (
 )
 """What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records are Secrets; Jobs
 and Pods are created as dry runs only."""
+_CLAIMS = tuple((verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get"))
+_DOMAINS = tuple((verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get"))
 _VARIABLES = {
     "node_rank": "$(NODE_RANK)",
     "nodes": "$(NNODES)",
@@ -62,12 +67,13 @@ def plan_of(request: LaunchRequest) -> Plan:
     """The plan of a request. Raises UserError for every mistake in it."""
     cluster = request.cluster
     section = cluster.section_as(KubernetesConfig)
-    root = _storage_root(cluster)
+    root = storage_root(cluster)
     output = posixpath.normpath(posixpath.join(root, request.run.output))
     paths = ClusterPaths(root, output, cluster.python or "python3")
     prepared = prepare(request, checks=[findings], paths=paths, agents=False, launch_directory=FILES_MOUNT)
     _require_secrets(prepared, section)
-    values = values_of(prepared, request)
+    machine = _machine(request)
+    values = values_of(prepared, request, machine)
     values_file = PlanFile(VALUES, json.dumps(values, indent=2) + "\n", 0o600)
     if (size := len(values_file.content.encode())) > MOST_BYTES:
         raise UserError(
@@ -85,9 +91,31 @@ def plan_of(request: LaunchRequest) -> Plan:
         code=f"in the image {prepared.image}",
         files=sent,
         steps=(install,),
-        fields=(*prepared.fields, *_fields(values, request)),
+        fields=(*prepared.fields, *pod_network.fields(request, machine), *_fields(values)),
+        warnings=(*prepared.warnings, *_namespace_warnings(values, section)),
         script=VALUES,
     )
+
+
+def _machine(request: LaunchRequest) -> Machine | None:
+    name = request.cluster.machine
+    return None if name is None else request.facts.machine(name)
+
+
+def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) -> Iterator[str]:
+    if needed := pod_network.privileges(values):
+        yield (
+            f"namespace {section.namespace} must allow pods of the Pod Security level privileged, for "
+            f"{'; '.join(needed)}: kubectl label namespace {section.namespace} "
+            "pod-security.kubernetes.io/enforce=privileged --overwrite"
+        )
+
+
+def rights_for(values: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    """The rights that a run with these values needs."""
+    network = values.get("network", {})
+    claims = _CLAIMS if "deviceClaim" in network else ()
+    return (*_RIGHTS, *claims, *(_DOMAINS if "computeDomainNodes" in network else ()))
 
 
 def helm_argv(section: KubernetesConfig, *words: str) -> tuple[str, ...]:
@@ -118,14 +146,18 @@ def _below(directory: Traversable, path: str) -> Iterator[PlanFile]:
             yield PlanFile(inside, each.read_text(encoding="utf-8"))
 
 
-def values_of(prepared: Plan, request: LaunchRequest) -> dict[str, Any]:
+def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -> dict[str, Any]:
     """The chart's values for a run: only those that differ from the chart's own."""
     job, cluster = prepared.job, request.cluster
     section = cluster.section_as(KubernetesConfig)
     own = {file.path: file for file in prepared.files if file.path != NETWORK_FILE}
     script = next((file.content for file in prepared.files if file.path == NETWORK_FILE), "")
     replaced = {**_VARIABLES, "run_directory": job.run_directory, "launch_directory": job.launch_directory}
-    gpus = job.processes_per_node if request.uses_gpus and cluster.machine is not None else 0
+    limits = pod_network.machine_resources(request, machine)
+    if request.uses_gpus and machine is not None:
+        limits = {_GPU: job.processes_per_node, **limits}
+    on_gke = cluster.platform == "gke"
+    limit = section.limit_seconds or 0
     values: dict[str, Any] = {
         "nodes": job.nodes,
         "processesPerNode": job.processes_per_node,
@@ -149,20 +181,21 @@ def values_of(prepared: Plan, request: LaunchRequest) -> dict[str, Any]:
         },
         "queue": section.queue or "",
         "kueuePriorityClass": section.priority_class or "",
-        "maxRunSeconds": section.limit_seconds or 0,
-        "provisioning": {"maxRunSeconds": section.limit_seconds or 0},
+        "maxRunSeconds": limit,
+        "provisioning": {"maxRunSeconds": limit if not on_gke or cluster.consumption == "flex-start-queued" else 0},
         "serviceAccount": section.service_account or "",
         "topology": _topology(section),
         "securityContext": {"runAsUser": section.run_as_user, "fsGroup": section.file_group},
-        "tolerations": section.tolerations,
-        "nodeSelector": section.node_selector,
-        "resources": {"limits": {_GPU: gpus}} if gpus else {},
+        "tolerations": [*(gke.tolerations(request, machine) if on_gke else []), *section.tolerations],
+        "nodeSelector": {**(gke.node_selector(request, machine) if on_gke else {}), **section.node_selector},
+        "resources": {"limits": limits} if limits else {},
+        **pod_network.network_values(request, machine),
     }
     if section.volume_claim is not None:
         values["volumeClaim"] = {"name": section.volume_claim, "mountPath": cluster.storage.directory}
     else:
         mount = f"{BUCKET_MOUNT}/{cluster.storage.bucket}"
-        values["bucket"] = {"name": cluster.storage.bucket, "mountPath": mount, "mountOptions": "implicit-dirs"}
+        values["bucket"] = {"name": cluster.storage.bucket, "mountPath": mount, "mountOptions": _MOUNT_OPTIONS}
     return values
 
 
@@ -171,12 +204,6 @@ def expanded(text: str, replaced: Mapping[str, str]) -> str:
     that the user wrote stays as it is."""
     pattern = re.compile(r"\{(" + "|".join(replaced) + r")\}")
     return pattern.sub(lambda match: replaced[match[1]], text.replace("$(", "$$("))
-
-
-def _storage_root(cluster: ClusterConfig) -> str:
-    if cluster.storage.bucket is None:
-        return cluster.storage.directory or "/"
-    return posixpath.join(BUCKET_MOUNT, cluster.storage.bucket, cluster.storage.directory or "")
 
 
 def _working_directory(request: LaunchRequest, planned: str | None) -> str:
@@ -219,22 +246,31 @@ _REASONS = {
     "bucket": ("run directories, seen by every node", "cluster.yaml: storage.bucket"),
     "resources": ("all GPUs of a node", "cluster.yaml: machine"),
     "topology": ("nodes near each other", "cluster.yaml: kubernetes.topology"),
+    "network": ("how the pods reach the data NICs", "cluster.yaml: machine, and kubernetes.pod_network"),
+    "hostPaths": ("directories of the node", "the network stack, and cluster.yaml: mounts"),
+    "capabilities": ("what the network stack needs to pin memory", "the network stack"),
+    "privileged": ("the container opens devices of the node", "the network stack, and kubernetes.pod_network"),
+    "sharedMemory": ("for NCCL's and the data loaders' buffers", "the network stack"),
+    "nodeSelector": ("the machine, and how it is bought", "cluster.yaml: machine, consumption, kubernetes"),
+    "tolerations": ("taints of such nodes", "cluster.yaml: machine, consumption, kubernetes"),
 }
 
 
-def _fields(values: Mapping[str, Any], request: LaunchRequest) -> list[ExplainedField]:
+def _fields(values: Mapping[str, Any]) -> list[ExplainedField]:
     set_by_user = ("as set", "cluster.yaml: kubernetes")
     own = {name: value for name, value in values.items() if value not in ("", 0, {}, []) and name != "files"}
-    role = ExplainedField("Role", _role(), "the least rights in the namespace to launch, read and cancel", "drillyard")
+    role = ExplainedField(
+        "Role", _role(rights_for(values)), "the least rights in the namespace to launch, read and cancel", "drillyard"
+    )
     return [
         role,
         *(explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user)) for name, value in own.items()),
     ]
 
 
-def _role() -> str:
+def _role(rights: tuple[tuple[str, str, str], ...]) -> str:
     rules: dict[tuple[str, str], list[str]] = {}
-    for verb, group, resource in RIGHTS:
+    for verb, group, resource in rights:
         rules.setdefault((group, resource), []).append(verb)
     lines = [
         f'- {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'

@@ -16,7 +16,7 @@ import yaml
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.release import RIGHTS
+from drillyard.launch.kubernetes.release import rights_for
 
 JOBSET_VERSION = "0.10.1"
 """The first version that was seen to match messages of failed Jobs."""
@@ -24,7 +24,7 @@ _PATTERNS = "onJobFailureMessagePatterns"
 _QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
 
 
-def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
+def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]) -> None:
     """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing."""
     schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
     install = (
@@ -34,7 +34,9 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig) -> None:
         raise UserError(f"{api.title}: has no JobSet, which restarts runs; {install}")
     if _PATTERNS not in str(schema):
         raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure; {install}")
-    missing = [f"{verb} {resource}" for verb, group, resource in RIGHTS if not api.may(verb, group, resource)]
+    missing = [
+        f"{verb} {resource}" for verb, group, resource in rights_for(values) if not api.may(verb, group, resource)
+    ]
     if missing:
         raise UserError(
             f"{api.title}: you may not {', '.join(missing)}\n"

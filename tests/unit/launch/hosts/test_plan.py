@@ -174,7 +174,7 @@ def test_local_is_one_host_without_ssh() -> None:
 def test_a_sweep_is_refused_where_all_points_would_run_at_once() -> None:
     asked = request(PAIR, WORKLOAD)
     with pytest.raises(
-        UserError, match=r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, kubernetes, vertex"
+        UserError, match=r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, kubernetes, gke, vertex"
     ):
         plan_requests([asked, asked])
 

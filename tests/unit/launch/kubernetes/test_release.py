@@ -21,6 +21,17 @@ image: example.com/train:1
 storage: {directory: /data}
 kubernetes: {namespace: team, queue: gpus, volume_claim: shared}
 """
+MEGA = """
+name: mega
+platform: gke
+machine: a3-megagpu-8g
+nodes: 2
+consumption: flex-start-queued
+location: {project: p, region: r}
+storage: {bucket: my-bucket}
+image: example.com/train:1
+kubernetes: {namespace: team, {}, queue: q}
+"""
 CPU = TRAINING.replace("training: {", "training: {device: cpu, ")
 
 
@@ -78,6 +89,13 @@ def test_the_step_is_one_installation_that_reads_only_files_of_the_plan() -> Non
     assert "chart/drillyard-run/templates/run.yaml" in install.reads
 
 
+def test_a_command_per_gpu_is_started_by_torchrun_which_marks_the_lines_of_each_rank() -> None:
+    command = values(run="name: w\nworkload: {per: gpu, command: [python, train.py], arguments: [a=1]}\n")["command"]
+    assert command[0] == "torchrun"
+    assert "--nproc-per-node=$(NPROC_PER_NODE)" in command and "--node-rank=$(NODE_RANK)" in command
+    assert command[command.index("--tee=3") :] == ["--tee=3", "--no-python", "python", "-u", "train.py", "a=1"]
+
+
 def test_settings_of_the_section_become_values() -> None:
     found = values(cluster(max_run_hours="2", topology="{required: block}", secrets="{HF_TOKEN: hf/token}"))
     assert found["maxRunSeconds"] == 7200
@@ -109,10 +127,22 @@ def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> No
         (CLUSTER, CPU.replace("llama-8b", "8b"), "run.yaml:1: name"),
         (CLUSTER, CPU.replace("llama-8b", "a" * 60), "run.yaml:1: name"),
         (CLUSTER.replace(", volume_claim: shared", ""), CPU, "cluster.yaml:7: kubernetes.volume_claim"),
-        (CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: b}"), CPU, "kubernetes.volume_claim"),
+        (CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: bkt}"), CPU, "kubernetes.volume_claim"),
         (CLUSTER + "environment: {A: '${env:A}'}\n", CPU, "environment.A"),
-        (CLUSTER, WORKLOAD.replace("8M]", "8M], per: gpu"), "run.yaml:2: workload.per"),
-        (CLUSTER.replace("nodes: 2", "nodes: 2\nmachine: a3-megagpu-8g"), WORKLOAD, "machine"),
+        (CLUSTER + "network_stack: tcpxo\n", WORKLOAD, "machine"),
+        (CLUSTER, CPU + "output: /scratch\n", "run.yaml:5: output"),
+        (CLUSTER, CPU + "output: ../scratch\n", "run.yaml:5: output"),
+        (MEGA.replace("{}", "pod_network: dranet"), WORKLOAD, "kubernetes.pod_network"),
+        (MEGA.replace("{}", "network_libraries: image"), WORKLOAD, "kubernetes.network_libraries"),
+        (MEGA.replace("{}", "nccl_plugin: 1.0.4"), WORKLOAD, "kubernetes.nccl_plugin"),
+        (CLUSTER.replace("{namespace", "{nccl_plugin: 1.0.3, namespace"), WORKLOAD, "kubernetes.nccl_plugin"),
+        (MEGA.replace("{}, queue: q", "labels: {a: b}"), WORKLOAD, "kubernetes.queue"),
+        (MEGA.replace("{}", "max_run_hours: 169"), WORKLOAD, "kubernetes.max_run_hours"),
+        (
+            MEGA.replace("{}, ", "").replace("flex-start-queued", "reservation\nreservation: a/b"),
+            WORKLOAD,
+            "cluster.yaml:6: reservation",
+        ),
     ],
 )
 def test_a_broken_rule_is_refused_at_its_key(text: str, run: str, key: str) -> None:
