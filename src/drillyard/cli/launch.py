@@ -21,6 +21,7 @@ FLAGS = {
     "run": typer.Argument(metavar="RUN.YAML", help="The run config: a training run, or a `workload:`."),
     "cluster": typer.Option(metavar="FILE", help="The cluster config: where to run.", show_default="cluster.yaml"),
     "overrides": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."),
+    "nodes": typer.Option(min=1, metavar="N", help="Nodes, in place of the cluster config's."),
     "sweep": typer.Option(
         metavar="KEY=VALUES",
         help="Launch one run per value: a,b or 1..16; repeated: every combination.",
@@ -58,6 +59,7 @@ def launch(
     run: Path,
     cluster: Path = Path("cluster.yaml"),
     overrides: list[str] | None = None,
+    nodes: int | None = None,
     sweep: list[str] | None = None,
     sync: bool = False,
     replace: bool = False,
@@ -86,6 +88,7 @@ def launch(
         run,
         cluster,
         overrides=overrides or [],
+        nodes=nodes,
         sweep=sweep or [],
         sync=sync,
         max_failures=max_failures,

@@ -35,6 +35,7 @@ def plan_launch(
     cluster: Path,
     *,
     overrides: Sequence[str] = (),
+    nodes: int | None = None,
     sweep: Sequence[str] = (),
     sync: bool = False,
     max_failures: int = 3,
@@ -44,7 +45,7 @@ def plan_launch(
 
     Raises UserError for every mistake that can be found without asking the cluster.
     """
-    config = _load_cluster(cluster)
+    config = _load_cluster(cluster, nodes)
     first = load_launch_config(run, list(overrides), resolve_environment=False)
     facts = load_catalog(config.hardware)
     requests = []
@@ -55,7 +56,7 @@ def plan_launch(
     return requests, plan_requests(requests)
 
 
-def _load_cluster(path: Path) -> ClusterConfig:
+def _load_cluster(path: Path, nodes: int | None = None) -> ClusterConfig:
     """The cluster config; where it is this machine and sets no ranks, with one per GPU, as `drillyard train` starts."""
     if not path.exists():
         raise NotFoundError(f"{path}: there is no such file; give --cluster FILE, or write one: drillyard init")
@@ -64,7 +65,7 @@ def _load_cluster(path: Path) -> ClusterConfig:
     if isinstance(platform, str) and platform in platforms():
         # Refuse a platform without a launcher before asking for more of its config.
         launcher_class(platform)
-    cluster = load_cluster_config(path, resolve_environment=False)
+    cluster = load_cluster_config(path, [f"nodes={nodes}"] if nodes else [], resolve_environment=False)
     here = platforms()[cluster.platform].is_this_machine
     if not here or cluster.processes_per_node is not None or cluster.machine is not None:
         return cluster
