@@ -3,8 +3,8 @@
 Not covered here, because nothing of these four launchers can meet them: how Kueue and JobSet read annotations,
 admission checks and gangs, container 0 of a pod, restart policies of Jobs, generated JSON of pod annotations (rules of
 tests/integration/kubernetes/manifest_rules.py, for every machine); reservation affinity of node pools, networks that
-outlive their cluster, empty groups of instances, calendar requests that cannot be cancelled (provisioning). Sparse peaks
-and prices of 0 are refused in hardware and estimate. Nodes that the scheduler set down for good are the Slurm
+outlive their cluster, empty groups of instances, calendar requests that cannot be cancelled (provisioning). Sparse
+peaks and prices of 0 are refused in hardware and estimate. Nodes that the scheduler set down for good are the Slurm
 launcher's states.
 """
 
