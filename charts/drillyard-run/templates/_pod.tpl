@@ -49,15 +49,19 @@ spec:
     image: {{ .image | quote }}
     restartPolicy: Always
     command: {{ .command | toJson }}
+    {{- with .environment }}
     env:
-    {{- range $name, $value := .environment }}
+    {{- range $name, $value := . }}
     - {name: {{ $name }}, value: {{ $value | quote }}}
+    {{- end }}
     {{- end }}
     securityContext:
       capabilities: {add: {{ .capabilities | toJson }}}
+    {{- with .hostPaths }}
     volumeMounts:
-    {{- range .hostPaths }}
+    {{- range . }}
     - {name: {{ .name }}, mountPath: {{ .mountPath | quote }}}
+    {{- end }}
     {{- end }}
   {{- end }}
   {{- $claims := include "run.claims" . | trim }}
