@@ -20,7 +20,8 @@ LINE_BOUNDS = {
     ("launch", "supervise"): 13_399
     + 1_530
     + 110  # launch/kubernetes and its reading pods, supervise/scheduler_restarts
-    + 340,  # network profiles and GKE
+    + 340  # network profiles and GKE
+    + 30,  # logs of pods by rank and time
     ("estimation",): 7_586 + 50,  # DoRA and stacked experts
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504 + 80 + 20,  # config/other_trainers, network profiles
@@ -34,8 +35,8 @@ LINE_BOUNDS = {
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2,
 }
 

@@ -234,6 +234,9 @@ def test_a_finished_run_is_read_and_watched(team: Team, undisturbed: dict[int, s
     assert "final/model.safetensors" in team.drillyard("runs", "artifacts", handle(team, "undisturbed")).stdout
     watched = team.drillyard("runs", "watch", handle(team, "undisturbed")).stdout
     assert str(STEPS) in watched
+    own = (team.shared / "runs/undisturbed/logs/rank-1.log").read_text().splitlines()
+    read = team.drillyard("runs", "logs", handle(team, "undisturbed"), "--rank", "1").stdout.splitlines()
+    assert own and read == own
     assert not reading_pods(team)
 
 

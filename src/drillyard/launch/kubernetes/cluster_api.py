@@ -130,7 +130,11 @@ class ClusterApi:
             said = error.reason
         advice = ""
         if error.status == _FORBIDDEN and "violates PodSecurity" in said:
-            advice = "\nSet kubernetes.run_as_user of the cluster config, or take a namespace that allows such pods."
+            label = "pod-security.kubernetes.io/enforce=privileged --overwrite"
+            advice = (
+                "\nSet kubernetes.run_as_user of the cluster config where that is all; else the namespace must allow "
+                f"such pods: kubectl label namespace {self.namespace} {label}"
+            )
         elif error.status == _FORBIDDEN:
             advice = "\nAsk for the Role that `drillyard launch ... --explain` prints."
         elif error.status == _UNAUTHORIZED:

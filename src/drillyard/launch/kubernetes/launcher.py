@@ -6,6 +6,7 @@ cannot be changed. Helm's record keeps a cancelled run's chart and values, from 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 import time
@@ -255,8 +256,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found = self._find(run)
         selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}"
         per_node = _processes_per_node(found.pods)
-        logs = PodLogs(self._api, selector, found.launch_directory, found.status.nodes, per_node)
-        yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
+        size = (found.status.nodes, per_node)
+        with contextlib.closing(
+            PodLogs(self._api, selector, found.status.run_directory or "", self._open_files(), *size)
+        ) as logs:
+            yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
 
     def _is_over(self, run: KubernetesRun) -> Callable[[], bool]:
         return lambda: self.status(run.status.handle.run).state.over

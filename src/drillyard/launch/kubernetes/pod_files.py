@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.run_status import waiting_reason
@@ -115,7 +115,7 @@ class PodFiles(Files):
         found = self._pod_of(path)
         if found is None:
             claim = self._section.volume_claim or "the bucket"
-            raise UserError(f"{path}: no pod of the run is there yet to read it; it is on {claim}")
+            raise NotFoundError(f"{path}: no pod of the run is there yet to read it; it is on {claim}")
         pod = found if isinstance(found, str) else self._started(*found)
         if pod not in self._open:
             context = ("--context", self._section.context) if self._section.context else ()
