@@ -20,6 +20,7 @@ from drillyard.training.trainer import StepWindow
 GIB = 2**30
 OUTSIDE_OF_THE_ALLOCATOR = ("CUDA context", "NCCL buffers", "allocator fragmentation")
 ALLOWED = 0.05
+ADAPTERS = {"rank": 16, "alpha": 32.0, "target_modules": "all-linear"}
 SETUPS: dict[str, dict[str, Any]] = {
     "sdpa": {"attention": "sdpa"},
     "varlen": {},
@@ -29,6 +30,9 @@ SETUPS: dict[str, dict[str, Any]] = {
     "varlen, compiled, full checkpointing": {"compile": True, "activation_checkpointing": "full"},
     "varlen, accumulation": {"gradient_accumulation": 2},
     "sdpa, fp32": {"attention": "sdpa", "precision": "fp32", "micro_batch_size": 1},
+    "varlen, LoRA": {"lora": ADAPTERS},
+    "varlen, LoRA, full checkpointing": {"lora": ADAPTERS, "activation_checkpointing": "full"},
+    "varlen, LoRA, compiled": {"lora": ADAPTERS, "compile": True},
     "varlen, wide vocabulary": {"vocab_size": 128256, "activation_checkpointing": "full"},
 }
 MODEL = {

@@ -84,6 +84,18 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
     return rows
 
 
+def _adapter_rows() -> list[Row]:
+    what = "8B at 4,096, LoRA"
+    lora = {"rank": 64, "alpha": 128.0, "target_modules": "all-linear"}
+    common = {"shape": "8B", "sequence_length": 4096, "micro_batch": 2, "lora": lora}
+    equal = common | {"recompute": "full"}
+    return [
+        Row(f"{what}: trainer, checkpointing full", "speed:ours", 240, equal),
+        Row(f"{what}: HF Trainer, peft, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
+        Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
+    ]
+
+
 def _memory_rows() -> list[Row]:
     setups = (
         "sdpa",
@@ -94,6 +106,9 @@ def _memory_rows() -> list[Row]:
         "varlen, compiled, full checkpointing",
         "varlen, accumulation",
         "sdpa, fp32",
+        "varlen, LoRA",
+        "varlen, LoRA, full checkpointing",
+        "varlen, LoRA, compiled",
         "varlen, wide vocabulary",
     )
     return [Row(f"memory: {setup}", "memory:against_estimate", 90, {"setup": setup}) for setup in setups]
@@ -107,11 +122,21 @@ ROWS = [
         Row(f"kernel {kernel}: compiled or not, each checkpointing", "training:kernel", 200, {"attention": kernel})
         for kernel in ("varlen", "sdpa", "flex", "eager")
     ),
+    *(
+        Row(
+            f"adapters {variant}: compiled or not, each checkpointing",
+            "training:kernel",
+            200,
+            {"attention": "varlen", "variant": variant},
+        )
+        for variant in ("lora", "dora")
+    ),
     *_architecture_rows(),
     Row("steps without waiting for the device", "training:without_waiting", 120),
     Row("the same bits twice; save, kill, resume", "resuming:same_bits", 240),
     *_speed_rows("3B", 4096, 2, "full"),
     *_speed_rows("1B", 2048, 8, "none"),
+    *_adapter_rows(),
     *_memory_rows(),
 ]
 

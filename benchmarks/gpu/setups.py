@@ -15,10 +15,9 @@ import torch
 from drillyard.config.run import RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import Mixture
-from drillyard.models.random_init import init_random
 from drillyard.parallel.ranks import Ranks
 from drillyard.training.build import batch_shape
-from drillyard.training.model_setup import ShardedModel, build_sharded_model
+from drillyard.training.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.training.optimizer import ShardedAdamW
 from drillyard.training.trainer import StepWindow, Trainer
 
@@ -98,14 +97,20 @@ class SyntheticSequences:
 
 
 def run_config(
-    setting: Setting, model: dict[str, Any], *, attention: str = "auto", sequence_length: int = 256, **training: Any
+    setting: Setting,
+    model: dict[str, Any],
+    *,
+    attention: str = "auto",
+    sequence_length: int = 256,
+    lora: dict[str, Any] | None = None,
+    **training: Any,
 ) -> RunConfig:
     """A run config for `model`, an inline model config; `training` are settings of that section. Tiny, sequences have
     32 tokens."""
     return RunConfig.model_validate(
         {
             "name": "benchmark",
-            "model": {"config": model, "init": "random", "attention": attention},
+            "model": {"config": model, "init": "random", "attention": attention, "lora": lora},
             "data": {"source": "builtin:python-stdlib", "sequence_length": 32 if setting.tiny else sequence_length},
             "training": {
                 "steps": 1000,
@@ -134,7 +139,7 @@ def assembled(
     tokenizer: Any = Tokenizer(vocab_size)
     source: Any = SyntheticSequences(sequences, config.data.sequence_length, vocab_size, documents)
     model = build_sharded_model(config, tokenizer, ranks)
-    init_random(model.causal_lm, 0)
+    fill_weights(config, model.causal_lm)
     if seed_by_name:
         _fill_by_name(model)
     training = config.training

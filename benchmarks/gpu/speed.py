@@ -32,12 +32,27 @@ WARMUP, STEPS = 4, 10
 SHAPES: dict[str, dict[str, Any]] = {
     "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
     "1B": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
+    "8B": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "tie_word_embeddings": False,
+    },
 }
-"""Of meta-llama/Llama-3.2-3B and -1B, config.json; what they have in common is in `model_of`."""
+"""Of meta-llama/Llama-3.2-3B, -1B and Llama-3.1-8B, config.json; what they have in common is in `model_of`."""
 
 
-def ours(setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str) -> dict[str, Any]:
-    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto."""
+def ours(
+    setting: Setting,
+    shape: str,
+    sequence_length: int,
+    micro_batch: int,
+    recompute: str,
+    lora: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`: adapters, if any."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -49,6 +64,7 @@ def ours(setting: Setting, shape: str, sequence_length: int, micro_batch: int, r
             compile="auto",
             micro_batch_size=size,
             activation_checkpointing=recompute,
+            lora=lora,
         )
         with ranks_of(config) as ranks:
             trainer, set_up = assembled(config, ranks)
@@ -95,9 +111,16 @@ def bare_loop(setting: Setting, shape: str, sequence_length: int, micro_batch: i
 
 
 def hf_trainer(
-    setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str, compiled: bool
+    setting: Setting,
+    shape: str,
+    sequence_length: int,
+    micro_batch: int,
+    recompute: str,
+    compiled: bool,
+    lora: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel."""
+    """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel; adapters are those of peft on a frozen
+    bf16 model."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
 
     on_gpu = setting.device == "cuda"
@@ -108,9 +131,11 @@ def hf_trainer(
         with torch.device(setting.device):
             model = AutoModelForCausalLM.from_config(
                 LlamaConfig(**fields, max_position_embeddings=length, use_cache=False),
-                dtype=torch.float32,
+                dtype=torch.bfloat16 if lora else torch.float32,
                 attn_implementation="sdpa",
             )
+        if lora:
+            model = with_adapters(model, lora, recompute)
         num_parameters = model.num_parameters()
         ends: list[float] = []
 
@@ -156,13 +181,23 @@ def hf_trainer(
     return halving(measured, micro_batch)
 
 
+def with_adapters(model: Any, lora: dict[str, Any], recompute: str) -> Any:
+    """peft's model with adapters in fp32, as its documents set it up for training."""
+    from peft import LoraConfig, get_peft_model
+
+    if recompute == "full":
+        model.enable_input_require_grads()
+    options = {"r": lora["rank"], "lora_alpha": lora["alpha"], "target_modules": lora["target_modules"]}
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+
+
 def model_of(shape: str, setting: Setting) -> dict[str, Any]:
     """The inline config of a shape; tiny, it has one block of 64 features."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "head_dim": 8}
     common = {"intermediate_size": 8192, "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": True}
     if setting.tiny:
         common |= {"intermediate_size": 128, "vocab_size": 512}
-    return {"architecture": "llama", **(sizes if setting.tiny else SHAPES[shape]), **common, "rope_theta": 500000.0}
+    return {"architecture": "llama", **common, **(sizes if setting.tiny else SHAPES[shape]), "rope_theta": 500000.0}
 
 
 def halving(measured: Callable[[int], dict[str, Any]], micro_batch: int) -> dict[str, Any]:

@@ -56,23 +56,24 @@ def as_on_the_cpu(setting: Setting) -> dict[str, Any]:
     return {"steps": steps, "largest_deviation": deviation, "last_loss": losses[setting.device][-1]}
 
 
-def kernel(setting: Setting, attention: str) -> dict[str, Any]:
+def kernel(setting: Setting, attention: str, variant: str | None = None) -> dict[str, Any]:
     """bf16 losses of one attention kernel, compiled or not, under each mode of checkpointing, against SDPA with
-    neither."""
+    neither. `variant`: of adapters on all linear layers, instead of all weights."""
     compile_quickly(setting)
     if not kernel_can_train(attention, setting.device, half=True):
         attention = "sdpa"  # so that a CPU runs the same lines
+    adapters = {"rank": 8, "alpha": 32.0, "target_modules": "all-linear", "variant": variant}
+    lora = {"lora": adapters if variant else None}
     steps = 2 if setting.tiny else 10
     found, failures = {}, []
     with ranks_of(run_config(setting, small_llama(setting))) as ranks:
-        reference = _losses(setting, ranks, steps, attention="sdpa")
+        reference = _losses(setting, ranks, steps, attention="sdpa", **lora)
         for compiled in (False, True):
             for mode in MODES[-1:] if setting.tiny and compiled else MODES:
                 name = f"{'compiled' if compiled else 'not compiled'}, checkpointing {mode}"
                 try:
-                    losses = _losses(
-                        setting, ranks, steps, attention=attention, compile=compiled, activation_checkpointing=mode
-                    )
+                    chosen = {"compile": compiled, "activation_checkpointing": mode}
+                    losses = _losses(setting, ranks, steps, attention=attention, **chosen, **lora)
                 except Exception as error:  # the other modes are still worth knowing
                     traceback.print_exc()
                     failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
@@ -86,9 +87,9 @@ def kernel(setting: Setting, attention: str) -> dict[str, Any]:
     return {"steps": steps, "kernel": attention, "largest_deviation": max(found.values()), "modes": len(found)}
 
 
-def _losses(setting: Setting, ranks: Ranks, steps: int, *, attention: str, **training: Any) -> Any:
+def _losses(setting: Setting, ranks: Ranks, steps: int, *, attention: str, **settings: Any) -> Any:
     torch._dynamo.reset()
-    config = run_config(setting, small_llama(setting), attention=attention, precision="bf16", **training)
+    config = run_config(setting, small_llama(setting), attention=attention, precision="bf16", **settings)
     trainer, _ = assembled(config, ranks, documents=DOCUMENTS)
     return losses_and_norms(trainer, steps)
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from peft import LoraConfig as PeftLoraConfig
 from peft import inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.dora import DoraLinearLayer
 from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
@@ -54,6 +55,11 @@ def inject_adapters(
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"model.lora: {reason}\nname other layers in model.lora.target_modules") from error
+    for module in model.modules():
+        if isinstance(module, DoraLinearLayer):
+            # Each forward would empty a cache that is only filled in inference, and torch.compile refuses to recompute
+            # a block in which a dictionary changes.
+            vars(module)["_cache_clear"] = _nothing
     for name, parameter in model.named_parameters():
         is_adapter = is_adapter_name(name)
         parameter.data = parameter.data.to(dtypes[is_adapter])
@@ -172,6 +178,10 @@ class _AdaptedWeight:
             if factors is not None:
                 summed = summed * (factors if self.transposed else factors[rows, None])
             self.local[part].copy_(summed)
+
+
+def _nothing() -> None:
+    """In the place of a method."""
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

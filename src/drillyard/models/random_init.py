@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from drillyard.models.architectures import blocks
-from drillyard.models.sharding import local_region, local_tensor, plain_name, restore_ties
+from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, plain_name, restore_ties
 from drillyard.models.weight_layout import named_tensors
 
 
@@ -65,12 +65,15 @@ NamedModule = tuple[str, nn.Module, PreTrainedModel]
 
 
 def _modules(model: PreTrainedModel) -> list[NamedModule]:
-    """(plain name, module, the model whose scheme it follows), children before parents, each module once."""
+    """(plain name, module, the model whose scheme it follows), children before parents, each module once.
+
+    Without adapters, which no model's scheme knows.
+    """
     found: list[NamedModule] = []
     seen: set[int] = set()
 
     def visit(name: str, module: nn.Module, initialiser: PreTrainedModel) -> None:
-        if id(module) in seen:
+        if id(module) in seen or is_adapter_name(name):
             return
         seen.add(id(module))
         if isinstance(module, PreTrainedModel):
