@@ -6,6 +6,7 @@ while serialising (`environment.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,21 @@ class StrictModel(BaseModel):
             return value
         return resolve_secrets(value)
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _refuse_infinite(cls, value: Any) -> Any:
+        """Also inside of values of any kind, which `allow_inf_nan` does not reach and JSON cannot write."""
+        if not _is_finite(value):
+            raise ValueError("not all of its numbers are finite")
+        return value
+
     @field_serializer("*", mode="wrap")
     def _hide_secrets(self, value: Any, handler: SerializerFunctionWrapHandler) -> Any:
         return handler(hide_secrets(value))
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in nested mappings and lists are."""
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)

@@ -91,6 +91,9 @@ def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Ite
     elif get_origin(bare) is dict and isinstance(value, dict):
         for key, item in value.items():
             yield from _walk(get_args(bare)[1], item, (*path, key), root)
+    elif annotation is Any and isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _walk(Any, item, (*path, key), root)
     elif not _fits(annotation, value):
         yield _mismatch(annotation, value, path)
 
@@ -195,6 +198,8 @@ def _shape(annotation: Any, value: list[Any], path: Path) -> Iterator[Problem]:
 def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
     if value is None and _is_model(annotation):
         return Problem(path, f"is empty; give it settings ({_keys(_bare(annotation))}) or remove the key")
+    if annotation is Any:
+        return Problem(path, f"found {describe_value(value)}; allowed: finite numbers")
     message = f"found {describe_value(value)}; allowed: {describe(annotation)}"
     choices = [choice for choice in _literals(annotation) if isinstance(choice, str)]
     if path == ("platform",):

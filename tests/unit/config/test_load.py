@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,12 @@ def test_a_resume_of_yes_or_no_is_reported_what_it_means(value: str, meant: str,
 def test_a_whole_section_that_is_missing_is_reported_with_an_example(refuse: Refuse) -> None:
     text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
     assert each_says(refuse(text), ["run.yaml: model: missing ... `model: {id: Qwen/Qwen3-0.6B}`"])
+
+
+@pytest.mark.parametrize("value", [".inf", "[1, .nan]", "{a: -.inf}"])
+def test_a_number_that_is_not_finite_is_refused_in_values_of_any_kind(value: str, refuse: Refuse) -> None:
+    model = f"model:\n  init: random\n  config:\n    architecture: llama\n    odd: {value}\n"
+    assert says(refuse(re.sub(r"(?m)^model:.*\n( .*\n)*", model, RUN)), "model.config ... odd ... finite")
 
 
 def test_a_list_of_the_wrong_length_is_reported(refuse: Refuse) -> None:
