@@ -22,22 +22,30 @@ LINE_BOUNDS = {
     + 110  # launch/kubernetes and its reading pods, supervise/scheduler_restarts
     + 340  # network profiles and GKE
     + 30,  # logs of pods by rank and time
-    ("estimation",): 7_586 + 50,  # DoRA and stacked experts
+    ("estimation",): 7_586 + 50 + 60,  # DoRA and stacked experts, nf4
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
-    ("config", "hardware", "modelspec"): 6_504 + 80 + 20,  # config/other_trainers, network profiles
+    ("config", "hardware", "modelspec"): 6_504
+    + 80
+    + 20
+    + 15
+    + 25,  # config/other_trainers, network profiles, nf4, finite numbers
     ("training", "data", "cli"): 13_092
     + 780
     + 160
     + 880
     + 20
-    + 5,  # data/megatron, adapters, function calling, init --from, launch --nodes
-    ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831 + 400 + 60,  # adapters, hub_access
+    + 5
+    + 1,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4
+    ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831
+    + 400
+    + 60
+    + 330,  # adapters, hub_access, nf4
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22,
-    "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 490,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 310,
+    "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2,
 }
 
 

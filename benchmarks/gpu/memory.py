@@ -33,6 +33,13 @@ SETUPS: dict[str, dict[str, Any]] = {
     "varlen, LoRA": {"lora": ADAPTERS},
     "varlen, LoRA, full checkpointing": {"lora": ADAPTERS, "activation_checkpointing": "full"},
     "varlen, LoRA, compiled": {"lora": ADAPTERS, "compile": True},
+    "varlen, LoRA on nf4": {"lora": ADAPTERS, "quantization": "nf4"},
+    "varlen, LoRA on nf4, full checkpointing": {
+        "lora": ADAPTERS,
+        "quantization": "nf4",
+        "activation_checkpointing": "full",
+    },
+    "varlen, LoRA on nf4, compiled": {"lora": ADAPTERS, "quantization": "nf4", "compile": True},
     "varlen, wide vocabulary": {"vocab_size": 128256, "activation_checkpointing": "full"},
 }
 MODEL = {

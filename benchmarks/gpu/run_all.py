@@ -88,11 +88,19 @@ def _adapter_rows() -> list[Row]:
     what = "8B at 4,096, LoRA"
     lora = {"rank": 64, "alpha": 128.0, "target_modules": "all-linear"}
     common = {"shape": "8B", "sequence_length": 4096, "micro_batch": 2, "lora": lora}
-    equal = common | {"recompute": "full"}
+    equal, nf4 = common | {"recompute": "full"}, {"quantization": "nf4"}
     return [
         Row(f"{what}: trainer, checkpointing full", "speed:ours", 240, equal),
         Row(f"{what}: HF Trainer, peft, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
         Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
+        Row(f"{what} on nf4: trainer, checkpointing full", "speed:ours", 240, equal | nf4),
+        Row(
+            f"{what} on nf4: HF Trainer, peft, bitsandbytes, Liger",
+            "speed:hf_trainer",
+            240,
+            equal | nf4 | {"compiled": False},
+        ),
+        Row(f"{what} on nf4: trainer, checkpointing auto", "speed:ours", 240, common | nf4 | {"recompute": "auto"}),
     ]
 
 
@@ -109,6 +117,9 @@ def _memory_rows() -> list[Row]:
         "varlen, LoRA",
         "varlen, LoRA, full checkpointing",
         "varlen, LoRA, compiled",
+        "varlen, LoRA on nf4",
+        "varlen, LoRA on nf4, full checkpointing",
+        "varlen, LoRA on nf4, compiled",
         "varlen, wide vocabulary",
     )
     return [Row(f"memory: {setup}", "memory:against_estimate", 90, {"setup": setup}) for setup in setups]
@@ -130,6 +141,13 @@ ROWS = [
             {"attention": "varlen", "variant": variant},
         )
         for variant in ("lora", "dora")
+    ),
+    Row("nf4: unpacked as on the CPU, and how fast", "nf4_weights:unpacked", 90),
+    Row(
+        "adapters on nf4: compiled or not, each checkpointing",
+        "training:kernel",
+        200,
+        {"attention": "varlen", "variant": "lora", "quantization": "nf4"},
     ),
     *_architecture_rows(),
     Row("steps without waiting for the device", "training:without_waiting", 120),

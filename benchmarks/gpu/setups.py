@@ -103,14 +103,16 @@ def run_config(
     attention: str = "auto",
     sequence_length: int = 256,
     lora: dict[str, Any] | None = None,
+    quantization: str | None = None,
     **training: Any,
 ) -> RunConfig:
     """A run config for `model`, an inline model config; `training` are settings of that section. Tiny, sequences have
     32 tokens."""
+    described = {"config": model, "init": "random", "attention": attention, "lora": lora, "quantization": quantization}
     return RunConfig.model_validate(
         {
             "name": "benchmark",
-            "model": {"config": model, "init": "random", "attention": attention, "lora": lora},
+            "model": described,
             "data": {"source": "builtin:python-stdlib", "sequence_length": 32 if setting.tiny else sequence_length},
             "training": {
                 "steps": 1000,

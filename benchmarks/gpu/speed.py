@@ -51,8 +51,10 @@ def ours(
     micro_batch: int,
     recompute: str,
     lora: dict[str, Any] | None = None,
+    quantization: str | None = None,
 ) -> dict[str, Any]:
-    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`: adapters, if any."""
+    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`: adapters, if any, on a
+    frozen model, which rests in bf16 or in nf4."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -65,6 +67,7 @@ def ours(
             micro_batch_size=size,
             activation_checkpointing=recompute,
             lora=lora,
+            quantization=quantization,
         )
         with ranks_of(config) as ranks:
             trainer, set_up = assembled(config, ranks)
@@ -118,9 +121,10 @@ def hf_trainer(
     recompute: str,
     compiled: bool,
     lora: dict[str, Any] | None = None,
+    quantization: str | None = None,
 ) -> dict[str, Any]:
     """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel; adapters are those of peft on a frozen
-    bf16 model."""
+    model in bf16, or in nf4 by bitsandbytes."""
     from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
 
     on_gpu = setting.device == "cuda"
@@ -134,6 +138,8 @@ def hf_trainer(
                 dtype=torch.bfloat16 if lora else torch.float32,
                 attn_implementation="sdpa",
             )
+        if quantization == "nf4" and on_gpu:
+            in_nf4_by_bitsandbytes(model)
         if lora:
             model = with_adapters(model, lora, recompute)
         num_parameters = model.num_parameters()
@@ -189,6 +195,28 @@ def with_adapters(model: Any, lora: dict[str, Any], recompute: str) -> Any:
         model.enable_input_require_grads()
     options = {"r": lora["rank"], "lora_alpha": lora["alpha"], "target_modules": lora["target_modules"]}
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+
+
+def in_nf4_by_bitsandbytes(model: Any) -> None:
+    """Put bitsandbytes' layers in the place of all linear ones but the head; magnitudes in fp32, as the trainer has
+    them."""
+    import bitsandbytes as bnb
+
+    for name, layer in list(model.named_modules()):
+        if type(layer) is torch.nn.Linear and layer is not model.lm_head:
+            quantized = bnb.nn.Linear4bit(
+                layer.in_features,
+                layer.out_features,
+                bias=False,
+                compute_dtype=torch.bfloat16,
+                compress_statistics=False,
+                quant_type="nf4",
+            )
+            device = layer.weight.device
+            options = {"requires_grad": False, "compress_statistics": False, "quant_type": "nf4"}
+            quantized.weight = bnb.nn.Params4bit(layer.weight.data.cpu(), **options)
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, quantized.to(device))
 
 
 def model_of(shape: str, setting: Setting) -> dict[str, Any]:

@@ -56,14 +56,16 @@ def as_on_the_cpu(setting: Setting) -> dict[str, Any]:
     return {"steps": steps, "largest_deviation": deviation, "last_loss": losses[setting.device][-1]}
 
 
-def kernel(setting: Setting, attention: str, variant: str | None = None) -> dict[str, Any]:
+def kernel(
+    setting: Setting, attention: str, variant: str | None = None, quantization: str | None = None
+) -> dict[str, Any]:
     """bf16 losses of one attention kernel, compiled or not, under each mode of checkpointing, against SDPA with
-    neither. `variant`: of adapters on all linear layers, instead of all weights."""
+    neither. `variant`: of adapters on all linear layers, instead of all weights; `quantization`: of what is frozen."""
     compile_quickly(setting)
     if not kernel_can_train(attention, setting.device, half=True):
         attention = "sdpa"  # so that a CPU runs the same lines
     adapters = {"rank": 8, "alpha": 32.0, "target_modules": "all-linear", "variant": variant}
-    lora = {"lora": adapters if variant else None}
+    lora = {"lora": adapters if variant else None, "quantization": quantization}
     steps = 2 if setting.tiny else 10
     found, failures = {}, []
     with ranks_of(run_config(setting, small_llama(setting))) as ranks:

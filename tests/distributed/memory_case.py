@@ -33,6 +33,7 @@ from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import BatchShape
 from drillyard.estimation.setup import Setup, lora_setup
 from drillyard.models import loss as loss_room
+from drillyard.models import nf4
 from drillyard.modelspec import ModelSpec, model_spec
 from drillyard.parallel.ranks import Ranks
 from drillyard.training import model_setup
@@ -59,6 +60,7 @@ class Case:
     clipping: float | None = 1.0
     lora: dict[str, Any] | None = None
     """`model.lora` of the run."""
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,13 @@ def run_config(case: Case) -> RunConfig:
     return RunConfig.model_validate(
         {
             "name": "memory",
-            "model": {"config": case.model, "init": "random", "attention": case.attention, "lora": case.lora},
+            "model": {
+                "config": case.model,
+                "init": "random",
+                "attention": case.attention,
+                "lora": case.lora,
+                "quantization": case.quantization,
+            },
             "data": {"source": "builtin:python-stdlib", "sequence_length": case.sequence_length},
             "training": {
                 "steps": 3,
@@ -233,7 +241,8 @@ def measure(case: Case) -> Measured:
         tracker = Tracker(trainer.root, trainer.optimizer.optimizer)
         tracker._mod_tracker = Modules()
         state: dict[str, int] = {}
-        with tracker, watched(trainer, tracker, state):
+        apart = mock.patch.object(nf4, "nf4_linear", ProductTakenApart.apply)
+        with apart, tracker, watched(trainer, tracker, state):
             trainer.train_step(1, StepWindow(0.0))
         (peak,) = tracker.get_tracker_snapshot("peak").values()
         kinds = {getattr(kind, "value", kind): nbytes for kind, nbytes in peak.items()}
@@ -246,6 +255,19 @@ def measure(case: Case) -> Measured:
             state["OptState"],
             state["Total"],
         )
+
+
+class ProductTakenApart(torch.autograd.Function):
+    """`nf4_linear` in the operators that it has inside, into which the tracker does not look."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(packed)
+        return torch.nn.functional.linear(x, nf4.unpack_nf4(packed, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] @ nf4.unpack_nf4(*ctx.saved_tensors, gradients[0].dtype), None, None
 
 
 @contextlib.contextmanager
@@ -320,5 +342,6 @@ def setup_of(case: Case) -> Setup:
         loss_chunk_tokens=resolve_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
         clips_gradients=case.clipping is not None,
         adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
+        quantized=case.quantization is not None,
         keeps_unsharded=case.keeps_unsharded,
     )

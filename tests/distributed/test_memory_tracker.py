@@ -100,6 +100,15 @@ CASES: dict[str, Case] = {
     "checkpoints-adapters-on-experts": Case(
         llama(architecture="qwen3_moe", **SMALL_EXPERTS), lora=ON_ALL, checkpointing="full", shard=2
     ),
+    "nf4": Case(llama(), lora=LORA, quantization="nf4"),
+    "nf4-on-one-rank-with-biases": Case(llama(architecture="qwen2"), lora=ON_ALL, quantization="nf4", shard=1),
+    "nf4-fp32": Case(llama(), lora=ON_ALL, quantization="nf4", precision="fp32", shard=3, sequence_length=64),
+    "nf4-with-magnitudes": Case(llama(), lora=LORA | {"variant": "dora"}, quantization="nf4"),
+    "checkpoints-nf4": Case(llama(), lora=ON_ALL, quantization="nf4", checkpointing="full", micro_batch_size=2),
+    "selective-checkpoints-nf4": Case(
+        llama(num_hidden_layers=4), lora=ON_ALL, quantization="nf4", checkpointing="selective"
+    ),
+    "nf4-on-fused-projections": Case(llama(architecture="phi3"), lora=ON_ALL, quantization="nf4"),
     "experts": Case(llama(architecture="mixtral", num_local_experts=4, num_experts_per_tok=2)),
     "small-experts": Case(
         llama(architecture="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)

@@ -207,3 +207,57 @@ def test_merging_needs_adapters(directory: Path) -> None:
     checkpoint = directory / "runs" / "without-adapters" / "checkpoints" / "step-00000005"
     exported = drillyard("export", checkpoint, directory / "never", "--merge")
     assert exported.returncode == 2 and "--merge" in exported.stderr and not (directory / "never").exists()
+
+
+@pytest.fixture(scope="module")
+def wide_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base whose layers nf4 can hold, and a run beside it that nobody disturbs."""
+    made = tmp_path_factory.mktemp("qlora")
+    wide = LLAMA | {"hidden_size": 64, "head_dim": 16, "initializer_range": 0.15}
+    write_base(made, wide, dtype=torch.bfloat16)
+    ended = drillyard("train", run_config(made, "whole", quantization="nf4"), "--nproc-per-node", 2)
+    assert ended.returncode == 0, ended.stderr
+    return made
+
+
+def test_a_run_beside_nf4_is_killed_and_goes_on_alike(wide_directory: Path) -> None:
+    config = run_config(wide_directory, "killed", quantization="nf4")
+    train_until_killed(config, 2, 5)
+    content = config.read_text()
+    config.write_text(content.replace("quantization: nf4", "quantization: null"))
+    refused = drillyard("train", config)
+    assert refused.returncode == 2 and 'model.quantization: "nf4" -> null' in refused.stderr
+    config.write_text(content)
+    ended = drillyard("train", config)
+    assert ended.returncode == 0, ended.stderr
+    expected, found = (losses(wide_directory / "runs" / name) for name in ("whole", "killed"))
+    assert max(abs(found[step] - expected[step]) for step in range(1, STEPS + 1)) < 1e-5
+    assert expected[1] - expected[STEPS] > 0.3
+
+
+def test_a_run_beside_nf4_is_measured_and_merged(wide_directory: Path) -> None:
+    run, merged = wide_directory / "runs" / "whole", wide_directory / "merged"
+    measured = drillyard("eval", run / "final")
+    exported = drillyard("export", run / "checkpoints" / f"step-{STEPS:08d}", merged, "--merge")
+    assert measured.returncode == exported.returncode == 0, measured.stderr + exported.stderr
+    weights = load_file(merged / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert weights["model.layers.0.mlp.up_proj.weight"].shape == (64, 64)
+    of_merged = drillyard("eval", merged, "--data", wide_directory / "whole.yaml")
+    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged)]
+    assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({"quantization": "nf4", "lora": None}, ["model.quantization", "model.lora"]),
+        ({"quantization": "int8"}, ["model.quantization", "nf4"]),
+        ({"quantization": "nf4", "id": "narrow"}, ["model.quantization", "32 inputs", "multiple of 64"]),
+    ],
+)
+def test_weights_that_nf4_cannot_hold_are_refused(directory: Path, model: dict[str, Any], named: list[str]) -> None:
+    changes = model | ({"id": str(directory / "base")} if model.get("id") == "narrow" else {})
+    ended = drillyard("train", run_config(directory, "refused", **changes))
+    assert ended.returncode == 2 and len(ended.stderr.strip().splitlines()) <= 2, ended.stderr
+    assert all(text in ended.stderr for text in named), ended.stderr

@@ -167,6 +167,9 @@ def _model(config: RunConfig) -> Iterator[Problem]:
 def _adapters(config: RunConfig) -> Iterator[Problem]:
     lora = config.model.lora
     if lora is None:
+        if config.model.quantization is not None:
+            message = "quantized weights cannot be trained; add model.lora to train adapters on them, or remove it"
+            yield problem("model.quantization", message)
         return
     if config.model.init == "random":
         message = "adapters are trained on pretrained weights; write init: pretrained and model.id, or remove lora"

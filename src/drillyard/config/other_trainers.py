@@ -21,7 +21,8 @@ from drillyard.errors import ConfigError
 
 NO_SOURCE = "documents.jsonl"
 _FP16 = "computes in fp16 with loss scaling, which is not available; bf16 is written"
-_QUANTIZED = "the base stays in the compute precision: quantized weights are not available"
+_QUANTIZED = "of quantized weights only those in 4 bits beside adapters are available (model.quantization: nf4)"
+_NESTED = "the blocks' magnitudes stay in fp32, for exactness"
 _ALWAYS = "FSDP2 shards weights, gradients and moments in every run"
 _REASONS = {
     "accelerator_config": _ALWAYS,
@@ -35,6 +36,8 @@ _REASONS = {
     "flash_attention": "auto takes the fastest kernel that the device can train with",
     "fsdp": _ALWAYS,
     "fsdp_config": _ALWAYS,
+    "bnb_4bit_quant_type": _QUANTIZED,
+    "use_bnb_nested_quant": _NESTED,
     "load_in_4bit": _QUANTIZED,
     "load_in_8bit": _QUANTIZED,
     "pad_to_sequence_len": "sequences always have one length",
@@ -176,6 +179,11 @@ def _from_trl(content: dict[str, Any], found: ConvertedConfig) -> None:
         targets = content.pop("lora_target_modules", None)
         found.put("model.lora.target_modules", _targets(targets) or ["q_proj", "v_proj"])
         _variant(content, found, "use_dora", "use_rslora")
+        # nf4 is the default of TRL's quantization.
+        if content.get("load_in_4bit") is True and content.get("bnb_4bit_quant_type", "nf4") == "nf4":
+            content.pop("bnb_4bit_quant_type", None)
+            content.pop("load_in_4bit")
+            found.put("model.quantization", "nf4")
     _shared(content, found, _TRL, "lr_scheduler_type")
 
 
@@ -184,8 +192,10 @@ def _from_axolotl(content: dict[str, Any], found: ConvertedConfig) -> None:
     has_adapter = adapter in ("lora", "qlora")
     if adapter is not None and not has_adapter:
         found.leave_out(f"adapter: {adapter}")
-    if adapter == "qlora":
-        found.leave_out("adapter: qlora", f"LoRA is written; {_QUANTIZED}")
+    # What Axolotl loads in 4 bits is nf4.
+    if has_adapter and content.get("load_in_4bit") is True:
+        content.pop("load_in_4bit")
+        found.put("model.quantization", "nf4")
     _defaults(content, _AXOLOTL_DEFAULTS, has_adapter)
     _length(content, found, "num_epochs")
     _axolotl_datasets(content.pop("datasets", None), found)

@@ -60,6 +60,11 @@ class ModelConfig(StrictModel):
         description="Train low-rank adapters instead of all weights; the weights of `id` stay as they are, in the "
         "compute precision.",
     )
+    quantization: Literal["nf4"] | None = Field(
+        default=None,
+        description="Beside adapters: `nf4` keeps the linear layers of the frozen model (not the head, nor stacked "
+        "experts) in 4.5 bits a number; null: in the compute precision.",
+    )
     attention: Literal["auto", "sdpa", "eager", "varlen", "flex"] = Field(
         default="auto", description="Attention kernel; `auto` takes the fastest that the device can train with."
     )

@@ -123,6 +123,7 @@ def resolve_setup(
         loss_chunk_tokens=resolve_loss_chunk(tokens, training.loss_chunk_tokens),
         clips_gradients=training.gradient_clipping is not None,
         adapters=None if lora is None else lora_setup(lora),
+        quantized=config.model.quantization is not None,
         keeps_unsharded=(
             memory_gib is not None and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
         ),

@@ -15,13 +15,14 @@ from typing import Final, Literal
 
 from drillyard.config.auto_values import AttentionKernel
 from drillyard.config.run import LoraConfig
-from drillyard.modelspec import AdapterTargets, ModelSpec, adapter_parameters
+from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are `config.auto_values.MASTER_BYTES`."""
-
+NF4_BITS: Final = 4.5
+"""Of a number, with its share of the magnitude of its block (models/nf4.py)."""
 
 NEWEST_TORCH: Final = (2, 15)
 """The newest torch whose FSDP2 the memory estimate was compared with."""
@@ -60,8 +61,8 @@ class Setup:
     `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
     `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`: a small model's weights stay whole from
     forward to backward, and its gradients over micro-batches. Documents that are packed together are
-    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`. `torch_release`: of the torch
-    that trains, as its FSDP2 decides what lies in memory.
+    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`. `quantized`: frozen linear
+    layers rest in nf4. `torch_release`: of the torch that trains, as its FSDP2 decides what lies in memory.
     """
 
     spec: ModelSpec
@@ -78,9 +79,14 @@ class Setup:
     loss_chunk_tokens: int
     clips_gradients: bool = True
     adapters: LoraSetup | None = None
+    quantized: bool = False
     keeps_unsharded: bool = False
     device_type: Literal["cuda", "cpu"] = "cuda"
     torch_release: tuple[int, int] = field(default_factory=installed_torch)
+
+    def is_packed(self, tensor: TensorSpec) -> bool:
+        """Whether a weight rests in nf4."""
+        return self.quantized and tensor.linear and tensor.role != "head"
 
     @property
     def adapter_parameters(self) -> int | None:

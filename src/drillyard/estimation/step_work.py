@@ -14,6 +14,7 @@ FLOPs that are executed, per token (one multiply-add is 2):
 
 Bytes of elementwise work, which matrix products do not hide: an operation that reads `i` and writes `o` bytes reads and
 writes them forward, and backward reads its input and the gradient of its output and writes that of its input, 2 i + o.
+A weight in nf4 is read and written whole for its product, and for that of backward.
 Compiled, chains of operations are one kernel that reads its inputs and writes its outputs once; eager, each operation
 of transformers' code is a kernel of its own, and RMSNorm goes through fp32.
 
@@ -30,7 +31,7 @@ from math import prod
 from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
-from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
+from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
 from drillyard.modelspec import Block, TensorSpec, adapter_layers, adapter_matrices, attention_flops_per_token
 
 FORWARD_PRODUCTS: Final = 2
@@ -53,6 +54,8 @@ class UnitWork:
     forward_bytes: float
     backward_bytes: float
     attention_flops: float = 0.0
+    packed: int = 0
+    """Parameters in nf4, which are made whole for each product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,10 @@ class Work:
     @property
     def parameters(self) -> int:
         return sum(unit.count * unit.parameters for unit in self.units)
+
+    def gathered_bytes(self, unit: UnitWork) -> float:
+        """Bytes of a unit's whole weights as they are gathered."""
+        return (unit.parameters - unit.packed) * self.compute_bytes + unit.packed * NF4_BITS / 8
 
     @property
     def trainable(self) -> int:
@@ -128,16 +135,19 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
     backward = sum((2.0 if one.frozen else 4.0) * one.parameters for one in products) + backward_attention
     again = _recomputed_attention(setup, forward_attention)
     backward += _recomputed_flops(setup, products) + again
+    packed = sum(tensor.parameters for tensor in block.tensors if setup.is_packed(tensor))
     operations = _operations(block, setup)
     forward_bytes = sum(reads + writes for reads, writes in operations)
     backward_bytes = sum(2 * reads + writes for reads, writes in operations)
+    unpacking = packed * (NF4_BITS / 8 + COMPUTE_BYTES[setup.precision]) / setup.tokens_per_micro_batch
+    forward_bytes, backward_bytes = forward_bytes + unpacking, backward_bytes + unpacking
     if setup.activation_checkpointing != "none":
         backward_bytes += forward_bytes
     extra = _adapter_parameters(block.tensors, setup.adapters)
     trainable = extra if setup.adapters else block.parameters
     attention = forward_attention + backward_attention + again
     return UnitWork(
-        count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes, attention
+        count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes, attention, packed
     )
 
 

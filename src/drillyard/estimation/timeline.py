@@ -129,7 +129,7 @@ def step_traffic(setup: Setup, work: Work, network: CollectiveNetwork) -> StepTr
     facts: list[Fact[float]] = []
     units: list[UnitTraffic] = []
     for unit in work.units:
-        gather = network.seconds("all_gather", setup.shard, unit.parameters * work.compute_bytes)
+        gather = network.seconds("all_gather", setup.shard, work.gathered_bytes(unit))
         scatter = network.seconds("reduce_scatter", setup.shard, unit.trainable * work.master_bytes)
         copies = _copies_seconds(setup, work, network, unit)
         if gather is None or scatter is None or copies is None:
@@ -245,6 +245,7 @@ def unit_copies(setup: Setup, work: Work, unit: UnitWork) -> tuple[float, float]
     into the weights (read, write); a reduction casts the gradients into a buffer of the master precision.
     """
     low, high = work.compute_bytes, work.master_bytes
-    gather = unit.parameters / setup.shard * (low + high) + (2 * low * unit.parameters if setup.shard > 1 else 0)
+    whole = work.gathered_bytes(unit)
+    gather = whole / low / setup.shard * (low + high) + (2 * whole if setup.shard > 1 else 0)
     again = 0.0 if setup.keeps_unsharded or unit is work.root else gather
     return gather, again + unit.trainable * (low + high)

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 
 from drillyard.config.run import LoraConfig
 from drillyard.errors import UserError
+from drillyard.models.nf4 import Nf4Linear, dequantize_linears, quantize_linears, unpack
 from drillyard.models.random_init import module_seed
 from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, without_wrappers
 from drillyard.modelspec import adapter_module_names, model_spec
@@ -40,13 +41,19 @@ LARGEST_UPDATE_ELEMENTS = 2**22
 
 
 def inject_adapters(
-    model: PreTrainedModel, lora: LoraConfig, base: str | None, dtypes: tuple[torch.dtype, torch.dtype]
+    model: PreTrainedModel,
+    lora: LoraConfig,
+    base: str | None,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    *,
+    quantized: bool = False,
 ) -> None:
     """Put adapters into a model on the meta device and freeze all else; in place.
 
     `base`: the name of the pretrained model, for the adapter's files. `dtypes`: of the frozen parameters and of the
-    adapters. Raises UserError for a target that no layer of the model has, a rank over a layer's size, and a variant
-    that a targeted layer does not have.
+    adapters. `quantized`: keep the frozen linear layers in nf4. Raises UserError for a target that no layer of the
+    model has, a rank over a layer's size, a variant that a targeted layer does not have, and where nf4 cannot hold a
+    layer.
     """
     config = peft_config(model, lora, base)
     try:
@@ -65,6 +72,8 @@ def inject_adapters(
         parameter.data = parameter.data.to(dtypes[is_adapter])
         parameter.requires_grad_(is_adapter)
     _require_small_rank(model)
+    if quantized:
+        quantize_linears(model)
 
 
 def peft_config(model: PreTrainedModel, lora: LoraConfig, base: str | None) -> PeftLoraConfig:
@@ -118,6 +127,7 @@ def init_adapters(model: PreTrainedModel, seed: int) -> None:
 def merge_adapters(model: PreTrainedModel) -> None:
     """Add each adapter's update to this rank's part of the frozen weights, rounded once. Collective."""
     with torch.no_grad():
+        dequantize_linears(model)
         for _, layer in adapted_layers(model):
             _AdaptedWeight(layer).merge()
 
@@ -130,7 +140,9 @@ class _AdaptedWeight:
 
     def __init__(self, layer: Any) -> None:
         name = layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
-        self.weight: torch.Tensor = getattr(layer.get_base_layer(), name)
+        base = layer.get_base_layer()
+        self.weight: torch.Tensor = getattr(base, name)
+        self.is_packed = isinstance(base, Nf4Linear)
         self.local = local_tensor(self.weight)
         self.first_row = local_region(self.weight)[0].start
         self.down: torch.Tensor = layer.lora_A[ADAPTER].weight
@@ -153,8 +165,10 @@ class _AdaptedWeight:
         for start in range(0, num_rows, step):
             part = slice(start, min(num_rows, start + step))
             rows = slice(self.first_row + part.start, self.first_row + part.stop)
+            own = self.local[part]
+            own = unpack(own, self.down.dtype) if self.is_packed else own
             update = (up @ down[:, rows]).T if self.transposed else up[rows] @ (down[rows] if up.ndim == 3 else down)
-            yield part, rows, self.local[part].to(update.dtype) + update * self.scaling
+            yield part, rows, own.to(update.dtype) + update * self.scaling
 
     def lengths(self) -> torch.Tensor:
         """Norms [O] over the inputs of the weight with the update added; whole on every rank. Collective."""

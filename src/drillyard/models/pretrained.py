@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
 from drillyard.hub_access import denied_access
+from drillyard.models.nf4 import LARGEST_PART_ELEMENTS, pack_into, packed_layers
 from drillyard.models.random_init import init_buffers
 from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_of_files
@@ -32,9 +33,13 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     restore_ties(model)
     with StoredTensors(model_directory(str(source))) as stored, torch.no_grad():
         pieces, by_tensor = _matched(model, stored)
+        packed = packed_layers(model)
         for tensor, names in by_tensor:
             first, *others = [pieces[name] for name in names if name in pieces]
-            _read(tensor, first, stored)
+            if id(tensor) in packed:
+                _read_packed(tensor, packed[id(tensor)].in_features, first, stored)
+            else:
+                _read(tensor, first, stored)
             for other in chain(*others):
                 _require_equal(tensor, first[0], other, stored)
     init_buffers(model)
@@ -141,6 +146,22 @@ def _read(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors
     for piece in pieces:
         if (common := overlap(own, piece.region)) is not None:
             local[relative(common, own)].copy_(_read_part(piece, common, stored))
+
+
+def _read_packed(tensor: torch.Tensor, columns: int, pieces: list[StoredPiece], stored: StoredTensors) -> None:
+    """Quantize this rank's rows of a weight [O, columns] from the precision they are stored in, some at a time."""
+    local, rows = local_tensor(tensor), local_region(tensor)[0]
+    step = max(1, LARGEST_PART_ELEMENTS // columns)
+    for start in range(rows.start, rows.stop, step):
+        own = (slice(start, min(rows.stop, start + step)), slice(0, columns))
+        found = [(common, piece) for piece in pieces if (common := overlap(own, piece.region)) is not None]
+        first, *others = [(common, _read_part(piece, common, stored)) for common, piece in found]
+        values = first[1]
+        if others:
+            values = values.new_empty([part.stop - part.start for part in own])
+            for common, part in (first, *others):
+                values[relative(common, own)] = part
+        pack_into(local[start - rows.start : own[0].stop - rows.start], values.to(local.device))
 
 
 def _read_part(piece: StoredPiece, region: tuple[slice, ...], stored: StoredTensors) -> torch.Tensor:

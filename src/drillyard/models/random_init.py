@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from drillyard.models.architectures import blocks
+from drillyard.models.nf4 import Nf4Linear, pack_into, packed_layers
 from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, plain_name, restore_ties
 from drillyard.models.weight_layout import named_tensors
 
@@ -109,13 +110,15 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
     """
     replaced: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
     whole: dict[int, torch.Tensor] = {}
+    packed: dict[int, Nf4Linear] = {}
     for module_name, module, _ in unit:
+        packed |= packed_layers(module)
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for table in tables:
             for name, own in list(table.items()):
                 if own is not None:
                     if id(own) not in whole:
-                        whole[id(own)] = _stand_in(own, done=id(own) in filled, device=device)
+                        whole[id(own)] = _stand_in(own, packed.get(id(own)), done=id(own) in filled, device=device)
                     replaced.append((f"{module_name}.{name}".lstrip("."), table, name, own))
                     table[name] = whole[id(own)]
     versions = {key: tensor._version for key, tensor in whole.items()}
@@ -125,15 +128,19 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
             if id(own) not in filled:
                 # Every write raises a tensor's version; one that was never written holds whatever memory held.
                 assert whole[id(own)]._version > versions[id(own)], f"the model's own scheme leaves {name} unset"
-                local_tensor(own).copy_(whole[id(own)][local_region(own)])
+                if id(own) in packed:
+                    pack_into(local_tensor(own), whole[id(own)][local_region(own)[0]])
+                else:
+                    local_tensor(own).copy_(whole[id(own)][local_region(own)])
                 filled.add(id(own))
     finally:
         for _, table, name, own in replaced:
             table[name] = own
 
 
-def _stand_in(own: torch.Tensor, *, done: bool, device: torch.device) -> torch.Tensor:
-    tensor = torch.empty(own.shape, dtype=own.dtype, device="meta" if done else device)
+def _stand_in(own: torch.Tensor, layer: Nf4Linear | None, *, done: bool, device: torch.device) -> torch.Tensor:
+    shape = own.shape if layer is None else (layer.out_features, layer.in_features)
+    tensor = torch.empty(shape, dtype=own.dtype, device="meta" if done else device)
     if isinstance(own, (nn.Parameter, DTensor)):
         tensor = nn.Parameter(tensor, requires_grad=own.requires_grad)
     if done:

@@ -136,6 +136,8 @@ def _save_expensive() -> Callable[..., CheckpointPolicy]:
         if hasattr(getattr(torch.ops, namespace), name):
             expensive.add(getattr(getattr(torch.ops, namespace), name).default)
     products = {aten.mm.default, aten.bmm.default, aten.addmm.default}
+    if hasattr(torch.ops.drillyard, "nf4_linear"):
+        products.add(torch.ops.drillyard.nf4_linear.default)
     seen = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -24,6 +24,7 @@ from drillyard.models.architectures import blocks, settings_without_effect
 from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.meta_model import build_model, load_config
+from drillyard.models.nf4 import count_parameters
 from drillyard.models.pretrained import load_pretrained, require_matching_weights
 from drillyard.models.random_init import init_buffers, init_random
 from drillyard.modelspec import model_spec, spec_from_counts
@@ -83,7 +84,8 @@ def add_adapters(config: RunConfig, model: PreTrainedModel) -> None:
         # Imported here: peft takes a second or more, and most runs have no adapters.
         from drillyard.models.adapters import inject_adapters
 
-        inject_adapters(model, config.model.lora, config.model.id, dtypes)
+        quantized = config.model.quantization is not None
+        inject_adapters(model, config.model.lora, config.model.id, dtypes, quantized=quantized)
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
@@ -119,7 +121,7 @@ def build_sharded_model(
         pad_token_id=tokenizer.pad_token_id,
     )
     add_adapters(config, model)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = count_parameters(model)
     memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
     try:
@@ -149,7 +151,7 @@ def resolve_settings(
     try:
         spec = model_spec(model.config.to_dict(), built=True)
     except UserError:
-        spec = spec_from_counts(sum(parameter.numel() for parameter in model.parameters()))
+        spec = spec_from_counts(count_parameters(model))
     return resolve_setup(
         config,
         spec,
@@ -241,10 +243,10 @@ def require_state_fits(
     """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
     parameters = list(model.parameters())
-    num_parameters = sum(parameter.numel() for parameter in parameters)
+    num_parameters = count_parameters(model)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * trained
-    state_bytes += COMPUTE_DTYPE[precision].itemsize * (num_parameters - trained)
+    state_bytes += sum(each.numel() * each.itemsize for each in parameters if not each.requires_grad)
     state_bytes //= ranks.mesh.size(1)
     if state_bytes > available_bytes:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"

@@ -172,7 +172,9 @@ def as_pretrained(config: RunConfig, path: Path) -> RunConfig:
     """`config` with the model and tokenizer of the Hugging Face directory at `path`: a model, or an adapter with the
     base that it names."""
     changes: dict[str, Any] = {"id": str(path), "config": None, "init": "pretrained", "lora": None}
-    if not (path / "config.json").is_file():
+    if (path / "config.json").is_file():
+        changes["quantization"] = None
+    else:
         adapter = read_adapter_config(path)
         changes |= {"id": adapter.get("base_model_name_or_path"), "lora": _lora_of(adapter, path, config.model.lora)}
     model = config.model.model_copy(update=changes)

@@ -31,6 +31,8 @@ TRL = {
     "save_strategy": "epoch",
     "save_steps": 7,
     "use_peft": True,
+    "load_in_4bit": True,
+    "use_bnb_nested_quant": True,
     "use_dora": True,
     "lora_r": 32,
     "lora_alpha": 16,
@@ -128,9 +130,9 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
 }
 LEFT_OUT = {
-    "trl": {"push_to_hub", "fp16", "save_strategy: epoch"},
+    "trl": {"push_to_hub", "use_bnb_nested_quant", "fp16", "save_strategy: epoch"},
     "axolotl": {
-        "adapter: qlora", "load_in_4bit", "datasets[0].shards", "optimizer: paged_adamw_8bit", "lr_scheduler: rex",
+        "datasets[0].shards", "optimizer: paged_adamw_8bit", "lr_scheduler: rex",
     },
     "deepspeed": {
         "gradient_clipping", "zero_optimization.stage", "zero_optimization.offload_optimizer",
@@ -210,7 +212,7 @@ def test_the_command_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit) as ended:
         main(["init", str(tmp_path / "new"), "--from-axolotl", str(path)])
     assert ended.value.code == 0
-    assert "load_in_4bit" in capsys.readouterr().err
+    assert "paged_adamw_8bit" in capsys.readouterr().err
     assert yaml.safe_load((tmp_path / "new/run.yaml").read_text())["model"]["lora"]["rank"] == 32
 
 

@@ -222,6 +222,11 @@ class Tape:
         self.kept_products.append(out.storage)
         return out
 
+    def merge_last_product(self) -> None:
+        """Compiled, a product that is only added to another one is not kept: their sum is, in the place of both."""
+        if self.keeps_every_product and self.kept_products:
+            self.kept_products.pop()
+
     @property
     def kept_last_product(self) -> bool:
         """Whether the policy has kept the product that was made last."""

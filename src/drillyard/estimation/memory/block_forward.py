@@ -25,6 +25,7 @@ from drillyard.estimation.memory.operators import (
     copied_in_backward,
     linear,
     norm,
+    packed_linear,
     piece,
     plus,
     power,
@@ -68,6 +69,7 @@ class BlockInputs:
     mode: Checkpointing
     positions: int | None
     adapters: LoraSetup | None = None
+    quantized: bool = False
     fuses: bool = False
     skips_first_product: bool = False
     from_weights: bool = True
@@ -169,14 +171,19 @@ class _BlockForward:
         weight, bias = self._weight(f"{name}.weight"), self._optional(f"{name}.bias")
         inputs = x.elements // rows
         outputs = weight.elements // inputs
-        out = linear(e, x, weight, rows * outputs, bias)
+        if self.run.quantized:
+            out = packed_linear(e, x, weight.elements, rows * outputs)
+        else:
+            out = linear(e, x, weight, rows * outputs, bias)
         if adapters is None or f"{name}.weight" not in self.adapted:
             return out
         down, up = self._adapter(f"{name}.weight")
         if adapters.magnitudes:
             return plus(e, out, self._rescaled(x, out, down, up, has_bias=bias is not None))
         low = linear(e, x, down, rows * adapters.rank)
-        return plus(e, out, scaled(e, linear(e, low, up, rows * outputs)))
+        summed = plus(e, out, scaled(e, linear(e, low, up, rows * outputs)))
+        e.merge_last_product()
+        return summed
 
     def _rescaled(
         self, x: SizedTensor, out: SizedTensor, down: SizedTensor, up: SizedTensor, *, has_bias: bool
@@ -185,6 +192,7 @@ class _BlockForward:
         norms. The norms take B A whole, made of a unit matrix, which lives until the layer is done."""
         e, rows = self.e, self.run.rows
         inputs, outputs = x.elements // rows, out.elements // rows
+        unpacked = e.empty(inputs * outputs) if self.run.quantized else None
         # Held as the local variables and the graph of peft's layer hold them; no gradient comes back through them.
         unit, low_update, update = (e.empty(size) for size in (inputs * inputs, down.elements, inputs * outputs))
         scaled_update = e.empty(inputs * outputs)
@@ -192,10 +200,11 @@ class _BlockForward:
         del scaled_update, summed
         scale = unary(e, e.weight(outputs, trained=True), e.empty(outputs))
         low_result = linear(e, linear(e, x, down, down.elements // inputs * rows), up, rows * outputs)
+        e.merge_last_product()
         result = shifted(e, out) if has_bias else out
         rescaled = times(e, shifted(e, scale), result)
         added = plus(e, rescaled, scaled(e, times(e, scale, low_result)))
-        del unit, low_update, update
+        del unit, low_update, update, unpacked
         return added
 
     def _norm(self, name: str, x: SizedTensor, rows: int | None = None) -> SizedTensor:

@@ -28,7 +28,7 @@ from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
 from drillyard.estimation.memory.autograd import Ledger, MemoryKind
-from drillyard.estimation.setup import COMPUTE_BYTES, LoraSetup, Setup
+from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
 from drillyard.modelspec import TensorSpec, adapter_layers, adapter_matrices
 
 REWRITTEN_IN: Final = (2, 15)
@@ -51,6 +51,9 @@ class FsdpUnit:
     """Elements of the largest tensor."""
     largest_trained: int
     ranks: int
+    packed_shard: int = 0
+    """Elements of `shard` in nf4."""
+    padding_packed: int = 0
 
     @property
     def whole(self) -> int:
@@ -62,9 +65,12 @@ class FsdpUnit:
         return self.trained_shard * self.ranks
 
 
-def fsdp_unit(tensors: Iterable[TensorSpec], ranks: int, adapters: LoraSetup | None) -> FsdpUnit:
-    """The unit of some tensors over `ranks`, with the adapters that hang on them."""
+def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
+    """The unit of some tensors over the ranks of `setup`, with the adapters that hang on them."""
+    ranks, adapters = setup.shard, setup.adapters
     frozen = list(tensors)
+    packed = [tensor for tensor in frozen if setup.is_packed(tensor)]
+    packed_shard = sum(_chunk(tensor.shape, ranks) for tensor in packed)
     trained = frozen
     if adapters is not None:
         trained = list(_adapter_tensors(frozen, adapters))
@@ -80,6 +86,8 @@ def fsdp_unit(tensors: Iterable[TensorSpec], ranks: int, adapters: LoraSetup | N
         largest=max((tensor.parameters for tensor in frozen), default=0),
         largest_trained=max((tensor.parameters for tensor in trained), default=0),
         ranks=ranks,
+        packed_shard=packed_shard,
+        padding_packed=packed_shard * ranks - sum(tensor.parameters for tensor in packed),
     )
 
 
@@ -118,11 +126,20 @@ class FsdpMemory:
 
     def resting_bytes(self, unit: FsdpUnit) -> int:
         """Bytes of this rank's shards between their uses: what is frozen rests in compute precision."""
-        return unit.trained_shard * self.master + (unit.shard - unit.trained_shard) * self.compute
+        return unit.trained_shard * self.master + self._mixed(unit.shard - unit.trained_shard, unit.packed_shard)
 
     def padding_bytes(self, unit: FsdpUnit) -> int:
         """Bytes of all ranks' shards that no parameter has."""
-        return unit.padding_trained * self.master + (unit.padding - unit.padding_trained) * self.compute
+        return unit.padding_trained * self.master + self._mixed(
+            unit.padding - unit.padding_trained, unit.padding_packed
+        )
+
+    def _mixed(self, elements: int, packed: int) -> int:
+        """Bytes of so many elements in compute precision, but for `packed` of them, which are in nf4."""
+        return (elements - packed) * self.compute + int(packed * NF4_BITS) // 8
+
+    def _gathered_bytes(self, unit: FsdpUnit) -> int:
+        return self._mixed(unit.whole, unit.packed_shard * unit.ranks)
 
     # Gathers
 
@@ -134,13 +151,13 @@ class FsdpMemory:
         self._gathered.add(number)
         if unit.ranks == 1:
             cast = unit.largest_trained * self.compute if self.compute != self.master else 0
-            ledger.take(unit.whole * self.compute + cast, MemoryKind.GATHERED)
+            ledger.take(self._gathered_bytes(unit) + cast, MemoryKind.GATHERED)
             ledger.give(cast, MemoryKind.GATHERED)
             return
         buffer = self._prefetched.pop(number, 0) or self._all_gather(unit)
         if forward and not self.is_older:
             self.release_all_gather()
-        ledger.take(unit.whole * self.compute, MemoryKind.GATHERED)
+        ledger.take(self._gathered_bytes(unit), MemoryKind.GATHERED)
         if forward:
             self.release_all_gather()
             self._all_gather_held = buffer
@@ -155,7 +172,7 @@ class FsdpMemory:
 
     def _all_gather(self, unit: FsdpUnit) -> int:
         cast = unit.trained_shard * self.compute if self.compute != self.master else 0
-        buffer = unit.whole * self.compute
+        buffer = self._gathered_bytes(unit)
         self.ledger.take(cast + buffer, MemoryKind.ALL_GATHER)
         self.ledger.give(cast, MemoryKind.ALL_GATHER)
         return buffer
@@ -169,7 +186,7 @@ class FsdpMemory:
         """Give back a unit's whole weights."""
         if number in self._gathered:
             self._gathered.remove(number)
-            self.ledger.give(self.units[number].whole * self.compute, MemoryKind.GATHERED)
+            self.ledger.give(self._gathered_bytes(self.units[number]), MemoryKind.GATHERED)
 
     # Gradients
 

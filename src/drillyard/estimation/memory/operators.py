@@ -135,6 +135,22 @@ def linear(
     return contraction(e, out, sources, crosswise(x, weight))
 
 
+def packed_linear(e: Tape, x: SizedTensor, weight: int, outputs: int) -> SizedTensor:
+    """x times a frozen weight in nf4 of so many elements, made whole for the product and, again, for x's gradient."""
+    elements, itemsize = x.elements, x.itemsize
+    whole = e.empty(weight)
+    out = e.product(outputs, itemsize)
+    del whole
+
+    def backward(g: SizedTensor) -> Gradients:
+        whole = e.empty(weight)
+        gradient = e.empty(elements, itemsize)
+        del whole
+        return (gradient,)
+
+    return e.made(out, [x], [], backward)
+
+
 def piece(e: Tape, x: SizedTensor, elements: int) -> SizedTensor:
     """A slice of x, sharing its storage. Backward lays its gradient into zeros of the size of x."""
     return unary(e, x, SizedTensor(elements, x.itemsize, x.storage, None))

@@ -56,9 +56,9 @@ class StepMemory:
         """The most bytes alive in each phase of the step."""
         # Equal blocks are one object, so each kind is looked at once.
         kinds = {id(block): block for block in self.spec.blocks}
-        units = {number: fsdp_unit(block.tensors, setup.shard, setup.adapters) for number, block in kinds.items()}
+        units = {number: fsdp_unit(block.tensors, setup) for number, block in kinds.items()}
         self.units = [units[id(block)] for block in self.spec.blocks]
-        self.units.append(fsdp_unit(self.spec.root, setup.shard, setup.adapters))
+        self.units.append(fsdp_unit(self.spec.root, setup))
         self.root = len(self.units) - 1
         self.sharding = FsdpMemory(self.ledger, self.units, setup)
         self.block_run = BlockInputs(
@@ -71,6 +71,7 @@ class StepMemory:
             mode=setup.activation_checkpointing,
             positions=self.spec.positions,
             adapters=setup.adapters,
+            quantized=setup.quantized,
             fuses=fuses,
             skips_first_product=skips_first_product,
         )
