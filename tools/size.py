@@ -35,7 +35,7 @@ LINE_BOUNDS = {
     + 880
     + 20
     + 5
-    + 1,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4
+    + 16,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4 and tokenizers of Megatron data
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831
     + 400
     + 60

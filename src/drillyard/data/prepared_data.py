@@ -131,13 +131,13 @@ def prepare(
 
 def encoded_documents(
     config: RunConfig, on_progress: OnProgress | None = None
-) -> tuple[int, dict[str, Callable[[], Iterator[Encoded]]]]:
-    """The vocabulary's size, and for each training source its documents as tokens, uncut, in the source's order."""
+) -> tuple[TextTokenizer, dict[str, Callable[[], Iterator[Encoded]]]]:
+    """The tokenizer, and for each training source its documents as tokens, uncut, in the source's order."""
     config = resolve_section_secrets(config, "data")
     preparation = _Preparation(config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None)
     sources = preparation.open_sources()
     whole = replace(preparation.settings, sequence_length=_UNCUT)
-    return preparation.vocab_size, {
+    return preparation.tokenizer, {
         name: partial(preparation.encoded, source, contents, whole) for name, (source, contents) in sources.items()
     }
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from drillyard.config.run import RunConfig
+from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
 
+TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
 
 
 def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress | None = None) -> list[str]:
     """Write `NAME.bin` and `NAME.idx` of each training source, and `NAME.held_out` of a held-out fraction.
 
-    Returns a line on each pair. UserError if a file exists, or if the format learns from part of a document only, which
+    A tokenizer that is trained from the documents goes to `tokenizer`: without it the files cannot be read. Returns a
+    line on each of these. UserError if a file exists, or if the format learns from part of a document only, which
     these files cannot say.
     """
     if config.data.format != "text":
@@ -26,16 +28,20 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
             f"data.format: {config.data.format} learns from part of a document, and Megatron files cannot say from "
             "which. Write format: text only."
         )
-    vocab_size, sources = encoded_documents(config, on_progress)
+    tokenizer, sources = encoded_documents(config, on_progress)
+    is_trained = isinstance(config.data.tokenizer, TrainTokenizer)
     parts = [TRAIN, HELD_OUT] if config.data.held_out.fraction else [TRAIN]
     lines = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if is_trained:
+            _require_absent(directory / TOKENIZER)
         for name, documents in sources.items():
-            writers = {part: IndexedFileWriter(directory / f"{name}{_PARTS[part]}", vocab_size) for part in parts}
+            writers = {
+                part: IndexedFileWriter(directory / f"{name}{_PARTS[part]}", tokenizer.vocab_size) for part in parts
+            }
             for path in (path for writer in writers.values() for path in writer.paths):
-                if path.exists():
-                    raise UserError(f"{path}: exists and is not replaced. Name another --output, or delete it.")
+                _require_absent(path)
             with contextlib.ExitStack() as stack:
                 for writer in writers.values():
                     stack.enter_context(writer)
@@ -47,6 +53,14 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
                 f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,} tokens"
                 for writer in writers.values()
             ]
+        if is_trained:
+            tokenizer.pretrained.save_pretrained(directory / TOKENIZER)
+            lines.append(f"{directory / TOKENIZER}: the tokenizer that was trained from them, for data.tokenizer")
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({describe_os_error(error)}).") from None
     return lines
+
+
+def _require_absent(path: Path) -> None:
+    if path.exists():
+        raise UserError(f"{path}: exists and is not replaced. Name another --output, or delete it.")
