@@ -131,8 +131,8 @@ def build(
     """Tokenize the training data: into the cache, ahead of a run, or into files that Megatron-LM and NeMo read.
 
     Megatron files have each document with the tokens that training puts around it (BOS if the tokenizer has one, EOS),
-    in the order of the source: `OUTPUT/NAME.bin` and `.idx` for each source, and `OUTPUT/tokenizer` if it is trained from
-    them. Existing files are not replaced.
+    in the order of the source: `OUTPUT/NAME.bin` and `.idx` for each source, and `OUTPUT/tokenizer` if it is trained
+    from them. Existing files are not replaced.
     """
     from drillyard.config.load import load_run_config
     from drillyard.data.megatron.export import write_megatron
