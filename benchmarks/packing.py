@@ -1,4 +1,4 @@
-"""Packed against padded sequences: how full they are, and how many tokens of documents and of loss are trained a second.
+"""Packed against padded sequences: how full they are, and tokens of documents and of loss that are trained a second.
 
     python benchmarks/packing.py [--steps 40] [--repeats 3]
 
