@@ -127,9 +127,10 @@ def main() -> None:
             name = f"seed-{seed}"
             before, after, seconds = accuracies(directory, name, settings_of(seed, arguments.steps, directory))
             constant = best_constant(directory / f"{name}.yaml")
+            unseen = after["function-calling/functions"]
             print(
-                f"seed {seed}: before {before[PART]:.1%}, best constant answer {constant:.1%}, "
-                f"after {after[PART]:.1%}; functions never trained {after['function-calling/functions']:.1%}; {seconds:.0f} s",
+                f"seed {seed}: before {before[PART]:.1%}, best constant {constant:.1%}, after {after[PART]:.1%}; "
+                f"functions never trained {unseen:.1%}; {seconds:.0f} s",
                 flush=True,
             )
             settings = adapter_settings(seed, arguments.adapter_steps, directory)
