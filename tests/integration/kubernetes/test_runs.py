@@ -30,13 +30,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def least_role(team: Team) -> dict[str, Any]:
+    """The Role that `launch --explain` prints."""
+    explained = team.drillyard("launch", team.run_config("rights"), "--cluster", team.cluster_config(), "--explain")
+    lines = explained.stdout.split("Role = ", 1)[1].split("\n    why:")[0].splitlines()
+    role: dict[str, Any] = yaml.safe_load("\n".join(line.removeprefix("    | ") for line in lines))
+    role["metadata"]["namespace"] = team.name
+    return role
+
+
 @pytest.fixture(scope="module", autouse=True)
 def rights(team: Team) -> None:
     """The rights that `launch --explain` lists, for the team's user."""
-    explained = team.drillyard("launch", team.run_config("rights"), "--cluster", team.cluster_config(), "--explain")
-    lines = explained.stdout.split("Role = ", 1)[1].split("\n    why:")[0].splitlines()
-    role = yaml.safe_load("\n".join(line.removeprefix("    | ") for line in lines))
-    role["metadata"]["namespace"] = team.name
+    role = least_role(team)
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -299,3 +305,19 @@ def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -
     assert "waits" not in team.drillyard("runs", "list", "--cluster", team.cluster_config()).stdout
     secrets = cluster.get("--namespace", team.name, "secrets")["items"]
     assert not [each for each in secrets if "waits" in each["metadata"]["name"]]
+
+
+def test_without_the_right_to_read_events_a_run_is_submitted_and_what_is_not_checked_is_said(team: Team) -> None:
+    role = least_role(team)
+    fewer = {**role, "rules": [rule for rule in role["rules"] if "events" not in rule["resources"]]}
+    assert len(fewer["rules"]) == len(role["rules"]) - 1
+    run = team.run_config("unread", training__steps=2, checkpoint={"every_steps": 2})
+    try:
+        team.cluster.apply(fewer)
+        launched = team.drillyard("launch", run, "--cluster", team.cluster_config())
+        assert "not checked" in launched.stderr and "list events" in launched.stderr
+        assert ended(team, "unread") == "succeeded"
+    finally:
+        team.cluster.apply(role)
+    assert "not checked" not in team.drillyard("launch", run, "--cluster", team.cluster_config(), "--replace").stderr
+    team.drillyard("runs", "cancel", handle(team, "unread"))

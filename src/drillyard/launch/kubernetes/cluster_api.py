@@ -47,12 +47,15 @@ class ClusterApi:
         self.title = f"{settings.host}, namespace {self.namespace}"
         self._client = client.ApiClient(settings)
 
-    def listed(self, group: str, kind: str, selector: str = "", *, metadata: bool = False) -> list[dict[str, Any]]:
+    def listed(
+        self, group: str, kind: str, selector: str = "", *, metadata: bool = False, needed: bool = True
+    ) -> list[dict[str, Any]]:
         """The objects of a kind whose labels match; none where the cluster does not have the kind. `metadata`: that of
-        each object alone, without its content."""
+        each object alone, without its content. Not `needed`: none, too, where this user may not list them."""
         query = [("labelSelector", selector)] if selector else []
         accept = _ONLY_METADATA if metadata else "application/json"
-        found = self._ask("GET", f"{group}/namespaces/{self.namespace}/{kind}", query, accept=accept)
+        absent = (_ABSENT,) if needed else (_ABSENT, _FORBIDDEN)
+        found = self._ask("GET", f"{group}/namespaces/{self.namespace}/{kind}", query, accept=accept, absent=absent)
         items: list[dict[str, Any]] = json.loads(found or b"{}").get("items") or []
         return items
 

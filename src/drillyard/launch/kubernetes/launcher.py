@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -91,7 +92,8 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
-        require_cluster(self._api, self._section, json.loads(plan.file(VALUES).content))
+        for line in require_cluster(self._api, self._section, json.loads(plan.file(VALUES).content)):
+            print(f"warning: {line}", file=sys.stderr)
         require_accepted(self._api, self.rendered(plan))
         return super().submit(plan, replace=replace)
 
@@ -115,8 +117,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name, pod in by_run(api.listed(CORE, "pods", selector), RUN_LABEL):
             pods[name].append(pod)
-        workloads = api.listed(WORKLOADS, "workloads") if self._section.queue else []
-        events = api.listed(CORE, "events") if any(each for each in controllers.values() if not _ended(each)) else []
+        workloads = api.listed(WORKLOADS, "workloads", needed=False) if self._section.queue else []
+        has_live = any(each for each in controllers.values() if not _ended(each))
+        events = api.listed(CORE, "events", needed=False) if has_live else []
         return [
             self._run_of(name, controllers.get(name), pods[name], workloads, events, records.get(name))
             for name in dict.fromkeys([*controllers, *records])

@@ -138,7 +138,7 @@ class PodFiles(Files):
             if phase == "Running":
                 return name
             if time.monotonic() > deadline or phase in ("Failed", "Succeeded"):
-                events = self._api.listed(CORE, "events")
+                events = self._api.listed(CORE, "events", needed=False)
                 self.close()
                 reason = waiting_reason([pod], events) if pod else None
                 raise UserError(

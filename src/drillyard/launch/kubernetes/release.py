@@ -45,11 +45,15 @@ _RIGHTS = (
     ("update", "", "secrets"),
     ("create", "", "pods/exec"),
     ("get", "", "pods/log"),
-    ("list", "", "events"),
-    *((verb, "kueue.x-k8s.io", resource) for resource in ("localqueues", "workloads") for verb in ("get", "list")),
 )
 """What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records are Secrets; Jobs
 and Pods are created as dry runs only."""
+READS = {
+    ("get", "kueue.x-k8s.io", "localqueues"): "whether the queue is there",
+    ("list", "kueue.x-k8s.io", "workloads"): "a run's place in the queue, and why it does not leave it",
+    ("list", "", "events"): "why a pod does not start",
+}
+"""Rights that only tell more, and what is not checked or shown without each."""
 _CLAIMS = tuple((verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get"))
 _DOMAINS = tuple((verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get"))
 _VARIABLES = {
@@ -112,7 +116,7 @@ def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) ->
 
 
 def rights_for(values: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
-    """The rights that a run with these values needs."""
+    """The rights that a run with these values needs, without READS."""
     network = values.get("network", {})
     claims = _CLAIMS if "deviceClaim" in network else ()
     return (*_RIGHTS, *claims, *(_DOMAINS if "computeDomainNodes" in network else ()))
@@ -260,7 +264,10 @@ def _fields(values: Mapping[str, Any]) -> list[ExplainedField]:
     set_by_user = ("as set", "cluster.yaml: kubernetes")
     own = {name: value for name, value in values.items() if value not in ("", 0, {}, []) and name != "files"}
     role = ExplainedField(
-        "Role", _role(rights_for(values)), "the least rights in the namespace to launch, read and cancel", "drillyard"
+        "Role",
+        _role((*rights_for(values), *READS)),
+        "the least rights in the namespace to launch, read and cancel",
+        "drillyard",
     )
     return [
         role,

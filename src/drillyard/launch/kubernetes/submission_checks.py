@@ -16,7 +16,7 @@ import yaml
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.release import rights_for
+from drillyard.launch.kubernetes.release import READS, rights_for
 
 JOBSET_VERSION = "0.10.1"
 """The first version that was seen to match messages of failed Jobs."""
@@ -24,8 +24,9 @@ _PATTERNS = "onJobFailureMessagePatterns"
 _QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
 
 
-def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]) -> None:
-    """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing."""
+def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]) -> list[str]:
+    """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing; returns what could not be checked,
+    and what will not be shown, for lack of a right to read."""
     schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
     install = (
         f"install JobSet {JOBSET_VERSION} or later: helm install jobset oci://registry.k8s.io/jobset/charts/jobset"
@@ -42,8 +43,11 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[
             f"{api.title}: you may not {', '.join(missing)}\n"
             "Ask its administrator for the Role that `drillyard launch ... --explain` prints"
         )
-    if (
-        section.queue is not None
+    unread = {read: lost for read, lost in READS.items() if not api.may(*read)}
+    if section.queue is None:
+        unread = {read: lost for read, lost in unread.items() if "kueue" not in read[1]}
+    elif (
+        not any(resource == "localqueues" for _, _, resource in unread)
         and api.one(f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}") is None
     ):
         raise UserError(
@@ -59,6 +63,7 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[
                 f"{secret} with the key {key}\nkubectl -n {section.namespace} create secret generic "
                 f'{secret} --from-literal {key}="..."'
             )
+    return [f"not checked: {lost}: you may not {verb} {resource}" for (verb, _, resource), lost in unread.items()]
 
 
 def require_accepted(api: ClusterApi, manifests: str) -> None:
