@@ -346,45 +346,16 @@ class Inside:
 
     def _node(self, number: int, node: str) -> None:
         """A containerd and a kubelet."""
+        from node_files import containerd_toml, kubelet_config, pod_network
         from pod_image import base_spec, write_image
 
         place = self.directory / node
         for name in ("root", "state", "cni", "tls"):
             (place / name).mkdir(parents=True)
         socket = place / "containerd.sock"
-        spec = place / "spec.json"
-        spec.write_text(json.dumps(base_spec(ROOT)))
-        runtime = {"runtime_type": "io.containerd.runc.v2", "base_runtime_spec": str(spec)}
-        runtime["options"] = {"SystemdCgroup": False}  # type: ignore[assignment]
-        cri = {
-            "sandbox_image": "localhost/pause:1",
-            "restrict_oom_score_adj": True,
-            "cni": {"bin_dir": "/usr/lib/cni", "conf_dir": str(place / "cni")},
-            "containerd": {"runtimes": {"runc": runtime}},
-        }
-        (place / "containerd.toml").write_text(
-            _toml({"version": 2, "root": f"{place}/root", "state": f"{place}/state"})
-            + _toml({"address": str(socket)}, "grpc")
-            + _tables(cri, 'plugins."io.containerd.grpc.v1.cri"')
-        )
-        first = number * 100 - 90
-        addresses = {
-            "subnet": f"{NETWORK}.0/24",
-            "gateway": f"{NETWORK}.1",
-            "rangeStart": f"{NETWORK}.{first}",
-            "rangeEnd": f"{NETWORK}.{first + 90}",
-        }
-        plugin = {
-            "type": "bridge",
-            "bridge": BRIDGE,
-            "isGateway": True,
-            "hairpinMode": True,
-            "ipam": {"type": "host-local", "dataDir": f"{place}/ipam", "ranges": [[addresses]]},
-        }
-        plugin["ipam"]["routes"] = [{"dst": "0.0.0.0/0"}]  # type: ignore[index]
-        (place / "cni/10-pods.conflist").write_text(
-            json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [plugin]})
-        )
+        (place / "spec.json").write_text(json.dumps(base_spec(ROOT)))
+        (place / "containerd.toml").write_text(containerd_toml(place, socket))
+        (place / "cni/10-pods.conflist").write_text(pod_network(place, BRIDGE, NETWORK, number))
         self._start(f"containerd-{node}", "containerd", "-c", str(place / "containerd.toml"))
         self._wait(60, "ctr", "-a", str(socket), "version")
         for tag, command in (("localhost/pause:1", ["/busybox", "sleep", "2147483647"]), (IMAGE, [])):
@@ -395,31 +366,13 @@ class Inside:
         _make_cgroups(group)
         self._certificate(node, f"system:node:{node}", "system:nodes", f"IP:{NETWORK}.{number},DNS:{node}")
         self._kubeconfig(node, self.keys / f"{node}.kubeconfig")
-        x509 = {"clientCAFile": str(self.keys / "ca.crt")}
-        config = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": x509},
-            "authorization": {"mode": "Webhook"},
-            "containerRuntimeEndpoint": f"unix://{socket}",
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{group}",
-            "enforceNodeAllocatable": [],
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "localStorageCapacityIsolation": False,
-            "imageGCHighThresholdPercent": 100,
+        own = {
             "clusterDNS": [f"{NETWORK}.1"],
-            "clusterDomain": "cluster.local",
             "address": f"{NETWORK}.{number}",
             "port": KUBELET,
-            "readOnlyPort": 0,
-            "healthzPort": 0,
-            "podLogsDir": f"{place}/logs",
-            "tlsCertFile": f"{self.keys}/{node}.crt",
-            "tlsPrivateKeyFile": f"{self.keys}/{node}.key",
+            "cgroupRoot": f"/{group}",
         }
-        (place / "kubelet.yaml").write_text(yaml.safe_dump(config))
+        (place / "kubelet.yaml").write_text(kubelet_config(place, socket, self.keys, node, own))
         self._start(
             f"kubelet-{node}",
             *(tool("kubelet"), "--config", f"{place}/kubelet.yaml", "--root-dir", f"{place}/kubelet"),
@@ -441,18 +394,6 @@ def _make_cgroups(group: str) -> None:
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (root / "cpuset" / name).exists():
             (root / "cpuset" / group / name).write_text((root / "cpuset" / name).read_text())
-
-
-def _toml(values: dict[str, Any], table: str = "") -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    return "\n".join([f"[{table}]" if table else "", *lines, ""])
-
-
-def _tables(values: dict[str, Any], table: str) -> str:
-    """Nested tables in TOML."""
-    plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    nested = [_tables(value, f"{table}.{key}") for key, value in values.items() if isinstance(value, dict)]
-    return _toml(plain, table) + "".join(nested)
 
 
 @contextlib.contextmanager

@@ -223,6 +223,26 @@ def test_term_to_one_pod_of_two_is_never_counted(team: Team) -> None:
     assert restarts(team, name) == (times, 0)
 
 
+def test_stops_with_nothing_saved_count_from_the_second_on(team: Team) -> None:
+    """A run that is asked to stop while its ranks still import, twice: there is no checkpoint yet."""
+    name = "unsaved"
+    launch(team, team.run_config(name, **SETTINGS), "--max-failures", 1)
+    events = team.shared / "runs" / name / "events.jsonl"
+
+    def started(number: int) -> list[dict[str, Any]]:
+        """Node 0's pod of an attempt, once its supervisor handles signals."""
+        lines = events.read_bytes().splitlines() if events.exists() else []
+        begun = sum(decode(line).get("event") == "run_start" for line in lines)
+        own = {ATTEMPT: str(number), "batch.kubernetes.io/job-completion-index": "0"}
+        return [pod for pod in team.pods(name) if begun > number and own.items() <= pod["metadata"]["labels"].items()]
+
+    for number in range(2):
+        (pod,) = until(lambda number=number: started(number))
+        os.kill(processes(pod)[0], signal.SIGTERM)
+    assert ended(team, name) == "succeeded"
+    assert restarts(team, name) == (2, 1)
+
+
 def test_a_cancelled_run_is_read_and_resumed(team: Team, undisturbed: dict[int, str]) -> None:
     name = "resumed"
     launch(team, team.run_config(name, **SETTINGS))
