@@ -50,7 +50,7 @@ def test_every_row_runs_and_what_fails_or_hangs_stops_no_other(tmp_path: Path) -
     made = {name: status.pop(name) for name in list(status) if name.startswith("made")}
     assert made == {"made to fail": "failed", "made to hang": "timed out", "made to die": "failed"}
     assert set(status.values()) == {"passed"}, {name: row for name, row in results.items() if "error" in row}
-    assert len(status) == 34
+    assert len(status) == 50
     table = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert len(table) == 2 + 37
     assert {line.count("|") for line in table} == {5}

@@ -263,6 +263,8 @@ class Inside:
                 [
                     *("--service-account-private-key-file", f"{key}/accounts.key", "--root-ca-file", f"{key}/ca.crt"),
                     "--use-service-account-credentials",
+                    # Half of the default: a run that loses a node must still be at work when the node is given up.
+                    "--node-monitor-grace-period=24s",
                 ],
             ),
             ("kube-scheduler", SCHEDULER, []),
