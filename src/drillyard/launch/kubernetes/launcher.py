@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name, pod in by_run(api.listed(CORE, "pods", selector), RUN_LABEL):
             pods[name].append(pod)
-        workloads = api.listed(WORKLOADS, "workloads", needed=False) if self._section.queue else []
+        workloads = _Workloads(api.listed(WORKLOADS, "workloads", needed=False) if self._section.queue else [])
         has_live = any(each for each in controllers.values() if not _ended(each))
         events = api.listed(CORE, "events", needed=False) if has_live else []
         return [
@@ -130,14 +131,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         name: str,
         controller: dict[str, Any] | None,
         pods: list[dict[str, Any]],
-        workloads: list[dict[str, Any]],
+        workloads: _Workloads,
         events: list[dict[str, Any]],
         record: dict[str, Any] | None,
     ) -> KubernetesRun:
         uid = None if controller is None else controller["metadata"]["uid"]
-        workload = next((each for each in workloads if _is_owner(uid, each)), None)
+        workload = workloads.of(uid)
         own = [event for event in events if event.get("involvedObject", {}).get("name", "").startswith(name)]
-        ahead = _ahead(workload, workloads)
+        ahead = workloads.ahead_of(workload)
         directory = None
         if controller is None:
             directory = self._controller(name)["metadata"].get("annotations", {}).get(RUN_DIRECTORY)
@@ -297,25 +298,35 @@ def _ended(controller: dict[str, Any]) -> bool:
     return any(each["type"] in ("Completed", "Complete", "Failed") and each["status"] == "True" for each in conditions)
 
 
-def _is_owner(uid: str | None, workload: dict[str, Any]) -> bool:
-    return uid is not None and any(each["uid"] == uid for each in workload["metadata"].get("ownerReferences", ()))
+class _Workloads:
+    """Kueue's Workloads, by the object that owns each, and their places in their queues."""
+
+    def __init__(self, workloads: Sequence[dict[str, Any]]) -> None:
+        self._by_owner = {
+            owner["uid"]: each for each in workloads for owner in each["metadata"].get("ownerReferences", ())
+        }
+        self._waiting: dict[str | None, list[tuple[int, str]]] = defaultdict(list)
+        for each in filter(_waits, workloads):
+            self._waiting[each["spec"].get("queueName")].append(_place(each))
+        for places in self._waiting.values():
+            places.sort()
+
+    def of(self, uid: str | None) -> dict[str, Any] | None:
+        """The Workload of the object `uid`."""
+        return self._by_owner.get(uid or "")
+
+    def ahead_of(self, workload: dict[str, Any] | None) -> int | None:
+        """Workloads of the same queue without quota that come before: of higher priority, or as high and older."""
+        if workload is None:
+            return None
+        return bisect_left(self._waiting[workload["spec"].get("queueName")], _place(workload))
 
 
-def _ahead(workload: dict[str, Any] | None, workloads: Sequence[dict[str, Any]]) -> int | None:
-    """Workloads of the same queue without quota that come before: of higher priority, or as high and older."""
-    if workload is None:
-        return None
+def _place(workload: dict[str, Any]) -> tuple[int, str]:
+    return -int(workload["spec"].get("priority") or 0), str(workload["metadata"].get("creationTimestamp"))
 
-    def place(each: dict[str, Any]) -> tuple[int, str]:
-        return -int(each["spec"].get("priority") or 0), str(each["metadata"].get("creationTimestamp"))
 
-    def waits(each: dict[str, Any]) -> bool:
-        reached = {found["type"]: found["status"] for found in each.get("status", {}).get("conditions", ())}
-        return "True" not in (reached.get("QuotaReserved"), reached.get("Finished")) and each["spec"].get(
-            "active", True
-        )
-
-    queue = workload["spec"].get("queueName")
-    return sum(
-        waits(each) and place(each) < place(workload) for each in workloads if each["spec"].get("queueName") == queue
-    )
+def _waits(workload: dict[str, Any]) -> bool:
+    reached = {found["type"]: found["status"] for found in workload.get("status", {}).get("conditions", ())}
+    is_active: bool = workload["spec"].get("active", True)
+    return "True" not in (reached.get("QuotaReserved"), reached.get("Finished")) and is_active
