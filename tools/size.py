@@ -44,8 +44,8 @@ LINE_BOUNDS = {
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 490 + 10,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 310 + 10,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2,
 }
 

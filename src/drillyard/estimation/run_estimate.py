@@ -25,7 +25,7 @@ from drillyard.estimation.quantity import Quantity, quantity
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.run_time import MissingInput, RunTime, planned_steps, run_time
-from drillyard.estimation.setup import Setup
+from drillyard.estimation.setup import NF4_BLOCK, Setup
 from drillyard.estimation.step_time import StepTime, step_time
 from drillyard.formatting import rounded_duration
 from drillyard.hardware import Quota, quota_needed
@@ -135,6 +135,7 @@ def _check(request: EstimateRequest) -> list[Problem]:
         message = f"found '{device}', but the run is estimated on {target.accelerator.name}; write auto"
         contradictions.append(Problem(("training", "device"), message))
     contradictions += _unknown_adapter_targets(request)
+    contradictions += _layers_that_nf4_cannot_hold(request)
     raise_all(contradictions, config._origin.places)
     return list(dict.fromkeys([*(one for one in problems if one not in contradictions), *_given_config(request)]))
 
@@ -148,6 +149,19 @@ def _unknown_adapter_targets(request: EstimateRequest) -> Iterator[Problem]:
         adapter_parameters(request.model.spec, lora.rank, lora.target_modules)
     except UserError as error:
         yield Problem(path, str(error).replace("\n", "; "))
+
+
+def _layers_that_nf4_cannot_hold(request: EstimateRequest) -> Iterator[Problem]:
+    spec, path = request.model.spec, ("model", "quantization")
+    if request.config.model.quantization is None:
+        return
+    if spec.model_type == "gpt2":
+        yield Problem(path, "gpt2 has no linear layer that can be kept in nf4; leave it out")
+    tensors = [tensor for block in spec.blocks for tensor in block.tensors if tensor.linear]
+    odd = next((tensor for tensor in tensors if tensor.shape[-1] % NF4_BLOCK), None)
+    if odd is not None:
+        message = f"{odd.name} has {odd.shape[-1]} inputs, and nf4 needs a multiple of {NF4_BLOCK}; leave it out"
+        yield Problem(path, message)
 
 
 def _given_config(request: EstimateRequest) -> Iterator[Problem]:

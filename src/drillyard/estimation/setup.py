@@ -21,6 +21,8 @@ Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are `config.auto_values.MASTER_BYTES`."""
+NF4_BLOCK: Final = 64
+"""Numbers that share a magnitude (models/nf4.py)."""
 NF4_BITS: Final = 4.5
 """Of a number, with its share of the magnitude of its block (models/nf4.py)."""
 

@@ -226,6 +226,15 @@ def test_adapters_on_layers_that_the_model_does_not_have_are_refused(tmp_path: P
     assert "q_proj" in str(refused.value)
 
 
+def test_layers_that_nf4_cannot_hold_are_refused_as_the_trainer_does(tmp_path: Path) -> None:
+    lora = {"lora": {"rank": 8, "target_modules": "all-linear"}, "quantization": "nf4"}
+    held = estimate_run(request_of(pretrained(tmp_path, PUBLISHED, **lora)))
+    assert held.setup.quantized and held.refusals == ()
+    odd = {**PUBLISHED, "intermediate_size": PUBLISHED["intermediate_size"] + 32}
+    with pytest.raises(UserError, match=r"model\.quantization: .*down_proj.* multiple of 64"):
+        estimate_run(request_of(pretrained(tmp_path, odd, **lora)))
+
+
 @pytest.mark.parametrize(
     ("training", "machine", "nodes"),
     [
