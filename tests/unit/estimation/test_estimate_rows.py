@@ -141,13 +141,15 @@ def test_groups_of_figures_leave_out_what_is_not_known() -> None:
     ("changes", "shown", "hidden"),
     [
         ({}, [" parameters on 2 x m", "no activation", "over 8, 4 x 64 tokens per GPU: 2,048"], ["active", "LoRA"]),
-        ({"active": 30}, [", 30 active on"], []), ({"adapters": of(rank=16)}, ["LoRA of rank 16"], []),
+        ({"active": 30}, [", 30 active on"], []), ({"adapters": of(rank=16)}, ["LoRA of rank 16"], ["nf4"]),
+        ({"adapters": of(rank=16), "quantized": True}, ["LoRA of rank 16 on nf4"], []),
         ({"replicate": 2}, ["over 8 x 2 copies"], []), ({"gradient_accumulation": 3}, ["micro-batch, 3 a step"], []),
         ({"gradient_accumulation": 1, "replicate": 1}, [], ["copies", "micro-batch"]),
     ],
 )  # fmt: skip
 def test_the_title_has_what_is_set(changes: Any, shown: list[str], hidden: list[str]) -> None:
-    settings = {"replicate": 1, "gradient_accumulation": 1, "adapters": None, "active": 100, **changes}
+    settings = {"replicate": 1, "gradient_accumulation": 1, "adapters": None, "quantized": False}
+    settings |= {"active": 100, **changes}
     setup = of(
         spec=of(active_parameters=settings.pop("active"), total_parameters=100), activation_checkpointing="none",
         micro_batch_size=4, sequence_length=64, precision="bf16", shard=8, tokens_per_step=2048, **settings,
