@@ -36,6 +36,8 @@ API, ETCD, ETCD_PEER, MANAGER, SCHEDULER = 6443, 2379, 2380, 10257, 10259
 JOBSET, JOBSET_HEALTH, KUEUE, KUEUE_HEALTH, KUBELET = 9443, 9444, 9543, 9544, 10250
 WEBHOOKS = {"jobset": JOBSET, "kueue": KUEUE}
 START_SECONDS = 300
+GRACE_SECONDS = 50
+"""Kubernetes' default. The nodes of kwok, which speak seldom, need it."""
 LONGEST_PATH = 107 - len("/node1/kubelet/pod-resources/1234567890")
 """A socket's path has at most 107 characters (unix(7)); without this one a node never becomes ready."""
 
@@ -62,8 +64,9 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
 
-    def start(self) -> None:
-        """Start it; what an earlier cluster left in the directory is removed.
+    def start(self, grace_seconds: int = GRACE_SECONDS) -> None:
+        """Start it; what an earlier cluster left in the directory is removed. A node that says nothing for
+        `grace_seconds` is lost.
 
         FileExistsError for a directory that is not a cluster's; ValueError for a path too long for the kubelet's
         sockets; RuntimeError with the end of the log if it does not become ready.
@@ -77,7 +80,7 @@ class Cluster:
         self.directory.mkdir()
         unshare = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
         log = (self.directory / "cluster.log").open("wb")
-        argv = [*unshare, sys.executable, __file__, str(self.directory), "--inside"]
+        argv = [*unshare, sys.executable, __file__, str(self.directory), "--inside", str(grace_seconds)]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + START_SECONDS
         while not (self.directory / "ready").exists():
@@ -142,8 +145,8 @@ def _remove_cgroups(directory: Path) -> None:
 class Inside:
     """The same cluster, seen from inside: it starts the processes."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, grace_seconds: int) -> None:
+        self.directory, self.grace_seconds = directory, grace_seconds
         self.keys, self.logs = directory / "keys", directory / "logs"
         for path in (self.keys, self.logs):
             path.mkdir(exist_ok=True)
@@ -263,8 +266,7 @@ class Inside:
                 [
                     *("--service-account-private-key-file", f"{key}/accounts.key", "--root-ca-file", f"{key}/ca.crt"),
                     "--use-service-account-credentials",
-                    # Half of the default: a run that loses a node must still be at work when the node is given up.
-                    "--node-monitor-grace-period=24s",
+                    f"--node-monitor-grace-period={self.grace_seconds}s",
                 ],
             ),
             ("kube-scheduler", SCHEDULER, []),
@@ -399,10 +401,10 @@ def _make_cgroups(group: str) -> None:
 
 
 @contextlib.contextmanager
-def started(directory: Path) -> Iterator[Cluster]:
+def started(directory: Path, grace_seconds: int = GRACE_SECONDS) -> Iterator[Cluster]:
     """A cluster for the length of a `with`."""
     cluster = Cluster(directory)
-    cluster.start()
+    cluster.start(grace_seconds)
     try:
         yield cluster
     finally:
@@ -413,7 +415,7 @@ def main(arguments: Sequence[str]) -> None:
     """Start a cluster and keep it: inside, until the standard input ends; for a person, until Ctrl-C."""
     directory = Path(arguments[0]).resolve()
     if "--inside" in arguments:
-        Inside(directory).run()
+        Inside(directory, grace_seconds=int(arguments[-1])).run()
         (directory / "ready").touch()
         sys.stdin.read()
         return

@@ -30,8 +30,8 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Not the one of the other tests: a node of it is lost for good."""
-    with started(tmp_path_factory.mktemp("lost")) as made:
+    """Not the one of the other tests: a node of it is lost for good, and soon, while its run is still at work."""
+    with started(tmp_path_factory.mktemp("lost"), grace_seconds=24) as made:
         yield made
 
 
