@@ -24,6 +24,8 @@ FLASH_HEAD_MULTIPLE: Final = 8
 LARGEST_FLASH_HEAD: Final = 256
 SMALLEST_FLEX_HEAD: Final = 16
 """FlexAttention's compiled kernels refuse smaller heads (torch/_inductor/kernel/flex/flex_attention.py)."""
+NF4_BLOCK: Final = 64
+"""Numbers of a row that share a magnitude in nf4 (models/nf4.py)."""
 MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
 """Bytes of a parameter, and of its gradient, by compute precision: bf16 keeps fp32 masters."""
 

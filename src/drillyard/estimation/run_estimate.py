@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from drillyard.config.auto_values import NF4_BLOCK
 from drillyard.config.checks import check_run
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
@@ -25,7 +26,7 @@ from drillyard.estimation.quantity import Quantity, quantity
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.estimation.run_time import MissingInput, RunTime, planned_steps, run_time
-from drillyard.estimation.setup import NF4_BLOCK, Setup
+from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_time import StepTime, step_time
 from drillyard.formatting import rounded_duration
 from drillyard.hardware import Quota, quota_needed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Final, Literal
 
-from drillyard.config.auto_values import AttentionKernel
+from drillyard.config.auto_values import NF4_BLOCK, AttentionKernel
 from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
@@ -21,10 +21,8 @@ Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are `config.auto_values.MASTER_BYTES`."""
-NF4_BLOCK: Final = 64
-"""Numbers that share a magnitude (models/nf4.py)."""
-NF4_BITS: Final = 4.5
-"""Of a number, with its share of the magnitude of its block (models/nf4.py)."""
+NF4_BITS: Final = 4 + 32 / NF4_BLOCK
+"""Of a number, with its share of the fp32 magnitude of its block."""
 
 NEWEST_TORCH: Final = (2, 15)
 """The newest torch whose FSDP2 the memory estimate was compared with."""

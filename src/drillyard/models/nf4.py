@@ -25,10 +25,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from drillyard.config.auto_values import NF4_BLOCK as BLOCK
 from drillyard.errors import UserError
 from drillyard.models.sharding import is_adapter_name, plain_name
 
-BLOCK = 64
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import tempfile
 import time
 from bisect import bisect_left
@@ -38,7 +37,7 @@ from drillyard.launch.launcher import Launcher, being_launched_error, cancel_not
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import Plan, PlanFile, Program
 from drillyard.launch.programs import Result, defer_interrupt, require_success
-from drillyard.launch.remote_files import Files
+from drillyard.launch.remote_files import Files, print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
 
@@ -94,7 +93,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
         for line in require_cluster(self._api, self._section, json.loads(plan.file(VALUES).content)):
-            print(f"warning: {line}", file=sys.stderr)
+            print_notice(f"warning: {line}")
         require_accepted(self._api, self.rendered(plan))
         return super().submit(plan, replace=replace)
 

@@ -50,6 +50,7 @@ _RIGHTS = (
 and Pods are created as dry runs only."""
 READS = {
     ("get", "kueue.x-k8s.io", "localqueues"): "whether the queue is there",
+    ("list", "kueue.x-k8s.io", "localqueues"): "which queues there are",
     ("list", "kueue.x-k8s.io", "workloads"): "a run's place in the queue, and why it does not leave it",
     ("list", "", "events"): "why a pod does not start",
 }

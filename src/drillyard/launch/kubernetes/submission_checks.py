@@ -46,10 +46,9 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[
     unread = {read: lost for read, lost in READS.items() if not api.may(*read)}
     if section.queue is None:
         unread = {read: lost for read, lost in unread.items() if "kueue" not in read[1]}
-    elif (
-        not any(resource == "localqueues" for _, _, resource in unread)
-        and api.one(f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}") is None
-    ):
+    elif ("get", "kueue.x-k8s.io", "localqueues") not in unread and api.one(
+        f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}"
+    ) is None:
         raise UserError(
             f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace "
             f"{section.namespace}; these are: kubectl -n {section.namespace} get localqueues"

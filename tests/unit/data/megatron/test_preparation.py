@@ -211,6 +211,27 @@ def test_build_writes_documents_that_a_run_then_reads(
     assert isinstance(again.exception, UserError) and "texts.bin" in str(again.exception)
 
 
+def test_build_writes_the_tokenizer_that_it_trains_and_never_replaces_one(
+    write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    rows = write_rows([{"text": f"text number {number} " * 5} for number in range(50)], "texts.jsonl")
+    config = make_config(rows, tokenizer={"train": "bpe", "vocab_size": 270})
+    (tmp_path / "run.yaml").write_text(config.model_dump_json())
+    out = tmp_path / "out"
+    command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(out)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0 and "out/tokenizer" in result.output.replace("\n", ""), result.output
+    packed = prepare(config).train.sources[0]
+    mapped = prepare(make_config(out / "texts.bin", tokenizer=str(out / "tokenizer"))).train.sources[0]
+    assert learnt(packed.read(range(len(packed)))) == learnt(mapped.read(range(len(mapped))))
+    for path in out.glob("texts.*"):
+        path.unlink()
+    before = (out / "tokenizer/tokenizer.json").read_bytes()
+    again = CliRunner().invoke(app, command)
+    assert isinstance(again.exception, UserError) and "out/tokenizer: exists" in str(again.exception)
+    assert (out / "tokenizer/tokenizer.json").read_bytes() == before and not list(out.glob("texts.*"))
+
+
 def test_build_writes_the_held_out_documents_apart(
     write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
 ) -> None:
