@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     checkpointer, optimizer = callbacks.checkpointer, parts.trainer.optimizer
     without_saves = config.checkpoint.model_copy(update={"every_steps": None})
     callbacks.config = config.model_copy(update={"checkpoint": without_saves})
-    fill_weights(config, parts.model.causal_lm)
+    fill_weights(config, parts.model)
     checkpointer.prepare(checkpoint_state(optimizer, ranks))
     seconds: dict[str, list[float]] = {"with saves": [], "without": [], "blocked": [], "dcp.save": []}
     done = 0

@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", attempt=0)
     parts = build_run(config, ranks, data, log)
     callbacks = callbacks_without_supervision(config, ranks, parts, data, log, Path(directory) / "run")
-    fill_weights(config, parts.model.causal_lm)
+    fill_weights(config, parts.model)
     bare, batches = bare_loop(config, ranks, data)
     seconds: dict[str, list[float]] = {"trainer": [], "bare": []}
     total = parts.trainer.total_steps

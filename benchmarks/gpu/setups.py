@@ -141,7 +141,7 @@ def assembled(
     tokenizer: Any = Tokenizer(vocab_size)
     source: Any = SyntheticSequences(sequences, config.data.sequence_length, vocab_size, documents)
     model = build_sharded_model(config, tokenizer, ranks)
-    fill_weights(config, model.causal_lm)
+    fill_weights(config, model)
     if seed_by_name:
         _fill_by_name(model)
     training = config.training

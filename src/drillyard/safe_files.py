@@ -132,6 +132,20 @@ _MAX_DEPTH = 100
 """Directories: every tool can open and remove paths up to this depth (PATH_MAX is 4,096 bytes)."""
 
 
+def write_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write the files of a tokenizer of transformers into a directory.
+
+    Raises OSError, also where the tokenizers library raises a plain Exception of one: `... (os error 28)`.
+    """
+    try:
+        tokenizer.save_pretrained(str(directory))
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(directory)) from error
+
+
 def require_plain_name(path: str, source: str) -> None:
     """Raise UserError for a file name from `source`, another host, that would be written outside of its directory."""
     parts = path.split("/")

@@ -75,9 +75,9 @@ def record_batches(config: RunConfig, path: Path) -> None:
 def train(config: RunConfig, folder: str, dtype: torch.dtype | None = None) -> list[float]:
     """All steps of `config` on this rank; the adapter before and after them is in `folder`/start and `folder`/end."""
     trainer, model = build(config)
-    export(model.causal_lm, Path(folder) / "start", adapters_only=True)
+    export(model.causal_lm, Path(folder) / "start", adapters="alone")
     rows = run_steps(trainer, 0, trainer.total_steps)
-    export(model.causal_lm, Path(folder) / "end", adapters_only=True, dtype=dtype)
+    export(model.causal_lm, Path(folder) / "end", adapters="alone", dtype=dtype)
     return [float(loss) for loss in rows[:, 0]]
 
 

@@ -16,7 +16,6 @@ from tests.unit.models.tiny import model_config
 from transformers import AutoModelForCausalLM
 
 from drillyard.config.model_files import ARCHITECTURES
-from drillyard.models.adapters import merge_adapters
 from drillyard.models.export import export
 
 TOKENS = torch.arange(5, 69)[None]
@@ -37,9 +36,8 @@ def train_and_export(directory: str, variant: str) -> None:
     config = adapter_config(Path(directory), model__lora=lora, training__steps=4, training__precision="fp64")
     trainer, model = build(config)
     run_steps(trainer, 0, 4)
-    export(model.causal_lm, Path(directory) / "final", adapters_only=True)
-    merge_adapters(model.causal_lm)
-    export(model.causal_lm, Path(directory) / "merged")
+    export(model.causal_lm, Path(directory) / "final", adapters="alone")
+    export(model.causal_lm, Path(directory) / "merged", adapters="merged")
 
 
 def load(path: Path, architecture: str) -> Any:

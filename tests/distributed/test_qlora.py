@@ -17,7 +17,6 @@ from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import LLAMA, build, run_steps
 from transformers import AutoModelForCausalLM
 
-from drillyard.models.adapters import merge_adapters
 from drillyard.models.export import export
 from drillyard.models.nf4 import LEVELS, Nf4Linear
 from drillyard.models.sharding import plain_name
@@ -129,9 +128,8 @@ def train_and_export(directory: str, folder: str, variant: str) -> None:
     config = config_of(directory, packed=True, variant=variant, training__steps=4, training__precision="fp64")
     trainer, model = build(config)
     run_steps(trainer, 0, 4)
-    export(model.causal_lm, Path(folder) / "final", adapters_only=True)
-    merge_adapters(model.causal_lm)
-    export(model.causal_lm, Path(folder) / "merged")
+    export(model.causal_lm, Path(folder) / "final", adapters="alone")
+    export(model.causal_lm, Path(folder) / "merged", adapters="merged")
 
 
 @pytest.mark.parametrize("variant", ["lora", "dora"])

@@ -117,7 +117,7 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
     with unset_memory_is_nan():
         model = build_sharded_model(config, data.tokenizer, ranks)
     if filled:
-        fill_weights(config, model.causal_lm)
+        fill_weights(config, model)
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
     optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -124,12 +125,20 @@ def init_adapters(model: PreTrainedModel, seed: int) -> None:
                 local_tensor(weight.magnitude).copy_(weight.lengths()[local_region(weight.magnitude)])
 
 
-def merge_adapters(model: PreTrainedModel) -> None:
-    """Add each adapter's update to this rank's part of the frozen weights, rounded once. Collective."""
-    with torch.no_grad():
+class MergedWeights:
+    """This rank's parts of the frozen weights with the updates of their adapters added, made one by one when they are
+    needed; the last `kept` are kept. Weights in nf4 are unpacked at once."""
+
+    def __init__(self, model: PreTrainedModel, kept: int) -> None:
         dequantize_linears(model)
-        for _, layer in adapted_layers(model):
-            _AdaptedWeight(layer).merge()
+        adapted = [_AdaptedWeight(layer) for _, layer in adapted_layers(model)]
+        self._adapted = {id(each.weight): each for each in adapted}
+        self._of = lru_cache(kept)(lambda key: self._adapted[key].merged())
+
+    def part_of(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """This rank's part of a weight, rounded to its precision once; None for one without an adapter. Collective,
+        in the same order on all ranks."""
+        return self._of(id(weight)) if id(weight) in self._adapted else None
 
 
 class _AdaptedWeight:
@@ -185,13 +194,16 @@ class _AdaptedWeight:
                     dist.all_reduce(squares, group=self.weight.device_mesh.get_group(axis))
         return squares.sqrt()
 
-    def merge(self) -> None:
-        """Replace the local part by its sum with the update, for DoRA with rows of the trained lengths. Collective."""
+    @torch.no_grad()
+    def merged(self) -> torch.Tensor:
+        """The local part plus the update, for DoRA with rows of the trained lengths. Collective."""
         factors = None if self.magnitude is None else _whole(self.magnitude) / self.lengths()
+        merged = torch.empty_like(self.local)
         for part, rows, summed in self.summed():
             if factors is not None:
                 summed = summed * (factors if self.transposed else factors[rows, None])
-            self.local[part].copy_(summed)
+            merged[part].copy_(summed)
+        return merged
 
 
 def _nothing() -> None:

@@ -15,7 +15,6 @@ import contextlib
 import copy
 import json
 import os
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -32,10 +31,13 @@ from drillyard import export_directory
 from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHTS
 from drillyard.errors import UserError
 from drillyard.models.adapter_files import adapter_config, adapter_tensors
-from drillyard.models.sharding import ParameterBox, exchange_boxes, whole_region
+from drillyard.models.sharding import ParameterBox, Region, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
-from drillyard.safe_files import ChecksummedFile, FileChecksum, describe_os_error, replace_file
+from drillyard.safe_files import ChecksummedFile, FileChecksum, describe_os_error, replace_file, write_tokenizer
+
+if TYPE_CHECKING:
+    from drillyard.models.adapters import MergedWeights
 
 LARGEST_FILE_BYTES = 4 * 1024**3
 SMALLEST_FILE_BYTES = 256 * 1024**2
@@ -54,18 +56,17 @@ class ExportTensor:
     def num_bytes(self) -> int:
         return torch.Size(self.piece.stored_shape).numel() * self.dtype.itemsize
 
-    def parts(self) -> Iterator[ParameterBox]:
+    def boxes(self) -> Iterator[Region]:
         """The tensor in boxes of at most about LARGEST_PART_BYTES that follow each other in the file."""
         region = self.piece.region
         dim = next((dim for dim, size in enumerate(region) if size.stop - size.start > 1), None)
         if dim is None:
-            yield ParameterBox(region, self.tensor, self.dtype)
+            yield region
             return
         along = region[dim]
         step = max(1, LARGEST_PART_BYTES * (along.stop - along.start) // self.num_bytes)
         for start in range(along.start, along.stop, step):
-            box = (*region[:dim], slice(start, min(start + step, along.stop)), *region[dim + 1 :])
-            yield ParameterBox(box, self.tensor, self.dtype)
+            yield (*region[:dim], slice(start, min(start + step, along.stop)), *region[dim + 1 :])
 
 
 def export(
@@ -77,12 +78,13 @@ def export(
     overwrite: bool = False,
     otherwise: str | Path | None = None,
     max_file_bytes: int | None = None,
-    adapters_only: bool = False,
+    adapters: Literal["left out", "alone", "merged"] = "left out",
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
     the bit; returns the directory. All ranks call it.
 
-    `adapters_only`: write its adapters instead, for `PeftModel.from_pretrained(base, directory)`.
+    `adapters`: `alone` writes them instead, for `PeftModel.from_pretrained(base, directory)`; `merged` adds them to
+    the weights that are written, one weight at a time.
 
     Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name (default: as they
     are). Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
@@ -93,6 +95,8 @@ def export(
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
     target = Path(os.path.realpath(chosen))
+    merged = _merged_weights(model, world_size) if adapters == "merged" else None
+    adapters_only = adapters == "alone"
     items = list(_adapter_items(model, dtype) if adapters_only else _items(model, dtype))
     total = sum(item.num_bytes for item in items)
     limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
@@ -109,7 +113,7 @@ def export(
 
         _on_first_rank(begin, target)
         try:
-            contents = _write_files(target, files, names)
+            contents = _write_files(target, files, names, merged)
             _on_first_rank(lambda: _finish(target, small, contents), target)
         except UserError:
             if rank == 0:
@@ -202,27 +206,42 @@ def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
     return files
 
 
-def _write_files(target: Path, files: list[list[ExportTensor]], names: list[str]) -> dict[str, FileChecksum]:
+def _write_files(
+    target: Path, files: list[list[ExportTensor]], names: list[str], merged: MergedWeights | None
+) -> dict[str, FileChecksum]:
     """Write all files, file n by rank n modulo ranks; returns the content of each. Raises UserError on all ranks.
 
     After an error of its disk a rank still takes part in the exchange, so that no other one waits for it.
     """
     rank, world_size = rank_and_size()
     queues = [
-        [part for file in files[writer::world_size] for item in file for part in item.parts()]
+        [(item, box) for file in files[writer::world_size] for item in file for box in item.boxes()]
         for writer in range(world_size)
     ]
     written: dict[str, FileChecksum] = {}
     writer = _write_parts(target, list(zip(names, files, strict=True))[rank::world_size], written)
     problem = next(writer, None)
     for of_round in zip_longest(*queues):
-        if (data := exchange_boxes(of_round, rank)) is not None and problem is None:
+        parts = tuple(None if each is None else _part(each, merged) for each in of_round)
+        if (data := exchange_boxes(parts, rank)) is not None and problem is None:
             problem = writer.send(data)
     outcomes = gather((problem, written))
     for found, _ in outcomes:
         if found is not None:
             raise UserError(f"cannot export to {target}: {found}")
     return {name: content for _, part in outcomes for name, content in part.items()}
+
+
+def _merged_weights(model: PreTrainedModel, kept: int) -> MergedWeights:
+    from drillyard.models.adapters import MergedWeights  # needs peft
+
+    return MergedWeights(model, kept)
+
+
+def _part(of: tuple[ExportTensor, Region], merged: MergedWeights | None) -> ParameterBox:
+    item, box = of
+    values = None if merged is None else merged.part_of(item.tensor)
+    return ParameterBox(box, item.tensor, item.dtype, values)
 
 
 def _write_parts(
@@ -234,7 +253,7 @@ def _write_parts(
         for name, file in files:
             output = ChecksummedFile(export_directory.incomplete(target, name))
             output.write(_header(file))
-            for _ in (part for item in file for part in item.parts()):
+            for _ in (box for item in file for box in item.boxes()):
                 data = yield None
                 output.write(data.reshape(-1).view(torch.uint8).numpy().data)
             written[name] = output.close()
@@ -280,7 +299,7 @@ def _small_files(
                 # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
                 model.generation_config.to_json_file(directory / "generation_config.json")
             if tokenizer is not None:
-                _write_tokenizer(tokenizer, directory)
+                write_tokenizer(tokenizer, directory)
             small = _read_files(directory)
     except OSError as error:
         raise UserError(_problem(error, Path(tempfile.gettempdir()))) from error
@@ -305,22 +324,11 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
     export_directory.complete(target, contents)
 
 
-def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write a tokenizer's files into a directory. Raises OSError, also where the tokenizers library hides one."""
-    try:
-        tokenizer.save_pretrained(directory)
-    except Exception as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None or isinstance(error, OSError):
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(directory)) from error
-
-
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises UserError."""
     try:
         with tempfile.TemporaryDirectory() as made:
-            _write_tokenizer(tokenizer, Path(made))
+            write_tokenizer(tokenizer, Path(made))
             files = _read_files(Path(made))
         for name, content in files.items():
             path = directory / name

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
@@ -20,7 +21,7 @@ from drillyard.errors import UserError
 from drillyard.hub_access import denied_access
 from drillyard.models.nf4 import LARGEST_PART_ELEMENTS, pack_into, packed_layers
 from drillyard.models.random_init import init_buffers
-from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties
+from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_of_files
 
 
@@ -28,7 +29,9 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     """Fill a model whose storage is allocated, sharded or not, from a directory or hub id, to the bit.
 
     Equal to transformers' `from_pretrained` in the model's precision, on any number of ranks. Buffers that files do
-    not hold are computed. Raises UserError for files that are missing, damaged or of another model.
+    not hold are computed. On a CPU, frozen weights that the files hold as they are stay in the mapped files, as with
+    transformers: they take no memory but the page cache's, once for all ranks, and the files must not change in place
+    meanwhile. Raises UserError for files that are missing, damaged or of another model.
     """
     restore_ties(model)
     with StoredTensors(model_directory(str(source))) as stored, torch.no_grad():
@@ -38,7 +41,7 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
             first, *others = [pieces[name] for name in names if name in pieces]
             if id(tensor) in packed:
                 _read_packed(tensor, packed[id(tensor)].in_features, first, stored)
-            else:
+            elif not _map(tensor, first, stored):
                 _read(tensor, first, stored)
             for other in chain(*others):
                 _require_equal(tensor, first[0], other, stored)
@@ -128,6 +131,26 @@ class StoredTensors(ExitStack):
         stored = self._files[name].get_slice(name)
         part: torch.Tensor = stored[region] if region else stored[...]
         return part
+
+    def mapped(self, name: str) -> torch.Tensor:
+        """A stored tensor in the mapped file, which stays mapped as long as the tensor is used."""
+        whole: torch.Tensor = self._files[name].get_tensor(name)
+        return whole
+
+
+def _map(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors) -> bool:
+    """Let this rank's part of a frozen parameter be its place in the file; False where it cannot be."""
+    piece, *others = pieces
+    is_whole = not others and not piece.stacked and piece.region == whole_region(tensor.shape)
+    is_stored_so = is_whole and DTYPES.get(stored.dtypes[piece.stored_name]) == tensor.dtype
+    if tensor.requires_grad or tensor.device.type != "cpu" or not is_stored_so:
+        return False
+    part = stored.mapped(piece.stored_name)[local_region(tensor)]
+    if part.is_contiguous():
+        # Not to_local(), which is another tensor on the same storage.
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        local.set_(part.untyped_storage(), part.storage_offset(), part.size(), part.stride())
+    return part.is_contiguous()
 
 
 def _refuse(directory: Path, problem: str, names: list[str]) -> None:

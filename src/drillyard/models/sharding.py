@@ -117,11 +117,16 @@ def restore_ties(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class ParameterBox:
-    """A box of a parameter that travels to its writer in one round."""
+    """A box of a parameter that travels to its writer in one round. `values`: instead of this rank's part of it."""
 
     box: Region
     tensor: torch.Tensor
     dtype: torch.dtype
+    values: torch.Tensor | None = None
+
+    @property
+    def local(self) -> torch.Tensor:
+        return local_tensor(self.tensor) if self.values is None else self.values
 
 
 def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.Tensor | None:
@@ -139,7 +144,7 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
                 kept_alive.append(own)
                 operations.append(dist.P2POp(dist.isend, own, writer))
             continue
-        local = local_tensor(part.tensor)
+        local = part.local
         whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
         for holder, region in holders(part.tensor):
             common = overlap(region, box)
@@ -167,4 +172,4 @@ def _own_share(part: ParameterBox, rank: int) -> torch.Tensor | None:
         return None
     if (common := overlap(region, part.box)) is None:
         return None
-    return local_tensor(part.tensor)[relative(common, region)].detach().to(part.dtype).contiguous()
+    return part.local[relative(common, region)].detach().to(part.dtype).contiguous()

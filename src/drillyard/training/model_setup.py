@@ -172,27 +172,33 @@ def describe_nearest_fit(setup: Setup, memory_gib: float) -> str:
     return "".join(f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}" for change in changes[:1])
 
 
-def fill_weights(config: RunConfig, model: PreTrainedModel) -> None:
+def fill_weights(config: RunConfig, model: ShardedModel) -> None:
     """Fill the parameters: from the files of `model.id`, or with the model's own random scheme; then the adapters."""
     if config.model.init == "random":
-        init_random(model, config.training.seed)
+        init_random(model.causal_lm, config.training.seed)
     else:
-        assert config.model.id is not None, "checked before start"
-        load_pretrained(model, config.model.id)
+        _load_base(config, model)
     if (lora := config.model.lora) is not None:
         from drillyard.models.adapters import init_adapters
 
         if lora.adapter is None:
-            init_adapters(model, config.training.seed)
+            init_adapters(model.causal_lm, config.training.seed)
         else:
-            load_adapter(model, lora.adapter)
+            load_adapter(model.causal_lm, lora.adapter)
 
 
-def fill_frozen_weights(config: RunConfig, model: PreTrainedModel) -> None:
+def fill_frozen_weights(config: RunConfig, model: ShardedModel) -> None:
     """Fill what no checkpoint holds: beside adapters, the weights of `model.id`. Does nothing where all are trained."""
     if config.model.lora is not None:
-        assert config.model.id is not None, "checked before start"
-        load_pretrained(model, config.model.id)
+        _load_base(config, model)
+
+
+def _load_base(config: RunConfig, model: ShardedModel) -> None:
+    assert config.model.id is not None, "checked before start"
+    load_pretrained(model.causal_lm, config.model.id)
+    if config.model.lora is not None and next(model.root.parameters()).device.type == "cpu":
+        # Frozen weights may lie in their files now. On this call FSDP2 looks at its shards again.
+        model.root.to("cpu")
 
 
 def materialise(root: torch.nn.Module) -> None:

@@ -338,7 +338,7 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
-        fill_frozen_weights(plan.config, parts.model.causal_lm)
+        fill_frozen_weights(plan.config, parts.model)
         finish_load(loaded, plan.config.training.seed, parts.trainer.optimizer, ranks)
         return loaded
     raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")

@@ -147,9 +147,9 @@ def run_rank(
     dtypes = record_base_model(config, parts, log, directory, begins=first_step == 0)
     beat_at_forwards(model, side.signs)
     if first_step > 0:
-        fill_frozen_weights(config, model.causal_lm)
+        fill_frozen_weights(config, model)
     else:
-        fill_weights(config, model.causal_lm)
+        fill_weights(config, model)
         if config.evaluation.at_start:
             with side.during("evaluation"):
                 callbacks.evaluate(0)
@@ -258,7 +258,7 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
             dtype=dtypes,
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",
-            adapters_only=parts.trainer.config.model.lora is not None,
+            adapters="left out" if parts.trainer.config.model.lora is None else "alone",
         )
         found["directory"] = written.name
     if written != final:

@@ -278,7 +278,7 @@ def load_saved_model(
 
     model = build_sharded_model(config, tokenizer, ranks, for_training=False)
     if not saved.is_checkpoint:
-        fill_weights(config, model.causal_lm)
+        fill_weights(config, model)
         return model
     try:
         loaded = load_checkpoint(saved.path, model_state(local_shards(model.root)))
@@ -289,7 +289,7 @@ def load_saved_model(
             f"{saved.path}: its adapters were trained on other weights than {config.model.id} has now\n"
             "put those back: the checkpoint holds the adapters alone"
         )
-    fill_frozen_weights(config, model.causal_lm)
+    fill_frozen_weights(config, model)
     return model
 
 
@@ -315,10 +315,6 @@ def export_checkpoint(
     try:
         tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
         model = load_saved_model(saved, config, tokenizer, ranks)
-        if merge and has_adapters:
-            from drillyard.models.adapters import merge_adapters
-
-            merge_adapters(model.causal_lm)
         base = saved.base
         kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
         export(
@@ -327,7 +323,7 @@ def export_checkpoint(
             tokenizer=tokenizer,
             dtype=dtype or kept,
             overwrite=overwrite,
-            adapters_only=has_adapters and not merge,
+            adapters="left out" if not has_adapters else "merged" if merge else "alone",
         )
     finally:
         stop_ranks()

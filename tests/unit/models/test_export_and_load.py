@@ -93,6 +93,20 @@ def test_a_model_saved_by_transformers_is_loaded_as_from_pretrained_does(
     assert_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral"])
+def test_frozen_weights_are_those_of_the_files_and_stay_in_them(architecture: str, tmp_path: Path) -> None:
+    made(architecture).save_pretrained(tmp_path)
+    model = blank(architecture)
+    model.requires_grad_(False)
+    load_pretrained(model, tmp_path)
+    assert_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    places = [[int(end, 16) for end in words[0].split("-")] for words in maps]
+    mapped = {name for name, tensor in model.named_parameters() if any(a <= tensor.data_ptr() < b for a, b in places)}
+    # Files hold each expert apart, so stacked ones are read.
+    assert mapped == {name for name, _ in model.named_parameters() if "experts" not in name}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_half_precision_files_are_widened_to_the_master_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     made("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
