@@ -18,6 +18,7 @@ from tests.integration.tiny_run import STEPS, train, write_config
 from tests.integration.watched import WatchedRun
 
 from drillyard.config.load import load_run_config
+from drillyard.data.megatron.export import write_megatron
 from drillyard.data.prepared_data import prepare
 from drillyard.errors import UserError
 from drillyard.reporting.summary import write_summary
@@ -142,3 +143,28 @@ def test_a_cache_that_finds_no_room_leaves_none_of_it_behind(disk: Tmpfs, workpl
     assert sorted((disk.place / "cache" / "tokenized").iterdir()) == caches
     ballast.unlink()
     assert len(prepare(longer).train.sources) == 1
+
+
+def test_a_tokenizer_that_finds_no_room_is_an_error_in_words_and_leaves_nothing(disk: Tmpfs, workplace: Path) -> None:
+    """The library that writes it raises no OSError."""
+    path = write_config(workplace, "tokenizer-full", data__cache_directory=str(disk.place / "cache"))
+    config = load_run_config(path)
+    (disk.place / "cache/tokenizers").mkdir(parents=True)
+    (disk.place / "cache/tokenized").mkdir()
+    (disk.place / "cache/hashes").mkdir()
+    ballast = disk.fill(leave=8 * 1024)
+    with pytest.raises(UserError, match=r"tokenizer cannot be written .*free space.*data\.cache_directory"):
+        prepare(config)
+    assert not list((disk.place / "cache/tokenizers").iterdir())
+    ballast.unlink()
+
+    indexed = disk.place / "indexed"
+    config = load_run_config(path, ["data.format=text", f"data.cache_directory={workplace / 'cache'}"])
+    write_megatron(config, workplace / "indexed")
+    files = sum(each.stat().st_size for each in (workplace / "indexed").glob("*.*"))
+    ballast = disk.fill(leave=files + 16 * 1024)
+    with pytest.raises(UserError, match=r"indexed: cannot be written .*No space left"):
+        write_megatron(config, indexed)
+    assert list(indexed.glob("*.idx")), "it was the tokenizer that found no room"
+    assert not (indexed / "tokenizer").exists()
+    ballast.unlink()

@@ -34,7 +34,7 @@ from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
 from drillyard.hub_access import denied_access
-from drillyard.safe_files import publish_directory
+from drillyard.safe_files import describe_os_error, publish_directory, write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -174,8 +174,15 @@ def trained_tokenizer(
         trained = _as_pretrained(_train(setting.vocab_size, documents, for_chats=for_chats))
         if for_chats:
             trained.eos_token, trained.chat_template = TURN_TOKENS[1], chat_template()
-        trained.save_pretrained(str(temporary))
-        (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
+        try:
+            write_tokenizer(trained, temporary)
+            (temporary / _CHECKSUMS).write_text(json.dumps(_checksums(temporary)), encoding="utf-8")
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise UserError(
+                f"{cache}: the trained tokenizer cannot be written ({describe_os_error(error)}), or set "
+                "data.cache_directory to another disk"
+            ) from None
         if not _is_intact(directory):
             shutil.rmtree(directory, ignore_errors=True)
         try:

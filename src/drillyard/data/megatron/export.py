@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
+from typing import Any
 
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
 from drillyard.errors import UserError
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, write_tokenizer
 
 TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
@@ -54,11 +56,19 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
                 for writer in writers.values()
             ]
         if is_trained:
-            tokenizer.pretrained.save_pretrained(directory / TOKENIZER)
+            _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
             lines.append(f"{directory / TOKENIZER}: the tokenizer that was trained from them, for data.tokenizer")
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({describe_os_error(error)}).") from None
     return lines
+
+
+def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
+    try:
+        write_tokenizer(tokenizer, directory)
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def _require_absent(path: Path) -> None:
