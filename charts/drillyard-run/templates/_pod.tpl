@@ -98,6 +98,7 @@ spec:
     {{- end }}
     - {name: MASTER_PORT, value: {{ int .Values.masterPort | quote }}}
     - {name: DRILLYARD_EXIT_RECORD, value: /dev/termination-log}
+    - {name: DRILLYARD_STOP_SECONDS, value: {{ int .Values.gracePeriodSeconds | quote }}}
     {{- range $name, $value := .Values.environment }}
     - {name: {{ $name }}, value: {{ $value | quote }}}
     {{- end }}

@@ -31,11 +31,16 @@ LAUNCH_ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
 """The launch attempt: number of earlier starts of this submission's command by the launcher, 0, 1, ..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
 """The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
+STOP_SECONDS = "DRILLYARD_STOP_SECONDS"
+"""Seconds from the request to stop a node's command until it is killed, where the launcher has set a limit."""
 RESTARTED_BY = "DRILLYARD_RESTARTED_BY"
 """The scheduler that restarts all nodes of the run after an exit code that asks for it, where one does: `jobset`."""
 RECORD_BYTES = 4096
 """Most bytes of an exit record: a container's termination message (kubernetes.io, Container v1 core) has no more."""
-GIVEN = ("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT", EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION)
+GIVEN = (
+    *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"),
+    *(EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION, STOP_SECONDS),
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,12 @@ def first_attempt() -> int:
     """The number of a supervisor's first attempt: that of the launch attempt, 0 without a launcher."""
     given = os.environ.get(LAUNCH_ATTEMPT, "")
     return int(given) if given.isdigit() else 0
+
+
+def stop_seconds() -> float | None:
+    """The time that a command which is asked to stop has for it; None where no launcher limits it."""
+    given = os.environ.get(STOP_SECONDS, "")
+    return float(given) if given.isdigit() else None
 
 
 def submission() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +18,11 @@ from drillyard.data.sampler import BatchShape
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 from drillyard.evaluation.failures import EvaluationStopped
 from drillyard.parallel.ranks import Ranks
+from drillyard.supervise.launch_contract import stop_seconds
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.supervise.scheduler_restarts import end_without_claim
 from drillyard.telemetry import RunLog, describe_model
+from drillyard.telemetry.events import EventName
 from drillyard.training.base_checksum import base_checksum
 from drillyard.training.callbacks import StepCallbacks, StopRequest
 from drillyard.training.checkpoint.checkpointer import Checkpointer
@@ -101,6 +104,27 @@ def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> 
     )
 
 
+def warns_of_long_saves(log: RunLog) -> Callable[..., None]:
+    """`log.event`, with one warning for a save that took over half of the time that a stopped run has.
+
+    The other half is for the step that it finishes first, and for what else shares the storage at that moment.
+    """
+    limit = stop_seconds()
+
+    def event(name: EventName, **fields: Any) -> None:
+        nonlocal limit
+        log.event(name, **fields)
+        if limit is not None and name == "checkpoint" and fields["seconds"] > limit / 2:
+            log.warn(
+                f"a save took {fields['seconds']:.0f} s, and a run that is stopped has {limit:.0f} s to finish its "
+                "step and save: it may lose the steps since its last checkpoint. Give it twice the time of a save "
+                "(kubernetes.grace_seconds, slurm.signal_seconds of the cluster config), or save to faster storage"
+            )
+            limit = None
+
+    return event
+
+
 def build_callbacks(
     config: RunConfig,
     ranks: Ranks,
@@ -117,7 +141,7 @@ def build_callbacks(
         keep_best=config.checkpoint.keep_best,
         asynchronous=config.checkpoint.asynchronous,
         identity={"name": config.name},
-        on_event=log.event,
+        on_event=warns_of_long_saves(log),
         timeout=save_timeout(config.timeouts),
         before_write=end_without_claim(directory),
     )

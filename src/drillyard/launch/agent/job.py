@@ -29,9 +29,10 @@ class Job:
     `{processes_per_node}`, `{master_addr}`, `{master_port}`, `{round}`, `{run_directory}` and `{launch_directory}` are
     replaced (no other braces are touched). Every command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR,
     MASTER_PORT, DRILLYARD_LAUNCH_ROUND (the attempt, as `{round}`), DRILLYARD_SUBMISSION (which submission of the run
-    this is) and DRILLYARD_EXIT_RECORD, the path of a JSON file to which it may write how it ended (`rank`, `exit_code`,
-    `reason`, `lines`, `lost_peer`, `final`, `step`). If a command is stopped because another node failed, a file of
-    this name with `.stop` at its end says so before the signal (`reason`, `rank`, `exit_code`).
+    this is), DRILLYARD_STOP_SECONDS (`stop_seconds`) and DRILLYARD_EXIT_RECORD, the path of a JSON file to which it may
+    write how it ended (`rank`, `exit_code`, `reason`, `lines`, `lost_peer`, `final`, `step`). If a command is stopped
+    because another node failed, a file of this name with `.stop` at its end says so before the signal (`reason`,
+    `rank`, `exit_code`).
     """
 
     run: str

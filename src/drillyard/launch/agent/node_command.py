@@ -128,6 +128,7 @@ class NodeCommand:
             launch_contract.EXIT_RECORD: str(self._record),
             launch_contract.LAUNCH_ATTEMPT: values["round"],
             launch_contract.SUBMISSION: self._submission,
+            launch_contract.STOP_SECONDS: f"{job.stop_seconds:.0f}",
             exec_command.RANK_PIPES: "" if self._rank_pipes is None else str(self._rank_pipes.directory),
         }
         self.say(f"attempt {start.attempt} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
