@@ -12,15 +12,20 @@ TESTS = Path(__file__).parents[2] / "integration/kubernetes"
 PROMISES = {
     "two nodes train to the end; killed, deleted, evicted or drained, a run resumes with the same bits": [
         "test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one",
+        "test_a_killed_run_on_a_bucket_resumes_with_the_same_bits",
     ],
     "85 is never counted, 2 ends the run, anything else counts up to --max-failures": [
         "test_an_exit_code_restarts_counts_or_ends",
         "test_a_chart_that_counts_85_would_end_the_run",
         "test_term_to_one_pod_of_two_is_never_counted",
     ],
+    "a plain Job runs where there is no JobSet, and says that nothing restarts it": [
+        "test_a_plain_job_is_never_restarted_and_says_so",
+    ],
     "85 again without a newer checkpoint counts": ["test_stops_with_nothing_saved_count_from_the_second_on"],
     "a lost node is named with the command that frees it, and two attempts never write": [
         "test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers",
+        "test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_again",
     ],
     "why a pod does not start is named while the run waits": [
         "test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits",

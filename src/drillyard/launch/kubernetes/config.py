@@ -36,6 +36,10 @@ class KubernetesConfig(PlatformSection):
 
     context: str | None = Field(default=None, description="Context of the kubeconfig; default: its current one.")
     namespace: ObjectName = Field(default="default", description="Namespace of the runs.")
+    controller: Literal["jobset", "job"] = Field(
+        default="jobset",
+        description="What runs the pods. job is for clusters without JobSet: nothing restarts the run there.",
+    )
     queue: ObjectName | None = Field(default=None, description="Kueue's LocalQueue; null: runs start without a queue.")
     priority_class: ObjectName | None = Field(default=None, description="Kueue's WorkloadPriorityClass of the runs.")
     service_account: ObjectName | None = Field(
@@ -97,7 +101,8 @@ class KubernetesConfig(PlatformSection):
         needs_queue = {
             "priority_class": self.priority_class,
             "topology": self.topology.required or self.topology.preferred,
-            "max_run_hours": self.max_run_hours,
+            # A Job has a time limit of its own.
+            "max_run_hours": self.max_run_hours if self.controller == "jobset" else None,
         }
         for key, value in needs_queue.items():
             if value is not None and self.queue is None:

@@ -55,6 +55,7 @@ READS = {
     ("list", "", "events"): "why a pod does not start",
 }
 """Rights that only tell more, and what is not checked or shown without each."""
+_SERVICES = tuple((verb, "", "services") for verb in ("create", "delete", "get"))
 _CLAIMS = tuple((verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get"))
 _DOMAINS = tuple((verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get"))
 _VARIABLES = {
@@ -97,7 +98,7 @@ def plan_of(request: LaunchRequest) -> Plan:
         files=sent,
         steps=(install,),
         fields=(*prepared.fields, *pod_network.fields(request, machine), *_fields(values)),
-        warnings=(*prepared.warnings, *_namespace_warnings(values, section)),
+        warnings=(*prepared.warnings, *_restart_warnings(section), *_namespace_warnings(values, section)),
         script=VALUES,
     )
 
@@ -105,6 +106,14 @@ def plan_of(request: LaunchRequest) -> Plan:
 def _machine(request: LaunchRequest) -> Machine | None:
     name = request.cluster.machine
     return None if name is None else request.facts.machine(name)
+
+
+def _restart_warnings(section: KubernetesConfig) -> Iterator[str]:
+    if section.controller == "job":
+        yield (
+            "kubernetes.controller is job: nothing restarts the run after a failure, a lost node or a preemption, and "
+            "--max-failures has no effect; drillyard runs resume goes on from its last checkpoint"
+        )
 
 
 def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) -> Iterator[str]:
@@ -119,8 +128,9 @@ def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) ->
 def rights_for(values: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:
     """The rights that a run with these values needs, without READS."""
     network = values.get("network", {})
+    services = _SERVICES if values.get("controller") == "job" else ()
     claims = _CLAIMS if "deviceClaim" in network else ()
-    return (*_RIGHTS, *claims, *(_DOMAINS if "computeDomainNodes" in network else ()))
+    return (*_RIGHTS, *services, *claims, *(_DOMAINS if "computeDomainNodes" in network else ()))
 
 
 def helm_argv(section: KubernetesConfig, *words: str) -> tuple[str, ...]:
@@ -174,6 +184,7 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
             path: {"content": file.content, "mode": 0o755 if file.mode & 0o100 else 0o644} for path, file in own.items()
         },
         "networkScript": script,
+        "controller": section.controller,
         "maxRestarts": job.max_failures,
         "gracePeriodSeconds": section.grace_seconds,
         "lostNodeSeconds": section.lost_node_seconds,
@@ -241,6 +252,7 @@ _REASONS = {
     "image": ("the run's image", "run.yaml: workload.image or cluster.yaml: image"),
     "command": ("first process of each pod; JobSet restarts it, so there is no agent", "drillyard"),
     "masterPort": ("pods have addresses of their own, so the port is free", "drillyard"),
+    "controller": ("jobset restarts the run; a job is never restarted", "cluster.yaml: kubernetes.controller"),
     "maxRestarts": ("restarts that count; 85 and disruptions do not", "--max-failures"),
     "gracePeriodSeconds": ("time to save after SIGTERM", "cluster.yaml: kubernetes.grace_seconds"),
     "lostNodeSeconds": ("then the pods of a lost node are deleted", "cluster.yaml: kubernetes.lost_node_seconds"),

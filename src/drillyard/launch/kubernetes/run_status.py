@@ -208,6 +208,8 @@ def _end_reason(ended: Object, pods: Sequence[Object]) -> str | None:
     reason, message = str(ended.get("reason") or ""), str(ended.get("message") or "")
     if reason == _JOB_TIME_LIMIT:
         return f"time limit: {message}"
+    if reason == "PodFailurePolicy" and ("exit code 85 matching" in message or "DisruptionTarget" in message):
+        return "stopped from outside, and a Job is not restarted: drillyard runs resume goes on from what it saved"
     cause = first_cause(pods)
     if cause is not None and cause.exit_code == 2:
         return "refused: the same start would fail again"

@@ -1,7 +1,7 @@
 """What the cluster itself is asked before a run is submitted: nothing is created.
 
 A dry run of a JobSet alone accepts pods that its namespace forbids, so three objects are tried: the JobSet, a Job of
-its template and a Pod of that.
+its template and a Pod of that. So are claims on devices.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from drillyard.launch.kubernetes.release import READS, rights_for
 JOBSET_VERSION = "0.10.1"
 """The first version that was seen to match messages of failed Jobs."""
 _PATTERNS = "onJobFailureMessagePatterns"
+_DEVICES = {
+    "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
+    "ComputeDomain": ("/apis/resource.nvidia.com/v1beta1", "computedomains"),
+}
 _QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
 
 
 def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]) -> list[str]:
     """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing; returns what could not be checked,
     and what will not be shown, for lack of a right to read."""
-    schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
-    install = (
-        f"install JobSet {JOBSET_VERSION} or later: helm install jobset oci://registry.k8s.io/jobset/charts/jobset"
-    )
-    if schema is None:
-        raise UserError(f"{api.title}: has no JobSet, which restarts runs; {install}")
-    if _PATTERNS not in str(schema):
-        raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure; {install}")
+    if section.controller == "jobset":
+        _require_jobset(api)
     missing = [
         f"{verb} {resource}" for verb, group, resource in rights_for(values) if not api.may(verb, group, resource)
     ]
@@ -65,6 +63,18 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[
     return [f"not checked: {lost}: you may not {verb} {resource}" for (verb, _, resource), lost in unread.items()]
 
 
+def _require_jobset(api: ClusterApi) -> None:
+    schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
+    install = (
+        f"install JobSet {JOBSET_VERSION} or later (helm install jobset oci://registry.k8s.io/jobset/charts/jobset), "
+        "or set kubernetes.controller: job in the cluster config, where nothing restarts a run"
+    )
+    if schema is None:
+        raise UserError(f"{api.title}: has no JobSet, which restarts runs\n{install}")
+    if _PATTERNS not in str(schema):
+        raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure\n{install}")
+
+
 def require_accepted(api: ClusterApi, manifests: str) -> None:
     """Raise UserError where the server would not create the run's objects. `manifests`: as `helm template` prints."""
     for group, kind, body in tried_objects(list(yaml.safe_load_all(manifests))):
@@ -72,7 +82,7 @@ def require_accepted(api: ClusterApi, manifests: str) -> None:
 
 
 def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod.
+    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod; claims on devices.
 
     Under another name of the same length, as a run of this name may be there.
     """
@@ -86,7 +96,9 @@ def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, A
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": dict(each["metadata"])}
             yield from _job_and_pod({**job, "spec": {**template, "suspend": True}})
         elif each["kind"] == "Job":
-            yield from _job_and_pod(copy.deepcopy(each))
+            yield from _job_and_pod(each)
+        elif each["kind"] in _DEVICES:
+            yield *_DEVICES[each["kind"]], each
 
 
 def _job_and_pod(job: dict[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

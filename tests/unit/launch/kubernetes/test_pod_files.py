@@ -1,10 +1,17 @@
-"""The pod that reads the run directory of a run that is over."""
+"""Reading through pods: the pod that reads for a run that is over, and one that does not answer."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
-from drillyard.launch.kubernetes.pod_files import reading_pod
+import pytest
+
+from drillyard.errors import UnreachableError
+from drillyard.launch.kubernetes.pod_files import PodHost, reading_pod
+from drillyard.launch.programs import Programs
+from drillyard.launch.remote_files import RemoteFiles
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {
@@ -56,3 +63,13 @@ def test_it_is_no_pod_of_the_run_and_in_no_queue() -> None:
     metadata = reading_pod("r", TEMPLATE)["metadata"]
     assert metadata["labels"] == {"drillyard/reads": "r"}
     assert metadata["annotations"] == {"gke-gcsfuse/volumes": "true"}
+
+
+def test_a_pod_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    silent = RemoteFiles(PodHost("p", before=("sh", "-c", "exec sleep 600")), Programs(), connect_seconds=0.2)
+    with pytest.raises(UnreachableError, match="no answer"):
+        silent.find([f"{tmp_path}/*"])
+    (tmp_path / "a").write_text("text")
+    answers = RemoteFiles(PodHost("p"), Programs(), sys.executable, connect_seconds=60.0)
+    assert answers.find([f"{tmp_path}/*"]) == answers.find([f"{tmp_path}/*"]) == [(f"{tmp_path}/a", 4)]
+    answers.close()

@@ -10,7 +10,7 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, planned, request
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.checks import longest_name
-from drillyard.launch.kubernetes.release import VALUES, expanded
+from drillyard.launch.kubernetes.release import VALUES, expanded, rights_for
 
 CLUSTER = """
 name: c
@@ -51,6 +51,7 @@ EXPECTED = {
     "processesPerNode": 4,
     "image": "example.com/train:1",
     "masterPort": 29500,
+    "controller": "jobset",
     "maxRestarts": 3,
     "gracePeriodSeconds": 120,
     "lostNodeSeconds": 60,
@@ -101,6 +102,16 @@ def test_settings_of_the_section_become_values() -> None:
     assert found["maxRunSeconds"] == 7200
     assert found["topology"] == {"mode": "required", "level": "block"}
     assert found["secrets"] == {"HF_TOKEN": {"secret": "hf", "key": "token"}}
+
+
+def test_a_job_has_its_own_time_limit_and_the_plan_says_that_nothing_restarts_it() -> None:
+    text = cluster(controller="job", max_run_hours="2").replace("queue: gpus, ", "")
+    plan = planned(request(text, CPU))
+    found = json.loads(plan.file(VALUES).content)
+    assert (found["controller"], found["maxRunSeconds"]) == ("job", 7200)
+    assert any("nothing restarts the run" in line for line in plan.warnings)
+    assert {("create", "", "services"), ("delete", "", "services")} <= set(rights_for(found))
+    assert not any("nothing restarts" in line for line in planned(request(CLUSTER, CPU)).warnings)
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,14 @@ def test_the_first_cause_is_the_first_failure_that_is_no_lost_peer() -> None:
     assert (found.rank, found.node, found.exit_code, found.lines) == (9, "n1", 137, ("a",))
 
 
+def test_a_job_that_was_stopped_after_a_save_says_how_it_goes_on() -> None:
+    message = "Container train for pod t/r-0-abcde failed with exit code 85 matching FailJob rule at index 1"
+    failed = {**jobset(("Failed", "PodFailurePolicy", message)), "kind": "Job", "spec": {"parallelism": 2}}
+    found = status(failed, [pod(0, ended(85, "20:00"))])
+    assert found.state is State.failed
+    assert found.reason is not None and "drillyard runs resume" in found.reason
+
+
 def test_a_refused_run_has_exit_code_2() -> None:
     failed = jobset(("Failed", "FailJobSetFailurePolicyAction", "matched failure policy rule applicationError"))
     found = status(failed, [pod(0, ended(2, "20:00", rank=None, exit_code=2, reason="no such model"))])
