@@ -31,6 +31,7 @@ _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
 READ_BYTES: Final = 4 << 20
 """The most that one `Launcher.read` returns."""
 _LONGEST_PAUSE: Final = 15.0
+_LATER: Final = 4
 _LINE_BYTES: Final = 64 << 20
 """Of one answer: the names of about half a million files. More could fill this machine's memory."""
 _NO_ARTIFACTS: Final = (
@@ -152,8 +153,18 @@ class LocalFiles(Files):
 
 
 class RemoteFiles(Files):
-    def __init__(self, host: Host, programs: Programs, python: str = "python3") -> None:
+    """Files of a host, read by a program at the other end of one connection.
+
+    `connect_seconds`: the longest wait for the first answer, where the program that connects sets no limit of its own;
+    `_LATER` times as long for later ones, which have more to send.
+    """
+
+    def __init__(
+        self, host: Host, programs: Programs, python: str = "python3", connect_seconds: float | None = None
+    ) -> None:
         self.title = host.title
+        self._connect_seconds = connect_seconds
+        self._is_late = False
         self._programs = programs
         self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
         self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
@@ -212,6 +223,7 @@ class RemoteFiles(Files):
             with contextlib.suppress(EOFError, OSError, ValueError):
                 return list(self._answers(request, answers, most_bytes))
             why = self._end(explain=True)
+            why = "no answer" if self._is_late else why
             raise UnreachableError(f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}")
 
         with self._lock:
@@ -223,10 +235,37 @@ class RemoteFiles(Files):
 
     def _answers(self, request: dict[str, Any], answers: int, most_bytes: int) -> Iterator[Any]:
         sent = json.dumps(request).encode() + b"\n"
+        is_new = self._process is None
         if self._process is None:
             self._process = self._programs.stream(self._argv)
             sent = self._source + sent
-        to, out = self._process.stdin, self._process.stdout
+        with self._limited(self._process, is_new):
+            yield from self._read_answers(self._process, sent, answers, most_bytes)
+
+    @contextlib.contextmanager
+    def _limited(self, process: subprocess.Popen[bytes], is_new: bool) -> Iterator[None]:
+        """End the connection where it takes too long inside of the `with`."""
+        self._is_late = False
+        if self._connect_seconds is None:
+            yield
+            return
+
+        def end() -> None:
+            self._is_late = True
+            process.kill()
+
+        timer = threading.Timer(self._connect_seconds * (1 if is_new else _LATER), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _read_answers(
+        self, process: subprocess.Popen[bytes], sent: bytes, answers: int, most_bytes: int
+    ) -> Iterator[Any]:
+        to, out = process.stdin, process.stdout
         assert to is not None and out is not None
         to.write(sent)
         to.flush()

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from drillyard.launch.kubernetes.release import (
     install_argv,
     plan_of,
 )
-from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY, RunObjects, status_of
+from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY, RunObjects, lost_nodes, status_of
 from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import Plan, PlanFile, Program
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 _NAME_IN_USE = "cannot re-use a name that is still in use"
 _KEPT = "owner=helm"
+_OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"
+"""Label of the Jobs that a JobSet has made."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +113,20 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, WORKLOADS, by_run
 
         api = self._api
-        controllers = dict(by_run(api.listed(JOBSETS, "jobsets", selector), RUN_LABEL))
-        jobs = [job for job in api.listed(JOBS, "jobs", selector) if not job["metadata"].get("ownerReferences")]
-        controllers |= dict(by_run(jobs, RUN_LABEL))
-        records = dict(by_run(api.listed(CORE, "secrets", f"{_KEPT},{selector}", metadata=True), RUN_LABEL))
+        with ThreadPoolExecutor() as pool:
+            jobsets = pool.submit(api.listed, JOBSETS, "jobsets", selector)
+            jobs = pool.submit(api.listed, JOBS, "jobs", f"{selector},!{_OF_JOBSET}")
+            kept = pool.submit(api.listed, CORE, "secrets", f"{_KEPT},{selector}", metadata=True)
+            all_pods = pool.submit(api.listed, CORE, "pods", selector)
+            queued = pool.submit(api.listed, WORKLOADS, "workloads", needed=False) if self._section.queue else None
+        controllers = dict(by_run([*jobsets.result(), *jobs.result()], RUN_LABEL))
+        records = dict(by_run(kept.result(), RUN_LABEL))
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for name, pod in by_run(api.listed(CORE, "pods", selector), RUN_LABEL):
+        for name, pod in by_run(all_pods.result(), RUN_LABEL):
             pods[name].append(pod)
-        workloads = _Workloads(api.listed(WORKLOADS, "workloads", needed=False) if self._section.queue else [])
-        has_live = any(each for each in controllers.values() if not _ended(each))
-        events = api.listed(CORE, "events", needed=False) if has_live else []
+        workloads = _Workloads(queued.result() if queued else [])
+        may_start = any(not _ended(each) and not each["spec"].get("suspend") for each in controllers.values())
+        events = api.listed(CORE, "events", needed=False) if may_start else []
         return [
             self._run_of(name, controllers.get(name), pods[name], workloads, events, records.get(name))
             for name in dict.fromkeys([*controllers, *records])
@@ -150,13 +157,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         return PodFiles(self._api, self._section, self.programs, self._pod_of)
 
     def _pod_of(self, path: str) -> str | tuple[str, dict[str, Any]] | None:
-        """A running pod of the run whose directory contains `path`; of one that is over its name and pods'
-        template."""
+        """A running pod of the run whose directory contains `path`, on a node that is not lost; of one that is over its
+        name and pods' template."""
         for run in self._runs():
             directory = run.status.run_directory
             if (directory and path.startswith(f"{directory}/")) or path == directory:
+                lost = lost_nodes(run.pods)
                 for pod in run.pods:
-                    if pod.get("status", {}).get("phase") == "Running":
+                    if pod.get("status", {}).get("phase") == "Running" and pod["spec"].get("nodeName") not in lost:
                         return str(pod["metadata"]["name"])
                 if not run.status.state.over:
                     return None

@@ -18,7 +18,7 @@ from drillyard.errors import NotFoundError, UserError
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.run_status import waiting_reason
-from drillyard.launch.programs import Host, Programs
+from drillyard.launch.programs import CONNECT_SECONDS, Host, Programs
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, RemoteFiles
 
 
@@ -115,13 +115,13 @@ class PodFiles(Files):
         found = self._pod_of(path)
         if found is None:
             claim = self._section.volume_claim or "the bucket"
-            raise NotFoundError(f"{path}: no pod of the run is there yet to read it; it is on {claim}")
+            raise NotFoundError(f"{path}: no pod of the run can read it now; it is on {claim}")
         pod = found if isinstance(found, str) else self._started(*found)
         if pod not in self._open:
             context = ("--context", self._section.context) if self._section.context else ()
             before = ("kubectl", *context, "--namespace", self._section.namespace)
             before = (*before, "exec", "-i", pod, "-c", "train", "--")
-            self._open[pod] = RemoteFiles(PodHost(pod, before=before), self._programs)
+            self._open[pod] = RemoteFiles(PodHost(pod, before=before), self._programs, connect_seconds=CONNECT_SECONDS)
         return self._open[pod]
 
     def _started(self, run: str, template: Mapping[str, Any]) -> str:

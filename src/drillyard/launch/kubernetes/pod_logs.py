@@ -1,8 +1,8 @@
 """Logs of a run's pods, as the API server has them: one growing file per node, `node-K.log`, for `logs/reader.py`.
 
-A pod's log ends with the pod, so lines of earlier attempts are only those that were read while their pods existed; the
-ranks' own logs in the run directory are complete. Every request asks for the lines of the last second read and later,
-and leaves out those it has.
+A pod's log ends with the pod, and that of a lost node cannot be read: lines of earlier attempts are those that were
+read while their pods existed. The ranks' own logs in the run directory are complete. Every request asks for the lines
+of the last second read and later, and leaves out those it has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from drillyard.errors import NotFoundError
 from drillyard.launch.file_server import HEAD_BYTES
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
+from drillyard.launch.kubernetes.run_status import lost_nodes
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -67,7 +68,9 @@ class PodLogs(Files):
 
     def _refresh(self) -> None:
         pods = self._api.listed(CORE, "pods", self._selector)
-        for pod in sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
+        lost = lost_nodes(pods)
+        there = [each for each in pods if each["spec"].get("nodeName") not in lost]
+        for pod in sorted(there, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
             name, index = pod["metadata"]["name"], pod["metadata"].get("annotations", {}).get(_INDEX, "0")
             text = self._texts.setdefault(posixpath.join(self._directory, f"node-{index}.log"), bytearray())
             last = self._last.get(name, b"")
