@@ -13,7 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Bucket:
         self._port = free_port(set())
         self._server: subprocess.Popen[bytes] | None = None
         self._gcsfuse: subprocess.Popen[bytes] | None = None
+        self._more: list[subprocess.Popen[bytes]] = []
         self.place.mkdir(parents=True)
 
     @property
@@ -56,14 +57,24 @@ class Bucket:
         assert self._server is not None
         self._server.send_signal(signal.SIGCONT)
 
-    def mount(self) -> None:
+    def mount(self, *options: str) -> None:
         """Mount the bucket with gcsfuse's defaults, but for two calls that the fake server lacks."""
-        command = [_tool("gcsfuse"), "--foreground", "--implicit-dirs", "--anonymous-access"]
+        self._gcsfuse = self._mounted(self.place, (), options)
+
+    def mount_again(self, place: Path, namespace: Sequence[str], *options: str) -> None:
+        """Mount it at `place` too, by a gcsfuse of its own, in the mount namespace that the command line `namespace`
+        enters."""
+        self._more.append(self._mounted(place, namespace, options))
+
+    def _mounted(self, place: Path, namespace: Sequence[str], options: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [*namespace, _tool("gcsfuse"), "--foreground", "--implicit-dirs", "--anonymous-access", *options]
         command += ["--custom-endpoint", f"http://127.0.0.1:{self._port}/storage/v1/"]
-        command += ["--enable-hns=false", "--enable-atomic-rename-object=false", BUCKET, str(self.place)]
+        command += ["--enable-hns=false", "--enable-atomic-rename-object=false", BUCKET, str(place)]
         with self.log.open("ab") as log:
-            self._gcsfuse = subprocess.Popen(command, stdout=log, stderr=log)
-        _until(lambda: os.path.ismount(self.place), f"gcsfuse does not mount; its log is {self.log}")
+            made = subprocess.Popen(command, stdout=log, stderr=log)
+        is_mounted = [*namespace, "mountpoint", "--quiet", str(place)]
+        _until(lambda: not subprocess.call(is_mounted), f"gcsfuse does not mount; its log is {self.log}")
+        return made
 
     def unmount(self) -> None:
         """Unmount in order: what was written is in the bucket."""
@@ -77,8 +88,9 @@ class Bucket:
         subprocess.run(["umount", "--lazy", str(self.place)], check=True)
 
     def discard(self) -> None:
-        """End both programs, however they are."""
-        _kill(self._gcsfuse)
+        """End all programs, however they are."""
+        for mount in (self._gcsfuse, *self._more):
+            _kill(mount)
         _kill(self._server)
         subprocess.run(["umount", "--lazy", str(self.place)], check=False, stderr=subprocess.DEVNULL)
 

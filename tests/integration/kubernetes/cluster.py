@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -151,11 +152,17 @@ class Inside:
         for path in (self.keys, self.logs):
             path.mkdir(exist_ok=True)
         self.kubeconfig = directory / "kubeconfig"
+        from cluster_keys import ClusterKeys
+
+        self._signed = ClusterKeys(self.keys, f"https://127.0.0.1:{API}")
 
     def run(self) -> None:
         """Start everything, in the order in which it needs each other."""
         _run("ip", "link", "set", "lo", "up")
-        self._certificates()
+        self._release_mounts()
+        # What is mounted here appears on every node, and what a node mounts stays its own.
+        _run("mount", "--make-rshared", "/")
+        self._signed.make(self.kubeconfig, WEBHOOKS)
         self._control_plane()
         self._controllers()
         self._network()
@@ -166,9 +173,18 @@ class Inside:
             gpus = json.dumps({"status": {key: {"nvidia.com/gpu": "8"} for key in ("capacity", "allocatable")}})
             self._kubectl("patch", f"node/{node}", "--subresource=status", "--type=merge", "--patch", gpus)
 
-    def _start(self, name: str, *argv: str) -> None:
+    def _release_mounts(self) -> None:
+        """Unmount here what others have mounted on temporary directories: it stays in use while a namespace has it."""
+        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        for place in reversed(mounted):
+            if place.startswith(f"{tempfile.gettempdir()}/") and not self.directory.is_relative_to(place):
+                _run("umount", "--lazy", place)
+
+    def _start(self, name: str, *argv: str) -> int:
+        """Start a process; its number."""
         log = (self.logs / name).open("wb")
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        started = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return started.pid
 
     def _kubectl(self, *argv: str, stdin: str | None = None) -> None:
         command = [tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *argv]
@@ -183,56 +199,6 @@ class Inside:
             if time.monotonic() > end:
                 raise TimeoutError(f"not in {seconds:g} s: {' '.join(argv)}")
             time.sleep(0.2)
-
-    # Certificates ---------------------------------------------------------------------------------------------------
-
-    def _certificates(self) -> None:
-        """A CA as Kueue wants it (an RSA key in PKCS#1, the name kueue-ca), what it signs, and kubeconfigs."""
-        ca = [str(self.keys / name) for name in ("ca.key", "ca.crt")]
-        _run("openssl", "genrsa", "-traditional", "-out", ca[0], "2048")
-        _run(
-            *("openssl", "req", "-x509", "-key", ca[0], "-days", "365", "-subj", "/CN=kueue-ca", "-out", ca[1]),
-            *("-addext", "subjectAltName=DNS:kueue-ca", "-addext", "keyUsage=critical,keyCertSign,digitalSignature"),
-        )
-        _run("openssl", "genrsa", "-out", str(self.keys / "accounts.key"), "2048")
-        names = "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc"
-        self._certificate("apiserver", "kube-apiserver", names=names)
-        services = ",".join(f"DNS:{name}-webhook-service.{name}-system.svc" for name in WEBHOOKS)
-        self._certificate("webhook", "webhook", names=f"IP:127.0.0.1,{services}")
-        self._certificate("kubelet-client", "kubelet-client", group="system:masters")
-        self._certificate("admin", "admin", group="system:masters")
-        self._kubeconfig("admin", self.kubeconfig)
-        for name in ("kube-controller-manager", "kube-scheduler"):
-            self._certificate(name, f"system:{name}")
-            self._kubeconfig(name, self.keys / f"{name}.kubeconfig")
-
-    def _certificate(self, file: str, subject: str, group: str = "", names: str = "") -> None:
-        key, request, certificate = (str(self.keys / f"{file}.{end}") for end in ("key", "csr", "crt"))
-        subject = (f"/O={group}" if group else "") + f"/CN={subject}"
-        curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        _run("openssl", "req", *curve, "-subj", subject, "-keyout", key, "-out", request)
-        extensions = self.keys / f"{file}.ext"
-        more = f"subjectAltName={names}\n" if names else ""
-        extensions.write_text(f"extendedKeyUsage=serverAuth,clientAuth\n{more}")
-        signer = ["-CA", str(self.keys / "ca.crt"), "-CAkey", str(self.keys / "ca.key"), "-CAcreateserial"]
-        more_arguments = ["-days", "365", "-extfile", str(extensions)]
-        _run("openssl", "x509", "-req", "-in", request, "-out", certificate, *signer, *more_arguments)
-
-    def _kubeconfig(self, name: str, path: Path) -> None:
-        def data(file: str) -> str:
-            return base64.b64encode((self.keys / file).read_bytes()).decode()
-
-        server = {"server": f"https://127.0.0.1:{API}", "certificate-authority-data": data("ca.crt")}
-        user = {"client-certificate-data": data(f"{name}.crt"), "client-key-data": data(f"{name}.key")}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": server}],
-            "users": [{"name": name, "user": user}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
-            "current-context": "test",
-        }
-        path.write_text(yaml.safe_dump(document))
 
     # Control plane --------------------------------------------------------------------------------------------------
 
@@ -349,7 +315,7 @@ class Inside:
         self._start("coredns", tool("coredns"), "-conf", str(self.directory / "Corefile"))
 
     def _node(self, number: int, node: str) -> None:
-        """A containerd and a kubelet."""
+        """A containerd and a kubelet, in a mount namespace of their own."""
         from node_files import containerd_toml, kubelet_config, pod_network
         from pod_image import base_spec, write_image
 
@@ -360,7 +326,8 @@ class Inside:
         (place / "spec.json").write_text(json.dumps(base_spec(ROOT)))
         (place / "containerd.toml").write_text(containerd_toml(place, socket))
         (place / "cni/10-pods.conflist").write_text(pod_network(place, BRIDGE, NETWORK, number))
-        self._start(f"containerd-{node}", "containerd", "-c", str(place / "containerd.toml"))
+        own_mounts = ("unshare", "--mount", "--propagation", "slave")
+        containerd = self._start(f"containerd-{node}", *own_mounts, "containerd", "-c", f"{place}/containerd.toml")
         self._wait(60, "ctr", "-a", str(socket), "version")
         for tag, command in (("localhost/pause:1", ["/busybox", "sleep", "2147483647"]), (IMAGE, [])):
             archive = place / "image.tar"
@@ -368,8 +335,8 @@ class Inside:
             _run("ctr", "-a", str(socket), "--namespace", "k8s.io", "images", "import", str(archive))
         group = cgroup(self.directory, node)
         _make_cgroups(group)
-        self._certificate(node, f"system:node:{node}", "system:nodes", f"IP:{NETWORK}.{number},DNS:{node}")
-        self._kubeconfig(node, self.keys / f"{node}.kubeconfig")
+        self._signed.certificate(node, f"system:node:{node}", "system:nodes", f"IP:{NETWORK}.{number},DNS:{node}")
+        self._signed.kubeconfig(node, self.keys / f"{node}.kubeconfig")
         own = {
             "clusterDNS": [f"{NETWORK}.1"],
             "address": f"{NETWORK}.{number}",
@@ -379,6 +346,7 @@ class Inside:
         (place / "kubelet.yaml").write_text(kubelet_config(place, socket, self.keys, node, own))
         self._start(
             f"kubelet-{node}",
+            *("nsenter", f"--mount=/proc/{containerd}/ns/mnt", "--"),
             *(tool("kubelet"), "--config", f"{place}/kubelet.yaml", "--root-dir", f"{place}/kubelet"),
             *("--kubeconfig", f"{self.keys}/{node}.kubeconfig", "--hostname-override", node),
             *("--node-ip", f"{NETWORK}.{number}"),

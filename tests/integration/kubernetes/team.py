@@ -93,7 +93,7 @@ class Team:
             **os.environ,
             "KUBECONFIG": str(path),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "XDG_STATE_HOME": str(self.directory / "state"),
+            **{f"XDG_{name}_HOME": str(self.directory / name.lower()) for name in ("CONFIG", "STATE")},
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             **{f"HELM_{name}_HOME": str(self.directory / f"helm-{name}") for name in ("CACHE", "CONFIG", "DATA")},
         }

@@ -1,4 +1,7 @@
-"""A node whose kubelet is gone while its pods still run: it is named, released by the printed command, and replaced."""
+"""A node whose kubelet is gone while its pods run: it is named, and what is done about it never gives two writers.
+
+The command that status prints releases the node, so its pods are deleted by force although they still run.
+"""
 
 from __future__ import annotations
 
@@ -14,52 +17,115 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, started
+from tests.integration.kubernetes.node_processes import bucket_on_nodes, kubelet_of, processes
 from tests.integration.kubernetes.team import Team, until
+from tests.integration.tiny_run import write_rows
 
 from drillyard.telemetry.jsonlines import decode
 
-STEPS, EVERY = 400, 20
+STEPS, EVERY = 120, 20
 SETTINGS: dict[str, Any] = {
     "training__steps": STEPS,
-    # So long that the run goes on for minutes: a node is lost after one.
-    "training__gradient_accumulation": 8,
     "checkpoint": {"every_steps": EVERY},
     "logging": {"every_steps": 1, "tensorboard": False},
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Not the one of the other tests: a node of it is lost for good, and soon, while its run is still at work."""
     with started(tmp_path_factory.mktemp("lost"), grace_seconds=24) as made:
         yield made
 
 
-def kubelet_of(cluster: Cluster, node: str) -> int:
-    """The process of a node's kubelet."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            if f"{cluster.directory}/{node}/kubelet.yaml".encode() in words:
-                return int(path.name)
-    raise LookupError(node)
+@pytest.fixture(scope="module")
+def team(own_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Team:
+    """Its user has all rights: the other tests are about fewer."""
+    team = Team(own_cluster, "lost-node", tmp_path_factory.mktemp("team"))
+    team.environment["KUBECONFIG"] = str(own_cluster.kubeconfig)
+    return team
 
 
-def ranks_of(pod: dict[str, Any]) -> list[int]:
-    """The processes of a pod that train."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if pod["metadata"]["uid"] in (path / "cgroup").read_text() and b"train" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+def named(team: Team, name: str, node: str) -> str:
+    """The reason that status shows, once it names the lost node: within a minute."""
+
+    def reason() -> str | None:
+        status = yaml.safe_load(team.drillyard("runs", "status", f"kubernetes://{team.name}/{name}", "--json").stdout)
+        return str(status["reason"]) if f"lost node {node}" in str(status["reason"]) else None
+
+    found: str = until(reason, 60)
     return found
 
 
-def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(
-    own_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+def release(cluster: Cluster, reason: str) -> None:
+    """Run the command that status prints for a node that is switched off. Its pods are deleted by force."""
+    command = re.search(r"kubectl taint nodes .*", reason)
+    assert command is not None
+    cluster.kubectl(*shlex.split(command[0])[1:])
+
+
+def require_one_writer(directory: Path) -> None:
+    """Each step's loss is the same in all attempts, and once a later one began, no earlier one saved."""
+    losses: dict[int, str] = {}
+    for line in (directory / "metrics.jsonl").read_bytes().splitlines():
+        record = decode(line)
+        if "loss" in record:
+            assert losses.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    attempts = [event["round"] for event in events_of(directory) if event.get("event") == "checkpoint"]
+    assert attempts == sorted(attempts) and set(attempts) == {0, 1}
+
+
+def events_of(directory: Path) -> list[dict[str, Any]]:
+    return [decode(line) for line in (directory / "events.jsonl").read_bytes().splitlines()]
+
+
+@contextlib.contextmanager
+def paused(pod: dict[str, Any]) -> Iterator[None]:
+    """Its processes stand still, so that none is done before the loss of its node is noticed."""
+    found = processes(pod)
+    assert found
+    for each in found:
+        os.kill(each, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for each in found:
+            os.kill(each, signal.SIGCONT)
+
+
+def test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_again(
+    own_cluster: Cluster, team: Team
 ) -> None:
-    team = Team(own_cluster, "lost-node", tmp_path_factory.mktemp("team"))
-    team.environment["KUBECONFIG"] = str(own_cluster.kubeconfig)
+    """On a bucket, where no lock holds; the run is one pod, so that nothing else ends it."""
+    name = "forced"
+    with bucket_on_nodes(own_cluster, team.directory / name) as bucket:
+        directory = bucket.place / "runs" / name
+        team.add_volume(name, {"path": str(bucket.place)})
+        write_rows(bucket.place / "rows.jsonl")
+        config = team.cluster_config(volume_claim=name)
+        team.drillyard("launch", team.run_config(name, **SETTINGS), "--cluster", config, "--nodes", 1)
+        until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
+        (pod,) = team.pods(name)
+        node = pod["spec"]["nodeName"]
+        kubelet = kubelet_of(own_cluster, node)
+        with paused(pod):
+            os.kill(kubelet, signal.SIGSTOP)
+            named(team, name, node)
+            place = ["--namespace", team.name, pod["metadata"]["name"]]
+            own_cluster.kubectl("delete", "pod", *place, "--force", "--grace-period=0", "--wait=false")
+            reason = named(team, name, node)
+            assert [each["metadata"]["uid"] for each in team.pods(name)] == [pod["metadata"]["uid"]], "no other pod yet"
+            release(own_cluster, reason)
+            until(lambda: any(event.get("round") == 1 for event in events_of(directory)))
+        until(lambda: not processes(pod))
+        os.kill(kubelet, signal.SIGCONT)
+        own_cluster.kubectl("taint", "nodes", node, "node.kubernetes.io/out-of-service-")
+        team.drillyard("runs", "wait", f"kubernetes://{team.name}/{name}")
+        require_one_writer(directory)
+
+
+def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(own_cluster: Cluster, team: Team) -> None:
     handle, directory = f"kubernetes://{team.name}/lost", team.shared / "runs/lost"
     team.drillyard("launch", team.run_config("lost", **SETTINGS), "--cluster", team.cluster_config())
     until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
@@ -67,27 +133,12 @@ def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "a pod on each node"
     lost = pods[1]
     node = lost["spec"]["nodeName"]
-    os.kill(kubelet_of(own_cluster, node), signal.SIGKILL)
-
-    def named() -> str | None:
-        status = yaml.safe_load(team.drillyard("runs", "status", handle, "--json").stdout)
-        return str(status["reason"]) if f"lost node {node}" in str(status["reason"]) else None
-
-    reason = until(named, 120)
-    assert ranks_of(lost), "its pod still runs"
-    command = re.search(r"kubectl taint nodes .*", reason)
-    assert command is not None
-    own_cluster.kubectl(*shlex.split(command[0])[1:])
+    with paused(lost):
+        os.kill(kubelet_of(own_cluster, node), signal.SIGKILL)
+        release(own_cluster, named(team, "lost", node))
+        # The other pod is asked to stop, so that all is started again.
+        until(lambda: all(pod["metadata"].get("deletionTimestamp") for pod in team.pods("lost")))
     team.drillyard("runs", "wait", handle, check=False)
     assert yaml.safe_load(team.drillyard("runs", "status", handle, "--json").stdout)["state"] == "succeeded"
-    records = [decode(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
-    losses: dict[int, str] = {}
-    for record in records:
-        if "loss" in record:
-            assert losses.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
-    assert sorted(losses) == list(range(1, STEPS + 1))
+    require_one_writer(directory)
     assert {pod["spec"]["nodeName"] for pod in team.pods("lost")} == {pods[0]["spec"]["nodeName"]}
-    # The old attempt had no part in what was saved after the new one began.
-    events = [decode(line) for line in (directory / "events.jsonl").read_bytes().splitlines()]
-    attempts = [event["round"] for event in events if event.get("event") == "checkpoint"]
-    assert attempts == sorted(attempts) and set(attempts) == {0, 1}

@@ -5,7 +5,6 @@ JobSet restarts; both of its counters are asserted: all restarts, and those that
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -17,7 +16,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.kubernetes.cluster import Cluster, tool
+from tests.integration.kubernetes.node_processes import bucket_on_nodes, processes
 from tests.integration.kubernetes.team import Team, until
+from tests.integration.tiny_run import write_rows
 
 from drillyard.telemetry.jsonlines import decode
 
@@ -30,9 +31,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def least_role(team: Team) -> dict[str, Any]:
+def least_role(team: Team, **section: Any) -> dict[str, Any]:
     """The Role that `launch --explain` prints."""
-    explained = team.drillyard("launch", team.run_config("rights"), "--cluster", team.cluster_config(), "--explain")
+    run, cluster = team.run_config("rights"), team.cluster_config(**section)
+    explained = team.drillyard("launch", run, "--cluster", cluster, "--explain")
     lines = explained.stdout.split("Role = ", 1)[1].split("\n    why:")[0].splitlines()
     role: dict[str, Any] = yaml.safe_load("\n".join(line.removeprefix("    | ") for line in lines))
     role["metadata"]["namespace"] = team.name
@@ -91,30 +93,19 @@ def restarts(team: Team, name: str) -> tuple[int, int]:
     return found.get("restarts", 0), found.get("restartsCountTowardsMax", 0)
 
 
-def losses(team: Team, name: str) -> dict[int, str]:
+def losses(team: Team, name: str, volume: Path | None = None) -> dict[int, str]:
     """The last loss logged for each step, as it was printed. A step done twice must have the same both times."""
     found: dict[int, str] = {}
-    for line in (team.shared / "runs" / name / "metrics.jsonl").read_bytes().splitlines():
+    for line in ((volume or team.shared) / "runs" / name / "metrics.jsonl").read_bytes().splitlines():
         record = decode(line)
         if "step" in record and "loss" in record:
             assert found.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
     return found
 
 
-def checkpoints(team: Team, name: str) -> list[Path]:
+def checkpoints(team: Team, name: str, volume: Path | None = None) -> list[Path]:
     """Finished checkpoints."""
-    return sorted((team.shared / "runs" / name / "checkpoints").glob("step-*/manifest.json"))
-
-
-def processes(pod: dict[str, Any], words: bytes = b"drillyard") -> list[int]:
-    """Processes of a pod's containers whose command line has these words."""
-    uid, found = pod["metadata"]["uid"], []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (path / "cmdline").read_bytes()
-            if uid in (path / "cgroup").read_text() and words in command:
-                found.append(int(path.name))
-    return sorted(found)
+    return sorted(((volume or team.shared) / "runs" / name / "checkpoints").glob("step-*/manifest.json"))
 
 
 def kill_a_rank(team: Team, pod: dict[str, Any]) -> None:
@@ -157,6 +148,22 @@ def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
     events = [decode(line) for line in (team.shared / "runs" / name / "events.jsonl").read_bytes().splitlines()]
     resumed = [event["step"] for event in events if event.get("event") == "resume"]
     assert len(resumed) == 1 and resumed[0] >= EVERY
+
+
+def test_a_killed_run_on_a_bucket_resumes_with_the_same_bits(
+    team: Team, cluster: Cluster, undisturbed: dict[int, str]
+) -> None:
+    name = "bucket"
+    with bucket_on_nodes(cluster, team.directory / name) as bucket:
+        team.add_volume(name, {"path": str(bucket.place)})
+        write_rows(bucket.place / "rows.jsonl")
+        launch(team, team.run_config(name, **SETTINGS), volume_claim=name)
+        until(lambda: checkpoints(team, name, bucket.place))
+        kill_a_rank(team, random.choice(team.pods(name)))
+        assert ended(team, name) == "succeeded"
+        assert restarts(team, name) == (1, 1)
+        assert losses(team, name, bucket.place) == undisturbed
+        team.drillyard("runs", "forget", handle(team, name))
 
 
 @pytest.mark.parametrize(
@@ -325,6 +332,36 @@ def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -
     assert "waits" not in team.drillyard("runs", "list", "--cluster", team.cluster_config()).stdout
     secrets = cluster.get("--namespace", team.name, "secrets")["items"]
     assert not [each for each in secrets if "waits" in each["metadata"]["name"]]
+
+
+def test_a_plain_job_is_never_restarted_and_says_so(team: Team, cluster: Cluster) -> None:
+    """What a cluster without JobSet can run. It needs the right to make a Service, too."""
+    refused = team.drillyard(
+        "launch", team.run_config("job"), "--cluster", team.cluster_config(controller="job"), check=False
+    )
+    assert refused.returncode == 2 and "create services" in refused.stderr
+    role = least_role(team)
+    try:
+        cluster.apply(least_role(team, controller="job"))
+        launch(team, team.run_config("job", training__steps=4, checkpoint={"every_steps": 2}), controller="job")
+        assert ended(team, "job") == "succeeded"
+        assert len(losses(team, "job")) == 4
+        path = team.directory / "asked.yaml"
+        path.write_text(
+            yaml.safe_dump({"name": "asked", "workload": {"command": ["sh", "-c", "exit 85"], "per": "node"}})
+        )
+        launched = team.drillyard("launch", path, "--cluster", team.cluster_config(controller="job"))
+        assert "nothing restarts the run" in launched.stderr
+        assert ended(team, "asked") == "failed"
+        assert "resume" in status(team, "asked")["reason"]
+        for name in ("job", "asked"):
+            team.drillyard("runs", "forget", handle(team, name))
+        left = cluster.get(
+            "--namespace", team.name, "jobs,pods,services", "--selector", "drillyard/run in (job, asked)"
+        )
+        assert left["items"] == []
+    finally:
+        cluster.apply(role)
 
 
 def test_without_the_right_to_read_events_a_run_is_submitted_and_what_is_not_checked_is_said(team: Team) -> None:
