@@ -22,7 +22,8 @@ LINE_BOUNDS = {
     + 110  # launch/kubernetes and its reading pods, supervise/scheduler_restarts
     + 340  # network profiles and GKE
     + 30  # logs of pods by rank and time
-    + 30,  # rights that only tell more, many runs in a queue
+    + 30  # rights that only tell more, many runs in a queue
+    + 95,  # plain Jobs, hosts that do not answer, the time that a stopped run has
     ("estimation",): 7_586 + 50 + 60,  # DoRA and stacked experts, nf4
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504
@@ -36,16 +37,18 @@ LINE_BOUNDS = {
     + 880
     + 20
     + 5
-    + 16,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4 and tokenizers of Megatron data
+    + 16
+    + 45,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4, tokenizers, long saves
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831
     + 400
     + 60
-    + 330,  # adapters, hub_access, nf4
+    + 330
+    + 55,  # adapters, hub_access, nf4, weights in mapped files and merged one by one
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 75,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 50,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2,
 }
 
