@@ -309,16 +309,13 @@ def _after_cancel(done: Cancellation) -> str:
 def _print_runs(statuses: Sequence[RunStatus]) -> None:
     """Fit the table to a terminal; print whole lines elsewhere."""
     from drillyard.console import SafeConsole
-    from drillyard.launch.status_text import runs_table
+    from drillyard.launch.status_text import runs_table, runs_text
 
     console = SafeConsole()
     if console.is_terminal:
         console.print(runs_table(statuses, width=console.width))
     else:
-        wide = SafeConsole(width=10_000)
-        with wide.capture() as table:
-            wide.print(runs_table(statuses))
-        typer.echo("\n".join(line.rstrip() for line in table.get().splitlines()))
+        typer.echo(runs_text(statuses), nl=False)
 
 
 def _print_status(status: RunStatus, text: str) -> None:

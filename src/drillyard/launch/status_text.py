@@ -1,7 +1,8 @@
 """A run's status as text and as JSON. Ages are relative to `now`.
 
 status_text(status)     one run on one screen
-runs_table(statuses)    many runs, a line each
+runs_table(statuses)    many runs, a line each, in so many columns
+runs_text(statuses)     the same, whole lines for other programs
 status_json(status)     the fields that `--json` prints
 """
 
@@ -16,8 +17,10 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
+from drillyard.control_characters import clean
 from drillyard.formatting import first_few
 from drillyard.launch.run_status import RunFailure, RunStatus, State, beyond_failure
+from drillyard.redaction import redact
 from drillyard.supervise.restart_policy import FINAL_EXIT_CODES
 
 STATE_STYLES: Final = {
@@ -33,6 +36,8 @@ _LABEL: Final = 15
 _MOST_HOSTS: Final = 8
 _SHOWN_ELSEWHERE: Final = ("agent", "launch_directory")
 _TITLES: Final = ("STATE", "FOR", "NODES")
+_HEADER: Final = ("RUN", *_TITLES, "WHY")
+_NUMBERS: Final = ("FOR", "NODES")
 
 
 def status_text(status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None) -> str:
@@ -116,25 +121,39 @@ def next_steps(status: RunStatus) -> list[str]:
     return [f"drillyard runs watch {handle}", f"drillyard runs logs -f {handle}"]
 
 
-def runs_table(statuses: Sequence[RunStatus], *, width: int | None = None, now: float | None = None) -> Table:
-    """A line for each run: with `width`, in so many columns, runs under their cluster, long names and reasons cut.
+def runs_text(statuses: Sequence[RunStatus], *, now: float | None = None) -> str:
+    """A whole line for each run that begins with its handle, in columns below a title: for other programs.
 
-    Without a width every line is whole and begins with its handle: for other programs.
+    rich would take half a second for 500 of them.
     """
     now = time.time() if now is None else now
-    narrow = width is not None
-    names = [status.handle.run if narrow else str(status.handle) for status in statuses]
+    rows = [_HEADER, *((str(status.handle), *_row(status, now)) for status in statuses)]
+    cells = [[clean(redact(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    aligned = (
+        "  ".join(
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for cell, width, title in zip(row, widths, _HEADER, strict=True)
+        )
+        for row in cells
+    )
+    return "".join(f"{line.rstrip()}\n" for line in aligned)
+
+
+def runs_table(statuses: Sequence[RunStatus], *, width: int, now: float | None = None) -> Table:
+    """A line for each run in `width` columns: runs under their cluster, long names and reasons cut."""
+    now = time.time() if now is None else now
+    names = [status.handle.run for status in statuses]
     rows = [_row(status, now) for status in statuses]
-    clusters = list(dict.fromkeys(_cluster(status) for status in statuses)) if narrow else []
+    clusters = list(dict.fromkeys(_cluster(status) for status in statuses))
     name_width, why_width = _widths([*names, *clusters], rows, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("RUN", *_TITLES, "WHY"):
-        table.add_column(title, no_wrap=True, justify="right" if title in ("FOR", "NODES") else "left")
-    for cluster in clusters or [""]:
-        if cluster:
-            table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
+    for title in _HEADER:
+        table.add_column(title, no_wrap=True, justify="right" if title in _NUMBERS else "left")
+    for cluster in clusters:
+        table.add_row(Text(cut_middle(cluster, name_width), style="dim"))
         for status, name, (state, since, nodes, why) in zip(statuses, names, rows, strict=True):
-            if cluster in ("", _cluster(status)):
+            if cluster == _cluster(status):
                 shown = why if len(why) <= why_width else why[: why_width - 1] + "…"
                 styled = Text(state, style=STATE_STYLES[status.state])
                 table.add_row(Text(cut_middle(name, name_width)), styled, since, nodes, Text(shown))
@@ -148,12 +167,10 @@ def _row(status: RunStatus, now: float) -> tuple[str, str, str, str]:
     return str(status.state), since, str(status.nodes), _one_line(why or "")
 
 
-def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int | None) -> tuple[int, int]:
+def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int) -> tuple[int, int]:
     """The columns of names and reasons: reasons are cut first, down to 20 columns, then names, down to 20."""
     longest = max(map(len, names), default=0)
     reason = max((len(row[3]) for row in rows), default=0)
-    if width is None:
-        return longest, reason
     between = sum(max([len(title), *(len(row[column]) for row in rows)]) for column, title in enumerate(_TITLES)) + 8
     left = width - between
     name = min(longest, max(left - min(reason, 20), 20))

@@ -16,6 +16,7 @@ from drillyard.launch.status_text import (
     cut_middle,
     headline,
     runs_table,
+    runs_text,
     status_json,
     status_text,
 )
@@ -134,8 +135,8 @@ def test_a_run_that_failed_can_be_resumed_and_one_that_was_refused_must_be_corre
     assert "fix the cause first" in refused and "fix the cause first" not in failed
 
 
-def rendered(statuses: list[RunStatus], width: int | None) -> list[str]:
-    console = Console(width=width or 1000, color_system=None)
+def rendered(statuses: list[RunStatus], width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(runs_table(statuses, width=width, now=NOW))
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -166,8 +167,11 @@ def test_a_table_fits_the_terminal_with_a_line_for_each_run(statuses: list[RunSt
 
 def test_elsewhere_every_line_is_whole_and_has_the_handle() -> None:
     waiting = status(State.queued, since=NOW - 300, reason="x" * 300)
-
-    assert rendered([waiting], None)[1] == f"slurm://h100/llama-8b  queued  5 min      2  {'x' * 300}"
+    odd = status(State.failed, since=NOW - 60, reason="a\x1b[2Jb\nc")
+    title, first, second = runs_text([waiting, odd], now=NOW).splitlines()
+    assert title.split() == ["RUN", "STATE", "FOR", "NODES", "WHY"]
+    assert first == f"slurm://h100/llama-8b  queued  5 min      2  {'x' * 300}"
+    assert second == "slurm://h100/llama-8b  failed   60 s      2  ab c", "without what moves the cursor"
 
 
 def test_names_keep_both_ends() -> None:
