@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drillyard.config.auto_values import num_gpus
 from drillyard.errors import UserError
 from drillyard.reporting.summary import required_failure
 from drillyard.supervise import cause, launch_contract, reaper
@@ -41,9 +40,6 @@ if TYPE_CHECKING:
 
 CORES_FOR_STANDBY = 4
 """Cores per rank of a host with which a process that imports meanwhile does not slow a rank down."""
-
-_FREED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_TRIM_THRESHOLD_": "1048576"}
-"""mallopt(3), for allocations from 1 MiB on: setting them ends their growth with what is freed."""
 
 _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
@@ -76,7 +72,7 @@ def supervise_training(
         run_directory=Path(run.output) / run.name,
         lock=lock,
         max_restarts=max_restarts,
-        environment=training_environment(run, num_ranks),
+        environment={"OMP_NUM_THREADS": str(threads_per_rank(run, num_ranks))},
         console=SafeConsole(),
         total_steps=run.training.steps,
         grace=GracePeriods(watchdog=run.timeouts.watchdog_seconds or None),
@@ -103,18 +99,6 @@ def is_started(run_directory: Path) -> bool:
     return submission is not None and any(
         event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
     )
-
-
-def training_environment(run: RunConfig, num_ranks: int) -> dict[str, str]:
-    """What ranks that train get beside their places.
-
-    Of adapters on a CPU glibc gives freed memory back at once, unless the user has set it otherwise: it would keep
-    several hundred MB of gathered weights, on some ranks and not on others (docs/measurements.md, adapter_memory.py).
-    """
-    environment = {"OMP_NUM_THREADS": str(threads_per_rank(run, num_ranks))}
-    if run.model.lora is not None and (run.training.device == "cpu" or not num_gpus()):
-        environment |= {name: value for name, value in _FREED_AT_ONCE.items() if name not in os.environ}
-    return environment
 
 
 def threads_per_rank(run: RunConfig, num_ranks: int) -> int:

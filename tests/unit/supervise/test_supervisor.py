@@ -11,7 +11,7 @@ import pytest
 from drillyard.config.run import RunConfig
 from drillyard.launch.agent.exit_report import make_report
 from drillyard.supervise import launch_contract
-from drillyard.supervise.supervisor import required_metrics_code, threads_per_rank, training_environment
+from drillyard.supervise.supervisor import required_metrics_code, threads_per_rank
 
 
 def run_config(**training: object) -> RunConfig:
@@ -52,30 +52,3 @@ def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
     assert report["final"] and "sql-execution of rows/held_out" in report["reason"]
     # Any other end is for the launcher to judge.
     assert not make_report(0, "host", 1, {}, "", False, None)["final"]
-
-
-@pytest.mark.parametrize(
-    ("lora", "given", "names"),
-    [
-        ({"rank": 4}, {}, {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}),
-        ({"rank": 4}, {"MALLOC_TRIM_THRESHOLD_": "0"}, {"MALLOC_MMAP_THRESHOLD_"}),
-        (None, {}, set()),
-    ],
-)
-def test_ranks_of_adapters_on_a_cpu_give_freed_memory_back(
-    lora: dict[str, int] | None, given: dict[str, str], names: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    run = RunConfig.model_validate(
-        {
-            "name": "r",
-            "model": {"id": "m", "lora": lora},
-            "data": {"source": "a.jsonl", "sequence_length": 8},
-            "training": {"steps": 1, "optimizer": {"learning_rate": 1e-3}, "device": "cpu"},
-        }
-    )
-    environment = training_environment(run, 2)
-    assert {name for name in environment if name.startswith("MALLOC")} == names and "OMP_NUM_THREADS" in environment
