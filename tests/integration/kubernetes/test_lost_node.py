@@ -135,7 +135,10 @@ def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(own_cluste
     node = lost["spec"]["nodeName"]
     with paused(lost):
         os.kill(kubelet_of(own_cluster, node), signal.SIGKILL)
-        release(own_cluster, named(team, "lost", node))
+        reason = named(team, "lost", node)
+        read = team.drillyard("runs", "logs", handle)
+        assert f"lost node {node}" in read.stderr and "step" in read.stdout.lower()
+        release(own_cluster, reason)
         # The other pod is asked to stop, so that all is started again.
         until(lambda: all(pod["metadata"].get("deletionTimestamp") for pod in team.pods("lost")))
     team.drillyard("runs", "wait", handle, check=False)

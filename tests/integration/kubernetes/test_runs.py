@@ -353,7 +353,9 @@ def test_a_plain_job_is_never_restarted_and_says_so(team: Team, cluster: Cluster
         launched = team.drillyard("launch", path, "--cluster", team.cluster_config(controller="job"))
         assert "nothing restarts the run" in launched.stderr
         assert ended(team, "asked") == "failed"
-        assert "resume" in status(team, "asked")["reason"]
+        assert "drillyard runs resume" in status(team, "asked")["reason"]
+        team.drillyard("runs", "resume", handle(team, "asked"))
+        assert ended(team, "asked") == "failed"
         for name in ("job", "asked"):
             team.drillyard("runs", "forget", handle(team, name))
         left = cluster.get(

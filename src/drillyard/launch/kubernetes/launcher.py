@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 _NAME_IN_USE = "cannot re-use a name that is still in use"
 _KEPT = "owner=helm"
-_OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"
-"""Label of the Jobs that a JobSet has made."""
+_OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # on the Jobs that a JobSet has made
 
 
 @dataclass(frozen=True)

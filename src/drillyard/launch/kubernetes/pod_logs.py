@@ -19,7 +19,7 @@ from drillyard.errors import NotFoundError
 from drillyard.launch.file_server import HEAD_BYTES
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.run_status import lost_nodes
-from drillyard.launch.remote_files import Files, ReadRequest, ReadResult
+from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, print_notice
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -37,7 +37,7 @@ class PodLogs(Files):
         job = posixpath.join(self._directory, "job.json")
         self._texts: dict[str, bytearray] = {job: bytearray(json.dumps(size).encode())}
         self._last: dict[str, bytes] = {}
-        self.title = api.title
+        self.title, self._names_lost = api.title, False
 
     def find(self, patterns: Sequence[str]) -> list[tuple[str, int]]:
         self._retried(self._refresh)
@@ -69,6 +69,9 @@ class PodLogs(Files):
     def _refresh(self) -> None:
         pods = self._api.listed(CORE, "pods", self._selector)
         lost = lost_nodes(pods)
+        if lost and not self._names_lost:
+            print_notice(f"{self.title}: lost node {', '.join(lost)}: the logs of its pods cannot be read")
+        self._names_lost = self._names_lost or bool(lost)
         there = [each for each in pods if each["spec"].get("nodeName") not in lost]
         for pod in sorted(there, key=lambda each: str(each["metadata"].get("creationTimestamp"))):
             name, index = pod["metadata"]["name"], pod["metadata"].get("annotations", {}).get(_INDEX, "0")
