@@ -56,8 +56,9 @@ def highest(argv: list[str], mark: str) -> float:
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError, ValueError):
                     if mark.encode() in (process / "cmdline").read_bytes():
-                        line = next(x for x in (process / "status").read_text().splitlines() if x.startswith("RssAnon"))
-                        found.append(int(line.split()[1]))
+                        # A process that has ended has no such line.
+                        lines = (process / "status").read_text().splitlines()
+                        found.extend(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
             time.sleep(SAMPLE_SECONDS)
 
     thread = threading.Thread(target=watch)

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from drillyard.config.auto_values import resolve_compile
 from drillyard.config.run import TrainingConfig
+from drillyard.parallel.cpu_gathers import TrimmingAllGather
 from drillyard.parallel.ranks import Ranks
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -50,7 +51,10 @@ def parallelize_model(
     for block in blocks:
         fully_shard(block, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=not keep_unsharded)
     fully_shard(root, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+    trimming_all_gather = TrimmingAllGather() if ranks.device.type == "cpu" else None
     for module in fsdp_modules(root):
+        if trimming_all_gather is not None:
+            module.set_custom_all_gather(cast(Any, trimming_all_gather))
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         vars(module)["gather_each"] = _gather_each
