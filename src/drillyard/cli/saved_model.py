@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from drillyard.cli.imports import import_without_collection
 from drillyard.cli.options import find_run
 from drillyard.cli.process_exit import exit_process, is_rank
 from drillyard.telemetry.console import ACCURACIES
@@ -84,6 +85,7 @@ def evaluate(
         raise UserError(f"{error}{flags_for(str(error), request)}") from error
     if nproc_per_node > 1 and not is_rank():
         raise typer.Exit(_on_many_ranks(nproc_per_node, request))
+    import_without_collection("drillyard.training.model_setup")
     try:
         results = evaluate_saved(request, lambda note: typer.echo(note, err=True))
     except UserError as error:
@@ -123,6 +125,7 @@ def export(
 
     checkpoint = find_run(checkpoint)
     saved = find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite, merge=merge)
+    import_without_collection("drillyard.training.model_setup")
     import torch
 
     wanted = None if dtype is None else getattr(torch, dtype.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import sys
 import time
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from drillyard.cli.imports import import_without_collection
 from drillyard.cli.options import Overrides, with_flags
 from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank, missing_extra, require_training
 from drillyard.errors import UserError
@@ -201,12 +200,7 @@ def _node(
 
 
 def _import_trainer() -> None:
-    """Import torch and the trainer, most of a rank's start, without garbage collection, which takes a sixth of it."""
-    gc.disable()
-    try:
-        importlib.import_module("drillyard.training.run")
-    finally:
-        gc.enable()
+    import_without_collection("drillyard.training.run")
 
 
 def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
