@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -29,9 +30,9 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
     """Fill a model whose storage is allocated, sharded or not, from a directory or hub id, to the bit.
 
     Equal to transformers' `from_pretrained` in the model's precision, on any number of ranks. Buffers that files do
-    not hold are computed. On a CPU, frozen weights that the files hold as they are stay in the mapped files, as with
-    transformers: they take no memory but the page cache's, once for all ranks, and the files must not change in place
-    meanwhile. Raises UserError for files that are missing, damaged or of another model.
+    not hold are computed. On a CPU, unsharded weights that are frozen and that the files hold as they are stay in the
+    mapped files, as with transformers: they take no memory but the page cache's, once for all ranks, and the files must
+    not change in place meanwhile. Raises UserError for files that are missing, damaged or of another model.
     """
     restore_ties(model)
     with StoredTensors(model_directory(str(source))) as stored, torch.no_grad():
@@ -41,7 +42,13 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
             first, *others = [pieces[name] for name in names if name in pieces]
             if id(tensor) in packed:
                 _read_packed(tensor, packed[id(tensor)].in_features, first, stored)
-            elif not _map(tensor, first, stored):
+            elif (
+                not isinstance(tensor, DTensor)
+                and tensor.device.type == "cpu"
+                and _is_frozen_there(tensor, first, stored)
+            ):
+                tensor.data = stored.mapped(first[0].stored_name)
+            else:
                 _read(tensor, first, stored)
             for other in chain(*others):
                 _require_equal(tensor, first[0], other, stored)
@@ -59,6 +66,21 @@ def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch
         if dtype := next((dtype for dtype in found if dtype is not None and dtype.is_floating_point), None):
             dtypes |= dict.fromkeys(names, dtype)
     return dtypes
+
+
+def frozen_in_files(model: PreTrainedModel, source: str) -> set[nn.Parameter]:
+    """The frozen parameters that `load_pretrained` can leave in the files of `source`. Reads headers only.
+
+    Raises UserError where it would find files missing or of another model.
+    """
+    with StoredTensors(model_directory(source)) as stored:
+        pieces, by_tensor = _matched(model, stored)
+        found = ((tensor, next(pieces[name] for name in names if name in pieces)) for tensor, names in by_tensor)
+        return {
+            tensor
+            for tensor, first in found
+            if isinstance(tensor, nn.Parameter) and _is_frozen_there(tensor, first, stored)
+        }
 
 
 def require_matching_weights(model: PreTrainedModel, source: str) -> None:
@@ -138,19 +160,11 @@ class StoredTensors(ExitStack):
         return whole
 
 
-def _map(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors) -> bool:
-    """Let this rank's part of a frozen parameter be its place in the file; False where it cannot be."""
+def _is_frozen_there(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors) -> bool:
+    """Whether a parameter is frozen and in the files as one tensor of its shape and dtype."""
     piece, *others = pieces
     is_whole = not others and not piece.stacked and piece.region == whole_region(tensor.shape)
-    is_stored_so = is_whole and DTYPES.get(stored.dtypes[piece.stored_name]) == tensor.dtype
-    if tensor.requires_grad or tensor.device.type != "cpu" or not is_stored_so:
-        return False
-    part = stored.mapped(piece.stored_name)[local_region(tensor)]
-    if part.is_contiguous():
-        # Not to_local(), which is another tensor on the same storage.
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-        local.set_(part.untyped_storage(), part.storage_offset(), part.size(), part.stride())
-    return part.is_contiguous()
+    return not tensor.requires_grad and is_whole and DTYPES.get(stored.dtypes[piece.stored_name]) == tensor.dtype
 
 
 def _refuse(directory: Path, problem: str, names: list[str]) -> None:

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from drillyard.config.auto_values import resolve_compile
 from drillyard.config.run import TrainingConfig
-from drillyard.parallel.cpu_gathers import TrimmingAllGather
 from drillyard.parallel.ranks import Ranks
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -31,12 +30,18 @@ MASTER_DTYPE = {"bf16": torch.float32, "fp32": torch.float32, "fp64": torch.floa
 
 
 def parallelize_model(
-    root: nn.Module, blocks: list[nn.Module], ranks: Ranks, training: TrainingConfig, *, keep_unsharded: bool
+    root: nn.Module,
+    blocks: list[nn.Module],
+    ranks: Ranks,
+    training: TrainingConfig,
+    *,
+    keep_unsharded: bool,
+    unsharded: Collection[nn.Parameter] = (),
 ) -> FSDPModule:
     """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in place.
 
     `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one gather per step instead
-    of two, at the price of the whole model in compute precision.
+    of two, at the price of the whole model in compute precision. `unsharded`: parameters that every rank has whole.
     """
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)
@@ -48,13 +53,11 @@ def parallelize_model(
         reduce_dtype=MASTER_DTYPE[training.precision],
         cast_forward_inputs=False,
     )
+    shard = functools.partial(fully_shard, mesh=ranks.fsdp_mesh, mp_policy=policy, ignored_params=set(unsharded))
     for block in blocks:
-        fully_shard(block, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=not keep_unsharded)
-    fully_shard(root, mesh=ranks.fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
-    trimming_all_gather = TrimmingAllGather() if ranks.device.type == "cpu" else None
+        shard(block, reshard_after_forward=not keep_unsharded)
+    shard(root, reshard_after_forward=False)
     for module in fsdp_modules(root):
-        if trimming_all_gather is not None:
-            module.set_custom_all_gather(cast(Any, trimming_all_gather))
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         vars(module)["gather_each"] = _gather_each

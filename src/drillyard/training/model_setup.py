@@ -25,7 +25,7 @@ from drillyard.models.attention import resolve_attention
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.models.meta_model import build_model, load_config
 from drillyard.models.nf4 import count_parameters
-from drillyard.models.pretrained import load_pretrained, require_matching_weights
+from drillyard.models.pretrained import frozen_in_files, load_pretrained, require_matching_weights
 from drillyard.models.random_init import init_buffers, init_random
 from drillyard.modelspec import model_spec, spec_from_counts
 from drillyard.parallel.collectives import gather
@@ -132,13 +132,26 @@ def build_sharded_model(
     small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
-    parallelize_model(root, blocks(model), ranks, training.model_copy(update=recomputation), keep_unsharded=small)
+    in_files = weights_in_files(config, model, ranks.device)
+    training = training.model_copy(update=recomputation)
+    parallelize_model(root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files)
     root.to_empty(device=ranks.device)
     init_buffers(model)
     materialise(root)
     root.train()
     notes = settings_without_effect(load_config(config.model))
     return ShardedModel(root, attention, num_parameters, small, notes, resolved)
+
+
+def weights_in_files(config: RunConfig, model: PreTrainedModel, device: torch.device) -> set[torch.nn.Parameter]:
+    """The frozen weights that all ranks of a host read from the base's mapped files, so that none are gathered.
+
+    None on a GPU, whose memory has to hold a shard. UserError as `load_pretrained`.
+    """
+    if config.model.lora is None or config.model.init == "random" or device.type != "cpu":
+        return set()
+    assert config.model.id is not None, "checked before start"
+    return frozen_in_files(model, config.model.id)
 
 
 def resolve_settings(
@@ -177,7 +190,8 @@ def fill_weights(config: RunConfig, model: ShardedModel) -> None:
     if config.model.init == "random":
         init_random(model.causal_lm, config.training.seed)
     else:
-        _load_base(config, model)
+        assert config.model.id is not None, "checked before start"
+        load_pretrained(model.causal_lm, config.model.id)
     if (lora := config.model.lora) is not None:
         from drillyard.models.adapters import init_adapters
 
@@ -190,15 +204,8 @@ def fill_weights(config: RunConfig, model: ShardedModel) -> None:
 def fill_frozen_weights(config: RunConfig, model: ShardedModel) -> None:
     """Fill what no checkpoint holds: beside adapters, the weights of `model.id`. Does nothing where all are trained."""
     if config.model.lora is not None:
-        _load_base(config, model)
-
-
-def _load_base(config: RunConfig, model: ShardedModel) -> None:
-    assert config.model.id is not None, "checked before start"
-    load_pretrained(model.causal_lm, config.model.id)
-    if config.model.lora is not None and next(model.root.parameters()).device.type == "cpu":
-        # Frozen weights may lie in their files now. On this call FSDP2 looks at its shards again.
-        model.root.to("cpu")
+        assert config.model.id is not None, "checked before start"
+        load_pretrained(model.causal_lm, config.model.id)
 
 
 def materialise(root: torch.nn.Module) -> None:
