@@ -53,7 +53,8 @@ def parallelize_model(
         reduce_dtype=MASTER_DTYPE[training.precision],
         cast_forward_inputs=False,
     )
-    shard = functools.partial(fully_shard, mesh=ranks.fsdp_mesh, mp_policy=policy, ignored_params=set(unsharded))
+    ignored = set(unsharded) or None
+    shard = functools.partial(fully_shard, mesh=ranks.fsdp_mesh, mp_policy=policy, ignored_params=ignored)
     for block in blocks:
         shard(block, reshard_after_forward=not keep_unsharded)
     shard(root, reshard_after_forward=False)
