@@ -1,17 +1,22 @@
 """A model of 1 GB on four ranks: no rank ever holds much more than its shard, in initialisation, load and export.
 
-Load and export are bounded with the process's own imports (about 0.4 GB with a CUDA build of torch) counted in.
+Load and export are bounded with the process's own imports (about 0.4 GB with a CUDA build of torch) counted in. Beside
+adapters the frozen weights take nothing at all on a CPU, in load and steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
 from pathlib import Path
 
 import torch
+from tests.distributed import training_case
+from tests.distributed.adapter_case import adapter_config, write_base
 from tests.distributed.ranks import run_ranks
+from tests.distributed.training_case import build, run_steps
 from torch.distributed.fsdp import fully_shard
 
 from drillyard.config.run import ModelConfig
@@ -34,6 +39,8 @@ CONFIG = {
     "num_key_value_heads": 16,
     "vocab_size": 24_000,
 }
+# 168 MB in bf16, 34 MB of it in a block.
+FROZEN = CONFIG | {"num_hidden_layers": 5, "tie_word_embeddings": True}
 
 
 def private_bytes() -> int:
@@ -113,3 +120,28 @@ def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_al
         for phase in ("export", "load"):
             assert found[phase] < found["shard"] + max(files) + ALLOWANCE_BYTES, (phase, found)
         assert found["init"] - found["imports"] < found["shard"] + ALLOWANCE_BYTES, found
+
+
+def growth_beside_adapters(directory: str) -> tuple[int, int]:
+    """(the most private bytes that load and two steps add on this rank, bytes of the adapters' shard in all uses)."""
+    import drillyard.models.adapters  # noqa: F401 (what it imports is no part of the growth)
+
+    training_case.unset_memory_is_nan = contextlib.nullcontext  # type: ignore[assignment]
+    config = adapter_config(
+        Path(directory), training__precision="bf16", training__steps=2, training__activation_checkpointing="full"
+    )
+    before = private_bytes()
+    with PrivatePeak() as sampled:
+        trainer, model = build(config)
+        run_steps(trainer, 0, 2)
+    trained = sum(parameter.numel() for parameter in model.root.parameters() if parameter.requires_grad)
+    return sampled.peak - before, 16 * trained
+
+
+def test_frozen_weights_beside_adapters_take_no_private_memory(tmp_path: Path) -> None:
+    write_base(tmp_path, FROZEN, torch.bfloat16)
+    base_bytes = sum(path.stat().st_size for path in (tmp_path / "base").glob("*.safetensors"))
+    assert base_bytes > 160e6
+    for growth, adapters in run_ranks(growth_beside_adapters, 2, str(tmp_path)):
+        # Less than a shard of them.
+        assert growth < adapters + base_bytes / 2, (growth, adapters)
