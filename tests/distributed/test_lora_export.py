@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,10 +16,15 @@ from tests.unit.models.tiny import model_config
 from transformers import AutoModelForCausalLM
 
 from drillyard.config.model_files import ARCHITECTURES
+from drillyard.data.prepared_data import prepare
+from drillyard.errors import DoesNotFitError
 from drillyard.models.export import export
 from drillyard.parallel.parallelize import MASTER_DTYPE
+from drillyard.parallel.ranks import start_ranks
+from drillyard.training.model_setup import build_sharded_model
 
 TOKENS = torch.arange(5, 69)[None]
+PURPOSES: tuple[Literal["training", "evaluation", "export"], ...] = ("training", "evaluation", "export")
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -74,3 +79,24 @@ def test_final_in_peft_and_merged_give_the_same_logits(
         with_adapter = PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=TOKENS).logits
     assert (with_adapter - without_adapter).abs().max() > 1e-2
     assert (merged - with_adapter).abs().max() < 1e-6
+
+
+def purposes_that_fit(directory: str) -> list[str]:
+    """The purposes for which a base in its files may be twice as large as the memory."""
+    config = adapter_config(Path(directory))
+    ranks = start_ranks(config.training, config.parallelism)
+    tokenizer = prepare(config).tokenizer
+    frozen = sum(path.stat().st_size for path in (Path(directory) / "base").glob("*.safetensors"))
+    fitting = []
+    for purpose in PURPOSES:
+        try:
+            build_sharded_model(config, tokenizer, ranks, purpose=purpose, memory_gib=frozen / 2 / 2**30)
+            fitting.append(purpose)
+        except DoesNotFitError as error:
+            assert "the model does not fit: weights" in str(error), error
+    return fitting
+
+
+def test_a_base_larger_than_the_memory_can_be_exported(tmp_path: Path) -> None:
+    write_base(tmp_path, base_config("llama"))
+    assert run_ranks(purposes_that_fit, 1, str(tmp_path)) == [["export"]]

@@ -6,9 +6,10 @@ No rank ever holds the whole model.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -100,7 +101,7 @@ def build_sharded_model(
     tokenizer: PreTrainedTokenizerFast,
     ranks: Ranks,
     *,
-    for_training: bool = True,
+    purpose: Literal["training", "evaluation", "export"] = "training",
     memory_gib: float | None = None,
 ) -> ShardedModel:
     """Build, shard and materialise the model of `config`; `fill_weights` or a checkpoint fills its parameters.
@@ -109,6 +110,7 @@ def build_sharded_model(
     UserError when the model does not fit, or cannot train on this device as the config asks.
     """
     training = config.training
+    for_training = purpose == "training"
     attention = attention_kernel(config, ranks.device)
     model = build_model(
         config.model,
@@ -124,15 +126,17 @@ def build_sharded_model(
     num_parameters = count_parameters(model)
     memory_gib = least_memory_bytes(ranks) / GIB if memory_gib is None else memory_gib
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
+    in_files = weights_in_files(config, model, ranks.device)
     try:
-        require_state_fits(model, training.precision, ranks, memory_gib * GIB, training=for_training)
+        # An export reads weights in files once, so any memory will do; steps read all of them again.
+        apart = in_files if purpose == "export" else set()
+        require_state_fits(model, training.precision, ranks, memory_gib * GIB, training=for_training, apart=apart)
     except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
         raise DoesNotFitError(f"{error}{advice}") from None
     small = unsharded_is_small(num_parameters, training.precision, memory_gib * GIB)
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
-    in_files = weights_in_files(config, model, ranks.device)
     training = training.model_copy(update=recomputation)
     parallelize_model(root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files)
     root.to_empty(device=ranks.device)
@@ -251,11 +255,20 @@ def host_memory_bytes() -> int:
 
 
 def require_state_fits(
-    model: PreTrainedModel, precision: str, ranks: Ranks, available_bytes: float, *, training: bool = True
+    model: PreTrainedModel,
+    precision: str,
+    ranks: Ranks,
+    available_bytes: float,
+    *,
+    training: bool = True,
+    apart: Collection[torch.nn.Parameter] = (),
 ) -> None:
-    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`."""
+    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`.
+
+    Weights in `apart` are not counted.
+    """
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter not in apart]
     num_parameters = count_parameters(model)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * trained

@@ -80,7 +80,7 @@ def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> d
                 note(text)
         if not data.held_out:
             raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
-        model = load_saved_model(saved, config, data.tokenizer, ranks)
+        model = load_saved_model(saved, config, data.tokenizer, ranks, "evaluation")
         held_out = HeldOutEvaluator(config, data, model.root, ranks, request.output, attention=model.attention)
         evaluated = held_out.evaluate(request.model.name)
         for failure in evaluated.failures:

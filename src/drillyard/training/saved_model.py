@@ -16,7 +16,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from drillyard import export_directory
 from drillyard.config.load import config_from_options, load_run_config
@@ -266,7 +266,11 @@ def without_training_layout(config: RunConfig) -> RunConfig:
 
 
 def load_saved_model(
-    saved: SavedModel, config: RunConfig, tokenizer: PreTrainedTokenizerFast, ranks: Ranks
+    saved: SavedModel,
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerFast,
+    ranks: Ranks,
+    purpose: Literal["evaluation", "export"],
 ) -> ShardedModel:
     """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
     from drillyard.training.base_checksum import base_checksum
@@ -276,7 +280,7 @@ def load_saved_model(
     from drillyard.training.optimizer import local_shards
     from drillyard.training.resume import model_state
 
-    model = build_sharded_model(config, tokenizer, ranks, for_training=False)
+    model = build_sharded_model(config, tokenizer, ranks, purpose=purpose)
     if not saved.is_checkpoint:
         fill_weights(config, model)
         return model
@@ -314,7 +318,7 @@ def export_checkpoint(
     ranks = start_ranks(config.training, config.parallelism)
     try:
         tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
-        model = load_saved_model(saved, config, tokenizer, ranks)
+        model = load_saved_model(saved, config, tokenizer, ranks, "export")
         base = saved.base
         kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
         export(
