@@ -122,6 +122,8 @@ def main() -> int:
     if len(sys.argv) != 2:
         sys.exit(f"usage: python {sys.argv[0]} DIRECTORY")
     rows, draw = read_rows(Path(sys.argv[1])), random.Random(0)
+    if len(rows) < 2:
+        sys.exit(f"{sys.argv[1]}: holds no rows: NAME.jsonl beside NAME_answers.jsonl")
     judged, right = Counter[str](), Counter[str]()
 
     def judge(kind: str, row: Row, text: str, outcome: str, name: str = "") -> None:
