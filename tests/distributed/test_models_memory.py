@@ -123,7 +123,7 @@ def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_al
 
 
 def growth_beside_adapters(directory: str) -> tuple[int, int]:
-    """(the most private bytes that load and two steps add on this rank, bytes of the adapters' shard in all uses)."""
+    """(the most private bytes that load and two steps add on this rank, 16 bytes per adapter parameter)."""
     import drillyard.models.adapters  # noqa: F401 (what it imports is no part of the growth)
 
     training_case.unset_memory_is_nan = contextlib.nullcontext  # type: ignore[assignment]

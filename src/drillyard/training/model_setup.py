@@ -106,7 +106,8 @@ def build_sharded_model(
 ) -> ShardedModel:
     """Build, shard and materialise the model of `config`; `fill_weights` or a checkpoint fills its parameters.
 
-    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. Raises
+    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. `purpose`:
+    only training needs gradients and moments, and only an export may have frozen weights that exceed the memory. Raises
     UserError when the model does not fit, or cannot train on this device as the config asks.
     """
     training = config.training
@@ -263,10 +264,7 @@ def require_state_fits(
     training: bool = True,
     apart: Collection[torch.nn.Parameter] = (),
 ) -> None:
-    """Raise DoesNotFitError when weights (and for training gradients and moments) alone exceed `available_bytes`.
-
-    Weights in `apart` are not counted.
-    """
+    """Raise DoesNotFitError when weights not in `apart` (in training also gradients and moments) exceed the memory."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
     parameters = [parameter for parameter in model.parameters() if parameter not in apart]
     num_parameters = count_parameters(model)

@@ -272,7 +272,7 @@ def load_saved_model(
     ranks: Ranks,
     purpose: Literal["evaluation", "export"],
 ) -> ShardedModel:
-    """The saved model, sharded over the ranks and filled. Raises UserError when one of its files is damaged."""
+    """The saved model, sharded and filled; `purpose`: see `build_sharded_model`. UserError when a file is damaged."""
     from drillyard.training.base_checksum import base_checksum
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
