@@ -119,7 +119,7 @@ def export(
     the base model. Under torchrun the ranks share the files.
 
     Of a run with adapters (model.lora) those alone are written, for PeftModel.from_pretrained(BASE, DIRECTORY), or with
-    --merge a model that needs no peft; both read the base model.
+    --merge a model that needs no peft; both read the base model, which without a GPU may exceed the memory.
     """
     from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
 
