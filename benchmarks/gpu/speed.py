@@ -138,11 +138,12 @@ def hf_trainer(
                 dtype=torch.bfloat16 if lora else torch.float32,
                 attn_implementation="sdpa",
             )
+        num_parameters = model.num_parameters()
         if quantization == "nf4" and on_gpu:
             in_nf4_by_bitsandbytes(model)
         if lora:
             model = with_adapters(model, lora, recompute)
-        num_parameters = model.num_parameters()
+            num_parameters += model.num_parameters(only_trainable=True)
         ends: list[float] = []
 
         class Clock(TrainerCallback):
