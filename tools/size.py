@@ -23,7 +23,8 @@ LINE_BOUNDS = {
     + 340  # network profiles and GKE
     + 30  # logs of pods by rank and time
     + 30  # rights that only tell more, many runs in a queue
-    + 110,  # plain Jobs, lists as plain text, hosts that do not answer, the time that a stopped run has
+    + 110  # plain Jobs, lists as plain text, hosts that do not answer, the time that a stopped run has
+    + 25,  # runs whose disk has lost their newest files
     ("estimation",): 7_586 + 50 + 60,  # DoRA and stacked experts, nf4
     ("measurement", "reporting", "telemetry", "goodput", "watch"): 11_141,
     ("config", "hardware", "modelspec"): 6_504
@@ -45,12 +46,13 @@ LINE_BOUNDS = {
     + 60
     + 330
     + 55
-    + 20,  # adapters, hub_access, nf4, weights in mapped files and merged one by one
+    + 20
+    + 20,  # adapters, hub_access, nf4, weights in mapped files and merged one by one, nf4's levels chosen by bits
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 70,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 20,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 70 + 35,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 20 + 25,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2 + 1,
 }
 

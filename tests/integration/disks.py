@@ -75,7 +75,11 @@ class LoopDisk:
         assert ended.returncode <= 1, ended.stdout + ended.stderr
 
     def abort(self) -> None:
-        """What the kernel does after an error that it cannot go on from: read-only at once, open files or not."""
+        """What the kernel does after an error that it cannot go on from: read-only at once, open files or not.
+
+        What was not on the disk before would be gone, or be damaged, as soon as the kernel needs the memory.
+        """
+        _run("sync", "--file-system", self.place)
         _run("mount", "-o", "remount,abort", self.place)
 
 

@@ -80,7 +80,7 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         return _unseen(f"{directory / 'state.json'}: {error}")
     if not state:
-        return _unseen(None if directory.is_dir() else f"{directory} is not there")
+        return _unseen(_write_error(directory) if directory.is_dir() else f"{directory} is not there")
     agent = _agent_of(directory, state, led_here)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
     if state.get("state") in _ACTIVE:
@@ -115,18 +115,31 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
         renewed_at = lease.stat().st_mtime
         lease_seconds = read_job(directory / "job.json").lease_seconds
     except (OSError, ValueError, TypeError):
-        return None
+        # Removed, as a leader does last; or what was written a moment before the disk failed is not there any more.
+        return _write_error(directory) if state["state"] in _ACTIVE else None
     if agent != "gone" and 0 <= time.time() - renewed_at < lease_seconds / 2:
         return None
+    now = _time_of(directory)
+    if not isinstance(now, float):
+        return now
+    if now - renewed_at < lease_seconds:
+        return None
+    return f"the agent of node 0 has not renewed its lease for {now - renewed_at:.0f} s"
+
+
+def _time_of(directory: Path) -> float | str | None:
+    """The time of a file written to a directory now; why none can be; None on a full disk, which may get room."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".look-") as probe:
-            silent_seconds = os.fstat(probe.fileno()).st_mtime - renewed_at
+            return os.fstat(probe.fileno()).st_mtime
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return None if full else f"{directory} cannot be written to: {error.strerror}"
-    if silent_seconds < lease_seconds:
-        return None
-    return f"the agent of node 0 has not renewed its lease for {silent_seconds:.0f} s"
+
+
+def _write_error(directory: Path) -> str | None:
+    found = _time_of(directory)
+    return found if isinstance(found, str) else None
 
 
 def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
@@ -162,12 +175,18 @@ def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
 
 
 def _seen_entry(path: Path) -> dict[str, Any]:
+    """An entry and the status of its run. An entry that can be read is there whole, whatever a failing disk has left of
+    its run: the scheduler's job is found by it."""
+    entry, about = {"run": path.stem, "cluster": path.parent.name}, path
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(path.read_text(encoding="utf-8"))
+        about = Path(read["launch_directory"])
+        entry = read
         return {"entry": entry, **look(entry)}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        named = {"run": path.stem, "cluster": path.parent.name}
-        return {"entry": named, **_unseen(f"{path}: {error!r}")}
+    except OSError as error:
+        return {"entry": entry, **_unseen(f"{error.filename or about}: {error.strerror}")}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        return {"entry": entry, **_unseen(f"{about}: {error!r}")}
 
 
 def _path(cluster: str, run: str) -> Path:

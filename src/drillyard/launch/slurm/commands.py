@@ -70,14 +70,14 @@ class Slurm:
         named = [job for job in jobs if job.comment.startswith(prefix) and "_" not in job.job_id]
         newest = {parse_handle(job.comment): job for job in named}
         runs = []
-        for entry, state in listed:
+        for entry, state, problem in listed:
             if entry.get("platform") != "slurm" or not entry.get("job_id"):
                 continue
             handle = Handle("slurm", self._cluster, str(entry["run"]))
             own, other = by_id.get(str(entry["job_id"])), newest.pop(handle, None)
             # A job that was submitted by hand, from the same script, is newer than the index.
             job = other if other is not None and (own is None or other.number > own.number) else own
-            runs.append(SlurmRun(handle, entry, job, state))
+            runs.append(SlurmRun(handle, entry, job, state, problem=problem))
         for handle, job in newest.items():
             # Submitted by hand, and not in the index.
             launch = posixpath.dirname(job.script)
@@ -86,11 +86,11 @@ class Slurm:
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
 
-    def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The index: each entry, and the state of its run (agent/index.py)."""
+    def _listed(self) -> list[tuple[dict[str, Any], dict[str, Any], str | None]]:
+        """The index: each entry, the state of its run, and why there is none (agent/index.py)."""
         result = self.run_agent(["list", "--cluster", self._cluster])
         self._require(result, "its runs cannot be listed", "")
-        return [(each["entry"], each["state"] or {}) for each in result.printed_json()]
+        return [(each["entry"], each["state"] or {}, each["problem"]) for each in result.printed_json()]
 
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
         """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
@@ -109,7 +109,7 @@ class Slurm:
             for each in ended.values()
             if each.job and each.own_state and not is_over(each.own_state) and not each.own_end
         ]
-        again = {str(entry.get("run")): state for entry, state in (self._listed() if silent else [])}
+        again = {str(entry.get("run")): state for entry, state, _ in (self._listed() if silent else [])}
         for each in silent:
             ended[each.handle] = replace(each, state=again.get(each.handle.run) or each.state)
         forgotten = [each for each in ended.values() if each.needs_accounts]

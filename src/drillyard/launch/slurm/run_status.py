@@ -88,7 +88,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmRun:
-    """The four sources for a run. All but the handle may be missing."""
+    """The four sources for a run. All but the handle may be missing. `problem`: why the index has no state of it."""
 
     handle: Handle
     entry: Mapping[str, Any]
@@ -96,6 +96,7 @@ class SlurmRun:
     job: SlurmJob | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     ended: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
 
     @property
     def job_id(self) -> str:
@@ -180,7 +181,7 @@ def _state_and_reason(run: SlurmRun) -> tuple[State, str | None]:
     if job.state == "CONFIGURING":
         return State.starting, "nodes are being made ready"
     if job.state in _RUNNING:
-        return _running(job, own)
+        return _running(job, own, run.problem)
     if job.state == "COMPLETED":
         return State.succeeded, None
     if job.state == "CANCELLED":
@@ -188,11 +189,12 @@ def _state_and_reason(run: SlurmRun) -> tuple[State, str | None]:
     return State.failed, _failed_reason(job, run)
 
 
-def _running(job: SlurmJob, own: Mapping[str, Any]) -> tuple[State, str | None]:
+def _running(job: SlurmJob, own: Mapping[str, Any], problem: str | None) -> tuple[State, str | None]:
     if job.state in ("SUSPENDED", "STOPPED"):
         return State.running, f"is {job.state.lower()} by Slurm"
     if not own:
-        return State.starting, "the job script has begun" if job.state == "RUNNING" else "Slurm ends the job"
+        script = "the job script has begun" if job.state == "RUNNING" else "Slurm ends the job"
+        return State.starting, f"{script}; {problem}" if problem else script
     state = State(own["state"])
     if state.over and own.get("exit_code") is None:
         # The index found the leader dead. While the job exists, its script decides.
@@ -211,7 +213,7 @@ def _forgotten(run: SlurmRun) -> tuple[State, str | None]:
     if end:
         return State(end["state"]), None if end["state"] == "succeeded" else end["reason"]
     if not own:
-        return State.failed, "lost: Slurm has forgotten the job, and it never started"
+        return State.failed, f"lost: Slurm has forgotten the job; {run.problem or 'it never started'}"
     why = f" ({own['reason']})" if own.get("reason") else ""
     return State.failed, f"lost: Slurm has forgotten the job, which was last seen {own['state']}{why}"
 
@@ -230,8 +232,8 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
         return job.note
     if job.exit_code:
         return f"exit code {job.exit_code} of the job script"
-    if own.get("reason"):
-        return f"the job script failed; before that: {own['reason']}"
+    if before := own.get("reason") or run.problem:
+        return f"the job script failed; before that: {before}"
     return f"the job script failed ({job.reason or job.state}); see slurm-{job.job_id}.log in the launch directory"
 
 

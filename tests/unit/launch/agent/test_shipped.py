@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -127,12 +129,44 @@ def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> Non
     assert seen(tmp_path)["state"] == "cancelled"
 
 
+def read_only(**options: object) -> None:
+    """NamedTemporaryFile of a read-only directory."""
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def test_a_run_without_state_has_none(tmp_path: Path) -> None:
     assert index.look({"launch_directory": str(tmp_path)})["problem"] is None
     assert "is not there" in index.look({"launch_directory": str(tmp_path / "away")})["problem"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.NamedTemporaryFile", read_only)
+        assert "cannot be written to: Read-only" in index.look({"launch_directory": str(tmp_path)})["problem"]
     for damaged in ("{", "[]"):
         (tmp_path / "state.json").write_text(damaged)
         assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1
+
+
+def test_an_entry_stays_whole_when_its_run_cannot_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its job is found by it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(tmp_path / "launch"))
+
+    entry = {
+        "run": "r",
+        "cluster": "here",
+        "platform": "slurm",
+        "job_id": "7",
+        "launch_directory": f"{tmp_path}/launch",
+    }
+    index.write_entry(json.dumps(entry))
+    monkeypatch.setattr(index, "read_state", fail)
+    index.list_runs(Namespace(cluster="here"))
+    (seen,) = json.loads(capsys.readouterr().out)
+    assert seen["entry"].items() >= entry.items()
+    assert (seen["state"], seen["problem"]) == (None, f"{tmp_path}/launch: Input/output error")
 
 
 def test_a_forgotten_run_is_not_listed_any_more(

@@ -157,6 +157,17 @@ def test_a_forgotten_job_without_a_last_word_is_lost_and_never_queued():
     assert status.state is State.failed and status.reason is not None and "last seen running" in status.reason
 
 
+def test_why_the_index_has_no_state_is_said_where_nothing_better_is_known():
+    problem = "/run/launch cannot be written to: Read-only file system"
+    for known, begins in ((job("RUNNING"), "the job script has begun; "), (job("FAILED"), "the job script failed; ")):
+        reason = SlurmRun(HANDLE, ENTRY, known, problem=problem).status.reason
+        assert reason is not None and reason.startswith(begins) and reason.endswith(problem)
+    assert (
+        SlurmRun(HANDLE, ENTRY, None, problem=problem).status.reason == f"lost: Slurm has forgotten the job; {problem}"
+    )
+    assert SlurmRun(HANDLE, ENTRY, job("PENDING"), problem=problem).status.state is State.queued
+
+
 def test_the_accounts_tell_the_end_of_a_job_that_the_queue_has_forgotten():
     status = SlurmRun(HANDLE, ENTRY, job("TIMEOUT", exit_code=0), own("running")).status
     assert status.failure is not None and status.failure.reason == "time limit"
