@@ -5,8 +5,9 @@ No rank ever holds the whole model.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -245,14 +246,34 @@ def least_memory_bytes(ranks: Ranks) -> int:
     return min(gather(memory_bytes_per_rank(ranks)))
 
 
-def host_memory_bytes() -> int:
-    """The host's memory, or the limit of the container it is in."""
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """The host's memory, or the lowest limit of the control groups around this process: a container's, a Slurm job's.
+
+    `root` has proc/ and sys/.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = Path(limit)
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            total = min(total, int(text))
-    return total
+    return min([total, *_control_group_limits(root)])
+
+
+def _control_group_limits(root: Path) -> Iterator[int]:
+    """Memory limits of this process's control groups and of all above them, of version 1 and 2 (cgroups(7)).
+
+    In a container, the path may be the host's, and only the container's own group be mounted: then that is the top.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        where, file = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        group = Path(path.lstrip("/"))
+        for each in (group, *group.parents):
+            # `max`: no limit.
+            with contextlib.suppress(OSError, ValueError):
+                yield int((root / "sys/fs/cgroup" / where / each / file).read_text())
 
 
 def require_state_fits(
