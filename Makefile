@@ -75,8 +75,8 @@ distributed: setup
 	@$(PYTEST) tests/distributed -n 2 --dist loadfile --durations=5
 
 # Tests of launching wait for schedulers and hosts most of the time: they run at the same time as those of runs on this
-# host, and with them the lost node, which is minutes of waiting on a cluster of its own.
-LOST_NODE := tests/integration/kubernetes/test_lost_node.py
+# host, and with them the lost node, which is minutes of waiting on a cluster of its own, and what makes both end alike.
+BESIDE_LAUNCH := tests/integration/kubernetes/test_lost_node.py tests/integration/test_gpu_rows.py
 integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
@@ -84,10 +84,10 @@ integration: setup
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
 
 integration-runs:
-	@$(PYTEST) tests/integration --ignore=tests/integration/launch --ignore=$(LOST_NODE) -n 2 --dist loadfile --durations=5
+	@$(PYTEST) tests/integration --ignore=tests/integration/launch $(BESIDE_LAUNCH:%=--ignore=%) -n 2 --dist loadfile --durations=5
 
 integration-launch:
-	@$(PYTEST) tests/integration/launch $(LOST_NODE) --durations=5
+	@$(PYTEST) tests/integration/launch $(BESIDE_LAUNCH) --durations=5
 
 # That of tests/integration/kubernetes: it prints how to reach it.
 cluster: setup

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tests.distributed.adapter_case import LORA, write_base
 from tests.distributed.training_case import LLAMA
+from transformers import AutoModelForCausalLM
 
 STEPS = 30
 
@@ -159,6 +162,52 @@ def test_final_is_continued_and_measured(directory: Path) -> None:
     assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
 
 
+def adapter_of_peft(directory: Path, name: str, merged: bool = False, **settings: Any) -> Path:
+    """An adapter that peft alone has made, as it leaves it: without a tokenizer. `merged`: the model in which it is."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_pretrained(directory / "base", dtype=torch.float32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+    for key, parameter in adapted.named_parameters():
+        if "lora_B" in key:
+            parameter.data.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(key)))
+    path = directory / f"{name}-merged" if merged else directory / name
+    if merged:
+        adapted.merge_and_unload().save_pretrained(path)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(directory / "base" / file, path / file)
+    else:
+        adapted.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("by-pattern", {"r": 8, "lora_alpha": 32, "use_rslora": True, "target_modules": r".*\.(q|v)_proj"}),
+        ("everywhere", {"r": 2, "lora_alpha": 3, "use_dora": True, "target_modules": "all-linear"}),
+    ],
+)
+def test_an_adapter_that_peft_made_is_measured_as_it_is(directory: Path, name: str, settings: dict[str, Any]) -> None:
+    adapter, merged = (adapter_of_peft(directory, name, merged, **settings) for merged in (False, True))
+    # The config is of a run with other adapters.
+    measured, expected = (drillyard("eval", path, "--data", directory / "whole.yaml") for path in (adapter, merged))
+    assert measured.returncode == expected.returncode == 0, measured.stderr + expected.stderr
+    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, expected)]
+    assert abs(figures[0] - figures[1]) < 2e-4, (measured.stdout, expected.stdout)
+
+
+def test_an_adapter_that_cannot_be_measured_as_it_is_is_refused(directory: Path) -> None:
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    for name, change, named in (
+        ("patterns", {"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ("some-layers", {"layers_to_transform": [0]}, "lacks"),
+    ):
+        adapter = adapter_of_peft(directory, name, **settings, **change)
+        ended = drillyard("eval", adapter, "--data", directory / "whole.yaml")
+        assert ended.returncode == 2 and named in ended.stderr, ended.stderr
+        assert len(ended.stderr.strip().splitlines()) <= 2, ended.stderr
+
+
 def other_shape(directory: Path) -> dict[str, Any]:
     adapter = directory / "other-shape"
     adapter.mkdir(exist_ok=True)
@@ -177,6 +226,18 @@ def other_base(directory: Path) -> dict[str, Any]:
     return {"adapter": str(adapter)}
 
 
+def without_alpha(directory: Path) -> dict[str, Any]:
+    """peft takes 8 then."""
+    adapter = directory / "without-alpha"
+    adapter.mkdir(exist_ok=True)
+    final = directory / "runs" / "whole" / "final"
+    config = json.loads((final / "adapter_config.json").read_text())
+    config.pop("lora_alpha")
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    (adapter / "adapter_model.safetensors").write_bytes((final / "adapter_model.safetensors").read_bytes())
+    return {"adapter": str(adapter)}
+
+
 @pytest.mark.parametrize(
     ("lora", "named"),
     [
@@ -186,6 +247,7 @@ def other_base(directory: Path) -> dict[str, Any]:
         ({"adapter": "nowhere"}, ["nowhere", "adapter_config.json"]),
         (other_shape, ["other sizes", "lora_A"]),
         (other_base, ["other/Model-1B", "base_model_name_or_path"]),
+        (without_alpha, ["lora_alpha 8", "model.lora.alpha"]),
         ({"adapter": "runs/whole/final", "rank": 8}, ["has r 4", "model.lora.rank"]),
         ({"adapter": "runs/whole/final", "variant": "rslora"}, ["use_rslora", "model.lora.variant"]),
     ],

@@ -150,7 +150,32 @@ def read_adapter_config(path: str | FilePath) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict) or content.get("peft_type") != "LORA":
         raise ConfigError(f"model.lora.adapter: {file} describes no LoRA adapter\ngive the directory of one")
-    return content
+    # peft's own values where a file does not say them.
+    return {"r": 8, "lora_alpha": 8} | content
+
+
+def read_adapted_layers(path: str | FilePath) -> list[str]:
+    """The last part of the names of the layers that an adapter in PEFT's format has weights for, without torch.
+
+    The target_modules of its config may also be whole names or a pattern. Raises UserError where the file cannot be
+    read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    opener: Any = safe_open
+    file = FilePath(path).expanduser() / ADAPTER_WEIGHTS
+    try:
+        with opener(str(file), framework="numpy") as stored:
+            layers = [name.partition(".lora_A.")[0] for name in stored.keys() if ".lora_A." in name]  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise unreadable_adapter(file, error) from None
+    return sorted({layer.rpartition(".")[2] for layer in layers})
+
+
+def unreadable_adapter(file: FilePath, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.lora.adapter: {file} cannot be read: {error}\nsave the adapter again with peft's save_pretrained"
+    )
 
 
 def require_weight_files(model: ModelConfig) -> None:

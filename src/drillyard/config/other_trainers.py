@@ -59,6 +59,14 @@ _SCHEDULES = {
     "WarmupDecayLR": "linear",
     "WarmupCosineLR": "cosine",
 }
+_DEEPSPEED_WARMUP = {"warmup_max_lr": 0.001, "warmup_num_steps": 1000, "warmup_type": "log"}
+_DEEPSPEED_SCHEDULES = {
+    "WarmupLR": _DEEPSPEED_WARMUP,
+    "WarmupDecayLR": _DEEPSPEED_WARMUP,
+    # A share of the optimizer's own rate.
+    "WarmupCosineLR": {"warmup_num_steps": 1000, "warmup_type": "log", "cos_min_ratio": 0.0001},
+}
+"""What DeepSpeed's schedulers take where a file says nothing (deepspeed.readthedocs.io/en/latest/schedulers.html)."""
 _AS_THEY_ARE = {
     "learning_rate": "training.optimizer.learning_rate",
     "weight_decay": "training.optimizer.weight_decay",
@@ -265,12 +273,15 @@ def _deepspeed_optimizer(optimizer: Mapping[str, Any], found: ConvertedConfig) -
     for key in list(parameters):
         if key in names:
             _move(parameters, found, key, f"training.optimizer.{names[key]}", f"optimizer.params.{key}")
+        elif key == "adam_w_mode" and parameters[key] is False:
+            found.leave_out("optimizer.params.adam_w_mode: false", "weight decay is that of AdamW, decoupled")
         elif key not in ("torch_adam", "adam_w_mode"):
             found.leave_out(f"optimizer.params.{key}")
 
 
 def _deepspeed_schedule(scheduler: Mapping[str, Any], found: ConvertedConfig) -> None:
-    kind, parameters = scheduler.get("type"), dict(scheduler.get("params") or {})
+    kind = scheduler.get("type")
+    parameters = {**_DEEPSPEED_SCHEDULES.get(str(kind), {}), **(scheduler.get("params") or {})}
     found.put("training.schedule.name", _SCHEDULES.get(str(kind), "cosine"))
     if kind not in _SCHEDULES:
         found.leave_out(f"scheduler.type: {kind}", "cosine is written")
@@ -278,11 +289,16 @@ def _deepspeed_schedule(scheduler: Mapping[str, Any], found: ConvertedConfig) ->
         ("warmup_num_steps", "training.schedule.warmup_steps"),
         ("total_num_steps", "training.steps"),
         ("warmup_max_lr", "training.optimizer.learning_rate"),
+        ("cos_min_ratio", "training.schedule.final_fraction"),
     ):
         _move(parameters, found, key, path, f"scheduler.params.{key}")
+    warmup = parameters.pop("warmup_type", "linear")
+    if warmup != "linear":
+        found.leave_out(f"scheduler.params.warmup_type: {warmup}", "warmup is linear")
     for key in parameters:
-        if key != "warmup_min_lr" or parameters[key]:
-            found.leave_out(f"scheduler.params.{key}", "warmup begins at 0" if key == "warmup_min_lr" else None)
+        begins = key in ("warmup_min_lr", "warmup_min_ratio")
+        if not begins or parameters[key]:
+            found.leave_out(f"scheduler.params.{key}", "warmup begins at 0" if begins else None)
 
 
 def _defaults(content: dict[str, Any], defaults: Mapping[str, Any], has_adapter: bool) -> None:

@@ -16,7 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NAMES_SHOWN, read_adapter_config
+from drillyard.config.model_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    NAMES_SHOWN,
+    read_adapter_config,
+    unreadable_adapter,
+)
 from drillyard.errors import UserError
 from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, without_wrappers
 
@@ -119,10 +125,7 @@ class _StoredAdapter:
         try:
             self.file: Any = opener(str(self.path), framework="pt").__enter__()
         except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"model.lora.adapter: {self.path} cannot be read: {error}\n"
-                "save the adapter again with peft's save_pretrained"
-            ) from None
+            raise unreadable_adapter(self.path, error) from None
         names = self.file.keys()
         self.shapes = {name: tuple(self.file.get_slice(name).get_shape()) for name in names}
 

@@ -192,13 +192,19 @@ def describe_nearest_fit(setup: Setup, memory_gib: float) -> str:
 
 
 def fill_weights(config: RunConfig, model: ShardedModel) -> None:
-    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme; then the adapters."""
+    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme; then the adapters.
+
+    Raises UserError for an adapter that is not of this model, before anything is read.
+    """
+    lora = config.model.lora
+    if lora is not None and lora.adapter is not None:
+        require_matching_adapter(model.causal_lm, lora.adapter, config.model.id)
     if config.model.init == "random":
         init_random(model.causal_lm, config.training.seed)
     else:
         assert config.model.id is not None, "checked before start"
         load_pretrained(model.causal_lm, config.model.id)
-    if (lora := config.model.lora) is not None:
+    if lora is not None:
         from drillyard.models.adapters import init_adapters
 
         if lora.adapter is None:

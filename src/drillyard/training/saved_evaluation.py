@@ -129,7 +129,7 @@ def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfi
     if saved.is_checkpoint:
         own = saved.config_from_run()
         return config.model_copy(update={"model": own.model, "training": own.training})
-    return as_pretrained(config, saved.path)
+    return as_pretrained(config, saved)
 
 
 def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedModel) -> DataConfig:
@@ -139,8 +139,9 @@ def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedM
         "source": request.data,
         "held_out": {} if request.data.startswith("builtin:") else {"source": request.data},
         "sequence_length": request.sequence_length or data.sequence_length,
-        "tokenizer": str(saved.tokenizer_directory),
     }
+    if saved.tokenizer_directory is not None:
+        changes["tokenizer"] = str(saved.tokenizer_directory)
     if request.format not in (None, data.format):
         changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
     return config_from_options(DataConfig, data.model_dump() | changes)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from drillyard import export_directory
 from drillyard.config.load import config_from_options, load_run_config
-from drillyard.config.model_files import read_adapter_config
+from drillyard.config.model_files import read_adapted_layers, read_adapter_config
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.safe_files import describe_os_error
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 SAVED_BASE = "base"
 BASE_RECORD = "base.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 Dtypes: TypeAlias = "dict[str, torch.dtype]"
 """The dtype of each parameter in an export, by name."""
 
@@ -51,10 +52,13 @@ class SavedModel:
     config: RunConfig | None
 
     @property
-    def tokenizer_directory(self) -> Path:
-        """Directory of the model's tokenizer: with the weights, or in the run directory."""
+    def tokenizer_directory(self) -> Path | None:
+        """Directory of the model's tokenizer: with the weights, or in the run directory. None where there is none, as
+        peft leaves an adapter."""
         owner = run_directory_above(self.path)
-        return owner / SAVED_TOKENIZER if self.is_checkpoint and owner else self.path
+        if self.is_checkpoint and owner:
+            return owner / SAVED_TOKENIZER
+        return self.path if any((self.path / name).is_file() for name in _TOKENIZER_FILES) else None
 
     @property
     def base(self) -> dict[str, Any] | None:
@@ -168,28 +172,35 @@ def run_directory_above(path: Path) -> Path | None:
     return next((owner for owner in owners if all((owner / name).is_file() for name in needed)), None)
 
 
-def as_pretrained(config: RunConfig, path: Path) -> RunConfig:
-    """`config` with the model and tokenizer of the Hugging Face directory at `path`: a model, or an adapter with the
-    base that it names."""
+def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
+    """`config` with the model of a Hugging Face directory, or an adapter with the base that it names, and with its
+    tokenizer: that of the directory, of the data's config, or of the base."""
+    path = saved.path
     changes: dict[str, Any] = {"id": str(path), "config": None, "init": "pretrained", "lora": None}
     if (path / "config.json").is_file():
         changes["quantization"] = None
     else:
         adapter = read_adapter_config(path)
-        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": _lora_of(adapter, path, config.model.lora)}
-    model = config.model.model_copy(update=changes)
-    return config.model_copy(update={"model": model, "data": config.data.model_copy(update={"tokenizer": str(path)})})
+        of_run = None if saved.config is None else saved.config.model.lora
+        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": _lora_of(adapter, path, of_run)}
+    tokenizer: Any = config.data.tokenizer if isinstance(config.data.tokenizer, str) else None
+    if saved.tokenizer_directory is not None:
+        tokenizer = str(saved.tokenizer_directory)
+    data = config.data.model_copy(update={"tokenizer": tokenizer})
+    return config.model_copy(update={"model": config.model.model_copy(update=changes), "data": data})
 
 
 def _lora_of(adapter: dict[str, Any], path: Path, of_run: LoraConfig | None) -> LoraConfig:
-    """The settings of the adapter at `path`: those of the run that made it, or what its adapter_config.json says."""
+    """The settings of the adapter at `path`: those of the run that made it, or what its files say."""
     if of_run is not None:
         return of_run.model_copy(update={"adapter": str(path)})
+    layers = read_adapted_layers(path)
     variants = {"dora": adapter.get("use_dora"), "rslora": adapter.get("use_rslora")}
     settings = {
         "rank": adapter.get("r"),
         "alpha": adapter.get("lora_alpha"),
-        "target_modules": adapter.get("target_modules"),
+        # Experts stacked in one tensor have adapters under all-linear alone.
+        "target_modules": "all-linear" if {"experts", "base_layer"} & set(layers) else layers,
         "variant": next((name for name, used in variants.items() if used), "lora"),
         "adapter": str(path),
     }

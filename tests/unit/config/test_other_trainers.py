@@ -74,7 +74,10 @@ DEEPSPEED = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "eps": 1e-6, "amsgrad": True}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100, "total_num_steps": 2000}},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_num_steps": 100, "total_num_steps": 2000, "warmup_max_lr": 2e-5},
+    },
 }
 FILES: dict[str, dict[str, Any]] = {"trl": TRL, "axolotl": AXOLOTL, "deepspeed": DEEPSPEED}
 EXPECTED: dict[str, dict[str, Any]] = {
@@ -119,7 +122,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "training.global_batch_size": 32,
         "training.micro_batch_size": 4,
         "training.gradient_accumulation": None,
-        "training.optimizer.learning_rate": 3e-5,
+        "training.optimizer.learning_rate": 2e-5,
         "training.optimizer.epsilon": 1e-6,
         "training.optimizer.betas": [0.9, 0.999],
         "training.optimizer.weight_decay": 0.0,
@@ -136,7 +139,7 @@ LEFT_OUT = {
     },
     "deepspeed": {
         "gradient_clipping", "zero_optimization.stage", "zero_optimization.offload_optimizer",
-        "optimizer.params.amsgrad", "model", "data",
+        "optimizer.params.amsgrad", "scheduler.params.warmup_type: log", "model", "data",
     },
 }  # fmt: skip
 
@@ -188,6 +191,43 @@ def test_no_key_is_dropped_in_silence(tool: str, key: str, tmp_path: Path) -> No
         found = convert(tool, written(tmp_path, content))
         results.append((found.settings, found.left_out))
     assert results[0] != results[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "expected", "named"),
+    [
+        # DeepSpeed's own values where the file has none: the scheduler sets the rate, whatever the optimizer's is.
+        ("WarmupLR", {}, {"name": "constant", "warmup_steps": 1000, "rate": 0.001}, ["warmup_type: log"]),
+        ("WarmupDecayLR", {"warmup_type": "linear"}, {"name": "linear", "warmup_steps": 1000, "rate": 0.001}, []),
+        (
+            "WarmupCosineLR",
+            {"total_num_steps": 50, "warmup_min_ratio": 0.1, "warmup_type": "linear"},
+            {"name": "cosine", "warmup_steps": 1000, "rate": 3e-5, "final_fraction": 0.0001},
+            ["warmup_min_ratio"],
+        ),
+        (
+            "WarmupCosineLR",
+            {"total_num_steps": 50, "warmup_num_steps": 5, "warmup_type": "linear", "cos_min_ratio": 0.1},
+            {"name": "cosine", "warmup_steps": 5, "rate": 3e-5, "final_fraction": 0.1},
+            [],
+        ),
+    ],
+)
+def test_a_schedule_of_deepspeed_is_read_with_its_defaults(
+    kind: str, parameters: dict[str, Any], expected: dict[str, Any], named: list[str], tmp_path: Path
+) -> None:
+    scheduler = {"type": kind, "params": parameters}
+    found = convert("deepspeed", written(tmp_path, {**DEEPSPEED, "scheduler": scheduler}))
+    training = found.settings["training"]
+    schedule = {**training["schedule"], "rate": training["optimizer"]["learning_rate"]}
+    assert schedule.items() >= expected.items()
+    assert [key for key, _ in found.left_out if "scheduler" in key] == [f"scheduler.params.{each}" for each in named]
+
+
+def test_weight_decay_in_the_gradient_is_named(tmp_path: Path) -> None:
+    optimizer = {"type": "Adam", "params": {"lr": 3e-5, "adam_w_mode": False}}
+    found = convert("deepspeed", written(tmp_path, {**DEEPSPEED, "optimizer": optimizer}))
+    assert "optimizer.params.adam_w_mode: false" in dict(found.left_out)
 
 
 def test_an_unknown_key_is_named(tmp_path: Path) -> None:
