@@ -39,6 +39,7 @@ from drillyard.errors import UserError
 NO_TURN = "without_assistant_turn"
 TOOLS_IGNORED = "tools_not_rendered"
 BY_TURN = "cut_by_turn"
+ANSWERS_NOTHING = "begins_with_assistant"
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 Span = tuple[int, int]
@@ -82,6 +83,9 @@ class ChatRenderer:
             masked = [turn for turn in turns if not weights[turn]]
             spans = [span for turn, span in _spans(chat, turns, len(messages)) if turn in masked] if masked else []
             return RenderedChat([_segments(chat.text(), spans, learnt=False)], counts)
+        if turns[:1] == [0] and not self.marks_generation and not chat.may_begin_with_answer:
+            turns, learnt = turns[1:], [turn for turn in learnt if turn]
+            counts.append(ANSWERS_NOTHING)
         if not turns:
             return RenderedChat([], [*counts, NO_TURN])
         if self.loss_on == "each" and learnt:
@@ -180,6 +184,15 @@ class _Chat:
         if key not in self._texts:
             self._texts[key], _ = self._render(key[0], prompt=prompt)
         return self._texts[key]
+
+    @property
+    def may_begin_with_answer(self) -> bool:
+        """Whether the template renders the assistant's turn where nothing comes before it."""
+        try:
+            self.text(0, prompt=True)
+        except UserError:
+            return False
+        return True
 
     def marked(self, stop: int) -> list[Span]:
         """The characters of the first `stop` messages that the template's generation blocks mark."""

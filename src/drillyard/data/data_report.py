@@ -33,6 +33,8 @@ _WARNINGS = {
     "assistant, tool)",
     "without_loss": "have no token that carries loss within the sequence length, so nothing is learnt from them",
     "dropped": "are longer than data.sequence_length and dropped (data.too_long: drop)",
+    "begins_with_assistant": "begin with the assistant, which the chat template cannot be asked for: that turn is not "
+    "learnt",
     "broken_call": "have a function call that cannot be read, so that turn is not learnt",
     "truncated": "are longer than data.sequence_length and truncated (data.too_long: truncate)",
     "empty": "are empty and dropped",

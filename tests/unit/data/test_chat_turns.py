@@ -43,6 +43,29 @@ def test_a_turn_of_weight_zero_has_no_document_of_its_own(template: str) -> None
     assert documents(template, talk, "each") == documents(template, TALK, "last")
 
 
+ANSWER_FIRST = [TALK[1], *TALK]
+"""As many conversations of ShareGPT begin."""
+
+
+@pytest.mark.parametrize("loss_on", ["completion", "last", "each"])
+def test_an_answer_to_nothing_is_context_where_the_template_has_no_empty_conversation(loss_on: str) -> None:
+    needs_a_message = "{% set first = messages[0].role %}" + CHATML
+    row = RowFormat("chat").canonical({"messages": ANSWER_FIRST}, "here")
+    rendered = ChatRenderer(needs_a_message, {}, loss_on).render(row, "here")
+    answers = [text for document in rendered.documents for text, loss in document if loss]
+    assert answers == ["Hello<|im_end|>\n", "So long<|im_end|>\n"][loss_on == "last" :]
+    assert rendered.counts == ["begins_with_assistant"]
+    assert rendered.documents[0][0][0].startswith("<|im_start|>assistant\nHello")
+    alone = RowFormat("chat").canonical({"messages": ANSWER_FIRST[:1]}, "here")
+    assert ChatRenderer(needs_a_message, {}, loss_on).render(alone, "here").documents == []
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_an_answer_to_nothing_is_learnt_where_the_template_has_one(template: str) -> None:
+    (found,) = documents(template, ANSWER_FIRST, "completion")
+    assert len([text for text, loss in found if loss]) == 3
+
+
 def test_train_on_decides_the_loss_of_a_chat(make_config: MakeConfig) -> None:
     found = {
         turns: row_format(make_config("x", format="chat", train_on=turns).data).loss_on
