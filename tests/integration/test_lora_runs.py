@@ -306,8 +306,11 @@ def test_a_run_beside_nf4_is_measured_and_merged(wide_directory: Path) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert weights["model.layers.0.mlp.up_proj.weight"].shape == (64, 64)
     of_merged = drillyard("eval", merged, "--data", wide_directory / "whole.yaml")
-    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged)]
+    # With the config of another run, for its data: the adapters are measured beside what they were trained beside.
+    elsewhere = drillyard("eval", run / "final", "--data", run_config(wide_directory, "plain", lora=None))
+    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged, elsewhere)]
     assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
+    assert figures[2] == figures[0], (measured.stdout, elsewhere.stdout)
 
 
 @pytest.mark.parametrize(

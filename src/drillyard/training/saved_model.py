@@ -181,8 +181,12 @@ def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
         changes["quantization"] = None
     else:
         adapter = read_adapter_config(path)
-        of_run = None if saved.config is None else saved.config.model.lora
-        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": _lora_of(adapter, path, of_run)}
+        own = None if saved.config is None else saved.config.model
+        lora = _lora_of(adapter, path, None if own is None else own.lora)
+        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": lora}
+        if own is not None:
+            # The config may be of another run, for its data.
+            changes["quantization"] = own.quantization
     tokenizer: Any = config.data.tokenizer if isinstance(config.data.tokenizer, str) else None
     if saved.tokenizer_directory is not None:
         tokenizer = str(saved.tokenizer_directory)
