@@ -201,8 +201,12 @@ def test_an_adapter_that_cannot_be_measured_as_it_is_is_refused(directory: Path)
     for name, change, named in (
         ("patterns", {"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
         ("some-layers", {"layers_to_transform": [0]}, "lacks"),
+        ("without-base", {}, "base_model_name_or_path"),
     ):
         adapter = adapter_of_peft(directory, name, **settings, **change)
+        if name == "without-base":
+            config = json.loads((adapter / "adapter_config.json").read_text())
+            (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
         ended = drillyard("eval", adapter, "--data", directory / "whole.yaml")
         assert ended.returncode == 2 and named in ended.stderr, ended.stderr
         assert len(ended.stderr.strip().splitlines()) <= 2, ended.stderr

@@ -183,7 +183,10 @@ def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
         adapter = read_adapter_config(path)
         own = None if saved.config is None else saved.config.model
         lora = _lora_of(adapter, path, None if own is None else own.lora)
-        changes |= {"id": adapter.get("base_model_name_or_path"), "lora": lora}
+        base = adapter.get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise UserError(f"{path}: its adapter_config.json names no base: write it into base_model_name_or_path")
+        changes |= {"id": base, "lora": lora}
         if own is not None:
             # The config may be of another run, for its data.
             changes["quantization"] = own.quantization
