@@ -32,7 +32,8 @@ LINE_BOUNDS = {
     + 20
     + 15
     + 25
-    + 40,  # config/other_trainers, network profiles, nf4, finite numbers, DeepSpeed's schedules, adapters of peft
+    + 40
+    + 55,  # config/other_trainers, network profiles, nf4, finite numbers, DeepSpeed's schedules, adapters of peft
     ("training", "data", "cli"): 13_092
     + 780
     + 160
@@ -43,7 +44,8 @@ LINE_BOUNDS = {
     + 45
     + 40
     + 20
-    + 40,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4, tokenizers, imports, memory
+    + 40
+    + 35,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4, tokenizers, imports, memory
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831
     + 400
     + 60
@@ -54,8 +56,8 @@ LINE_BOUNDS = {
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 208,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 105,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 300,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 165,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2 + 1,
 }
 

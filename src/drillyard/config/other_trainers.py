@@ -176,10 +176,9 @@ def _from_trl(content: dict[str, Any], found: ConvertedConfig) -> None:
     _strategies(content, found)
     if content.pop("eval_strategy", "no") != "no" and dataset is not None:
         found.put("data.held_out.source", {"path": dataset, "split": test_split})
-    # Of a chat TRL too learns the assistant's turns alone where this is set.
-    learns_all = content.pop("assistant_only_loss", None) is False
     found.put("data.format", "chat")
-    if learns_all:
+    # Of a chat TRL learns the assistant's turns alone only where this is set.
+    if content.pop("assistant_only_loss", False) is not True:
         found.put("data.loss_on", "all")
     if (kernel := content.get("attn_implementation")) in ("sdpa", "eager"):
         found.put("model.attention", content.pop("attn_implementation", kernel))
@@ -192,6 +191,8 @@ def _from_trl(content: dict[str, Any], found: ConvertedConfig) -> None:
             content.pop("bnb_4bit_quant_type", None)
             content.pop("load_in_4bit")
             found.put("model.quantization", "nf4")
+    else:
+        _without_adapter(content, found)
     _shared(content, found, _TRL, "lr_scheduler_type")
 
 
@@ -217,6 +218,8 @@ def _from_axolotl(content: dict[str, Any], found: ConvertedConfig) -> None:
         linear = content.pop("lora_target_linear", False) is True
         found.put("model.lora.target_modules", "all-linear" if linear else _targets(targets) or ["q_proj", "v_proj"])
         _variant(content, found, "peft_use_dora", "peft_use_rslora")
+    else:
+        _without_adapter(content, found)
     wandb = {
         name.removeprefix("wandb_"): content.pop(name)
         for name in ("wandb_project", "wandb_entity", "wandb_name")
@@ -246,12 +249,7 @@ def _from_deepspeed(content: dict[str, Any], found: ConvertedConfig) -> None:
     scheduler = content.pop("scheduler", None)
     if isinstance(scheduler, dict):
         _deepspeed_schedule(scheduler, found)
-    for name in ("bf16", "fp16"):
-        section = content.pop(name, None)
-        if isinstance(section, dict) and section.get("enabled") is True:
-            found.put("training.precision", "bf16")
-            if name == "fp16":
-                found.leave_out("fp16", _FP16)
+    _deepspeed_precision(content, found)
     zero = content.pop("zero_optimization", None)
     if isinstance(zero, dict):
         for key in sorted(zero):
@@ -264,11 +262,26 @@ def _from_deepspeed(content: dict[str, Any], found: ConvertedConfig) -> None:
         found.leave_out(key)
 
 
+def _deepspeed_precision(content: dict[str, Any], found: ConvertedConfig) -> None:
+    sections = {name: content.pop(name, None) for name in ("bf16", "fp16")}
+    enabled = {name: section.get("enabled") for name, section in sections.items() if isinstance(section, dict)}
+    if True in enabled.values():
+        found.put("training.precision", "bf16")
+        if enabled.get("fp16") is True:
+            found.leave_out("fp16", _FP16)
+    elif "auto" in enabled.values():
+        for name, value in enabled.items():
+            if value == "auto":
+                found.leave_out(f"{name}.enabled", "is auto, decided elsewhere; set training.precision")
+    else:
+        found.put("training.precision", "fp32")
+
+
 def _deepspeed_optimizer(optimizer: Mapping[str, Any], found: ConvertedConfig) -> None:
     kind = optimizer.get("type")
     if kind not in ("Adam", "AdamW", "FusedAdam"):
         found.leave_out(f"optimizer.type: {kind}", "adamw is the optimizer there is")
-    parameters = {"betas": [0.9, 0.999], "weight_decay": 0.0, **(optimizer.get("params") or {})}
+    parameters = {"betas": [0.9, 0.999], "weight_decay": 0.0, **_parameters(optimizer, "optimizer", found)}
     names = {"lr": "learning_rate", "betas": "betas", "eps": "epsilon", "weight_decay": "weight_decay"}
     for key in list(parameters):
         if key in names:
@@ -279,10 +292,18 @@ def _deepspeed_optimizer(optimizer: Mapping[str, Any], found: ConvertedConfig) -
             found.leave_out(f"optimizer.params.{key}")
 
 
+def _parameters(section: Mapping[str, Any], name: str, found: ConvertedConfig) -> dict[str, Any]:
+    parameters = section.get("params") or {}
+    if isinstance(parameters, dict):
+        return parameters
+    found.leave_out(f"{name}.params", f"is {parameters}, and no settings by name")
+    return {}
+
+
 def _deepspeed_schedule(scheduler: Mapping[str, Any], found: ConvertedConfig) -> None:
-    kind = scheduler.get("type")
-    parameters = {**_DEEPSPEED_SCHEDULES.get(str(kind), {}), **(scheduler.get("params") or {})}
-    found.put("training.schedule.name", _SCHEDULES.get(str(kind), "cosine"))
+    kind = str(scheduler.get("type"))
+    parameters = {**_DEEPSPEED_SCHEDULES.get(kind, {}), **_parameters(scheduler, "scheduler", found)}
+    found.put("training.schedule.name", _SCHEDULES.get(kind, "cosine"))
     if kind not in _SCHEDULES:
         found.leave_out(f"scheduler.type: {kind}", "cosine is written")
     for key, path in (
@@ -309,7 +330,7 @@ def _defaults(content: dict[str, Any], defaults: Mapping[str, Any], has_adapter:
 
 def _length(content: dict[str, Any], found: ConvertedConfig, epochs: str) -> None:
     """Steps where there are any, else epochs: as both tools decide it."""
-    steps = content.pop("max_steps", None)
+    steps = _as_number(content.pop("max_steps", None))
     if isinstance(steps, int) and steps > 0:
         content.pop(epochs, None)
         found.put("training.steps", steps)
@@ -318,6 +339,13 @@ def _length(content: dict[str, Any], found: ConvertedConfig, epochs: str) -> Non
             found.put("training.schedule.warmup_steps", round(content.pop("warmup_ratio") * steps))
     else:
         found.put("training.epochs", content.pop(epochs))
+
+
+def _without_adapter(content: dict[str, Any], found: ConvertedConfig) -> None:
+    """Adapters' settings in a file that trains all weights."""
+    for key in [key for key in content if key.startswith("lora_")]:
+        if content.pop(key) not in (None, "", []):
+            found.leave_out(key, "no adapter is trained: all weights are")
 
 
 def _strategies(content: dict[str, Any], found: ConvertedConfig) -> None:
@@ -391,7 +419,7 @@ def _shared(content: dict[str, Any], found: ConvertedConfig, own: Mapping[str, s
         _move(content, found, key, path)
     if "model" in found.settings and "id" in found.settings["model"]:
         found.put("model.init", "pretrained")
-    kind = content.pop(schedule, "cosine")
+    kind = str(content.pop(schedule, "cosine"))
     found.put("training.schedule.name", _SCHEDULES.get(kind, "cosine"))
     if kind not in _SCHEDULES:
         found.leave_out(f"{schedule}: {kind}", "cosine is written")
@@ -417,11 +445,25 @@ def _precision(content: dict[str, Any], found: ConvertedConfig) -> None:
 
 
 def _move(content: dict[str, Any], found: ConvertedConfig, key: str, path: str, shown: str | None = None) -> None:
-    value = content.pop(key, None)
+    value = _as_number(content.pop(key, None))
     if value == "auto":
         found.leave_out(shown or key, f"is auto, decided elsewhere; set {path}")
+    elif path.endswith("_steps") and isinstance(value, float) and 0 < value < 1:
+        found.leave_out(shown or key, f"is a share of all steps; set {path}")
+    elif path == "training.gradient_clipping" and value == 0:
+        found.put(path, None)
     elif value is not None:
         found.put(path, value)
+
+
+def _as_number(value: Any) -> Any:
+    """Numbers that a file has as text, and whole ones with a decimal point, as numbers."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if re.search("[.eE]", value) else int(value)
+        except ValueError:
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 _TOOLS: dict[str, Callable[[dict[str, Any], ConvertedConfig], None]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from drillyard.config.strict_model import StrictModel
 from drillyard.deprecation import warn_renamed
@@ -108,7 +108,9 @@ class MegatronConfig(StrictModel):
         description="`documents`: attention and positions begin again at each document; `none`: a sequence is one "
         "text, as in Megatron-LM.",
     )
-    split: Annotated[str, Field(pattern=r"^[0-9.]+(,[0-9.]+){0,2}$")] | None = Field(
+    split: (
+        Annotated[str, Field(pattern=r"^([0-9]+[.]?[0-9]*|[.][0-9]+)(,([0-9]+[.]?[0-9]*|[.][0-9]+)){0,2}$")] | None
+    ) = Field(
         default=None,
         description="Shares of train, valid and test as in Megatron-LM, 969,30,1: the `split` of a source then names "
         "one of them; null: each source is read whole.",
@@ -119,6 +121,13 @@ class MegatronConfig(StrictModel):
         "global_batch_size, which also decides the order); null: in Drillyard's.",
     )
     seed: Count = Field(default=1234, description="Seed of Megatron-LM's sample order.")
+
+    @field_validator("split")
+    @classmethod
+    def _require_shares(cls, value: str | None) -> str | None:
+        if value is not None and not any(map(float, value.split(","))):
+            raise ValueError("its shares are all 0")
+        return value
 
 
 class HeldOutConfig(StrictModel):

@@ -80,11 +80,26 @@ def _openai(row: Row, columns: Mapping[str, str], where: str) -> Row:
     messages = normalised_messages(row[found], where)
     named = (columns["tools"],) if "tools" in columns else TOOL_COLUMNS
     tools = normalised_tools(next((row[name] for name in named if row.get(name)), None), where) or []
-    listed = _HERMES_TOOLS.search(text_of_parts(messages[0])) if messages[0]["role"] == "system" else None
+    found_tools = _HERMES_TOOLS.findall(text_of_parts(messages[0])) if messages[0]["role"] == "system" else []
+    # The usual prompt names the tags, with nothing between them, before it uses them.
+    listed = next((text for text in reversed(found_tools) if text.strip()), None)
     if listed is None:
         return {"messages": messages, "tools": tools}
     # The system message explains a notation of calls: the model's template has its own.
-    return {"messages": messages[1:], "tools": tools or normalised_tools(listed[1], where) or []}
+    return {"messages": messages[1:], "tools": tools or normalised_tools(_one_list(listed), where) or []}
+
+
+def _one_list(text: str) -> str:
+    """JSON objects that follow each other as a JSON list; other text as it is."""
+    decoder, found, rest = json.JSONDecoder(), [], text.strip()
+    try:
+        while rest:
+            value, end = decoder.raw_decode(rest)
+            found.append(value)
+            rest = rest[end:].lstrip()
+    except (ValueError, RecursionError):
+        return text
+    return text if len(found) == 1 and isinstance(found[0], list) else json.dumps(found)
 
 
 def _xlam(row: Row, where: str) -> Row:
@@ -102,7 +117,7 @@ def _bfcl(row: Row, where: str) -> Row:
     accepted = []
     for call in _objects(row.get("ground_truth") or [], "ground_truth", where):
         for name, arguments in call.items():
-            if not isinstance(arguments, dict) or not all(isinstance(v, list) and v for v in arguments.values()):
+            if not isinstance(arguments, dict) or not all(map(_are_choices, arguments.values())):
                 raise UserError(
                     f"{where}: ground_truth must be [{{function: {{parameter: [accepted values]}}}}]; found "
                     f"{call!r:.60}. Fix the row."
@@ -113,6 +128,17 @@ def _bfcl(row: Row, where: str) -> Row:
     if accepted:
         messages = [*messages, _assistant([reference_call(call, tools) for call in accepted])]
     return {"messages": messages, "tools": tools, "accepted": accepted}
+
+
+def _are_choices(value: Any) -> bool:
+    """Whether this is a list of accepted values; inside of one, an object has such a list for each key."""
+    return isinstance(value, list) and bool(value) and all(map(_is_choice, value))
+
+
+def _is_choice(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_are_choices, value.values()))
+    return not isinstance(value, list) or all(map(_is_choice, value))
 
 
 def _objects(value: Any, column: str, where: str) -> list[Row]:

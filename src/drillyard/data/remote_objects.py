@@ -70,8 +70,8 @@ class RemoteObject:
 
 
 def shown(address: str) -> str:
-    """An address for people: without query and fragment."""
-    return re.split(r"[?#]", address, maxsplit=1)[0]
+    """An address for people: without name and password, query and fragment."""
+    return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", address, maxsplit=1)[0])
 
 
 def list_objects(address: str, is_readable: Callable[[PurePosixPath], bool]) -> tuple[RemoteObject, ...]:

@@ -35,13 +35,18 @@ def openai_tool(tool: Row, where: str) -> Row:
         )
     name = function["name"].strip()
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if isinstance(parameters, dict) and parameters and not {"type", "properties", "$ref"} & parameters.keys():
+    if isinstance(parameters, dict) and parameters and not _is_schema(parameters):
         parameters = _xlam_parameters(parameters, f"{where}: tool {name}")
     schema = _json_schema(parameters, f"{where}: tool {name}", "parameters")
     if schema.get("type") != "object":
         raise _no_schema(f"{where}: tool {name}", "parameters", "must be of type object", schema.get("type"))
     function = {key: value for key, value in function.items() if key not in ("name", "parameters", "type")}
     return {"type": "function", "function": {"name": name, **function, "parameters": schema}}
+
+
+def _is_schema(parameters: Row) -> bool:
+    """Whether these are a JSON schema, and not xLAM's parameters by name, of which one may be called `type`."""
+    return "properties" in parameters or "$ref" in parameters or isinstance(parameters.get("type"), str | list)
 
 
 def _xlam_parameters(parameters: Row, where: str) -> Row:

@@ -224,6 +224,75 @@ def test_a_schedule_of_deepspeed_is_read_with_its_defaults(
     assert [key for key, _ in found.left_out if "scheduler" in key] == [f"scheduler.params.{each}" for each in named]
 
 
+@pytest.mark.parametrize(("tool", "changes"), [("trl", {"use_peft": False}), ("axolotl", {"adapter": None})])
+def test_settings_of_adapters_do_not_make_a_full_fine_tune_one_of_adapters(
+    tool: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    content = {**FILES[tool], "lora_r": 32, "lora_alpha": 16, **changes}
+    found = convert(tool, written(tmp_path, content))
+    assert "lora" not in found.settings["model"]
+    assert {"lora_r", "lora_alpha"} <= {key for key, _ in found.left_out}
+
+
+@pytest.mark.parametrize(("learns_answers", "loss_on"), [({}, "all"), ({"assistant_only_loss": True}, None)])
+def test_what_a_chat_teaches_is_what_trl_learns(
+    learns_answers: dict[str, Any], loss_on: str | None, tmp_path: Path
+) -> None:
+    content = {key: value for key, value in TRL.items() if key != "assistant_only_loss"} | learns_answers
+    assert convert("trl", written(tmp_path, content)).settings["data"].get("loss_on") == loss_on
+
+
+@pytest.mark.parametrize(
+    ("sections", "precision", "named"),
+    [
+        ({"bf16": {"enabled": False}, "fp16": {"enabled": False}}, "fp32", set()),
+        ({}, "fp32", set()),
+        ({"bf16": {"enabled": "auto"}}, None, {"bf16.enabled"}),
+        ({"fp16": {"enabled": True}}, "bf16", {"fp16"}),
+    ],
+)
+def test_the_precision_is_that_of_deepspeed(
+    sections: dict[str, Any], precision: str | None, named: set[str], tmp_path: Path
+) -> None:
+    content = {key: value for key, value in DEEPSPEED.items() if key != "bf16"} | sections
+    found = convert("deepspeed", written(tmp_path, content))
+    assert found.settings["training"].get("precision") == precision
+    assert {key for key, _ in found.left_out if "16" in key} == named
+
+
+@pytest.mark.parametrize(
+    ("tool", "changes", "path", "value", "named"),
+    [
+        ("trl", {"max_length": "2048"}, "data.sequence_length", 2048, None),
+        ("trl", {"max_steps": "30"}, "training.steps", 30, None),
+        ("trl", {"max_steps": 30, "warmup_steps": 0.03}, "training.schedule.warmup_steps", None, "warmup_steps"),
+        ("trl", {"save_strategy": "steps", "save_steps": 0.25}, "checkpoint.every_steps", None, "save_steps"),
+        ("trl", {"max_grad_norm": 0}, "training.gradient_clipping", None, None),
+        ("axolotl", {"lr_scheduler": ["cosine"]}, "training.schedule.name", "cosine", "lr_scheduler: ['cosine']"),
+        ("deepspeed", {"steps_per_print": 1e3}, "logging.every_steps", 1000, None),
+        ("deepspeed", {"train_batch_size": 64.0}, "training.global_batch_size", 64, None),
+        (
+            "deepspeed",
+            {"optimizer": {"type": "AdamW", "params": "auto"}},
+            "training.optimizer.weight_decay",
+            0,
+            "optimizer.params",
+        ),
+        ("deepspeed", {"scheduler": {"type": ["WarmupLR"], "params": 3}}, None, None, "scheduler.params"),
+    ],
+)
+def test_odd_values_are_taken_over_or_named(
+    tool: str, changes: dict[str, Any], path: str | None, value: Any, named: str | None, tmp_path: Path
+) -> None:
+    found = convert(tool, written(tmp_path, {**FILES[tool], **changes}))
+    settings = completed(found)
+    if path is not None:
+        assert at(settings, path) == value
+    assert named is None or named in {key for key, _ in found.left_out}
+    run, _ = write_starters(tmp_path / "new", settings)
+    load_run_config(run)
+
+
 def test_weight_decay_in_the_gradient_is_named(tmp_path: Path) -> None:
     optimizer = {"type": "Adam", "params": {"lr": 3e-5, "adam_w_mode": False}}
     found = convert("deepspeed", written(tmp_path, {**DEEPSPEED, "optimizer": optimizer}))

@@ -103,6 +103,29 @@ def test_the_system_message_that_lists_tools_in_hermes_rows_is_left_to_the_templ
     assert messages[-1]["content"] == '{"sky": "clear"}'
 
 
+@pytest.mark.parametrize(
+    "listed", [json.dumps([TOOL]), f"{json.dumps(TOOL)}\n{json.dumps({'name': 'other', 'parameters': {}})}"]
+)
+def test_the_usual_prompt_of_hermes_names_its_tags_before_it_uses_them(listed: str) -> None:
+    prompt = f"Signatures are within <tools> </tools> XML tags. Here are the tools: <tools>{listed}</tools> Use them."
+    turns = [{"from": "system", "value": prompt}, *HERMES["conversations"][1:]]
+    found = canonical({"conversations": turns})
+    assert found["tools"][0]["function"]["name"] == "weather" and len(found["tools"]) == listed.count("\n") + 1
+    assert found["messages"][0]["role"] == "user"
+
+
+def test_a_system_message_without_tools_between_the_tags_stays() -> None:
+    turns = [{"from": "system", "value": "Tools come in <tools></tools>."}, *HERMES["conversations"][1:]]
+    found = canonical({"conversations": turns})
+    assert found["messages"][0]["role"] == "system" and not found["tools"]
+
+
+def test_a_parameter_of_xlam_may_be_called_type() -> None:
+    tools = [{**FUNCTION, "parameters": {"type": {"type": "str"}, "city": {"type": "str"}}}]
+    (tool,) = canonical({**XLAM, "tools": json.dumps(tools)})["tools"]
+    assert tool["function"]["parameters"]["properties"].keys() == {"type", "city"}
+
+
 def test_results_name_the_calls_that_they_answer() -> None:
     found = canonical(SHAREGPT)["messages"]
     assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"] == "call00000"
@@ -191,6 +214,10 @@ def test_tools_that_are_no_schema_are_refused(tool: dict[str, Any], found: str) 
         ({"text": "a"}, "text"),
         ({**BFCL, "question": []}, "messages"),
         ({**BFCL, "ground_truth": [{"weather": {"city": "Paris"}}]}, "ground_truth"),
+        *(
+            ({**BFCL, "ground_truth": [{"weather": {"city": [{"k": inner}]}}]}, "ground_truth")
+            for inner in (5, [], "abc", [{"l": 5}])
+        ),
         ({**BFCL, "function": 5}, "function"),
         ({**XLAM, "answers": "{"}, "answers"),
         ({**XLAM, "answers": [{"arguments": {}}]}, "arguments"),

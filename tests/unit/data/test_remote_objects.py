@@ -259,3 +259,8 @@ def test_a_gated_data_set_names_the_page_and_never_the_token(status: int, server
     assert f"{server.url}/datasets/org/gated" in result.stderr and str(status) in result.stderr
     assert "hf_secret" not in result.stderr + result.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+
+
+def test_a_password_in_an_address_is_not_shown() -> None:
+    assert remote_objects.shown("https://me:word@host/a@b.jsonl?token=1#x") == "https://host/a@b.jsonl"
+    assert remote_objects.shown("gs://bucket/a@b/c.jsonl") == "gs://bucket/a@b/c.jsonl"

@@ -12,6 +12,7 @@ from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
 from drillyard.errors import UserError
+from drillyard.export_directory import locked
 from drillyard.safe_files import describe_os_error, write_tokenizer
 
 TOKENIZER = "tokenizer"
@@ -36,28 +37,29 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
     lines = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if is_trained:
-            _require_absent(directory / TOKENIZER)
-        for name, documents in sources.items():
-            writers = {
-                part: IndexedFileWriter(directory / f"{name}{_PARTS[part]}", tokenizer.vocab_size) for part in parts
-            }
-            for path in (path for writer in writers.values() for path in writer.paths):
-                _require_absent(path)
-            with contextlib.ExitStack() as stack:
-                for writer in writers.values():
-                    stack.enter_context(writer)
-                for encoded in documents():
-                    for part, writer in writers.items():
-                        if (pieces := encoded.parts[part].pieces) is not None:
-                            writer.add(pieces.tokens, pieces.lengths)
-            lines += [
-                f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,} tokens"
-                for writer in writers.values()
-            ]
-        if is_trained:
-            _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
-            lines.append(f"{directory / TOKENIZER}: the tokenizer that was trained from them, for data.tokenizer")
+        with locked(directory):
+            if is_trained:
+                _require_absent(directory / TOKENIZER)
+            for name, documents in sources.items():
+                writers = {
+                    part: IndexedFileWriter(directory / f"{name}{_PARTS[part]}", tokenizer.vocab_size) for part in parts
+                }
+                for path in (path for writer in writers.values() for path in writer.paths):
+                    _require_absent(path)
+                with contextlib.ExitStack() as stack:
+                    for writer in writers.values():
+                        stack.enter_context(writer)
+                    for encoded in documents():
+                        for part, writer in writers.items():
+                            if (pieces := encoded.parts[part].pieces) is not None:
+                                writer.add(pieces.tokens, pieces.lengths)
+                lines += [
+                    f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,} tokens"
+                    for writer in writers.values()
+                ]
+            if is_trained:
+                _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
+                lines.append(f"{directory / TOKENIZER}: the tokenizer that was trained from them, for data.tokenizer")
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({describe_os_error(error)}).") from None
     return lines

@@ -16,10 +16,12 @@ from drillyard.cli.main import app
 from drillyard.config.checks import check_run
 from drillyard.config.run import RunConfig
 from drillyard.data.mapped_sequences import IGNORED
+from drillyard.data.megatron.export import write_megatron
 from drillyard.data.megatron.indexed_file import IndexedFileWriter, open_indexed
 from drillyard.data.prepared_data import prepare
 from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError
+from drillyard.export_directory import locked
 
 MakeConfig = Callable[..., RunConfig]
 WriteRows = Callable[..., Path]
@@ -250,3 +252,22 @@ def test_a_build_that_fails_leaves_nothing(write_rows: WriteRows, make_config: M
     command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(tmp_path / "out")]
     assert isinstance(CliRunner().invoke(app, command).exception, UserError)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("split", ["0", "0,0", ".", "1.2.3", "1,2,3,4", ",1"])
+def test_shares_that_split_nothing_are_refused(split: str, make_config: MakeConfig, pair: Path) -> None:
+    with pytest.raises((ValueError, UserError), match="split"):
+        make_config(pair, megatron={"split": split})
+
+
+def test_two_builds_do_not_write_into_one_directory(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    config = make_config(write_rows([{"text": "some words"}], "rows.jsonl"))
+    output = tmp_path / "out"
+    output.mkdir()
+    with locked(output), pytest.raises(UserError, match="another export is writing it"):
+        write_megatron(config, output)
+    assert not list(output.iterdir())
+    write_megatron(config, output)
+    assert sorted(path.name for path in output.iterdir()) == ["rows.bin", "rows.idx"]
