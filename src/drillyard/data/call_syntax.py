@@ -3,6 +3,8 @@
     <tool_call> {"name": f, "arguments": {...}} </tool_call>      Hermes and Qwen, one call in each pair of tags
     <functioncall> {"name": f, "arguments": '{...}'}              Glaive, with arguments as quoted JSON text
     [TOOL_CALLS] [{"name": f, "arguments": {...}}]                Mistral
+    [TOOL_CALLS]f[ARGS]{...}                                      Mistral since 2025, also with [CALL_ID]
+    <|tool_call|>[{"name": f, "arguments": {...}}]                Granite, and Phi-4 with <|/tool_call|>
     {"name": f, "parameters": {...}}                              Llama 3, also after <|python_tag|>; or a list of them
     [f(a=1), module.g(b="x")]                                     Python, as the BFCL asks for; or a single call
 
@@ -23,7 +25,8 @@ TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 _GLAIVE = "<functioncall>"
 CALL_TAGS = (TOOL_CALL, _GLAIVE)
 """What begins a call in the text of data sets."""
-_MARKER = re.compile(r"<tool_call>|<functioncall>|\[TOOL_CALLS\]|<\|python_tag\|>")
+_MISTRAL, _ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
+_MARKER = re.compile(r"<tool_call>|<functioncall>|\[TOOL_CALLS\]|<\|python_tag\|>|<\|tool_call\|>")
 _FENCE = re.compile(r"\A```\w*\n(.*?)\n?```\Z", re.DOTALL)
 _QUOTED_ARGUMENTS = re.compile(r"""("arguments"\s*:\s*)'(.*)'(\s*\}\s*)\Z""", re.DOTALL)
 
@@ -63,7 +66,10 @@ def _marked_calls(marker: str, body: str) -> list[FunctionCall]:
             raise UnparseableCall(f"text after {TOOL_CALL_END}: {rest.strip():.40}")
     if marker == _GLAIVE:
         return [_glaive_call(body.strip())]
-    body = body.strip()
+    body = body.strip().removesuffix("<|/tool_call|>")
+    if marker == _MISTRAL and _ARGUMENTS in body:
+        name, _, arguments = body.partition(_ARGUMENTS)
+        return _calls_of({"name": name.partition("[CALL_ID]")[0].strip(), "arguments": _json(arguments)})
     try:
         return _calls_of(_json(body))
     except UnparseableCall:
