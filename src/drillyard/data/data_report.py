@@ -152,13 +152,15 @@ def spans_of(batch: Batch, row: int) -> list[tuple[int, int, int, bool]]:
 def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
     """Problems with the loss of a sequence's documents.
 
-    The first token of a document is never learnt (nothing precedes it). With loss on completions, a document that is
-    learnt from its second token on has no prompt.
+    The first token of a document is never learnt (nothing precedes it), so a piece of one token has no loss. With loss
+    on completions, a document that is learnt from its second token on has no prompt.
     """
     documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
     found = []
     for document in range(int(documents.max()) + 1):
         flags = learnt[documents == document]
+        if len(flags) < 2:
+            continue
         if not flags.any():
             found.append(f"document {document + 1}: none of its {len(flags)} tokens carries loss")
         elif completions_only and flags[1:].all():

@@ -204,6 +204,12 @@ def test_a_document_of_which_nothing_is_learnt_is_a_fault(make_config: MakeConfi
     assert says(fault, "none of")
 
 
+def test_a_piece_of_one_token_is_no_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
+    batch = prepare(make_config(write_rows([{"text": "abc"}]))).train.read([(0, 0)])
+    batch.document_ids[0, 1:] = -1
+    assert loss_problems(batch, 0, completions_only=False) == loss_problems(batch, 0, completions_only=True) == []
+
+
 def preview(config: RunConfig, tmp_path: Path) -> Result:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     return CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"])
