@@ -45,7 +45,7 @@ LINE_BOUNDS = {
     + 40
     + 20
     + 40
-    + 40,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4, tokenizers, imports, memory
+    + 45,  # data/megatron, adapters, function calling, init --from, launch --nodes, nf4, tokenizers, imports, memory
     ("evaluation", "faults", "loglines", "models", "parallel", TOP): 7_831
     + 400
     + 60
@@ -56,8 +56,8 @@ LINE_BOUNDS = {
 }
 """The largest number of lines of each group of packages; a package in no group counts as top level."""
 ALL_BOUNDS = {
-    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 305,
-    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 170,
+    "lines": 59_431 + 1_170 + 780 + 610 + 840 + 120 + 60 + 440 + 365 + 30 + 510 + 10 + 120 + 90 + 310,
+    "statements": 36_520 + 1_000 + 520 + 190 + 420 + 800 + 80 + 40 + 260 + 235 + 22 + 325 + 10 + 65 + 60 + 175,
     "files": 343 + 2 + 7 + 1 + 4 + 6 + 1 + 1 + 2 + 2 + 1,
 }
 

@@ -32,6 +32,9 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
             "which. Write format: text only."
         )
     tokenizer, sources = encoded_documents(config, on_progress)
+    for name in sources:
+        if Path(name).name != name:
+            raise UserError(f"data.source {name}: its name cannot be that of a file. Give it another: name: NAME.")
     is_trained = isinstance(config.data.tokenizer, TrainTokenizer)
     parts = [TRAIN, HELD_OUT] if config.data.held_out.fraction else [TRAIN]
     lines = []

@@ -271,3 +271,12 @@ def test_two_builds_do_not_write_into_one_directory(
     assert not list(output.iterdir())
     write_megatron(config, output)
     assert sorted(path.name for path in output.iterdir()) == ["rows.bin", "rows.idx"]
+
+
+def test_a_source_named_like_a_path_writes_nothing(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    path = write_rows([{"text": "some words"}], "rows.jsonl")
+    with pytest.raises(UserError, match="cannot be that of a file"):
+        write_megatron(make_config({"path": str(path), "name": "../out"}), tmp_path / "new")
+    assert not list(tmp_path.glob("**/*.bin"))
