@@ -1,11 +1,12 @@
-"""Memory of a rank that trains adapters on a base of 1 GB, and of the merge: anonymous resident memory at its highest.
+"""Memory of a rank that trains adapters on a base of 1 GB, and of the merge: anonymous resident
+memory at its highest.
 
     python benchmarks/adapter_memory.py
 
-Makes a Llama of 500 million parameters in bf16 with random weights, trains LoRA of rank 16 on all linear layers on two
-ranks for four steps, and merges. Printed for each command: the highest RssAnon of a process (/proc/PID/status), next to
-its shard of the base + 16 bytes per adapter parameter + 0.3 GB (the goal). A process that only imports torch, peft and
-transformers is printed too.
+Makes a Llama of 500 million parameters in bf16 with random weights, trains LoRA of rank 16 on all
+linear layers on two ranks for four steps, and merges. Printed for each command: the highest RssAnon
+of a process (/proc/PID/status), next to its shard of the base + 16 bytes per adapter parameter +
+0.3 GB (the goal). A process that only imports torch, peft and transformers is printed too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ SIZES = {
 }
 RANKS = 2
 SAMPLE_SECONDS = 0.02
-IMPORTS = "import torch, peft, transformers, transformers.models.llama.modeling_llama, time; time.sleep(1)"
+IMPORTS = (
+    "import torch, peft, transformers, transformers.models.llama.modeling_llama, time;"
+    " time.sleep(1)"
+)
 MAKE_BASE = """
 import json, sys, torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -43,7 +47,7 @@ torch.manual_seed(0)
 model = AutoModelForCausalLM.from_config(LlamaConfig(**json.loads(sys.argv[1])), dtype=torch.bfloat16)
 model.save_pretrained(sys.argv[2], max_shard_size="200MB")
 print(sum(p.numel() for p in model.parameters()))
-"""
+"""  # noqa: E501
 
 
 def highest(argv: list[str], mark: str) -> float:
@@ -58,7 +62,9 @@ def highest(argv: list[str], mark: str) -> float:
                     if mark.encode() in (process / "cmdline").read_bytes():
                         # A process that has ended has no such line.
                         lines = (process / "status").read_text().splitlines()
-                        found.extend(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+                        found.extend(
+                            int(line.split()[1]) for line in lines if line.startswith("RssAnon")
+                        )
             time.sleep(SAMPLE_SECONDS)
 
     thread = threading.Thread(target=watch)
@@ -76,11 +82,16 @@ def main() -> None:
         directory = Path(temporary)
         base = directory / "base"
         made = subprocess.run(
-            [sys.executable, "-c", MAKE_BASE, json.dumps(SIZES), str(base)], check=True, capture_output=True, text=True
+            [sys.executable, "-c", MAKE_BASE, json.dumps(SIZES), str(base)],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         parameters = int(made.stdout)
         rows = directory / "rows.jsonl"
-        rows.write_text("".join(json.dumps({"text": f"row {n} of some words " * 20}) + "\n" for n in range(200)))
+        rows.write_text(
+            "".join(json.dumps({"text": f"row {n} of some words " * 20}) + "\n" for n in range(200))
+        )
         settings: dict[str, Any] = {
             "name": "adapters",
             "output": str(directory / "runs"),
@@ -104,16 +115,30 @@ def main() -> None:
         drillyard = [sys.executable, "-m", "drillyard"]
         imported = highest([sys.executable, "-c", IMPORTS], "modeling_llama, time")
         trained = highest(
-            [*drillyard, "train", str(config), "--nproc-per-node", str(RANKS)], f"{directory}/runs/adapters/run.yaml"
+            [*drillyard, "train", str(config), "--nproc-per-node", str(RANKS)],
+            f"{directory}/runs/adapters/run.yaml",
         )
         checkpoint = max((directory / "runs/adapters/checkpoints").glob("step-*"))
-        merged = highest([*drillyard, "export", str(checkpoint), str(directory / "merged"), "--merge"], "--merge")
-        rank, layers, width, inner = 16, SIZES["num_hidden_layers"], SIZES["hidden_size"], SIZES["intermediate_size"]
+        merged = highest(
+            [*drillyard, "export", str(checkpoint), str(directory / "merged"), "--merge"], "--merge"
+        )
+        rank, layers, width, inner = (
+            16,
+            SIZES["num_hidden_layers"],
+            SIZES["hidden_size"],
+            SIZES["intermediate_size"],
+        )
         adapters = layers * rank * (4 * 2 * width + 3 * (width + inner))
-        for name, gigabytes, shards in (("train, a rank", trained, RANKS), ("export --merge", merged, 1)):
+        for name, gigabytes, shards in (
+            ("train, a rank", trained, RANKS),
+            ("export --merge", merged, 1),
+        ):
             bound = (2 * parameters / shards + 16 * adapters) / 1e9 + 0.3
             print(f"{name:15} {gigabytes:.3f} GB of {bound:.3f} GB")
-        print(f"imports alone   {imported:.3f} GB; base {2 * parameters / 1e9:.3f} GB; {adapters:,} adapter parameters")
+        print(
+            f"imports alone   {imported:.3f} GB; base {2 * parameters / 1e9:.3f} GB; {adapters:,}"
+            " adapter parameters"
+        )
 
 
 if __name__ == "__main__":

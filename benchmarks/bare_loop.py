@@ -1,8 +1,8 @@
-"""The yardstick: the least that an FSDP2 training step can be, with the same loss normalisation, clipping and
-optimizer.
+"""The yardstick: the least that an FSDP2 training step can be, with the same loss normalisation,
+clipping and optimizer.
 
-No configuration, telemetry, signals, checkpoints or skipping of bad steps: a comparison shows what all of those cost.
-It uses the model's own head and torch's own clipping.
+No configuration, telemetry, signals, checkpoints or skipping of bad steps: a comparison shows what
+all of those cost. It uses the model's own head and torch's own clipping.
 """
 
 import functools
@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class BareLoop:
-    """A causal LM under FSDP2 and a step that trains it; `recompute`: blocks recompute all of their activations."""
+    """A causal LM under FSDP2 and a step that trains it; `recompute`: blocks recompute all of their
+    activations."""
 
     def __init__(
         self,
@@ -47,14 +48,22 @@ class BareLoop:
         self.learning_rate = learning_rate
 
     def step(self, input_ids, position_ids, attention, labels):
-        """One step on one micro-batch; labels are shifted already. Returns the global loss as a Python number."""
+        """One step on one micro-batch; labels are shifted already. Returns the global loss as a
+        Python number."""
         if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.learning_rate, fused=True)
+            self.optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=self.learning_rate, fused=True
+            )
         valid = (labels != -100).sum()
         dist.all_reduce(valid)
-        logits = self.model(input_ids=input_ids, position_ids=position_ids, use_cache=False, **attention).logits
+        logits = self.model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, **attention
+        ).logits
         loss = (
-            F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / valid
+            F.cross_entropy(
+                logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+            )
+            / valid
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clipping)

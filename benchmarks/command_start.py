@@ -1,5 +1,5 @@
-"""How long commands that need no torch take: `drillyard --help` (goal: under 0.3 s), `drillyard schema run`,
-and `drillyard estimate` of a run on 1,024 nodes (goal: under 1 s).
+"""How long commands that need no torch take: `drillyard --help` (goal: under 0.3 s), `drillyard
+schema run`, and `drillyard estimate` of a run on 1,024 nodes (goal: under 1 s).
 
     python benchmarks/command_start.py [--repeats 11]
 
@@ -32,7 +32,9 @@ COMMANDS = {
 def seconds(arguments: list[str]) -> float:
     """Wall seconds of one process."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "drillyard", *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "drillyard", *arguments], check=True, stdout=subprocess.DEVNULL
+    )
     return time.perf_counter() - started
 
 

@@ -1,8 +1,9 @@
-"""Private memory while 500 MB are tokenised: a JSON Lines file, and a Parquet file that is a single row group.
+"""Private memory while 500 MB are tokenised: a JSON Lines file, and a Parquet file that is a single
+row group.
 
-The sum over all processes of Private_Clean and Private_Dirty in /proc/PID/smaps_rollup is sampled every 50 ms; the
-highest counts. Pages that processes share (libraries, the page cache) are not private and are not counted. Wanted:
-under 1.5 GB.
+The sum over all processes of Private_Clean and Private_Dirty in /proc/PID/smaps_rollup is sampled
+every 50 ms; the highest counts. Pages that processes share (libraries, the page cache) are not
+private and are not counted. Wanted: under 1.5 GB.
 
     python benchmarks/data_memory.py [--megabytes 500]
 """
@@ -29,7 +30,7 @@ prepared = prepare(RunConfig.model_validate({
     "training": {"steps": 1, "optimizer": {"learning_rate": 1e-3}},
 }))
 print(*prepared.report.lines())
-"""
+"""  # noqa: E501
 
 
 def write_sources(directory: Path, num_bytes: int) -> tuple[Path, Path]:
@@ -47,7 +48,9 @@ def write_sources(directory: Path, num_bytes: int) -> tuple[Path, Path]:
     lines, parquet = directory / "text.jsonl", directory / "text.parquet"
     with lines.open("w") as stream:
         stream.writelines(json.dumps({"text": text}) + "\n" for text in texts)
-    pq.write_table(pa.table({"text": texts}), parquet, row_group_size=len(texts), use_dictionary=False)
+    pq.write_table(
+        pa.table({"text": texts}), parquet, row_group_size=len(texts), use_dictionary=False
+    )
     assert pq.ParquetFile(parquet).metadata.num_row_groups == 1
     return lines, parquet
 
@@ -72,7 +75,11 @@ def private_mib(pids: list[int]) -> float:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
+        total += sum(
+            int(line.split()[1])
+            for line in lines
+            if line.startswith(("Private_Clean", "Private_Dirty"))
+        )
     return total / 1024
 
 
@@ -90,7 +97,14 @@ def main() -> None:
             texts = [json.loads(line)["text"] for line, _ in zip(stream, range(500), strict=False)]
         _as_pretrained(_train(8192, iter(texts))).save_pretrained(str(directory / "tokenizer"))
         for source in sources:
-            command = [sys.executable, "-c", RUN, str(source), str(directory / "tokenizer"), str(directory / "cache")]
+            command = [
+                sys.executable,
+                "-c",
+                RUN,
+                str(source),
+                str(directory / "tokenizer"),
+                str(directory / "cache"),
+            ]
             begin, peak, most = time.perf_counter(), 0.0, 0
             process = subprocess.Popen(command)
             while process.poll() is None:
@@ -99,8 +113,9 @@ def main() -> None:
                 time.sleep(0.05)
             assert process.returncode == 0, process.returncode
             print(
-                f"{source.name}: {source.stat().st_size / 1e6:.0f} MB, {time.perf_counter() - begin:.0f} s, "
-                f"peak of private memory over {most} processes: {peak:.0f} MiB (wanted: under 1,430 MiB = 1.5 GB)"
+                f"{source.name}: {source.stat().st_size / 1e6:.0f} MB,"
+                f" {time.perf_counter() - begin:.0f} s, peak of private memory over {most}"
+                f" processes: {peak:.0f} MiB (wanted: under 1,430 MiB = 1.5 GB)"
             )
 
 

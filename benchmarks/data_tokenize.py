@@ -1,10 +1,12 @@
-"""Tokenise and pack 50 MB of text: Drillyard's `prepare` against `datasets.map` in its best setting, on the same cores.
+"""Tokenise and pack 50 MB of text: Drillyard's `prepare` against `datasets.map` in its best
+setting, on the same cores.
 
-Both read the same documents with the same tokenizer, a byte-level BPE of 8,192 entries, and both give sequences of
-1,024 tokens. `datasets.map` tokenises and groups in one batched pass (concatenate and cut, no document boundaries kept,
-no loss mask), with every core as a process and with the tokenizer's own threads; the faster of the two is compared.
-Its data set is in Arrow already and that conversion is not counted; `prepare` starts from the JSON Lines file and
-makes a verified cache. Runs alternate; medians of --repeats.
+Both read the same documents with the same tokenizer, a byte-level BPE of 8,192 entries, and both
+give sequences of 1,024 tokens. `datasets.map` tokenises and groups in one batched pass (concatenate
+and cut, no document boundaries kept, no loss mask), with every core as a process and with the
+tokenizer's own threads; the faster of the two is compared. Its data set is in Arrow already and
+that conversion is not counted; `prepare` starts from the JSON Lines file and makes a verified
+cache. Runs alternate; medians of --repeats.
 
     python benchmarks/data_tokenize.py [--megabytes 50] [--repeats 5]
 """
@@ -32,7 +34,8 @@ SEQUENCE_LENGTH = 1024
 
 
 def documents(num_bytes: int) -> Iterator[str]:
-    """Source files of the standard library, cut into documents of some kilobytes, each time with different cuts."""
+    """Source files of the standard library, cut into documents of some kilobytes, each time with
+    different cuts."""
     texts = [row["text"] for row in builtin.documents("python-stdlib", {}, part="train")]
     size = 0
     for turn in itertools.count():
@@ -70,17 +73,27 @@ def drillyard_seconds(source: Path, tokenizer: Path, scratch: Path) -> tuple[flo
     shutil.rmtree(cache, ignore_errors=True)
     begin = time.perf_counter()
     prepared = prepare(run_config(source, str(tokenizer), cache))
-    return time.perf_counter() - begin, sum(part["tokens"] for part in prepared.report.parts.values())
+    return time.perf_counter() - begin, sum(
+        part["tokens"] for part in prepared.report.parts.values()
+    )
 
 
-def datasets_map(dataset: Any, tokenizer: Any, num_proc: int | None, scratch: Path) -> tuple[float, int]:
+def datasets_map(
+    dataset: Any, tokenizer: Any, num_proc: int | None, scratch: Path
+) -> tuple[float, int]:
     """Seconds of one `datasets.map` that tokenises and groups, and the tokens in its sequences."""
     end = tokenizer.eos_token_id
 
     def tokenise_and_group(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        ids = tokenizer(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        ids = tokenizer(batch["text"], add_special_tokens=False, return_attention_mask=False)[
+            "input_ids"
+        ]
         flat = list(itertools.chain.from_iterable([end, *document, end] for document in ids))
-        return {"input_ids": [flat[i : i + SEQUENCE_LENGTH] for i in range(0, len(flat), SEQUENCE_LENGTH)]}
+        return {
+            "input_ids": [
+                flat[i : i + SEQUENCE_LENGTH] for i in range(0, len(flat), SEQUENCE_LENGTH)
+            ]
+        }
 
     target = scratch / "map"
     shutil.rmtree(target, ignore_errors=True)
@@ -97,7 +110,9 @@ def datasets_map(dataset: Any, tokenizer: Any, num_proc: int | None, scratch: Pa
         cache_file_name=str(target / "mapped.arrow"),
     )
     seconds = time.perf_counter() - begin
-    return seconds, sum(len(ids) for ids in mapped.with_format("numpy").iter(1) for ids in ids["input_ids"])
+    return seconds, sum(
+        len(ids) for ids in mapped.with_format("numpy").iter(1) for ids in ids["input_ids"]
+    )
 
 
 def main() -> None:
@@ -114,24 +129,41 @@ def main() -> None:
         scratch = Path(directory)
         source = scratch / "text.jsonl"
         with source.open("w") as stream:
-            stream.writelines(json.dumps({"text": text}) + "\n" for text in documents(int(arguments.megabytes * 1e6)))
-        trained = prepare(run_config(source, {"train": "bpe", "vocab_size": 8192}, scratch / "first")).tokenizer
+            stream.writelines(
+                json.dumps({"text": text}) + "\n"
+                for text in documents(int(arguments.megabytes * 1e6))
+            )
+        trained = prepare(
+            run_config(source, {"train": "bpe", "vocab_size": 8192}, scratch / "first")
+        ).tokenizer
         trained.save_pretrained(str(scratch / "tokenizer"))
-        dataset = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(scratch / "arrow"))
+        dataset = datasets.load_dataset(
+            "json", data_files=str(source), split="train", cache_dir=str(scratch / "arrow")
+        )
         settings = {f"{cores} processes": cores, "threads of the tokenizer": None}
-        trial = {name: datasets_map(dataset, trained, num_proc, scratch)[0] for name, num_proc in settings.items()}
+        trial = {
+            name: datasets_map(dataset, trained, num_proc, scratch)[0]
+            for name, num_proc in settings.items()
+        }
         best = min(trial, key=lambda name: trial[name])
-        print(f"{source.stat().st_size / 1e6:.0f} MB, {cores} cores; datasets.map: {trial}; opponent: {best}")
+        print(
+            f"{source.stat().st_size / 1e6:.0f} MB, {cores} cores; datasets.map: {trial}; opponent:"
+            f" {best}"
+        )
         ours, theirs = [], []
         for number in range(arguments.repeats):
             seconds, tokens = drillyard_seconds(source, scratch / "tokenizer", scratch)
             ours.append(tokens / seconds)
             seconds, tokens = datasets_map(dataset, trained, settings[best], scratch)
             theirs.append(tokens / seconds)
-            print(f"run {number + 1}: drillyard {ours[-1]:,.0f} tokens/s, datasets.map {theirs[-1]:,.0f} tokens/s")
+            print(
+                f"run {number + 1}: drillyard {ours[-1]:,.0f} tokens/s, datasets.map"
+                f" {theirs[-1]:,.0f} tokens/s"
+            )
         ratio = statistics.median(ours) / statistics.median(theirs)
         print(
-            f"medians: drillyard {statistics.median(ours):,.0f}, datasets.map {statistics.median(theirs):,.0f} tokens/s"
+            f"medians: drillyard {statistics.median(ours):,.0f}, datasets.map"
+            f" {statistics.median(theirs):,.0f} tokens/s"
         )
         print(f"ratio of medians: {ratio:.2f} (wanted: at least 1.2)")
 

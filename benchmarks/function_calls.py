@@ -1,11 +1,12 @@
-"""The judge of function calls on the BFCL: every reference passes, every damaged one fails in its category.
+"""The judge of function calls on the BFCL: every reference passes, every damaged one fails in its
+category.
 
     python benchmarks/function_calls.py DIRECTORY
 
-DIRECTORY holds NAME.jsonl (id, question, function) and NAME_answers.jsonl (id, ground_truth) of single-call categories
-of the Berkeley Function-Calling Leaderboard, such as simple_python and multiple. Each reference is written in four
-notations. Joined rows (two questions, the functions and calls of both, in the other order) must pass too. Exit code 1
-if one verdict is wrong.
+DIRECTORY holds NAME.jsonl (id, question, function) and NAME_answers.jsonl (id, ground_truth) of
+single-call categories of the Berkeley Function-Calling Leaderboard, such as simple_python and
+multiple. Each reference is written in four notations. Joined rows (two questions, the functions and
+calls of both, in the other order) must pass too. Exit code 1 if one verdict is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def read_rows(directory: Path) -> list[Row]:
     """The rows of all files, with their accepted calls."""
     rows = []
     for answers in sorted(directory.glob("*_answers.jsonl")):
-        truth = {row["id"]: row["ground_truth"] for row in map(json.loads, answers.read_text().splitlines())}
+        truth = {
+            row["id"]: row["ground_truth"]
+            for row in map(json.loads, answers.read_text().splitlines())
+        }
         questions = answers.with_name(answers.name.replace("_answers", ""))
         for number, line in enumerate(questions.read_text().splitlines(), 1):
             row = json.loads(line)
@@ -49,12 +53,16 @@ def tagged(calls: list[FunctionCall]) -> str:
 
 
 def as_python(calls: list[FunctionCall]) -> str:
-    written = (f"{c.name}({', '.join(f'{name}={value!r}' for name, value in c.arguments.items())})" for c in calls)
+    written = (
+        f"{c.name}({', '.join(f'{name}={value!r}' for name, value in c.arguments.items())})"
+        for c in calls
+    )
     return f"[{', '.join(written)}]"
 
 
 def notations(calls: list[FunctionCall]) -> Iterator[str]:
-    """The calls as Hermes, Mistral, plain JSON and Python write them; Python only where the names allow it."""
+    """The calls as Hermes, Mistral, plain JSON and Python write them; Python only where the names
+    allow it."""
     yield tagged(calls)
     yield f"[TOOL_CALLS] {json.dumps([as_json(call) for call in calls])}"
     yield json.dumps([{"name": call.name, "parameters": call.arguments} for call in calls])
@@ -65,19 +73,24 @@ def notations(calls: list[FunctionCall]) -> Iterator[str]:
 def damaged(row: Row, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Wrong answers to a row of one call, each with the outcome that it must have."""
     call = reference_call(row["accepted"][0], row["tools"])
-    schema = row["tools"][[tool["function"]["name"] for tool in row["tools"]].index(call.name)]["function"][
-        "parameters"
-    ]
+    schema = row["tools"][[tool["function"]["name"] for tool in row["tools"]].index(call.name)][
+        "function"
+    ]["parameters"]
     yield "wrong_name", tagged([FunctionCall(f"{call.name}_", call.arguments)])
     yield "wrong_count", "I cannot help with that."
     yield "wrong_count", tagged([call, call])
     yield "unparseable", tagged([call]).replace("}", "", 1)
-    yield "invented_parameter", tagged([FunctionCall(call.name, {**call.arguments, "not_a_parameter": 1})])
+    yield (
+        "invented_parameter",
+        tagged([FunctionCall(call.name, {**call.arguments, "not_a_parameter": 1})]),
+    )
     if required := [name for name in schema.get("required", []) if name in call.arguments]:
         chosen = draw.choice(required)
         yield (
             "missing_parameter",
-            tagged([FunctionCall(call.name, {k: v for k, v in call.arguments.items() if k != chosen})]),
+            tagged(
+                [FunctionCall(call.name, {k: v for k, v in call.arguments.items() if k != chosen})]
+            ),
         )
     for outcome, change in (("wrong_type", of_another_type), ("wrong_value", of_another_value)):
         names = [name for name in call.arguments if "type" in schema["properties"][name]]
@@ -113,7 +126,10 @@ def joined(rows: list[Row], draw: random.Random) -> Iterator[Row]:
         first, second = draw.sample(rows, 2)
         names = [tool["function"]["name"] for row in (first, second) for tool in row["tools"]]
         if len(set(names)) == len(names):
-            yield {"tools": first["tools"] + second["tools"], "accepted": first["accepted"] + second["accepted"]}
+            yield {
+                "tools": first["tools"] + second["tools"],
+                "accepted": first["accepted"] + second["accepted"],
+            }
             made += 1
 
 
@@ -132,11 +148,14 @@ def main() -> int:
         right[kind] += verdict.outcome == outcome
         if verdict.outcome != outcome:
             print(
-                f"{row.get('id', 'joined')}: {kind}: {verdict.outcome} instead of {outcome} ({verdict.reason}): {text}"
+                f"{row.get('id', 'joined')}: {kind}: {verdict.outcome} instead of {outcome}"
+                f" ({verdict.reason}): {text}"
             )
 
     for row in rows:
-        for number, text in enumerate(notations([reference_call(call, row["tools"]) for call in row["accepted"]])):
+        for number, text in enumerate(
+            notations([reference_call(call, row["tools"]) for call in row["accepted"]])
+        ):
             judge(f"reference, notation {number + 1}", row, text, "correct")
         for outcome, text in damaged(row, draw):
             judge(f"damaged: {outcome}", row, text, outcome)

@@ -1,9 +1,11 @@
-"""Goodput that a run reports against goodput by a stopwatch that sees only its processes and printed lines.
+"""Goodput that a run reports against goodput by a stopwatch that sees only its processes and
+printed lines.
 
-One run on two ranks with five faults: both ranks killed in turn, a rank stopped until the watchdog ends the attempt,
-the whole run asked to stop (and started again), the supervisor killed (and started again). The stopwatch notes when
-each line of a step arrives; a step's time is that since the line before it in the same attempt, an attempt's first step
-counts as a median one, repeated steps count nothing. Wall time is from the first start to the last exit.
+One run on two ranks with five faults: both ranks killed in turn, a rank stopped until the watchdog
+ends the attempt, the whole run asked to stop (and started again), the supervisor killed (and
+started again). The stopwatch notes when each line of a step arrives; a step's time is that since
+the line before it in the same attempt, an attempt's first step counts as a median one, repeated
+steps count nothing. Wall time is from the first start to the last exit.
 
     python benchmarks/goodput_stopwatch.py [--steps 600] [--hidden 256]
 """
@@ -35,7 +37,12 @@ STALL_FACTOR = 3
 class Stopwatch:
     """Starts the run again and again until it is done, striking once at each of the given steps."""
 
-    def __init__(self, command: list[str], run_directory: Path, faults: dict[int, Callable[[Stopwatch], None]]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        run_directory: Path,
+        faults: dict[int, Callable[[Stopwatch], None]],
+    ) -> None:
         self.command, self.run_directory, self.faults = command, run_directory, faults
         self.attempts: list[list[tuple[int, float]]] = []
         self.process: subprocess.Popen[str]
@@ -46,7 +53,9 @@ class Stopwatch:
         code = -1
         while code != 0:
             self.attempts.append([])
-            self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.process = subprocess.Popen(
+                self.command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
             assert self.process.stdout is not None
             for line in self.process.stdout:
                 self.note(line)
@@ -57,7 +66,11 @@ class Stopwatch:
 
     def note(self, line: str) -> None:
         """Note the arrival of a step's line, and strike when one of the faults is due."""
-        if not line.startswith("{") or "step" not in (record := json.loads(line)) or "loss" not in record:
+        if (
+            not line.startswith("{")
+            or "step" not in (record := json.loads(line))
+            or "loss" not in record
+        ):
             return
         step = int(record["step"])
         if self.attempts[-1] and step <= self.attempts[-1][-1][0]:
@@ -69,7 +82,11 @@ class Stopwatch:
 
     def productive_seconds(self) -> float:
         """The time of all steps, each counted once, as it was when first done."""
-        gaps = [after - before for lines in self.attempts for (_, before), (_, after) in itertools.pairwise(lines)]
+        gaps = [
+            after - before
+            for lines in self.attempts
+            for (_, before), (_, after) in itertools.pairwise(lines)
+        ]
         median = statistics.median(gaps)
         seen: set[int] = set()
         total = 0.0
@@ -122,7 +139,12 @@ def main() -> None:
             vocab_size=2048,
             documents=500,
             words=300,
-            training={"steps": arguments.steps, "precision": "fp32", "compile": False, "device": "cpu"},
+            training={
+                "steps": arguments.steps,
+                "precision": "fp32",
+                "compile": False,
+                "device": "cpu",
+            },
             checkpoint={"every_steps": arguments.steps // 15},
             logging={"tensorboard": False},
         )
@@ -130,7 +152,14 @@ def main() -> None:
         config.write_text(json.dumps(settings))
         directory = Path(folder) / "runs" / "goodput"
         command = [sys.executable, "-m", "drillyard", "train", str(config), "--nproc-per-node", "2"]
-        command += ["--console", "json", "--max-restarts", "10", "--watchdog", str(WATCHDOG_SECONDS)]
+        command += [
+            "--console",
+            "json",
+            "--max-restarts",
+            "10",
+            "--watchdog",
+            str(WATCHDOG_SECONDS),
+        ]
         moments = [arguments.steps * part // 6 + 7 for part in range(1, 6)]
         watch = Stopwatch(command, directory, dict(zip(moments, FAULTS, strict=True)))
         wall = watch.run()
@@ -139,9 +168,16 @@ def main() -> None:
     goodput = productive / wall
     print(f"stopwatch: wall {wall:.2f} s, productive {productive:.2f} s, goodput {goodput:.4f}")
     seconds = summary["seconds_by_category"]
-    print(f"summary:   wall {summary['wall_seconds']:.2f} s, productive {seconds['productive']:.2f} s, ", end="")
+    print(
+        f"summary:   wall {summary['wall_seconds']:.2f} s, productive"
+        f" {seconds['productive']:.2f} s, ",
+        end="",
+    )
     print(f"goodput {summary['goodput']:.4f}")
-    print(f"relative difference {summary['goodput'] / goodput - 1:+.3%}; restarts {summary['restarts']}")
+    print(
+        f"relative difference {summary['goodput'] / goodput - 1:+.3%}; restarts"
+        f" {summary['restarts']}"
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/kubernetes_list.py [--runs 500] [--repeats 7]
 
-Starts the tests' cluster (as root; .ci/tools/kubernetes has built its programs), submits a run, and copies its JobSet,
-suspended, under other names. Whole processes are timed: `runs list`, `runs list --json` and `runs status` of one; every
-list is checked to have all runs. Medians with the extremes.
+Starts the tests' cluster (as root; .ci/tools/kubernetes has built its programs), submits a run, and
+copies its JobSet, suspended, under other names. Whole processes are timed: `runs list`, `runs list
+--json` and `runs status` of one; every list is checked to have all runs. Medians with the extremes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ BATCH = 50
 def copied(team: Team, count: int) -> None:
     """`count` suspended JobSets like that of the run `one`, each of a run of its own."""
     original = team.jobset("one")
-    kept = {key: original["metadata"][key] for key in ("labels", "annotations") if key in original["metadata"]}
+    kept = {
+        key: original["metadata"][key]
+        for key in ("labels", "annotations")
+        if key in original["metadata"]
+    }
     made = []
     for number in range(count):
         name = f"many-{number:03d}"
-        text = json.dumps({**original, "metadata": {"name": name, "namespace": team.name, **kept}, "status": None})
+        text = json.dumps(
+            {**original, "metadata": {"name": name, "namespace": team.name, **kept}, "status": None}
+        )
         document: dict[str, Any] = json.loads(text.replace('"one"', f'"{name}"'))
         del document["status"]
         document["spec"]["suspend"] = True
@@ -68,9 +74,15 @@ def main() -> None:
         team.drillyard("runs", "wait", handle)
         copied(team, arguments.runs - 1)
         listed = team.drillyard("runs", "list", "--json").stdout
-        assert sum(f"/many-{number:03d}" in listed for number in range(arguments.runs - 1)) == arguments.runs - 1
+        assert (
+            sum(f"/many-{number:03d}" in listed for number in range(arguments.runs - 1))
+            == arguments.runs - 1
+        )
         for words in (("runs", "list"), ("runs", "list", "--json"), ("runs", "status", handle)):
-            print(f"{' '.join(words[:3])}: {seconds(lambda words=words: team.drillyard(*words), arguments.repeats)}")
+            print(
+                f"{' '.join(words[:3])}:"
+                f" {seconds(lambda words=words: team.drillyard(*words), arguments.repeats)}"
+            )
 
 
 if __name__ == "__main__":

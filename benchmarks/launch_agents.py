@@ -1,13 +1,15 @@
-"""The agents of a run on the network: how fast 1,000 of them join their leader, and what a flood of strangers costs it.
+"""The agents of a run on the network: how fast 1,000 of them join their leader, and what a flood of
+strangers costs it.
 
     python benchmarks/launch_agents.py joins [--nodes 1000] [--repeats 5]
     python benchmarks/launch_agents.py flood [--connections 10000] [--greetings 1000]
 
-`joins`: the leader is a real agent; the others are threads of four processes that call the agent's own `join`, all at
-the same moment, and report at once that their commands ended. Printed: seconds until the attempt begins, the slowest
-handshake, and the leader's CPU seconds and memory, to its end. `flood`: two nodes train a small model with `drillyard
-train`, undisturbed and then while strangers connect and send 1 MB each; printed: whether losses, gradient norms and
-exported weights are equal to the bit, and the leader's descriptors, memory and CPU time during the flood.
+`joins`: the leader is a real agent; the others are threads of four processes that call the agent's
+own `join`, all at the same moment, and report at once that their commands ended. Printed: seconds
+until the attempt begins, the slowest handshake, and the leader's CPU seconds and memory, to its
+end. `flood`: two nodes train a small model with `drillyard train`, undisturbed and then while
+strangers connect and send 1 MB each; printed: whether losses, gradient norms and exported weights
+are equal to the bit, and the leader's descriptors, memory and CPU time during the flood.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ GREETING_BYTES = 1_000_000
 
 
 def joins(nodes: int, directory: Path) -> tuple[float, float, float, float]:
-    """Seconds to the first attempt and of the slowest handshake, CPU seconds and MiB of the leader."""
+    """Seconds to the first attempt and of the slowest handshake, CPU seconds and MiB of the
+    leader."""
     agents = Agents(directory, "true", nodes + 1)
     (agents.launch / "secret").write_text("known")
     leader = agents.run(0, "--submission", "a")
@@ -53,7 +56,9 @@ def joins(nodes: int, directory: Path) -> tuple[float, float, float, float]:
     ready, go, slowest = context.Semaphore(0), context.Event(), context.Queue()
     for first in range(PROCESSES):
         ranks = range(1 + first, nodes + 1, PROCESSES)
-        context.Process(target=follow_all, args=(port, ranks, ready, go, slowest), daemon=True).start()
+        context.Process(
+            target=follow_all, args=(port, ranks, ready, go, slowest), daemon=True
+        ).start()
     for _ in range(nodes):
         ready.acquire()
     released_at = time.time()
@@ -102,7 +107,8 @@ def follow_all(port: int, ranks: range, ready: Any, go: Any, slowest: Any) -> No
 
 
 def train(directory: Path, arguments: argparse.Namespace | None) -> dict[str, Any]:
-    """Train on two nodes, in a flood if `arguments` has one; returns what must be equal, and the leader's use."""
+    """Train on two nodes, in a flood if `arguments` has one; returns what must be equal, and the
+    leader's use."""
     (directory / "launch").mkdir(parents=True)
     settings = llama_run(
         directory,
@@ -119,8 +125,25 @@ def train(directory: Path, arguments: argparse.Namespace | None) -> dict[str, An
         training={"steps": 300, "precision": "fp32", "compile": False},
     )
     (directory / "launch" / "run.yaml").write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "drillyard", "train", "{launch_directory}/run.yaml", "--console", "none"]
-    command += ["--nproc-per-node", "1", "--max-restarts", "0", "--nnodes", "{nodes}", "--node-rank", "{node_rank}"]
+    command = [
+        sys.executable,
+        "-m",
+        "drillyard",
+        "train",
+        "{launch_directory}/run.yaml",
+        "--console",
+        "none",
+    ]
+    command += [
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "0",
+        "--nnodes",
+        "{nodes}",
+        "--node-rank",
+        "{node_rank}",
+    ]
     command += ["--master-addr", "{master_addr}", "--master-port", "{master_port}"]
     agents = Agents(directory, "", 2, command=command)
     leader = agents.run(0)
@@ -135,12 +158,21 @@ def train(directory: Path, arguments: argparse.Namespace | None) -> dict[str, An
         flooding.join()
     run = directory / "runs" / "flood"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [(each["step"], each["loss"], each.get("grad_norm")) for each in lines if "loss" in each]
+    steps = [
+        (each["step"], each["loss"], each.get("grad_norm")) for each in lines if "loss" in each
+    ]
     weights = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(run.glob("final/*.safetensors"))
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.glob("final/*.safetensors"))
     }
     agents.close()
-    return {"codes": codes, "round": agents.state["round"], "steps": steps, "weights": weights, "used": used}
+    return {
+        "codes": codes,
+        "round": agents.state["round"],
+        "steps": steps,
+        "weights": weights,
+        "used": used,
+    }
 
 
 def flood(agents: Agents, arguments: argparse.Namespace, used: dict[str, float]) -> None:
@@ -160,7 +192,10 @@ def flood(agents: Agents, arguments: argparse.Namespace, used: dict[str, float])
         with contextlib.suppress(OSError):
             held.append(socket.create_connection(("127.0.0.1", port), timeout=5))
         if number % (arguments.connections // arguments.greetings) == 0:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as greeting:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=5) as greeting,
+            ):
                 greeting.sendall(b"x" * GREETING_BYTES)
     used["connections"] = len(held)
     used["seconds"] = time.monotonic() - began
@@ -177,7 +212,9 @@ def watch(pid: int, over: threading.Event, used: dict[str, float]) -> None:
     """Note the most descriptors and memory of a process until `over`."""
     while not over.wait(0.02):
         with contextlib.suppress(OSError):
-            used["descriptors"] = max(used.get("descriptors", 0), len(os.listdir(f"/proc/{pid}/fd")))
+            used["descriptors"] = max(
+                used.get("descriptors", 0), len(os.listdir(f"/proc/{pid}/fd"))
+            )
             # A process that has ended has no such line.
             for line in Path(f"/proc/{pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM"):
@@ -203,15 +240,32 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         if arguments.what == "joins":
-            rows = [joins(arguments.nodes, Path(directory) / str(number)) for number in range(arguments.repeats)]
-            names = ("seconds to the attempt", "slowest handshake", "leader CPU seconds", "leader MiB")
+            rows = [
+                joins(arguments.nodes, Path(directory) / str(number))
+                for number in range(arguments.repeats)
+            ]
+            names = (
+                "seconds to the attempt",
+                "slowest handshake",
+                "leader CPU seconds",
+                "leader MiB",
+            )
             for name, values in zip(names, zip(*rows, strict=True), strict=True):
-                print(f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})")
+                print(
+                    f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to"
+                    f" {max(values):.2f})"
+                )
             return
         quiet = train(Path(directory) / "quiet", None)
         flooded = train(Path(directory) / "flooded", arguments)
-        print(f"exit codes {flooded['codes']}, rounds {flooded['round'] + 1}, steps {len(flooded['steps'])}")
-        print(f"losses and gradient norms equal to the bit: {quiet['steps'] == flooded['steps'] != []}")
+        print(
+            f"exit codes {flooded['codes']}, rounds {flooded['round'] + 1}, steps"
+            f" {len(flooded['steps'])}"
+        )
+        print(
+            "losses and gradient norms equal to the bit:"
+            f" {quiet['steps'] == flooded['steps'] != []}"
+        )
         print(f"exported weights equal: {quiet['weights'] == flooded['weights'] != {}}")
         for name, value in flooded["used"].items():
             print(f"{name}: {value:.1f}")

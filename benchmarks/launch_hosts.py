@@ -2,10 +2,11 @@
 
     python benchmarks/launch_hosts.py [--hosts 100] [--repeats 3]
 
-Two real sshd on this machine (as the tests start them; root) play all hosts: each has a name and a connection of its
-own, made through a tiny proxy command. Timed is what `launch` does: 64 at a time, the agent's archive to each, its
-answer back, the answers judged; with new connections, and with those that the last check left open. Both ends of all
-connections share this machine's cores, so a real cluster is faster: the figure is an upper bound.
+Two real sshd on this machine (as the tests start them; root) play all hosts: each has a name and a
+connection of its own, made through a tiny proxy command. Timed is what `launch` does: 64 at a time,
+the agent's archive to each, its answer back, the answers judged; with new connections, and with
+those that the last check left open. Both ends of all connections share this machine's cores, so a
+real cluster is faster: the figure is an upper bound.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def configured(hosts: SshHosts, count: int, directory: Path) -> Path:
         proxy = f'bash -c "exec 3<>/dev/tcp/127.0.0.1/{host.port}; cat <&3 & exec cat >&3"'
         lines += [f"Host c{number}", f"    ProxyCommand {proxy}", f"    HostKeyAlias {host.name}"]
     lines += ["Host *", f"    IdentityFile {hosts.directory}/user_key", "    IdentitiesOnly yes"]
-    lines += [f"    UserKnownHostsFile {hosts.directory}/known_hosts", "    StrictHostKeyChecking accept-new"]
+    lines += [
+        f"    UserKnownHostsFile {hosts.directory}/known_hosts",
+        "    StrictHostKeyChecking accept-new",
+    ]
     path = directory / "many"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -53,7 +57,9 @@ def look(config: Path, count: int, directory: str) -> float:
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
-    problems = checks.judge(answers, Job("r", "c", "ssh", count, 1, "/r", "/r/launch", [], port=20000))
+    problems = checks.judge(
+        answers, Job("r", "c", "ssh", count, 1, "/r", "/r/launch", [], port=20000)
+    )
     seconds = time.perf_counter() - started
     if problems:
         sys.exit("\n".join(problems))
@@ -73,7 +79,10 @@ def main() -> None:
             new.append(look(config, count, temporary))
             again.append(look(config, count, temporary))
             hosts.close_connections()
-        print(f"{count} hosts, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {arguments.repeats}:")
+        print(
+            f"{count} hosts, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of"
+            f" {arguments.repeats}:"
+        )
         for what, seconds in (("new connections", new), ("connections open", again)):
             low, high = min(seconds), max(seconds)
             print(f"  {what:22} {statistics.median(seconds):6.1f} s  ({low:.1f} to {high:.1f})")

@@ -2,9 +2,10 @@
 
     python benchmarks/launch_list.py [--runs 500] [--repeats 7]
 
-Starts Slurm on this machine as the tests do (root, Debian's slurm-wlm and munge), submits a sweep as one array job,
-whose first points run while the others wait, and times whole processes: `runs list`, `runs list --json` and
-`runs status` of one. Every list is checked to have all runs. Medians with the extremes.
+Starts Slurm on this machine as the tests do (root, Debian's slurm-wlm and munge), submits a sweep
+as one array job, whose first points run while the others wait, and times whole processes: `runs
+list`, `runs list --json` and `runs status` of one. Every list is checked to have all runs. Medians
+with the extremes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def drillyard(directory: Path, environment: dict[str, str], *arguments: str) -> 
     )
     seconds = time.perf_counter() - started
     if done.returncode:
-        sys.exit(f"drillyard {' '.join(arguments[:3])} ...: exit code {done.returncode}\n{done.stderr}")
+        sys.exit(
+            f"drillyard {' '.join(arguments[:3])} ...: exit code {done.returncode}\n{done.stderr}"
+        )
     return seconds, done.stdout
 
 
@@ -57,13 +60,18 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, slurm_cluster() as cluster:
         directory = Path(temporary)
-        home = {name: str(directory / name) for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+        home = {
+            name: str(directory / name)
+            for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")
+        }
         environment = {**os.environ, **cluster.environment, **home}
         (directory / "run.yaml").write_text(RUN)
         (directory / "cluster.yaml").write_text(CLUSTER)
         points = ",".join(f"p{number}" for number in range(arguments.runs))
         sweep = f"workload.environment.POINT={points}"
-        submitted, handles = drillyard(directory, environment, "launch", "run.yaml", "--sweep", sweep)
+        submitted, handles = drillyard(
+            directory, environment, "launch", "run.yaml", "--sweep", sweep
+        )
         runs = handles.split()
         print(f"launch --sweep, {len(runs)} points as one array: {submitted:.2f} s")
         for name, command in (
@@ -76,9 +84,16 @@ def main() -> None:
                 seconds, printed = drillyard(directory, environment, "runs", *command)
                 taken.append(seconds)
             if command[0] == "list":
-                listed = len(json.loads(printed)["runs"]) if "--json" in command else len(printed.splitlines()) - 1
+                listed = (
+                    len(json.loads(printed)["runs"])
+                    if "--json" in command
+                    else len(printed.splitlines()) - 1
+                )
                 assert listed == arguments.runs, f"{listed} of {arguments.runs} runs were listed"
-            print(f"{name:18} median {statistics.median(taken):.2f} s  ({min(taken):.2f} to {max(taken):.2f})")
+            print(
+                f"{name:18} median {statistics.median(taken):.2f} s  ({min(taken):.2f} to"
+                f" {max(taken):.2f})"
+            )
         cluster.run("scancel", "--me", check=False)
 
 

@@ -1,12 +1,14 @@
-"""How fast the logs of a run are merged and shown: 64 files, on one core (goal: 50 MB/s or more), in how much memory.
+"""How fast the logs of a run are merged and shown: 64 files, on one core (goal: 50 MB/s or more),
+in how much memory.
 
     python benchmarks/launch_logs.py [--files 64] [--megabytes 512]
 
-The times of the lines are random, so neighbours in the output are hardly ever from one file: the most work for merging.
-Measured is the whole path of `drillyard runs logs`: reading, merging, removing the stamps, cleaning, writing to
-/dev/null. `agents`: logs of nodes as agents stamp them. `ranks`: lines whose stamps have another form (a comma before
-the milliseconds), as frameworks write them. `remote`: agents' logs read over a pipe from the program that ssh starts on
-a login node (without ssh). Memory is the process's peak less that at its start.
+The times of the lines are random, so neighbours in the output are hardly ever from one file: the
+most work for merging. Measured is the whole path of `drillyard runs logs`: reading, merging,
+removing the stamps, cleaning, writing to /dev/null. `agents`: logs of nodes as agents stamp them.
+`ranks`: lines whose stamps have another form (a comma before the milliseconds), as frameworks write
+them. `remote`: agents' logs read over a pipe from the program that ssh starts on a login node
+(without ssh). Memory is the process's peak less that at its start.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, LocalFiles, RemoteFiles
 from drillyard.launch.request import LogSelection
 
-TEXT = b"Step: %d | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620 | GradNorm: 0.1\n"
+TEXT = (
+    b"Step: %d | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620 | GradNorm:"
+    b" 0.1\n"
+)
 MEAN_MICROSECONDS = 1000
 
 
@@ -75,8 +80,8 @@ def show(directory: Path, files: Files, size: int, name: str) -> None:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
-        f"{name:8} {size / 1e6:6.0f} MB  {size / 1e6 / wall:6.1f} MB/s  ({size / 1e6 / cpu:.1f} MB per second of CPU)"
-        f"  {memory:5.0f} MiB of memory"
+        f"{name:8} {size / 1e6:6.0f} MB  {size / 1e6 / wall:6.1f} MB/s  ({size / 1e6 / cpu:.1f} MB"
+        f" per second of CPU)  {memory:5.0f} MiB of memory"
     )
 
 

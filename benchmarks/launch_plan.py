@@ -1,10 +1,11 @@
-"""How long the plan of a run on 1,000 nodes takes, and its text, on each launcher (goal: under 1 s).
+"""How long the plan of a run on 1,000 nodes takes, and its text, on each launcher (goal: under 1
+s).
 
     python benchmarks/launch_plan.py [--nodes 1000] [--repeats 5]
 
-`plan` is the launcher's pure function, `text` what `--dry-run` prints of it; configs are read and the hardware catalog
-is loaded before. The first plan of the process, which imports the launcher, is listed separately. Medians with the
-extremes.
+`plan` is the launcher's pure function, `text` what `--dry-run` prints of it; configs are read and
+the hardware catalog is loaded before. The first plan of the process, which imports the launcher, is
+listed separately. Medians with the extremes.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ CLOUD = "location: {project: p, region: us-central1}\nconsumption: spot\n"
 CLUSTERS = {
     "slurm": "machine: a4-highgpu-8g\nstorage: {directory: /shared}\n",
     "ssh": "machine: gpu-h100-sxm\nstorage: {directory: /shared}\nssh: {hosts: [HOSTS]}\n",
-    "kubernetes": "machine: a4-highgpu-8g\nnetwork_stack: ethernet\nimage: r/i:1\nstorage: {directory: /shared}\n"
-    "kubernetes: {queue: train, volume_claim: shared}\n",
-    "vertex": f"machine: a4-highgpu-8g\n{CLOUD}storage: {{bucket: bucket}}\nimage: us-docker.pkg.dev/p/r/i:1\n",
+    "kubernetes": (
+        "machine: a4-highgpu-8g\nnetwork_stack: ethernet\nimage: r/i:1\nstorage: {directory:"
+        " /shared}\nkubernetes: {queue: train, volume_claim: shared}\n"
+    ),
+    "vertex": (
+        f"machine: a4-highgpu-8g\n{CLOUD}storage: {{bucket: bucket}}\nimage:"
+        " us-docker.pkg.dev/p/r/i:1\n"
+    ),
 }
 
 
@@ -45,7 +51,9 @@ def request_of(platform: str, nodes: int, directory: Path) -> LaunchRequest:
     (directory / "cluster.yaml").write_text(head + CLUSTERS[platform].replace("HOSTS", hosts))
     cluster = load_cluster_config(directory / "cluster.yaml", resolve_environment=False)
     run = load_launch_config(directory / "run.yaml", resolve_environment=False)
-    return LaunchRequest(run, cluster, load_catalog(cluster.hardware), here="/home/me/project", python="python3")
+    return LaunchRequest(
+        run, cluster, load_catalog(cluster.hardware), here="/home/me/project", python="python3"
+    )
 
 
 def main() -> None:

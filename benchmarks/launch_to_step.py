@@ -1,9 +1,11 @@
-"""Times of a launched run on Kubernetes, Slurm and ssh: to its first step, and from SIGKILL of a rank to the next one.
+"""Times of a launched run on Kubernetes, Slurm and ssh: to its first step, and from SIGKILL of a
+rank to the next one.
 
     python benchmarks/launch_to_step.py [--repeats 3] [--on kubernetes slurm ssh]
 
-The same tiny GPT-2 on two nodes of one rank, on the clusters that the tests start (as root; `make test` has installed
-them), with a checkpoint every 20 steps. One after the other, by turns. Medians with the extremes.
+The same tiny GPT-2 on two nodes of one rank, on the clusters that the tests start (as root; `make
+test` has installed them), with a checkpoint every 20 steps. One after the other, by turns. Medians
+with the extremes.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ NODE_RANK = 1
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are launched: `launch` returns a handle, `wait` waits for its end, and runs are in `runs`."""
+    """Where runs are launched: `launch` returns a handle, `wait` waits for its end, and runs are in
+    `runs`."""
 
     launch: Callable[[str], str]
     wait: Callable[[str], object]
@@ -61,9 +64,13 @@ def on_kubernetes(directory: Path) -> Iterator[Place]:
 
         def launch(name: str) -> str:
             config = team.run_config(name, **SETTINGS)
-            return team.drillyard("launch", config, "--cluster", team.cluster_config()).stdout.strip()
+            return team.drillyard(
+                "launch", config, "--cluster", team.cluster_config()
+            ).stdout.strip()
 
-        yield Place(launch, lambda handle: team.drillyard("runs", "wait", handle), team.shared / "runs")
+        yield Place(
+            launch, lambda handle: team.drillyard("runs", "wait", handle), team.shared / "runs"
+        )
 
 
 def at_desk(desk: Desk) -> Place:
@@ -72,7 +79,9 @@ def at_desk(desk: Desk) -> Place:
     def launch(name: str) -> str:
         # A cache for each, as on Kubernetes.
         cache = str(desk.directory / f"cache-{name}")
-        return desk.launch(write_config(desk.directory, name, data__cache_directory=cache, **SETTINGS))
+        return desk.launch(
+            write_config(desk.directory, name, data__cache_directory=cache, **SETTINGS)
+        )
 
     return Place(launch, lambda handle: desk.say("runs", "wait", handle), desk.directory / "runs")
 
@@ -133,16 +142,23 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in arguments.on}
     with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as open_places:
-        places = {name: open_places.enter_context(PLACES[name](Path(temporary))) for name in arguments.on}
+        places = {
+            name: open_places.enter_context(PLACES[name](Path(temporary))) for name in arguments.on
+        }
         for number in range(arguments.repeats):
             for name, place in places.items():
                 found[name].append(timed(place, f"timed-{number}"))
-                print(f"  {name}: {found[name][-1][0]:.1f} s, {found[name][-1][1]:.1f} s", flush=True)
+                print(
+                    f"  {name}: {found[name][-1][0]:.1f} s, {found[name][-1][1]:.1f} s", flush=True
+                )
     for name, pairs in found.items():
         for what, values in zip(
             ("launch to first step", "SIGKILL to first step"), zip(*pairs, strict=True), strict=True
         ):
-            print(f"{name}: {what} {statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})")
+            print(
+                f"{name}: {what} {statistics.median(values):.1f} s ({min(values):.1f} to"
+                f" {max(values):.1f})"
+            )
 
 
 if __name__ == "__main__":

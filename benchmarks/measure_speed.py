@@ -2,10 +2,11 @@
 
     taskset -c 0 .venv/bin/python benchmarks/measure_speed.py --megabytes 1000 --steps 1000000
 
-Each kind is read in a process of its own. Printed are MB/s and steps/s of processor time (so that a busy machine
-disturbs less; reading is single-threaded, and the log is in the kernel's cache), and the resident memory at its peak.
-Goals: 100 MB/s for a realistic log (one line in 20 is a step, behind a prefix); 100,000 steps/s for logs of only step
-lines, DLLogger and metrics.jsonl among them; 60 MB/s for trainer_state.json; under 200 MB to a million steps.
+Each kind is read in a process of its own. Printed are MB/s and steps/s of processor time (so that a
+busy machine disturbs less; reading is single-threaded, and the log is in the kernel's cache), and
+the resident memory at its peak. Goals: 100 MB/s for a realistic log (one line in 20 is a step,
+behind a prefix); 100,000 steps/s for logs of only step lines, DLLogger and metrics.jsonl among
+them; 60 MB/s for trainer_state.json; under 200 MB to a million steps.
 """
 
 from __future__ import annotations
@@ -35,44 +36,47 @@ def _perflogger(step: int, draw: random.Random) -> str:
 
 def _maxtext(step: int, draw: random.Random) -> str:
     return (
-        f"completed step: {step}, seconds: {0.5 + draw.random() / 100:.3f}, TFLOP/s/device: {draw.random() * 500:.3f}, "
-        f"Tokens/s/device: {draw.random() * 9000:.3f}, total_weights: 4194304, loss: {2 + draw.random():.3f}"
+        f"completed step: {step}, seconds: {0.5 + draw.random() / 100:.3f}, TFLOP/s/device:"
+        f" {draw.random() * 500:.3f}, Tokens/s/device: {draw.random() * 9000:.3f}, total_weights:"
+        f" 4194304, loss: {2 + draw.random():.3f}"
     )
 
 
 def _torchtitan(step: int, draw: random.Random) -> str:
     stamp = _stamp(step * 0.5)[:23].replace("T", " ").replace(".", ",")
     return (
-        f"[titan] {stamp} - root - INFO - step: {step:2}  loss: {2 + draw.random():8.5f}  "
-        f"grad_norm: {draw.random():7.4f}  memory: {45 + draw.random():5.2f}GiB(57.01%)  "
-        f"tps: {5000 + draw.randrange(999):,}  tflops: {draw.random() * 400:,.2f}  mfu: {draw.random() * 50:.2f}%"
+        f"[titan] {stamp} - root - INFO - step: {step:2}  loss: {2 + draw.random():8.5f} "
+        f" grad_norm: {draw.random():7.4f}  memory: {45 + draw.random():5.2f}GiB(57.01%)  tps:"
+        f" {5000 + draw.randrange(999):,}  tflops: {draw.random() * 400:,.2f}  mfu:"
+        f" {draw.random() * 50:.2f}%"
     )
 
 
 def _megatron(step: int, draw: random.Random) -> str:
     return (
-        f" [{_stamp(step * 0.5).replace('T', ' ')}] iteration {step:8}/ 9000000 | consumed samples: {step * 128:12} | "
-        f"elapsed time per iteration (ms): {500 + draw.random() * 5:.1f} | "
-        f"throughput per GPU (TFLOP/s/GPU): {draw.random() * 900:.1f} | learning rate: {draw.random():.6E} | "
-        f"global batch size: {128:5} | lm loss: {2 + draw.random():.6E} | loss scale: 1.0 | "
-        f"grad norm: {draw.random():.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        f" [{_stamp(step * 0.5).replace('T', ' ')}] iteration {step:8}/ 9000000 | consumed samples:"
+        f" {step * 128:12} | elapsed time per iteration (ms): {500 + draw.random() * 5:.1f} |"
+        f" throughput per GPU (TFLOP/s/GPU): {draw.random() * 900:.1f} | learning rate:"
+        f" {draw.random():.6E} | global batch size: {128:5} | lm loss: {2 + draw.random():.6E} |"
+        f" loss scale: 1.0 | grad norm: {draw.random():.3f} | number of skipped iterations:   0 |"
+        " number of nan iterations:   0 |"
     )
 
 
 def _nemo2(step: int, draw: random.Random) -> str:
     return (
-        f"Training epoch 0, iteration {step}/9000000 | lr: {draw.random():.3e} | global_batch_size: 512 | "
-        f"global_step: {step} | reduced_train_loss: {2 + draw.random():.4g} | "
-        f"train_step_timing in s: {0.5 + draw.random():.4g} | consumed_samples: {step * 512}"
+        f"Training epoch 0, iteration {step}/9000000 | lr: {draw.random():.3e} | global_batch_size:"
+        f" 512 | global_step: {step} | reduced_train_loss: {2 + draw.random():.4g} |"
+        f" train_step_timing in s: {0.5 + draw.random():.4g} | consumed_samples: {step * 512}"
     )
 
 
 def _nemo1(step: int, draw: random.Random) -> str:
     clock = f"{step // 3600:02}:{step // 60 % 60:02}:{step % 60:02}"
     return (
-        f"Epoch 0: : 7%|#6        | {step}/9000000 [{clock}<00:00, reduced_train_loss={2 + draw.random():.3g}, "
-        f"global_step={step - 1.0:.3g}, consumed_samples={step * 512.0:.3g}, "
-        f"train_step_timing in s={0.5 + draw.random():.3g}]"
+        f"Epoch 0: : 7%|#6        | {step}/9000000 [{clock}<00:00,"
+        f" reduced_train_loss={2 + draw.random():.3g}, global_step={step - 1.0:.3g},"
+        f" consumed_samples={step * 512.0:.3g}, train_step_timing in s={0.5 + draw.random():.3g}]"
     )
 
 
@@ -128,7 +132,12 @@ def _metrics(step: int, draw: random.Random) -> str:
 
 def _hf(step: int, draw: random.Random) -> str:
     return str(
-        {"loss": 2 + draw.random(), "grad_norm": draw.random(), "learning_rate": draw.random(), "epoch": step / 1e6}
+        {
+            "loss": 2 + draw.random(),
+            "grad_norm": draw.random(),
+            "learning_rate": draw.random(),
+            "epoch": step / 1e6,
+        }
     )
 
 
@@ -144,10 +153,22 @@ LINES: dict[str, Callable[[int, random.Random], str]] = {
     "hf": _hf,
 }
 _NOISE = [
-    "NCCL INFO Channel 07/0 : 3[3] -> 2[2] via P2P/CUMEM/read comm 0x55d0c6d3b0a0 nRanks 16 busId 1a0",
-    "WARNING:root:the dataset index 17 was rebuilt; took 0.25 s, 1024 documents, epoch 3, shuffle seed 1234",
-    "/usr/lib/python3/site-packages/torch/utils/checkpoint.py:85: UserWarning: None of the inputs needs a gradient",
-    "INFO loader: prefetched shard 00017-of-01024 (128 MiB) in 1.23 s; queue depth 4; waiting for the next batch",
+    (
+        "NCCL INFO Channel 07/0 : 3[3] -> 2[2] via P2P/CUMEM/read comm 0x55d0c6d3b0a0 nRanks 16"
+        " busId 1a0"
+    ),
+    (
+        "WARNING:root:the dataset index 17 was rebuilt; took 0.25 s, 1024 documents, epoch 3,"
+        " shuffle seed 1234"
+    ),
+    (
+        "/usr/lib/python3/site-packages/torch/utils/checkpoint.py:85: UserWarning: None of the"
+        " inputs needs a gradient"
+    ),
+    (
+        "INFO loader: prefetched shard 00017-of-01024 (128 MiB) in 1.23 s; queue depth 4; waiting"
+        " for the next batch"
+    ),
 ]
 
 
@@ -191,7 +212,11 @@ def _trainer_state(steps: int) -> Iterator[str]:
             "loss": 2 + draw.random(),
             "step": step,
         }
-        yield "    " + json.dumps(entry, indent=2).replace("\n", "\n    ") + (",\n" if step < steps else "\n")
+        yield (
+            "    "
+            + json.dumps(entry, indent=2).replace("\n", "\n    ")
+            + (",\n" if step < steps else "\n")
+        )
     yield f'  ],\n  "logging_steps": 1,\n  "max_steps": {steps}\n}}\n'
 
 
@@ -205,29 +230,38 @@ begin = time.process_time()
 log = read_logs([sys.argv[1]])
 took = time.process_time() - begin
 print(took, len(log.steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, log.folding_error)
-"""
+"""  # noqa: E501
 
 
 def main() -> None:
     """Generate, read, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=float, default=50, help="size of the realistic log and of the JSON ones")
-    parser.add_argument("--steps", type=int, default=100_000, help="lines of the logs of only step lines")
+    parser.add_argument(
+        "--megabytes", type=float, default=50, help="size of the realistic log and of the JSON ones"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=100_000, help="lines of the logs of only step lines"
+    )
     parser.add_argument("--kind", default="", help="only kinds whose name contains this")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         for name, lines in _kinds(arguments.megabytes, arguments.steps):
             if arguments.kind not in name:
                 continue
-            path = Path(directory) / ("trainer_state.json" if name == "trainer_state" else "run.log")
+            path = Path(directory) / (
+                "trainer_state.json" if name == "trainer_state" else "run.log"
+            )
             with path.open("w") as file:
                 file.writelines(lines)
             command = [sys.executable, "-c", _READ, str(path)]
-            took, steps, memory, error = map(float, subprocess.check_output(command, text=True).split())
+            took, steps, memory, error = map(
+                float, subprocess.check_output(command, text=True).split()
+            )
             size = path.stat().st_size / 1e6
             print(
-                f"{name:<28}{size:9.1f} MB {took:8.2f} s {size / took:8.1f} MB/s {steps / took:12,.0f} steps/s"
-                f"{memory:8.0f} MB resident" + (f"  folded, within {error:.2%}" if error else ""),
+                f"{name:<28}{size:9.1f} MB {took:8.2f} s {size / took:8.1f} MB/s"
+                f" {steps / took:12,.0f} steps/s{memory:8.0f} MB resident"
+                + (f"  folded, within {error:.2%}" if error else ""),
                 flush=True,
             )
             path.unlink()

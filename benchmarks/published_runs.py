@@ -1,10 +1,11 @@
-"""Estimates published runs without the rows of their own publisher, and writes docs/published_runs.md.
+"""Estimates published runs without the rows of their own publisher, and writes
+docs/published_runs.md.
 
     python benchmarks/published_runs.py [--check]
 
-The runs, and which of them are estimated, are in src/drillyard/estimation/measured_runs.yaml. Nothing is measured here:
-the document follows from that file and from the code, so the same tree gives the same bytes. `--check` writes nothing
-and exits with 1 where the document differs.
+The runs, and which of them are estimated, are in src/drillyard/estimation/measured_runs.yaml.
+Nothing is measured here: the document follows from that file and from the code, so the same tree
+gives the same bytes. `--check` writes nothing and exits with 1 where the document differs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.estimation.efficiency import BANDS, SLOW_ATTENTION
-from drillyard.estimation.measured_runs import MeasuredRun, estimated_runs, left_out_runs, published_runs
+from drillyard.estimation.measured_runs import (
+    MeasuredRun,
+    estimated_runs,
+    left_out_runs,
+    published_runs,
+)
 from drillyard.estimation.step_time import StepTime, step_time
 
 B200_RUN = "gke-b200-70b-16"
@@ -75,7 +81,7 @@ The rule by which they were chosen: of the runs that a survey of training engine
 model, GPUs, sequence, micro-batch and checkpointing, is data parallel only, and has a run of another publisher in its
 class. Names carry accelerator, model, and GPUs or sequence; `eager` runs are not compiled.
 
-"""
+"""  # noqa: E501
 
 REST = """
 ## All other runs, estimated in the same way
@@ -85,7 +91,7 @@ of the first kind gave the band, and who counts as a neighbour was settled with 
 this table shows less than the one above. `{b200}` is Llama 3.1 70B on two a4-highgpu-8g, whose {measured:.4g} s lie
 within {low:.3g} to {high:.3g} s although no other run on a B200 is drawn from.
 
-"""
+"""  # noqa: E501
 
 LEFT_OUT = """
 ## Published runs that are not estimated
@@ -103,7 +109,7 @@ TAIL = """
 - Power limits are not known to the model. Of the H100 runs torchtitan's were made at 500 W; they are not set apart.
 - Drillyard's own trainer is not among the publishers. `drillyard estimate --calibrate RUN_DIR` takes a run of yours
   instead of all of these.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,8 @@ class Outcome:
 
     @property
     def inside_unwidened(self) -> bool:
-        """Whether it is inside without what is added for longer sequences than the measured runs have."""
+        """Whether it is inside without what is added for longer sequences than the measured runs
+        have."""
         low, high = self.ends
         assert self.estimated.basis is not None
         return low <= self.row.seconds <= min(high, low * BANDS[self.estimated.basis] * (1 + 1e-9))
@@ -149,7 +156,9 @@ class Outcome:
 
 def outcome(row: MeasuredRun) -> Outcome:
     """`row`, estimated without the runs of its publisher."""
-    return Outcome(row, step_time(row.setup, row.machine, row.accelerator, without_source=row.publisher))
+    return Outcome(
+        row, step_time(row.setup, row.machine, row.accelerator, without_source=row.publisher)
+    )
 
 
 def outcomes(names: Iterable[str]) -> list[Outcome]:
@@ -160,7 +169,9 @@ def document() -> str:
     """The whole page."""
     chosen = outcomes(estimated_runs())
     others = outcomes(name for name in published_runs() if name not in estimated_runs())
-    others.sort(key=lambda one: ("class", "neighbours", "bound").index(one.estimated.basis or "bound"))
+    others.sort(
+        key=lambda one: ("class", "neighbours", "bound").index(one.estimated.basis or "bound")
+    )
     errors = sorted(abs(one.off) for one in chosen)
     head = HEAD.format(
         count=len(chosen),
@@ -173,26 +184,40 @@ def document() -> str:
         slow_attention=SLOW_ATTENTION,
     )
     b200 = outcome(published_runs()[B200_RUN])
-    rest = REST.format(b200=B200_RUN, measured=b200.row.seconds, low=b200.ends[0], high=b200.ends[1])
+    rest = REST.format(
+        b200=B200_RUN, measured=b200.row.seconds, low=b200.ends[0], high=b200.ends[1]
+    )
     left_out = "\n".join(f"- {one['run']}: {one['why']}." for one in left_out_runs())
     sources = "\n".join(f"- {text}" for text in _sources())
     tables = ("\n".join(table(rows)) for rows in (chosen, others))
-    return f"{head}{next(tables)}\n{rest}{next(tables)}\n{LEFT_OUT}{left_out}\n{TAIL}\n## Sources\n\n{sources}\n"
+    return (
+        f"{head}{next(tables)}\n{rest}{next(tables)}\n{LEFT_OUT}{left_out}\n{TAIL}\n##"
+        f" Sources\n\n{sources}\n"
+    )
 
 
 def table(rows: Iterable[Outcome]) -> Iterator[str]:
     """A Markdown table of outcomes."""
-    yield "| run | GPUs | checkpointing | measured s | estimated s | off the middle | inside | drawn from |"
+    yield (
+        "| run | GPUs | checkpointing | measured s | estimated s | off the middle | inside | drawn"
+        " from |"
+    )
     yield "|---|---|---|---|---|---|---|---|"
     for one in rows:
         setup = one.row.setup
-        start = f"| {one.row.name} | {setup.world_size} | {setup.activation_checkpointing} | {one.row.seconds:.4g} |"
+        start = (
+            f"| {one.row.name} | {setup.world_size} | {setup.activation_checkpointing} |"
+            f" {one.row.seconds:.4g} |"
+        )
         if not one.is_range:
             yield f"{start} at least {one.ends[0]:.4g} | | | nothing is like it |"
             continue
         low, high = one.ends
         publishers = ", ".join(sorted({used.row.publisher for used in one.estimated.rows}))
-        word, number = "neighbour" if one.estimated.basis == "neighbours" else "run", len(one.estimated.rows)
+        word, number = (
+            "neighbour" if one.estimated.basis == "neighbours" else "run",
+            len(one.estimated.rows),
+        )
         drawn = f"{number} {word}{'s' if number > 1 else ''}: {publishers}"
         inside = "yes" if one.inside_unwidened else "only widened" if one.inside else "**no**"
         yield f"{start} {low:.4g} to {high:.4g} | {one.off:+.1%} | {inside} | {drawn} |"
@@ -211,11 +236,15 @@ def _sources() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the document is up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the document is up to date"
+    )
     arguments = parser.parse_args()
     text = document()
     if arguments.check:
-        raise SystemExit(0 if DOCUMENT.is_file() and DOCUMENT.read_text(encoding="utf-8") == text else 1)
+        raise SystemExit(
+            0 if DOCUMENT.is_file() and DOCUMENT.read_text(encoding="utf-8") == text else 1
+        )
     DOCUMENT.write_text(text, encoding="utf-8")
     print(f"{DOCUMENT}: {len(estimated_runs())} runs estimated")
 

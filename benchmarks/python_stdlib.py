@@ -1,9 +1,11 @@
-"""Bits per byte on held-out Python source against what `xz -9e` needs for the same files as one archive.
+"""Bits per byte on held-out Python source against what `xz -9e` needs for the same files as one
+archive.
 
     python benchmarks/python_stdlib.py [--output runs] [--set training.steps=...]
 
-Trains recipes/python-stdlib.yaml on two ranks, reads bits per byte from its summary (summed nats / ln 2 / UTF-8 bytes,
-every held-out byte once), packs the held-out files into one tar and compresses that with xz at preset 9e.
+Trains recipes/python-stdlib.yaml on two ranks, reads bits per byte from its summary (summed nats /
+ln 2 / UTF-8 bytes, every held-out byte once), packs the held-out files into one tar and compresses
+that with xz at preset 9e.
 """
 
 from __future__ import annotations
@@ -50,12 +52,15 @@ def main() -> None:
     subprocess.run(command, check=True)
     minutes = (time.monotonic() - started) / 60
     events = (Path(arguments.output) / "python-stdlib" / "events.jsonl").read_text().splitlines()
-    results = [event for event in map(json.loads, events) if event["event"] == "evaluation"][-1]["results"]
+    results = [event for event in map(json.loads, events) if event["event"] == "evaluation"][-1][
+        "results"
+    ]
     model = next(iter(results.values()))["bits_per_byte"]
     archive, text_bytes = archive_bits_per_byte()
     print(f"held-out text: {text_bytes:,} bytes; training took {minutes:.1f} minutes on two ranks")
     print(
-        f"model {model:.4f} bits per byte, xz -9e {archive:.4f}: ratio {model / archive:.3f} (required 0.85, aim 0.75)"
+        f"model {model:.4f} bits per byte, xz -9e {archive:.4f}: ratio {model / archive:.3f}"
+        " (required 0.85, aim 0.75)"
     )
 
 

@@ -1,7 +1,8 @@
 """Seconds from the kill of a rank to the first new step, by parts.
 
-`drillyard train` on two ranks, a rank killed with SIGKILL several times, each time some steps after a checkpoint. The
-moment of the kill is this script's, all others are those of the run's own events. Medians over the kills.
+`drillyard train` on two ranks, a rank killed with SIGKILL several times, each time some steps after
+a checkpoint. The moment of the kill is this script's, all others are those of the run's own events.
+Medians over the kills.
 
     python benchmarks/restart.py [--standby] [--kills 5] [--hidden 256] [--layers 4]
 """
@@ -67,11 +68,15 @@ def wait_for_steps(run_directory: Path, attempt: int, process: subprocess.Popen[
         if saved and last >= saved[0] + STEPS_AFTER_CHECKPOINT:
             return
         time.sleep(0.05)
-    raise SystemExit(f"the run ended with exit code {process.returncode} before it was killed: see {run_directory}")
+    raise SystemExit(
+        f"the run ended with exit code {process.returncode} before it was killed: see"
+        f" {run_directory}"
+    )
 
 
 def parts_of(attempt: int, killed: float, run_directory: Path) -> dict[str, float]:
-    """Seconds of each part of the restart that begins `attempt`, whose rank was killed at `killed` (epoch)."""
+    """Seconds of each part of the restart that begins `attempt`, whose rank was killed at `killed`
+    (epoch)."""
     parts, before = {}, killed
     for name in PARTS:
         number = attempt - 1 if name == "failure" else attempt
@@ -115,7 +120,9 @@ def main() -> None:
         command = [sys.executable, "-m", "drillyard", "train", str(config), "--nproc-per-node", "2"]
         standby = "--standby" if arguments.standby else "--no-standby"
         process = subprocess.Popen(
-            [*command, "--max-restarts", "100", standby], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, "--max-restarts", "100", standby],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         kills, killed = [], time.time()
         try:
@@ -134,7 +141,10 @@ def main() -> None:
     print(f" ({min(totals):.2f} to {max(totals):.2f}, {len(kills)} kills)")
     for name, text in PARTS.items():
         seconds = [parts[name] for parts in kills]
-        print(f"  {statistics.median(seconds):6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f})  {text}")
+        print(
+            f"  {statistics.median(seconds):6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f}) "
+            f" {text}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What checkpoints cost a run: seconds that training waits per save, and wall time with saves over wall time without.
+"""What checkpoints cost a run: seconds that training waits per save, and wall time with saves over
+wall time without.
 
-One save per 50 steps, as the trainer makes them (asynchronous, checksums, manifest, deletion of old ones) between
-blocks of 50 steps with a save and blocks without, in alternating order, in the same ranks. A block with a save ends
-when its checkpoint is complete, so none of its cost falls on its neighbour. For comparison: plain `dcp.save` of the
-same state, for which training waits throughout.
+One save per 50 steps, as the trainer makes them (asynchronous, checksums, manifest, deletion of old
+ones) between blocks of 50 steps with a save and blocks without, in alternating order, in the same
+ranks. A block with a save ends when its checkpoint is complete, so none of its cost falls on its
+neighbour. For comparison: plain `dcp.save` of the same state, for which training waits throughout.
 
     python benchmarks/save_cost.py [--blocks 10] [--hidden 256] [--layers 4] [--sequence-length 128]
 """
@@ -39,7 +40,8 @@ WARMUP_BLOCKS = 1
 
 
 def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[float]]:
-    """Seconds of each block, of each wait for a save and of each plain `dcp.save`, on every rank alike."""
+    """Seconds of each block, of each wait for a save and of each plain `dcp.save`, on every rank
+    alike."""
     boxes: list[Any] = [make_config(Path(directory), arguments) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(boxes)
     config = boxes[0]
@@ -56,7 +58,12 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     callbacks.config = config.model_copy(update={"checkpoint": without_saves})
     fill_weights(config, parts.model)
     checkpointer.prepare(checkpoint_state(optimizer, ranks))
-    seconds: dict[str, list[float]] = {"with saves": [], "without": [], "blocked": [], "dcp.save": []}
+    seconds: dict[str, list[float]] = {
+        "with saves": [],
+        "without": [],
+        "blocked": [],
+        "dcp.save": [],
+    }
     done = 0
 
     def train(steps: int) -> None:
@@ -85,7 +92,10 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     for number in range(5):
         dist.barrier()
         started = time.perf_counter()
-        dcp.save(checkpoint_state(optimizer, ranks), checkpoint_id=str(Path(directory) / f"plain-{number}"))
+        dcp.save(
+            checkpoint_state(optimizer, ranks),
+            checkpoint_id=str(Path(directory) / f"plain-{number}"),
+        )
         seconds["dcp.save"].append(time.perf_counter() - started)
         dist.barrier()
         if ranks.rank == 0:
@@ -98,7 +108,9 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=10, help="of 50 steps, with a save and without each")
+    parser.add_argument(
+        "--blocks", type=int, default=10, help="of 50 steps, with a save and without each"
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
@@ -113,13 +125,19 @@ def main() -> None:
     ratio, lowest, highest = interval(seconds["with saves"], seconds["without"])
     whole = sum(seconds["with saves"]) / sum(seconds["without"])
     print(
-        f"{seconds['parameters'][0] / 1e6:.2f} M parameters, {arguments.ranks} ranks, median step {1e3 * step:.1f} ms"
+        f"{seconds['parameters'][0] / 1e6:.2f} M parameters, {arguments.ranks} ranks, median step"
+        f" {1e3 * step:.1f} ms"
     )
-    print(f"training waits per save {1e3 * blocked:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}), ", end="")
-    print(f"{blocked / (STEPS_PER_SAVE * step):.3%} of 50 steps; plain dcp.save {1e3 * plain:.0f} ms")
     print(
-        f"wall time with saves / without: {whole:.4f} over {STEPS_PER_SAVE * arguments.blocks} steps each; "
-        f"medians of blocks {ratio:.4f} (95 % interval {lowest:.4f} to {highest:.4f})"
+        f"training waits per save {1e3 * blocked:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}), ",
+        end="",
+    )
+    print(
+        f"{blocked / (STEPS_PER_SAVE * step):.3%} of 50 steps; plain dcp.save {1e3 * plain:.0f} ms"
+    )
+    print(
+        f"wall time with saves / without: {whole:.4f} over {STEPS_PER_SAVE * arguments.blocks}"
+        f" steps each; medians of blocks {ratio:.4f} (95 % interval {lowest:.4f} to {highest:.4f})"
     )
 
 

@@ -1,12 +1,15 @@
-"""At least 100 faults on a small model and two ranks, with real processes, and a table of the verdicts.
+"""At least 100 faults on a small model and two ranks, with real processes, and a table of the
+verdicts.
 
-`make soak` runs it: kills of any rank and of the supervisor in steps, in saves, in the cache build, in the export and
-in the first second of a resumed attempt, stopped ranks, SIGTERM, full disks and flipped bits, drawn from a seed. Every
-loss and gradient norm, redone steps included, and the final weights must equal the undisturbed run's to the bit.
+`make soak` runs it: kills of any rank and of the supervisor in steps, in saves, in the cache build,
+in the export and in the first second of a resumed attempt, stopped ranks, SIGTERM, full disks and
+flipped bits, drawn from a seed. Every loss and gradient norm, redone steps included, and the final
+weights must equal the undisturbed run's to the bit.
 
     python benchmarks/soak.py [--count 100] [--seed 0] [--markdown build/soak.md] [--directory DIR]
 
-Cost: about a start of two ranks per fault, so 15 to 20 minutes on two quiet cores. Exit code 0 when every fault passed.
+Cost: about a start of two ranks per fault, so 15 to 20 minutes on two quiet cores. Exit code 0 when
+every fault passed.
 """
 
 from __future__ import annotations
@@ -37,16 +40,22 @@ SAVE_EVERY = 4
 
 def main() -> None:
     """Run the campaign, print its table and write it as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, default=Path("build/soak.md"))
-    parser.add_argument("--directory", type=Path, help="where to work, kept afterwards; default: a temporary one")
+    parser.add_argument(
+        "--directory", type=Path, help="where to work, kept afterwards; default: a temporary one"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="drillyard-soak-") as temporary:
         inputs = Path(temporary)
         write_rows(inputs / "rows.jsonl")
-        config = write_config(inputs, "soak", training__steps=STEPS, checkpoint={"every_steps": SAVE_EVERY})
+        config = write_config(
+            inputs, "soak", training__steps=STEPS, checkpoint={"every_steps": SAVE_EVERY}
+        )
         campaign = Campaign(
             config=config,
             directory=(arguments.directory or inputs / "campaign").resolve(),
@@ -81,25 +90,35 @@ def as_markdown(result: CampaignResult) -> str:
     order = [(kind, place) for kind in FAULT_KINDS for place in INJECTION_POINTS]
     for kind, place in sorted(rows, key=order.index):
         found = rows[kind, place]
-        lost = [verdict.seconds_lost for verdict in found if verdict.seconds_lost is not None and verdict.hit]
+        lost = [
+            verdict.seconds_lost
+            for verdict in found
+            if verdict.seconds_lost is not None and verdict.hit
+        ]
         lines.append(
-            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} | {sum(v.hit for v in found)} "
-            f"| {sum(v.passed for v in found)} | {sum(v.steps_redone for v in found)} "
-            f"| {f'{statistics.median(lost):.1f}' if lost else '-'} |"
+            f"| {kind} | {INJECTION_POINTS[place]} | {_targets(found)} | {len(found)} |"
+            f" {sum(v.hit for v in found)} | {sum(v.passed for v in found)} |"
+            f" {sum(v.steps_redone for v in found)} |"
+            f" {f'{statistics.median(lost):.1f}' if lost else '-'} |"
         )
     failed = [
         f"- fault {v.fault.number} ({v.fault.name}, {v.moment}): {problem}"
         for v in result.verdicts
         for problem in v.problems
     ]
-    return "\n".join([*lines, "", *summary_lines(result), *([""] if failed else []), *failed]) + "\n"
+    return (
+        "\n".join([*lines, "", *summary_lines(result), *([""] if failed else []), *failed]) + "\n"
+    )
 
 
 def _targets(found: Sequence[FaultVerdict]) -> str:
     """`rank 0: 5, rank 1: 4, supervisor: 5`; a full disk has no target."""
     counts = Counter(verdict.fault.target for verdict in found if verdict.fault.kind != "disk-full")
     targets = sorted(counts, key=lambda target: (target is None, target or 0))
-    return ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in targets) or "-"
+    return (
+        ", ".join(f"{'supervisor' if t is None else f'rank {t}'}: {counts[t]}" for t in targets)
+        or "-"
+    )
 
 
 if __name__ == "__main__":

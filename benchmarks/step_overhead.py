@@ -1,10 +1,13 @@
-"""A step of the trainer over a step of a bare FSDP2 loop, in the same ranks, in alternating blocks of 20 steps.
+"""A step of the trainer over a step of a bare FSDP2 loop, in the same ranks, in alternating blocks
+of 20 steps.
 
-The trainer logs every step to all its files with signals on; the bare loop (bare_loop.py) gets its batches ready made.
-Both train the same architecture with loss on every token, fused AdamW, the same normalisation and clipping. Printed:
-the median step of each, the ratio of medians over blocks, and its 95 % interval by bootstrap over pairs of blocks.
+The trainer logs every step to all its files with signals on; the bare loop (bare_loop.py) gets its
+batches ready made. Both train the same architecture with loss on every token, fused AdamW, the same
+normalisation and clipping. Printed: the median step of each, the ratio of medians over blocks, and
+its 95 % interval by bootstrap over pairs of blocks.
 
-    python benchmarks/step_overhead.py [--blocks 15] [--hidden 256] [--layers 4] [--sequence-length 128]
+    python benchmarks/step_overhead.py [--blocks 15] [--hidden 256] [--layers 4] [--sequence-length
+    128]
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ def measure(arguments: argparse.Namespace, directory: str) -> dict[str, list[flo
     (Path(directory) / "run").mkdir(exist_ok=True)
     log = RunLog(Path(directory) / "run", rank=ranks.rank, config=config, console="none", attempt=0)
     parts = build_run(config, ranks, data, log)
-    callbacks = callbacks_without_supervision(config, ranks, parts, data, log, Path(directory) / "run")
+    callbacks = callbacks_without_supervision(
+        config, ranks, parts, data, log, Path(directory) / "run"
+    )
     fill_weights(config, parts.model)
     bare, batches = bare_loop(config, ranks, data)
     seconds: dict[str, list[float]] = {"trainer": [], "bare": []}
@@ -170,10 +175,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         seconds = run_ranks(measure, arguments.ranks, arguments, directory, timeout=3600)[0]
     for name, values in seconds.items():
-        low, middle, high = (1e3 * value for value in (min(values), statistics.median(values), max(values)))
+        low, middle, high = (
+            1e3 * value for value in (min(values), statistics.median(values), max(values))
+        )
         print(f"{name:8} median step {middle:8.2f} ms  ({low:.2f} to {high:.2f})")
     ratio, low, high = interval(seconds["trainer"], seconds["bare"])
-    print(f"trainer / bare: {ratio:.4f}  (95 % interval {low:.4f} to {high:.4f}, {arguments.blocks} blocks)")
+    print(
+        f"trainer / bare: {ratio:.4f}  (95 % interval {low:.4f} to {high:.4f}, {arguments.blocks}"
+        " blocks)"
+    )
 
 
 if __name__ == "__main__":

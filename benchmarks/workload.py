@@ -1,4 +1,5 @@
-"""What the benchmarks train: a Llama of a given shape on random text that fills every sequence, as a run config."""
+"""What the benchmarks train: a Llama of a given shape on random text that fills every sequence, as
+a run config."""
 
 from __future__ import annotations
 
@@ -9,14 +10,18 @@ from typing import Any
 
 
 def write_text(path: Path, *, documents: int, words: int) -> None:
-    """`documents` JSONL rows of `words` words each, drawn from 2,000 made-up ones; the same on every call."""
+    """`documents` JSONL rows of `words` words each, drawn from 2,000 made-up ones; the same on
+    every call."""
     generator = random.Random(0)
     vocabulary = [
-        "".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 8))) for _ in range(2000)
+        "".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 8)))
+        for _ in range(2000)
     ]
     with path.open("w") as file:
         for _ in range(documents):
-            file.write(json.dumps({"text": " ".join(generator.choices(vocabulary, k=words))}) + "\n")
+            file.write(
+                json.dumps({"text": " ".join(generator.choices(vocabulary, k=words))}) + "\n"
+            )
 
 
 def llama_run(
@@ -34,7 +39,8 @@ def llama_run(
     words: int,
     **sections: dict[str, Any],
 ) -> dict[str, Any]:
-    """The settings of a run in `directory`, whose text is written there; `sections` add to those of the run config."""
+    """The settings of a run in `directory`, whose text is written there; `sections` add to those of
+    the run config."""
     write_text(directory / "text.jsonl", documents=documents, words=words)
     settings: dict[str, dict[str, Any]] = {
         "model": {

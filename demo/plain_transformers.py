@@ -1,8 +1,9 @@
-"""Proof that `final/` needs nothing of Drillyard: plain transformers generates the same text for every question.
+"""Proof that `final/` needs nothing of Drillyard: plain transformers generates the same text for
+every question.
 
 Usage: plain_transformers.py FINAL_DIRECTORY PREDICTIONS.jsonl...   (exit code 0 when every text is the same)
 Importing drillyard is made impossible before anything else is imported.
-"""
+"""  # noqa: E501
 
 import json
 import sys
@@ -35,13 +36,16 @@ def main(final: Path, files: list[Path]) -> int:
         raise SystemExit("drillyard could be imported: this proves nothing")
     tokenizer = AutoTokenizer.from_pretrained(final, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(final).eval()
-    rows = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     rows.sort(key=lambda row: len(row["prompt"]))
     equal = 0
     for start in range(0, len(rows), BATCH_SIZE):
         batch = rows[start : start + BATCH_SIZE]
         equal += sum(
-            text == row["predicted"] for text, row in zip(generate(model, tokenizer, batch), batch, strict=True)
+            text == row["predicted"]
+            for text, row in zip(generate(model, tokenizer, batch), batch, strict=True)
         )
     print(f"{equal} of {len(rows)} texts are the same")
     return 0 if equal == len(rows) else 1

@@ -1,8 +1,9 @@
-"""The demo: from one YAML file to a trained, measured model, with a rank killed on the way. Run it with `make demo`.
+"""The demo: from one YAML file to a trained, measured model, with a rank killed on the way. Run it
+with `make demo`.
 
-It runs the commands that a person would type, prints what each of them proves, and fails when a claim does not hold.
-`--seeds 0 1 2` repeats it and prints a table; `--development` measures on the development splits, on which settings are
-chosen; figures are given on the test splits.
+It runs the commands that a person would type, prints what each of them proves, and fails when a
+claim does not hold. `--seeds 0 1 2` repeats it and prints a table; `--development` measures on the
+development splits, on which settings are chosen; figures are given on the test splits.
 """
 
 from __future__ import annotations
@@ -45,10 +46,14 @@ class Demo:
         return self.output / f"text-to-sql-demo-{self.seed}"
 
     def run(self) -> dict[str, Any]:
-        """Train with a killed rank, then check every claim; returns the figures, or raises SystemExit."""
+        """Train with a killed rank, then check every claim; returns the figures, or raises
+        SystemExit."""
         shutil.rmtree(self.directory, ignore_errors=True)
         started = time.monotonic()
-        say(f"1. Train a language model from random weights on {self.ranks} FSDP2 ranks (seed {self.seed})")
+        say(
+            f"1. Train a language model from random weights on {self.ranks} FSDP2 ranks (seed"
+            f" {self.seed})"
+        )
         killed = self.train_and_kill()
         summary = json.loads((self.directory / "summary.json").read_text())
         say("2. A rank was killed; nothing was lost")
@@ -82,7 +87,9 @@ class Demo:
                 training.terminate()
                 training.wait()
         if code:
-            raise SystemExit(f"demo: training ended with exit code {code}; logs are in {self.directory / 'logs'}")
+            raise SystemExit(
+                f"demo: training ended with exit code {code}; logs are in {self.directory / 'logs'}"
+            )
         return killed
 
     def kill_a_rank(self, training: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -125,12 +132,19 @@ class Demo:
             raise SystemExit(f"demo: expected one resume after the kill, found {len(resumed)}")
         before = [e["step"] for e in events if e["event"] == "step" and e.get("round", 0) == 0]
         lost = max(before) - resumed[0]["step"]
-        print(f"   rank {killed['rank']} was killed when step {max(before)} was done; resumed at {resumed[0]['step']}:")
-        print(f"   {lost} steps were lost and done again, bit for bit: " + self.redone_steps_agree())
+        print(
+            f"   rank {killed['rank']} was killed when step {max(before)} was done; resumed at"
+            f" {resumed[0]['step']}:"
+        )
+        print(
+            f"   {lost} steps were lost and done again, bit for bit: " + self.redone_steps_agree()
+        )
 
     def redone_steps_agree(self) -> str:
         """Compare every logged step that was done twice."""
-        lines = [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()
+        ]
         by_step: dict[int, list[tuple[float, float]]] = {}
         for line in lines:
             if "loss" in line:
@@ -140,8 +154,14 @@ class Demo:
         if not twice:
             raise SystemExit("demo: no step was done twice, so the kill proves nothing")
         if different:
-            raise SystemExit(f"demo: step {different[0]} gave another loss the second time: {by_step[different[0]]}")
-        return f"the {len(twice)} of them that were logged have the same loss and gradient norm both times"
+            raise SystemExit(
+                f"demo: step {different[0]} gave another loss the second time:"
+                f" {by_step[different[0]]}"
+            )
+        return (
+            f"the {len(twice)} of them that were logged have the same loss and gradient norm both"
+            " times"
+        )
 
     def accuracies(self) -> dict[str, Any]:
         """Print the table of accuracies before and after, and check the demo's claims."""
@@ -156,20 +176,32 @@ class Demo:
         print(f"   {'':52} {'before':>7} {'constant':>9} {'after':>7}")
         for part, name in self.parts.items():
             name = f"text-to-sql/{name}"
-            _, constant = best_constant_answer(evaluation_rows(config, name, config.evaluation.samples))
+            _, constant = best_constant_answer(
+                evaluation_rows(config, name, config.evaluation.samples)
+            )
             first, last = before[name]["sql_execution"], after[name]["sql_execution"]
             print(f"   {MEANING[part]:52} {first:7.1%} {constant:9.1%} {last:7.1%}")
             figures |= {f"{part} before": first, f"{part} constant": constant, part: last}
-            if part in REQUIRED and (max(first, constant) >= LARGEST_BEFORE or last <= REQUIRED[part]):
-                failed.append(f"{part}: required < 3 % before and constant, > {REQUIRED[part]:.0%} after")
+            if part in REQUIRED and (
+                max(first, constant) >= LARGEST_BEFORE or last <= REQUIRED[part]
+            ):
+                failed.append(
+                    f"{part}: required < 3 % before and constant, > {REQUIRED[part]:.0%} after"
+                )
         if failed:
             raise SystemExit("demo: " + "; ".join(failed))
         return figures
 
     def check_plain_transformers(self, step: int) -> None:
         folder = self.directory / "evaluations" / f"step-{step:08d}"
-        command = [sys.executable, str(HERE / "plain_transformers.py"), str(self.directory / "final")]
-        result = subprocess.run([*command, *map(str, sorted(folder.glob("*.jsonl")))], capture_output=True, text=True)
+        command = [
+            sys.executable,
+            str(HERE / "plain_transformers.py"),
+            str(self.directory / "final"),
+        ]
+        result = subprocess.run(
+            [*command, *map(str, sorted(folder.glob("*.jsonl")))], capture_output=True, text=True
+        )
         print("   " + (result.stdout.strip() or result.stderr.strip()[-2000:]))
         if result.returncode:
             raise SystemExit("demo: plain transformers did not generate the same texts")
@@ -185,7 +217,8 @@ class Demo:
 
 
 def best_constant_answer(rows: list[dict[str, Any]]) -> tuple[str, float]:
-    """The reference query that scores best as the answer to every question, and its accuracy: the floor of a model."""
+    """The reference query that scores best as the answer to every question, and its accuracy: the
+    floor of a model."""
     from drillyard.evaluation.sql_scoring import QueryJudge
 
     judges = [each for each in map(QueryJudge, rows) if not each.unjudged]
@@ -228,19 +261,32 @@ def say(text: str) -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Figures of several seeds as a Markdown table."""
-    columns = ["seed", *(f"{part}{suffix}" for part in PARTS for suffix in (" before", " constant", "")), "seconds"]
+    columns = [
+        "seed",
+        *(f"{part}{suffix}" for part in PARTS for suffix in (" before", " constant", "")),
+        "seconds",
+    ]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for row in rows:
-        cells = [f"{row[c]:.1%}" if isinstance(row[c], float) and c != "seconds" else f"{row[c]:.0f}" for c in columns]
+        cells = [
+            f"{row[c]:.1%}" if isinstance(row[c], float) and c != "seconds" else f"{row[c]:.0f}"
+            for c in columns
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds to run, one after the other")
-    parser.add_argument("--output", type=Path, default=Path("runs"), help="where the run directories go")
-    parser.add_argument("--development", action="store_true", help="measure on the development splits")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="seeds to run, one after the other"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs"), help="where the run directories go"
+    )
+    parser.add_argument(
+        "--development", action="store_true", help="measure on the development splits"
+    )
     arguments = parser.parse_args()
     suffix = "-development" if arguments.development else ""
     parts = {part: part + suffix for part in PARTS}

@@ -1,7 +1,8 @@
-"""Prints the licences of the packages in a virtual environment: `python3 notices.py /opt/drillyard`.
+"""Prints the licences of the packages in a virtual environment: `python3 notices.py
+/opt/drillyard`.
 
-For the image, which redistributes these packages: their licences require their texts to be included. The base image
-has those of its own packages in /usr/share/doc. Standard library only.
+For the image, which redistributes these packages: their licences require their texts to be
+included. The base image has those of its own packages in /usr/share/doc. Standard library only.
 """
 
 import importlib.metadata
@@ -19,13 +20,22 @@ def main() -> None:
         print(f"{'=' * 100}\n{each.name} {each.version}: {licence_of(each.metadata)}\n")
         for file in sorted(each.files or ()):
             if ".dist-info" in file.parts[0] and file.name.lower().startswith(NAMES):
-                print(f"--- {file}\n{file.locate().read_text(encoding='utf-8', errors='replace').strip()}\n")
+                print(
+                    f"--- {file}\n{file.locate().read_text(encoding='utf-8', errors='replace').strip()}\n"  # noqa: E501
+                )
 
 
 def licence_of(metadata: importlib.metadata.PackageMetadata) -> str:
     """The licence in the package's metadata: an expression, a line of text, or classifiers."""
-    classifiers = [each.rpartition(" :: ")[2] for each in metadata.get_all("Classifier") or () if "License ::" in each]
-    said = metadata.get("License-Expression") or (metadata.get("License") or "").strip().partition("\n")[0]
+    classifiers = [
+        each.rpartition(" :: ")[2]
+        for each in metadata.get_all("Classifier") or ()
+        if "License ::" in each
+    ]
+    said = (
+        metadata.get("License-Expression")
+        or (metadata.get("License") or "").strip().partition("\n")[0]
+    )
     return said or ", ".join(classifiers) or "not said"
 
 

@@ -1,7 +1,8 @@
-"""What every test starts from: markers by directory, a time limit per group, no network, caches of its own.
+"""What every test starts from: markers by directory, a time limit per group, no network, caches of
+its own.
 
-The environment is set at import, before any test module can import a library that reads it, and is inherited by the
-processes that tests start.
+The environment is set at import, before any test module can import a library that reads it, and is
+inherited by the processes that tests start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Far above what any test takes alone: a busy machine is several times slower, and only what hangs gets here.
+# Far above what any test takes alone: a busy machine is several times slower, and only what hangs
+# gets here.
 TIMEOUT_SECONDS = {"unit": 180, "security": 180, "distributed": 900, "integration": 1800}
 
 os.environ.update(
@@ -37,11 +39,19 @@ for name in ("COLUMNS", "LINES", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBL
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the controller's."""
-    # Here and not in pyproject.toml, so that these tests can be collected on an earlier commit (tools/fails_on.py).
-    config.addinivalue_line("markers", "security: attacks that must fail, milliseconds each (tests/security)")
-    # In the background of a shell SIGINT is ignored, under nohup SIGHUP: what tests start would ignore it too.
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    """Give the session empty caches, whatever the caller's HOME holds. xdist workers inherit the
+    controller's."""
+    # Here and not in pyproject.toml, so that these tests can be collected on an earlier commit
+    # (tools/fails_on.py).
+    config.addinivalue_line(
+        "markers", "security: attacks that must fail, milliseconds each (tests/security)"
+    )
+    # In the background of a shell SIGINT is ignored, under nohup SIGHUP: what tests start would
+    # ignore it too.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+    ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
     if hasattr(config, "workerinput"):

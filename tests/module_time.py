@@ -1,4 +1,5 @@
-"""Another clock for one module: threads that tests before have left keep the real one, and change no list of sleeps."""
+"""Another clock for one module: threads that tests before have left keep the real one, and change
+no list of sleeps."""
 
 from __future__ import annotations
 

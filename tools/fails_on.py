@@ -1,4 +1,5 @@
-"""Run today's tests against the source of an earlier commit and list which of them fail there, and why.
+"""Run today's tests against the source of an earlier commit and list which of them fail there, and
+why.
 
 A test that guards a fix must fail without the fix. This checks it: the earlier commit goes into a
 temporary git worktree, today's `tests/` is copied over it, and each named test runs there.
@@ -6,9 +7,9 @@ temporary git worktree, today's `tests/` is copied over it, and each named test 
     python tools/fails_on.py COMMIT tests/unit/data/test_chat_template.py::test_weight ...
     python tools/fails_on.py COMMIT --table fixes.tsv
 
-A table has a row per defect: its name, a tab, and the tests, separated by spaces; further columns are ignored. A name
-without brackets stands for all of its parameters; one of them failing is enough. Exit code 1 when a test passes there
-or cannot be collected.
+A table has a row per defect: its name, a tab, and the tests, separated by spaces; further columns
+are ignored. A name without brackets stands for all of its parameters; one of them failing is
+enough. Exit code 1 when a test passes there or cannot be collected.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ def main() -> int:
     results: dict[str, str] = {}
     directory = Path(tempfile.mkdtemp(prefix="fails-on-")) / "tree"
     git = ["git", "-C", str(ROOT), "worktree"]
-    subprocess.run([*git, "add", "--quiet", "--detach", str(directory), arguments.commit], check=True)
+    subprocess.run(
+        [*git, "add", "--quiet", "--detach", str(directory), arguments.commit], check=True
+    )
     try:
         shutil.rmtree(directory / "tests")
-        shutil.copytree(ROOT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "tests", directory / "tests", ignore=shutil.ignore_patterns("__pycache__")
+        )
         by_file = defaultdict(list)
         for _, test in rows:
             by_file[test.partition("::")[0]].append(test)
@@ -60,11 +65,21 @@ def main() -> int:
 
 
 def run(directory: Path, tests: list[str]) -> dict[str, str]:
-    """What each of the tests of one file does in `directory`: "fails: REASON", "passes" or "not run: REASON"."""
+    """What each of the tests of one file does in `directory`: "fails: REASON", "passes" or "not
+    run: REASON"."""
     report = directory.parent / "report.xml"
     report.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(directory / "src")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        *tests,
+    ]
     ended = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
     failures: dict[str, str] = {}
     passed: set[str] = set()
@@ -79,7 +94,9 @@ def run(directory: Path, tests: list[str]) -> dict[str, str]:
             reason = (problem.get("message") or "").strip().split("\n")[0]
             if "RankFailed" in reason:
                 # A rank's traceback ends with its cause.
-                reason = [line for line in (problem.text or "").splitlines() if line.startswith("E ")][-1][1:].strip()
+                reason = [
+                    line for line in (problem.text or "").splitlines() if line.startswith("E ")
+                ][-1][1:].strip()
             reason = reason[:200]
             failures |= dict.fromkeys(names, reason)
     if not failures and not passed and len(tests) > 1:
@@ -93,7 +110,9 @@ def run(directory: Path, tests: list[str]) -> dict[str, str]:
         elif name in passed:
             results[test] = "passes"
         else:
-            words = [line for line in ended.stdout.splitlines() if line.startswith(("E  ", "ERROR"))]
+            words = [
+                line for line in ended.stdout.splitlines() if line.startswith(("E  ", "ERROR"))
+            ]
             results[test] = f"not run: {' '.join(words)[:300] or ended.stderr.strip()[-300:]}"
     return results
 

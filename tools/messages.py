@@ -1,11 +1,13 @@
-"""Every sentence that a user of Drillyard may read, in one file: errors, help, warnings, descriptions of settings.
+"""Every sentence that a user of Drillyard may read, in one file: errors, help, warnings,
+descriptions of settings.
 
     python tools/messages.py            # rewrites tests/unit/messages.txt (make messages)
     python tools/messages.py --check    # exit code 1 where the file is out of date
 
-A sentence is any text in src/drillyard of two or more words, as it is put together from literals: `{name}` stands for a
-value, `[a|b]` for a choice. Docstrings count where they are a command's help. The package is parsed, never imported.
-Sentences have no line numbers and keep the order of their file, so a diff shows what changed and nothing else.
+A sentence is any text in src/drillyard of two or more words, as it is put together from literals:
+`{name}` stands for a value, `[a|b]` for a choice. Docstrings count where they are a command's help.
+The package is parsed, never imported. Sentences have no line numbers and keep the order of their
+file, so a diff shows what changed and nothing else.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ def main() -> int:
         SNAPSHOT.write_text(text, encoding="utf-8")
         return 0
     written = SNAPSHOT.read_text(encoding="utf-8") if SNAPSHOT.exists() else ""
-    print("\n".join(unified_diff(written.splitlines(), text.splitlines(), "messages.txt", "src", n=0, lineterm="")))
+    print(
+        "\n".join(
+            unified_diff(
+                written.splitlines(), text.splitlines(), "messages.txt", "src", n=0, lineterm=""
+            )
+        )
+    )
     return int(written != text)
 
 
@@ -49,9 +57,13 @@ def sentences(node: ast.AST) -> Iterator[str]:
     """The sentences below `node`, in the order of the file."""
     if isinstance(node, ast.Assert):
         return
-    if isinstance(node, ast.FunctionDef) and any(".command(" in ast.unparse(each) for each in node.decorator_list):
+    if isinstance(node, ast.FunctionDef) and any(
+        ".command(" in ast.unparse(each) for each in node.decorator_list
+    ):
         paragraphs = (ast.get_docstring(node) or "").split("\n\n")
-        yield from (sentence for each in paragraphs for sentence in lines_of(" ".join(each.split())))
+        yield from (
+            sentence for each in paragraphs for sentence in lines_of(" ".join(each.split()))
+        )
     if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.IfExp)):
         text = rendered(node)
         if text is not None:
@@ -81,17 +93,25 @@ def rendered(node: ast.AST) -> str | None:
         return f"{{{short_name(node.value)}}}" if text is None else text
     if isinstance(node, ast.IfExp):
         choices = [rendered(part) for part in (node.body, node.orelse)]
-        return None if choices == [None, None] else f"[{'|'.join('...' if c is None else c for c in choices)}]"
+        return (
+            None
+            if choices == [None, None]
+            else f"[{'|'.join('...' if c is None else c for c in choices)}]"
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts = [(rendered(part), part) for part in (node.left, node.right)]
         if any(text is not None for text, _ in parts):
-            return "".join(f"{{{short_name(part)}}}" if text is None else text for text, part in parts)
+            return "".join(
+                f"{{{short_name(part)}}}" if text is None else text for text, part in parts
+            )
     return None
 
 
 def short_name(node: ast.expr) -> str:
     """What a value is called: the last name in its expression, `...` where it has none."""
-    names = re.findall(r"[A-Za-z_]\w*", ast.unparse(node.func if isinstance(node, ast.Call) else node))
+    names = re.findall(
+        r"[A-Za-z_]\w*", ast.unparse(node.func if isinstance(node, ast.Call) else node)
+    )
     return names[-1] if names else "..."
 
 

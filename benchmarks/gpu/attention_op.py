@@ -1,7 +1,9 @@
-"""The attention kernel over packed documents, forward and backward, against fp64 arithmetic with a dense mask.
+"""The attention kernel over packed documents, forward and backward, against fp64 arithmetic with a
+dense mask.
 
-It calls what the model calls (`models.attention.varlen_attention`), so the conversion of windows and the
-repetition of shared heads are checked with the kernel. On a CPU, which has no such kernel, dense attention stands in.
+It calls what the model calls (`models.attention.varlen_attention`), so the conversion of windows
+and the repetition of shared heads are checked with the kernel. On a CPU, which has no such kernel,
+dense attention stands in.
 """
 
 from __future__ import annotations
@@ -23,30 +25,53 @@ HEADS = 8
 
 
 def against_fp64(setting: Setting) -> dict[str, Any]:
-    """The largest error of output and gradients over head sizes, shared heads and windows; it is below TOLERANCE."""
+    """The largest error of output and gradients over head sizes, shared heads and windows; it is
+    below TOLERANCE."""
     if setting.device == "cpu":
         varlen.varlen_attn = dense_attention
     length = 128 if setting.tiny else 1024
     found = {}
     for head_dim, kv_heads, window in itertools.product((64, 128, 256), (HEADS, 2), (None, WINDOW)):
-        name = f"D {head_dim}, {HEADS} heads over {kv_heads}, {f'window {window}' if window else 'no window'}"
+        name = (
+            f"D {head_dim}, {HEADS} heads over {kv_heads},"
+            f" {f'window {window}' if window else 'no window'}"
+        )
         found[name] = largest_error(setting.device, length, head_dim, kv_heads, window)
     worst = max(found, key=lambda name: found[name])
-    assert found[worst] < TOLERANCE, f"{worst}: error {found[worst]:.2e}, allowed {TOLERANCE:.0e}; all: {found}"
+    assert found[worst] < TOLERANCE, (
+        f"{worst}: error {found[worst]:.2e}, allowed {TOLERANCE:.0e}; all: {found}"
+    )
     return {"cases": len(found), "largest_error": found[worst], "in": worst}
 
 
-def largest_error(device: str, length: int, head_dim: int, kv_heads: int, window: int | None) -> float:
+def largest_error(
+    device: str, length: int, head_dim: int, kv_heads: int, window: int | None
+) -> float:
     """The largest of the relative errors of output and of gradients of queries, keys and values."""
     generator = torch.Generator().manual_seed(head_dim + kv_heads)
 
     def random(heads: int) -> torch.Tensor:
-        return torch.randn(2, heads, length, head_dim, generator=generator).bfloat16().to(device).requires_grad_()
+        return (
+            torch.randn(2, heads, length, head_dim, generator=generator)
+            .bfloat16()
+            .to(device)
+            .requires_grad_()
+        )
 
     query, key, value = random(HEADS), random(kv_heads), random(kv_heads)
     weight = torch.randn(2, length, HEADS, head_dim, generator=generator).bfloat16().to(device)
     # Documents of one token, whole rows, and empty ones between others and at the end.
-    ends = [1, length // 3, length // 3, length - 1, length, length, 2 * length, 2 * length, 2 * length]
+    ends = [
+        1,
+        length // 3,
+        length // 3,
+        length - 1,
+        length,
+        length,
+        2 * length,
+        2 * length,
+        2 * length,
+    ]
     offsets = torch.tensor([0, *ends], dtype=torch.int32, device=device)
     output, _ = varlen_attention(
         torch.nn.Module(),
@@ -77,15 +102,24 @@ def reference(
 ) -> torch.Tensor:
     """Softmax attention of fp64 [B, H, T, D] under the documents' mask: [B, T, H, D]."""
     num_sequences, heads, length, head_dim = query.shape
-    documents = np.searchsorted(ends, np.arange(num_sequences * length), side="right").reshape(num_sequences, length)
+    documents = np.searchsorted(ends, np.arange(num_sequences * length), side="right").reshape(
+        num_sequences, length
+    )
     mask = document_mask(torch.from_numpy(documents).to(query.device), window)
-    key, value = (states.repeat_interleave(heads // states.shape[1], dim=1) for states in (key, value))
+    key, value = (
+        states.repeat_interleave(heads // states.shape[1], dim=1) for states in (key, value)
+    )
     scores = (query @ key.transpose(2, 3) * head_dim**-0.5).masked_fill(~mask, -torch.inf)
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor, *rest: Any, **options: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: torch.Tensor,
+    *rest: Any,
+    **options: Any,
 ) -> torch.Tensor:
     """What the kernel computes, of [B*T, H, D], on a CPU."""
     position = torch.arange(query.shape[0])

@@ -15,11 +15,22 @@ from setups import Setting
 
 from drillyard.hardware import find_accelerator
 
-PACKAGES = ("torch", "triton", "transformers", "accelerate", "peft", "liger-kernel", "torchao", "numpy", "pydantic")
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "accelerate",
+    "peft",
+    "liger-kernel",
+    "torchao",
+    "numpy",
+    "pydantic",
+)
 
 
 def rates(setting: Setting) -> dict[str, Any]:
-    """TFLOP/s of a large bf16 product on random data, GB/s of a large copy (bytes read plus bytes written)."""
+    """TFLOP/s of a large bf16 product on random data, GB/s of a large copy (bytes read plus bytes
+    written)."""
     size = 512 if setting.tiny else 8192
     elements = 2**20 if setting.tiny else 2**30
     a, b = (torch.randn(size, size, device=setting.device).bfloat16() for _ in range(2))
@@ -68,7 +79,10 @@ def median_seconds(action: Callable[[], Any], setting: Setting, repeats: int = 2
             action()
             seconds.append(time.perf_counter() - started)
         return statistics.median(seconds)
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    pairs = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
     for begin, end in pairs:
         begin.record()
         action()

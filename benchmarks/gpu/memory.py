@@ -1,8 +1,9 @@
-"""Estimated memory against `torch.cuda.max_memory_allocated`, a setup of the trainer's own step a row.
+"""Estimated memory against `torch.cuda.max_memory_allocated`, a setup of the trainer's own step a
+row.
 
-The second and third step are measured. What the allocator holds is compared with the sum of the parts of the step
-(without the CUDA context and fragmentation); what it has reserved and what the driver reports is listed next to the
-high end of everything.
+The second and third step are measured. What the allocator holds is compared with the sum of the
+parts of the step (without the CUDA context and fragmentation); what it has reserved and what the
+driver reports is listed next to the high end of everything.
 """
 
 from __future__ import annotations
@@ -61,9 +62,15 @@ SMALLER = {
 
 
 def against_estimate(setting: Setting, setup: str) -> dict[str, Any]:
-    """One setup of SETUPS: estimated ends and measured GiB. AssertionError where they differ by more than ALLOWED."""
+    """One setup of SETUPS: estimated ends and measured GiB. AssertionError where they differ by
+    more than ALLOWED."""
     compile_quickly(setting)
-    changes = {"precision": "bf16", "micro_batch_size": 2, "attention": "varlen", "vocab_size": 32000} | SETUPS[setup]
+    changes = {
+        "precision": "bf16",
+        "micro_batch_size": 2,
+        "attention": "varlen",
+        "vocab_size": 32000,
+    } | SETUPS[setup]
     attention, vocab_size = changes.pop("attention"), changes.pop("vocab_size")
     if setting.device == "cpu":
         attention = "sdpa"  # the one fused kernel that it trains with
@@ -89,7 +96,12 @@ def estimated(estimate: Any) -> dict[str, Any]:
     inside = [part for part in estimate.parts if part.low.name not in OUTSIDE_OF_THE_ALLOCATOR]
     low, high = (sum(getattr(part, end).value for part in inside) for end in ("low", "high"))
     total = estimate.total
-    return {"low_gib": low, "high_gib": high, "total_high_gib": total.high.value, "peak_at": estimate.peak_at}
+    return {
+        "low_gib": low,
+        "high_gib": high,
+        "total_high_gib": total.high.value,
+        "peak_at": estimate.peak_at,
+    }
 
 
 def measured(found: dict[str, Any]) -> dict[str, Any]:
@@ -97,9 +109,13 @@ def measured(found: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     allocated = torch.cuda.max_memory_allocated() / GIB
-    outside = min(0.0, allocated / found["low_gib"] - 1) + max(0.0, allocated / found["high_gib"] - 1)
+    outside = min(0.0, allocated / found["low_gib"] - 1) + max(
+        0.0, allocated / found["high_gib"] - 1
+    )
     ends = f"{found['low_gib']:.2f} to {found['high_gib']:.2f} GiB"
-    assert abs(outside) <= ALLOWED, f"{allocated:.2f} GiB are allocated, estimated {ends}: {outside:+.1%} outside"
+    assert abs(outside) <= ALLOWED, (
+        f"{allocated:.2f} GiB are allocated, estimated {ends}: {outside:+.1%} outside"
+    )
     return {
         "allocated_gib": allocated,
         "outside": outside,

@@ -16,15 +16,24 @@ SHAPES = ((4096, 4096), (1024, 4096), (14336, 4096), (4096, 14336))
 
 
 def unpacked(setting: Setting) -> dict[str, Any]:
-    """Bits of pack and unpack against the CPU's, and for the largest shape the rate at which weights are made whole,
-    by the bytes that are read and written."""
+    """Bits of pack and unpack against the CPU's, and for the largest shape the rate at which
+    weights are made whole, by the bytes that are read and written."""
     scale = 16 if setting.tiny else 1
     for rows, columns in SHAPES:
-        values = torch.randn(rows // scale, columns // scale, generator=torch.Generator().manual_seed(rows)) * 0.02
+        values = (
+            torch.randn(
+                rows // scale, columns // scale, generator=torch.Generator().manual_seed(rows)
+            )
+            * 0.02
+        )
         packed = pack(values.to(setting.device))
-        assert torch.equal(packed.cpu(), pack(values)), f"{rows} x {columns}: packed otherwise than on the CPU"
+        assert torch.equal(packed.cpu(), pack(values)), (
+            f"{rows} x {columns}: packed otherwise than on the CPU"
+        )
         for dtype in (torch.bfloat16, torch.float32):
-            assert torch.equal(unpack(packed, dtype).cpu(), unpack(packed.cpu(), dtype)), f"{rows} x {columns}, {dtype}"
+            assert torch.equal(unpack(packed, dtype).cpu(), unpack(packed.cpu(), dtype)), (
+                f"{rows} x {columns}, {dtype}"
+            )
     seconds = []
     for _ in range(3 if setting.tiny else 30):
         _wait(setting)

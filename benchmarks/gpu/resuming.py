@@ -21,7 +21,8 @@ CHECKPOINTS = 10
 
 
 def same_bits(setting: Setting) -> dict[str, Any]:
-    """`drillyard train` twice with `deterministic: true`: undisturbed, and with its rank killed after a checkpoint."""
+    """`drillyard train` twice with `deterministic: true`: undisturbed, and with its rank killed
+    after a checkpoint."""
     steps = TINY_STEPS if setting.tiny else STEPS
     config = _write_config(setting, steps)
     undisturbed, disturbed = (setting.directory / name for name in ("undisturbed", "disturbed"))
@@ -64,11 +65,13 @@ def _write_config(setting: Setting, steps: int) -> Path:
 
 
 def _command(config: Path, run_directory: Path, *, kill: bool = False) -> int | None:
-    """Run the training to its end; with `kill` its rank gets SIGKILL once a checkpoint is there, whose step is
-    returned."""
+    """Run the training to its end; with `kill` its rank gets SIGKILL once a checkpoint is there,
+    whose step is returned."""
     changes = {"name": run_directory.name, "output": str(run_directory.parent)}
     command = [sys.executable, "-m", "drillyard", "train", str(config), "--nproc-per-node", "1"]
-    process = subprocess.Popen([*command, *(word for key in changes for word in ("--set", f"{key}={changes[key]}"))])
+    process = subprocess.Popen(
+        [*command, *(word for key in changes for word in ("--set", f"{key}={changes[key]}"))]
+    )
     step = None
     while process.poll() is None:
         time.sleep(0.01)
@@ -81,7 +84,12 @@ def _command(config: Path, run_directory: Path, *, kill: bool = False) -> int | 
 
 def _checkpoint_step(run_directory: Path) -> int | None:
     return next(
-        (event["step"] for event in _lines(run_directory / "events.jsonl") if event["event"] == "checkpoint"), None
+        (
+            event["step"]
+            for event in _lines(run_directory / "events.jsonl")
+            if event["event"] == "checkpoint"
+        ),
+        None,
     )
 
 
@@ -99,11 +107,16 @@ def _rank_of(supervisor: int) -> int:
 
 def _losses(run_directory: Path) -> dict[int, float]:
     """The last loss that each step had."""
-    return {row["step"]: row["loss"] for row in _lines(run_directory / "metrics.jsonl") if "loss" in row}
+    return {
+        row["step"]: row["loss"] for row in _lines(run_directory / "metrics.jsonl") if "loss" in row
+    }
 
 
 def _digests(run_directory: Path) -> list[str]:
-    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(run_directory.glob("final/*.safetensors"))]
+    return [
+        hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run_directory.glob("final/*.safetensors"))
+    ]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,14 @@
-"""First light on a GPU: what only a GPU can show, as rows of one table, each a process with its own time limit.
+"""First light on a GPU: what only a GPU can show, as rows of one table, each a process with its own
+time limit.
 
     python3 benchmarks/gpu/run_all.py --minutes 9 --out DIR
 
-Nothing is installed and no network is needed: `src` is put on the path, and wheels.txt lists what a plain PyTorch image
-lacks. Rows run in the order of ROWS: correctness before speed. A row that fails, hangs or runs out
-of memory is a line of the table and stops no other. DIR/results.json and DIR/table.md are written after every row, and
-a later call with the same DIR continues: rows without a result come first, then those that did not pass, until the
-minutes are over. DIR/logs has each row's output. Exit code 0: every row has passed; 1: some have not, yet; 2:
-nothing can run.
+Nothing is installed and no network is needed: `src` is put on the path, and wheels.txt lists what a
+plain PyTorch image lacks. Rows run in the order of ROWS: correctness before speed. A row that
+fails, hangs or runs out of memory is a line of the table and stops no other. DIR/results.json and
+DIR/table.md are written after every row, and a later call with the same DIR continues: rows without
+a result come first, then those that did not pass, until the minutes are over. DIR/logs has each
+row's output. Exit code 0: every row has passed; 1: some have not, yet; 2: nothing can run.
 
 `--device cpu --tiny` runs the same lines in smoke-test sizes.
 """
@@ -39,7 +40,8 @@ SHORTEST_SECONDS = 20
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: a function of a module in this directory, its arguments, and its time limit."""
+    """A line of the table: a function of a module in this directory, its arguments, and its time
+    limit."""
 
     name: str
     function: str
@@ -55,7 +57,12 @@ def _architecture_rows() -> list[Row]:
         ("cohere", "cohere2", "mixtral", "qwen3_moe"),
     )
     return [
-        Row(f"3 compiled steps: {', '.join(four)}", "training:architectures", 150, {"names": list(four)})
+        Row(
+            f"3 compiled steps: {', '.join(four)}",
+            "training:architectures",
+            150,
+            {"names": list(four)},
+        )
         for four in names
     ]
 
@@ -72,8 +79,18 @@ def _speed_rows(shape: str, sequence_length: int, micro_batch: int, recompute: s
         Row(f"{what}: trainer, checkpointing {recompute}", "speed:ours", 240, equal),
         Row(f"{what}: bare loop", "speed:bare_loop", 240, equal),
         Row(f"{what}: HF Trainer, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
-        Row(f"{what}: HF Trainer, Liger, compiled", "speed:hf_trainer", 300, equal | {"compiled": True}),
-        Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
+        Row(
+            f"{what}: HF Trainer, Liger, compiled",
+            "speed:hf_trainer",
+            300,
+            equal | {"compiled": True},
+        ),
+        Row(
+            f"{what}: trainer, checkpointing auto",
+            "speed:ours",
+            240,
+            common | {"recompute": "auto"},
+        ),
     ]
     if recompute != "none":
         # The setting that `auto` is compared with.
@@ -91,8 +108,15 @@ def _adapter_rows() -> list[Row]:
     equal, nf4 = common | {"recompute": "full"}, {"quantization": "nf4"}
     return [
         Row(f"{what}: trainer, checkpointing full", "speed:ours", 240, equal),
-        Row(f"{what}: HF Trainer, peft, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}),
-        Row(f"{what}: trainer, checkpointing auto", "speed:ours", 240, common | {"recompute": "auto"}),
+        Row(
+            f"{what}: HF Trainer, peft, Liger", "speed:hf_trainer", 240, equal | {"compiled": False}
+        ),
+        Row(
+            f"{what}: trainer, checkpointing auto",
+            "speed:ours",
+            240,
+            common | {"recompute": "auto"},
+        ),
         Row(f"{what} on nf4: trainer, checkpointing full", "speed:ours", 240, equal | nf4),
         Row(
             f"{what} on nf4: HF Trainer, peft, bitsandbytes, Liger",
@@ -100,7 +124,12 @@ def _adapter_rows() -> list[Row]:
             240,
             equal | nf4 | {"compiled": False},
         ),
-        Row(f"{what} on nf4: trainer, checkpointing auto", "speed:ours", 240, common | nf4 | {"recompute": "auto"}),
+        Row(
+            f"{what} on nf4: trainer, checkpointing auto",
+            "speed:ours",
+            240,
+            common | nf4 | {"recompute": "auto"},
+        ),
     ]
 
 
@@ -122,7 +151,9 @@ def _memory_rows() -> list[Row]:
         "varlen, LoRA on nf4, compiled",
         "varlen, wide vocabulary",
     )
-    return [Row(f"memory: {setup}", "memory:against_estimate", 90, {"setup": setup}) for setup in setups]
+    return [
+        Row(f"memory: {setup}", "memory:against_estimate", 90, {"setup": setup}) for setup in setups
+    ]
 
 
 ROWS = [
@@ -130,7 +161,12 @@ ROWS = [
     Row("varlen attention against fp64", "attention_op:against_fp64", 90),
     Row("fp32 losses as on the CPU", "training:as_on_the_cpu", 90),
     *(
-        Row(f"kernel {kernel}: compiled or not, each checkpointing", "training:kernel", 200, {"attention": kernel})
+        Row(
+            f"kernel {kernel}: compiled or not, each checkpointing",
+            "training:kernel",
+            200,
+            {"attention": kernel},
+        )
         for kernel in ("varlen", "sdpa", "flex", "eager")
     ),
     *(
@@ -162,16 +198,31 @@ ROWS = [
 def main(rows: list[Row] = ROWS) -> int:
     """Run the rows that the arguments select; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no row and end the running one after this")
-    parser.add_argument("--out", type=Path, required=True, help="directory of the results; older ones are gone on from")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="start no row and end the running one after this"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="directory of the results; older ones are gone on from",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes that show only that the rows run")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="rows whose name has this in it; repeatable")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes that show only that the rows run"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="rows whose name has this in it; repeatable"
+    )
     arguments = parser.parse_args()
     chosen = [row for row in rows if any(text in row.name for text in arguments.only or [""])]
     sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(HERE)]
     if not chosen:
-        print("--only: no row has this in its name; the rows:", *(row.name for row in rows), sep="\n  ")
+        print(
+            "--only: no row has this in its name; the rows:",
+            *(row.name for row in rows),
+            sep="\n  ",
+        )
         return 2
     if not say_what_is_missing():
         return 2
@@ -188,7 +239,8 @@ def main(rows: list[Row] = ROWS) -> int:
 
 
 def say_what_is_missing() -> bool:
-    """Print the missing packages of wheels.txt; False when a row needs one for more than a comparison."""
+    """Print the missing packages of wheels.txt; False when a row needs one for more than a
+    comparison."""
     required, optional = [], []
     for line in (HERE / "wheels.txt").read_text().splitlines():
         pin, _, comment = line.partition("#")
@@ -198,16 +250,28 @@ def say_what_is_missing() -> bool:
                 metadata.version(name)
         except metadata.PackageNotFoundError:
             (optional if comment else required).append(pin.strip())
-    for pins, consequence in ((required, "nothing can run"), (optional, "the rows that need them will fail")):
+    for pins, consequence in (
+        (required, "nothing can run"),
+        (optional, "the rows that need them will fail"),
+    ):
         if pins:
-            print(f"not installed: {', '.join(pins)}: {consequence}; benchmarks/gpu/wheels.txt says how to bring them")
+            print(
+                f"not installed: {', '.join(pins)}: {consequence}; benchmarks/gpu/wheels.txt says"
+                " how to bring them"
+            )
     return not required
 
 
 def prepare_environment(*, tiny: bool) -> None:
     """Set the environment that rows and their commands inherit."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [*sys.path[:3], os.environ.get("PYTHONPATH", "")]
+    ).rstrip(os.pathsep)
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     # HF Trainer splits batches over all the GPUs that it sees.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     if tiny:
@@ -215,8 +279,10 @@ def prepare_environment(*, tiny: bool) -> None:
 
 
 def run_rows(rows: list[Row], results: Results, end: float) -> None:
-    """Run the rows that have not passed, those without a result first, until the clock is at `end`."""
-    # A forked process cannot use CUDA if an import of its parent has looked for it; on a CPU forks save the imports.
+    """Run the rows that have not passed, those without a result first, until the clock is at
+    `end`."""
+    # A forked process cannot use CUDA if an import of its parent has looked for it; on a CPU forks
+    # save the imports.
     context: Any = multiprocessing.get_context("forkserver" if results.device == "cpu" else "spawn")
     context.set_forkserver_preload(["setups"])
     to_run = [row for row in rows if results.status(row) != "passed"]
@@ -231,18 +297,24 @@ def run_rows(rows: list[Row], results: Results, end: float) -> None:
             print("not finished: the minutes are over; call again with the same --out to go on")
             return
         results.keep(row, result)
-        print(f"{result['status']} ({result['seconds']:.0f} s){': ' + result['error'] if 'error' in result else ''}")
+        print(
+            f"{result['status']} ({result['seconds']:.0f}"
+            f" s){': ' + result['error'] if 'error' in result else ''}"
+        )
 
 
 def run_row(context: Any, row: Row, results: Results, left: float) -> dict[str, Any] | None:
-    """The result of a row, in a process of its own; None where `left` seconds end before its limit does."""
+    """The result of a row, in a process of its own; None where `left` seconds end before its limit
+    does."""
     log = results.directory / "logs" / (file_name(row.name) + ".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     limit = min(row.limit_seconds, left)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         place = (results.device, results.tiny, folder)
-        process = context.Process(target=in_its_process, args=(row.function, row.arguments, place, str(log)))
+        process = context.Process(
+            target=in_its_process, args=(row.function, row.arguments, place, str(log))
+        )
         process.start()
         process.join(limit)
         ended_itself = not process.is_alive()
@@ -256,13 +328,19 @@ def run_row(context: Any, row: Row, results: Results, left: float) -> dict[str, 
     if "status" in found:
         return found
     if ended_itself:
-        return {**found, "status": "failed", "error": f"the process ended with code {process.exitcode}: {log}"}
+        return {
+            **found,
+            "status": "failed",
+            "error": f"the process ended with code {process.exitcode}: {log}",
+        }
     if limit < row.limit_seconds:
         return None
     return {**found, "status": "timed out", "error": f"not done after {limit:.0f} s: {log}"}
 
 
-def in_its_process(function: str, arguments: dict[str, Any], place: tuple[str, bool, str], log: str) -> None:
+def in_its_process(
+    function: str, arguments: dict[str, Any], place: tuple[str, bool, str], log: str
+) -> None:
     """Call a row's function and write its figures, or the error, into its directory."""
     os.setpgrp()  # kill the process group, children included
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -303,7 +381,9 @@ class Results:
                 of_device = (older["device"], older["tiny"])
                 self.rows = dict(older["rows"])
             except (OSError, ValueError, KeyError, TypeError):
-                raise ValueError(f"{self.path} has no results of this program: give another --out") from None
+                raise ValueError(
+                    f"{self.path} has no results of this program: give another --out"
+                ) from None
             if of_device != (device, tiny):
                 was = f"--device {older['device']}{' --tiny' if older['tiny'] else ''}"
                 raise ValueError(f"{self.path} has results of {was}: give another --out")
@@ -311,7 +391,8 @@ class Results:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(
-                f"{directory}: no directory can be made there ({error.strerror}): give another --out"
+                f"{directory}: no directory can be made there ({error.strerror}): give another"
+                " --out"
             ) from None
 
     def status(self, row: Row) -> str | None:
@@ -330,11 +411,18 @@ class Results:
     def table(self) -> str:
         """All results as a Markdown table."""
         lines = [
-            (name, result["status"], f"{result['seconds']:.0f}", result.get("error") or in_words(result["figures"]))
+            (
+                name,
+                result["status"],
+                f"{result['seconds']:.0f}",
+                result.get("error") or in_words(result["figures"]),
+            )
             for name, result in self.rows.items()
         ]
         head = [("row", "result", "seconds", "figures"), ("---",) * 4]
-        cells = [[cell.replace("|", "/").replace("\n", " ") for cell in line] for line in (*head, *lines)]
+        cells = [
+            [cell.replace("|", "/").replace("\n", " ") for cell in line] for line in (*head, *lines)
+        ]
         return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
     def _write(self, path: Path, text: str) -> None:
@@ -345,7 +433,9 @@ class Results:
 
 def in_words(figures: dict[str, Any]) -> str:
     """Figures as `name value; name value`."""
-    return "; ".join(f"{name.replace('_', ' ')} {_figure(value)}" for name, value in figures.items())
+    return "; ".join(
+        f"{name.replace('_', ' ')} {_figure(value)}" for name, value in figures.items()
+    )
 
 
 def _figure(value: Any) -> str:

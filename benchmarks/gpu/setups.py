@@ -1,4 +1,5 @@
-"""What the rows share: the trainer's own step over synthetic sequences, assembled as `drillyard train` assembles it."""
+"""What the rows share: the trainer's own step over synthetic sequences, assembled as `drillyard
+train` assembles it."""
 
 from __future__ import annotations
 
@@ -63,18 +64,26 @@ class Tokenizer:
 
 
 class SyntheticSequences:
-    """Full sequences of random tokens, the same for the same number: a source of the loader's `Mixture`.
+    """Full sequences of random tokens, the same for the same number: a source of the loader's
+    `Mixture`.
 
-    Each has `documents` documents of random lengths, 1 included. With one document every token carries loss; with
-    several, those of every second document do.
+    Each has `documents` documents of random lengths, 1 included. With one document every token
+    carries loss; with several, those of every second document do.
     """
 
     name = key = "synthetic"
     pad_id = 0
 
     def __init__(self, count: int, length: int, vocab_size: int, documents: int) -> None:
-        self.count, self.sequence_length, self.vocab_size, self.documents = count, length, vocab_size, documents
-        self.valid_tokens = np.array([(self.read([row]).labels >= 0).sum() for row in range(count)], np.int64)
+        self.count, self.sequence_length, self.vocab_size, self.documents = (
+            count,
+            length,
+            vocab_size,
+            documents,
+        )
+        self.valid_tokens = np.array(
+            [(self.read([row]).labels >= 0).sum() for row in range(count)], np.int64
+        )
 
     def __len__(self) -> int:
         return self.count
@@ -106,14 +115,23 @@ def run_config(
     quantization: str | None = None,
     **training: Any,
 ) -> RunConfig:
-    """A run config for `model`, an inline model config; `training` are settings of that section. Tiny, sequences have
-    32 tokens."""
-    described = {"config": model, "init": "random", "attention": attention, "lora": lora, "quantization": quantization}
+    """A run config for `model`, an inline model config; `training` are settings of that section.
+    Tiny, sequences have 32 tokens."""
+    described = {
+        "config": model,
+        "init": "random",
+        "attention": attention,
+        "lora": lora,
+        "quantization": quantization,
+    }
     return RunConfig.model_validate(
         {
             "name": "benchmark",
             "model": described,
-            "data": {"source": "builtin:python-stdlib", "sequence_length": 32 if setting.tiny else sequence_length},
+            "data": {
+                "source": "builtin:python-stdlib",
+                "sequence_length": 32 if setting.tiny else sequence_length,
+            },
             "training": {
                 "steps": 1000,
                 "micro_batch_size": 4,
@@ -130,7 +148,12 @@ def run_config(
 
 
 def assembled(
-    config: RunConfig, ranks: Ranks, *, documents: int = 1, sequences: int = 8, seed_by_name: bool = False
+    config: RunConfig,
+    ranks: Ranks,
+    *,
+    documents: int = 1,
+    sequences: int = 8,
+    seed_by_name: bool = False,
 ) -> tuple[Trainer, ShardedModel]:
     """A trainer of `config` over `sequences` synthetic sequences, which repeat.
 
@@ -148,16 +171,21 @@ def assembled(
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     assert training.steps is not None
     shape = batch_shape(config, ranks.num_data_ranks)
-    trainer = Trainer(config, ranks, model, optimizer, Mixture([source], [1.0], 0), shape, training.steps)
+    trainer = Trainer(
+        config, ranks, model, optimizer, Mixture([source], [1.0], 0), shape, training.steps
+    )
     return trainer, model
 
 
 @torch.no_grad()
 def _fill_by_name(model: ShardedModel) -> None:
-    """Normal draws on the host, seeded by name, for every matrix: torch draws differ between kinds of device."""
+    """Normal draws on the host, seeded by name, for every matrix: torch draws differ between kinds
+    of device."""
     for name, parameter in model.root.named_parameters():
         if parameter.ndim >= 2:
-            draws = np.random.default_rng(zlib.crc32(name.encode())).normal(0.0, 0.02, tuple(parameter.shape))
+            draws = np.random.default_rng(zlib.crc32(name.encode())).normal(
+                0.0, 0.02, tuple(parameter.shape)
+            )
             local: Any = parameter
             local.to_local().copy_(torch.from_numpy(draws))
 
@@ -169,7 +197,8 @@ def losses_and_norms(trainer: Trainer, steps: int) -> np.ndarray[Any, Any]:
 
 
 def compile_quickly(setting: Setting) -> None:
-    """In tiny rows blocks are traced and not translated: a graph takes a second instead of half a minute."""
+    """In tiny rows blocks are traced and not translated: a graph takes a second instead of half a
+    minute."""
     if setting.tiny:
         torch.compile = functools.partial(torch.compile, backend="eager")
 

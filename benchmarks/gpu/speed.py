@@ -1,9 +1,11 @@
-"""Training speed at real shapes: the trainer's own step, a bare FSDP2 loop, and HF Trainer, on the same model.
+"""Training speed at real shapes: the trainer's own step, a bare FSDP2 loop, and HF Trainer, on the
+same model.
 
-Llama 3.2's shapes with its vocabulary, random weights, full sequences of one document, full fine-tuning with fused
-AdamW in fp32 and bf16 compute: all three do the same arithmetic. The result is the median of steps after the first
-ones, with a device synchronisation after each. MFU is 6 N (N: all parameters, without attention) times tokens per
-second over the catalog's dense bf16 peak. Where memory runs out, the micro-batch is halved and the row says so.
+Llama 3.2's shapes with its vocabulary, random weights, full sequences of one document, full
+fine-tuning with fused AdamW in fp32 and bf16 compute: all three do the same arithmetic. The result
+is the median of steps after the first ones, with a device synchronisation after each. MFU is 6 N
+(N: all parameters, without attention) times tokens per second over the catalog's dense bf16 peak.
+Where memory runs out, the micro-batch is halved and the row says so.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from drillyard.training.trainer import StepWindow
 GIB = 2**30
 WARMUP, STEPS = 4, 10
 SHAPES: dict[str, dict[str, Any]] = {
-    "3B": {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128},
+    "3B": {
+        "hidden_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "head_dim": 128,
+    },
     "1B": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "head_dim": 64},
     "8B": {
         "hidden_size": 4096,
@@ -41,7 +48,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""Of meta-llama/Llama-3.2-3B, -1B and Llama-3.1-8B, config.json; what they have in common is in `model_of`."""
+"""Of meta-llama/Llama-3.2-3B, -1B and Llama-3.1-8B, config.json; what they have in common is in
+`model_of`."""
 
 
 def ours(
@@ -53,8 +61,8 @@ def ours(
     lora: dict[str, Any] | None = None,
     quantization: str | None = None,
 ) -> dict[str, Any]:
-    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`: adapters, if any, on a
-    frozen model, which rests in bf16 or in nf4."""
+    """The trainer's step. `recompute`: a mode of activation checkpointing, or auto. `lora`:
+    adapters, if any, on a frozen model, which rests in bf16 or in nf4."""
 
     def measured(size: int) -> dict[str, Any]:
         model = model_of(shape, setting)
@@ -75,7 +83,9 @@ def ours(
             estimated = memory_estimate(set_up.resolved.setup).total
             chosen = set_up.resolved.setup
             return {
-                **figures(setting, set_up.num_parameters, seconds, size * config.data.sequence_length),
+                **figures(
+                    setting, set_up.num_parameters, seconds, size * config.data.sequence_length
+                ),
                 "predicted_gib": f"{estimated.low.value:.1f} to {estimated.high.value:.1f}",
                 "attention": chosen.kernel,
                 "compiled": chosen.compiled,
@@ -85,8 +95,11 @@ def ours(
     return halving(measured, micro_batch)
 
 
-def bare_loop(setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str) -> dict[str, Any]:
-    """The least that an FSDP2 step can be (benchmarks/bare_loop.py), compiled, with SDPA's causal kernel."""
+def bare_loop(
+    setting: Setting, shape: str, sequence_length: int, micro_batch: int, recompute: str
+) -> dict[str, Any]:
+    """The least that an FSDP2 step can be (benchmarks/bare_loop.py), compiled, with SDPA's causal
+    kernel."""
     compile_quickly(setting)
     length = _length(setting, sequence_length)
 
@@ -94,11 +107,21 @@ def bare_loop(setting: Setting, shape: str, sequence_length: int, micro_batch: i
         config = run_config(setting, model_of(shape, setting), sequence_length=length)
         with ranks_of(config) as ranks:
             model = build_model(
-                config.model, vocab_size=None, dtype=torch.float32, attention="sdpa", sequence_length=length
+                config.model,
+                vocab_size=None,
+                dtype=torch.float32,
+                attention="sdpa",
+                sequence_length=length,
             )
             num_parameters = sum(parameter.numel() for parameter in model.parameters())
-            options = {"param_dtype": torch.bfloat16, "compiled": True, "recompute": recompute == "full"}
-            loop = BareLoop(model, blocks(model), ranks.fsdp_mesh, 1e-4, 1.0, ranks.device, **options)
+            options = {
+                "param_dtype": torch.bfloat16,
+                "compiled": True,
+                "recompute": recompute == "full",
+            }
+            loop = BareLoop(
+                model, blocks(model), ranks.fsdp_mesh, 1e-4, 1.0, ranks.device, **options
+            )
             init_random(model, 0)
             init_buffers(model)
             tokens, positions = random_batch(setting, size, length)
@@ -123,15 +146,23 @@ def hf_trainer(
     lora: dict[str, Any] | None = None,
     quantization: str | None = None,
 ) -> dict[str, Any]:
-    """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel; adapters are those of peft on a frozen
-    model in bf16, or in nf4 by bitsandbytes."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainerCallback, TrainingArguments
+    """HF Trainer with Liger's kernels, fused AdamW and SDPA's causal kernel; adapters are those of
+    peft on a frozen model in bf16, or in nf4 by bitsandbytes."""
+    from transformers import (
+        AutoModelForCausalLM,
+        LlamaConfig,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
 
     on_gpu = setting.device == "cuda"
     length = _length(setting, sequence_length)
 
     def measured(size: int) -> dict[str, Any]:
-        fields = {key: value for key, value in model_of(shape, setting).items() if key != "architecture"}
+        fields = {
+            key: value for key, value in model_of(shape, setting).items() if key != "architecture"
+        }
         with torch.device(setting.device):
             model = AutoModelForCausalLM.from_config(
                 LlamaConfig(**fields, max_position_embeddings=length, use_cache=False),
@@ -166,7 +197,8 @@ def hf_trainer(
             gradient_checkpointing_kwargs={"use_reentrant": False},
             torch_compile=compiled and not setting.tiny,
             use_liger_kernel=on_gpu,
-            # Liger's fused loss cannot be traced (addmm of fp32 and bf16): compiled, the loss is left to the compiler.
+            # Liger's fused loss cannot be traced (addmm of fp32 and bf16): compiled, the loss is
+            # left to the compiler.
             liger_kernel_config={"fused_linear_cross_entropy": not compiled},
             logging_strategy="no",
             save_strategy="no",
@@ -176,7 +208,10 @@ def hf_trainer(
         tokens, _ = random_batch(setting, size * sum(steps), length)
         rows = [{"input_ids": row, "labels": row} for row in tokens.cpu()]
         Trainer(model=model, args=options, train_dataset=rows, callbacks=[Clock()]).train()
-        seconds = [later - earlier for earlier, later in zip(ends[steps[0] - 1 :], ends[steps[0] :], strict=False)]
+        seconds = [
+            later - earlier
+            for earlier, later in zip(ends[steps[0] - 1 :], ends[steps[0] :], strict=False)
+        ]
         return {
             **figures(setting, num_parameters, seconds, size * length),
             "attention": "sdpa",
@@ -194,13 +229,17 @@ def with_adapters(model: Any, lora: dict[str, Any], recompute: str) -> Any:
 
     if recompute == "full":
         model.enable_input_require_grads()
-    options = {"r": lora["rank"], "lora_alpha": lora["alpha"], "target_modules": lora["target_modules"]}
+    options = {
+        "r": lora["rank"],
+        "lora_alpha": lora["alpha"],
+        "target_modules": lora["target_modules"],
+    }
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
 
 
 def in_nf4_by_bitsandbytes(model: Any) -> None:
-    """Put bitsandbytes' layers in the place of all linear ones but the head; magnitudes in fp32, as the trainer has
-    them."""
+    """Put bitsandbytes' layers in the place of all linear ones but the head; magnitudes in fp32, as
+    the trainer has them."""
     import bitsandbytes as bnb
 
     for name, layer in list(model.named_modules()):
@@ -223,14 +262,25 @@ def in_nf4_by_bitsandbytes(model: Any) -> None:
 def model_of(shape: str, setting: Setting) -> dict[str, Any]:
     """The inline config of a shape; tiny, it has one block of 64 features."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8, "head_dim": 8}
-    common = {"intermediate_size": 8192, "vocab_size": 128256, "num_key_value_heads": 8, "tie_word_embeddings": True}
+    common = {
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    }
     if setting.tiny:
         common |= {"intermediate_size": 128, "vocab_size": 512}
-    return {"architecture": "llama", **common, **(sizes if setting.tiny else SHAPES[shape]), "rope_theta": 500000.0}
+    return {
+        "architecture": "llama",
+        **common,
+        **(sizes if setting.tiny else SHAPES[shape]),
+        "rope_theta": 500000.0,
+    }
 
 
 def halving(measured: Callable[[int], dict[str, Any]], micro_batch: int) -> dict[str, Any]:
-    """What `measured(micro_batch)` returns, or with half as many sequences where memory runs out."""
+    """What `measured(micro_batch)` returns, or with half as many sequences where memory runs
+    out."""
     while True:
         try:
             return {"micro_batch": micro_batch, **measured(micro_batch)}
@@ -257,7 +307,9 @@ def timed(step: Callable[[int], Any], setting: Setting) -> list[float]:
     return seconds[warmup:]
 
 
-def figures(setting: Setting, num_parameters: int, seconds: list[float], tokens: int) -> dict[str, Any]:
+def figures(
+    setting: Setting, num_parameters: int, seconds: list[float], tokens: int
+) -> dict[str, Any]:
     """Speed from the median step, MFU with its formula, and the most memory that tensors took."""
     median = statistics.median(seconds)
     found: dict[str, Any] = {
@@ -282,7 +334,9 @@ def random_batch(setting: Setting, size: int, length: int) -> tuple[torch.Tensor
     """Random tokens and their positions, int64 [size, length]."""
     vocab_size = model_of("1B", setting)["vocab_size"]
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, vocab_size, (size, length)))
-    return tokens.to(setting.device), torch.arange(length, device=setting.device).expand(size, length)
+    return tokens.to(setting.device), torch.arange(length, device=setting.device).expand(
+        size, length
+    )
 
 
 def _steps(setting: Setting) -> tuple[int, int]:

@@ -1,4 +1,5 @@
-"""Steps of small models: as on the CPU, under every kernel and mode, of every architecture, and without waiting."""
+"""Steps of small models: as on the CPU, under every kernel and mode, of every architecture, and
+without waiting."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def as_on_the_cpu(setting: Setting) -> dict[str, Any]:
     losses = {}
     for device in ("cpu", setting.device):
         where = Setting(device, setting.tiny, setting.directory)
-        config = run_config(where, small_llama(setting), precision="fp32", optimizer={"learning_rate": 1.0e-4})
+        config = run_config(
+            where, small_llama(setting), precision="fp32", optimizer={"learning_rate": 1.0e-4}
+        )
         with ranks_of(config) as ranks:
             trainer, _ = assembled(config, ranks, documents=DOCUMENTS, seed_by_name=True)
             losses[device] = losses_and_norms(trainer, steps)[:, 0]
@@ -59,8 +62,9 @@ def as_on_the_cpu(setting: Setting) -> dict[str, Any]:
 def kernel(
     setting: Setting, attention: str, variant: str | None = None, quantization: str | None = None
 ) -> dict[str, Any]:
-    """bf16 losses of one attention kernel, compiled or not, under each mode of checkpointing, against SDPA with
-    neither. `variant`: of adapters on all linear layers, instead of all weights; `quantization`: of what is frozen."""
+    """bf16 losses of one attention kernel, compiled or not, under each mode of checkpointing,
+    against SDPA with neither. `variant`: of adapters on all linear layers, instead of all weights;
+    `quantization`: of what is frozen."""
     compile_quickly(setting)
     if not kernel_can_train(attention, setting.device, half=True):
         attention = "sdpa"  # so that a CPU runs the same lines
@@ -78,26 +82,38 @@ def kernel(
                     losses = _losses(setting, ranks, steps, attention=attention, **chosen, **lora)
                 except Exception as error:  # the other modes are still worth knowing
                     traceback.print_exc()
-                    failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+                    failures.append(
+                        f"{name}: {type(error).__name__}:"
+                        f" {str(error).strip().splitlines()[0][:200]}"
+                    )
                     continue
                 found[name] = max(
-                    largest_deviation(losses[:, 0], reference[:, 0]), largest_deviation(losses[:1, 1], reference[:1, 1])
+                    largest_deviation(losses[:, 0], reference[:, 0]),
+                    largest_deviation(losses[:1, 1], reference[:1, 1]),
                 )
                 if found[name] >= CLOSE:
                     failures.append(f"{name}: {found[name]:.1%} from SDPA")
     assert not failures, "; ".join(failures)
-    return {"steps": steps, "kernel": attention, "largest_deviation": max(found.values()), "modes": len(found)}
+    return {
+        "steps": steps,
+        "kernel": attention,
+        "largest_deviation": max(found.values()),
+        "modes": len(found),
+    }
 
 
 def _losses(setting: Setting, ranks: Ranks, steps: int, *, attention: str, **settings: Any) -> Any:
     torch._dynamo.reset()
-    config = run_config(setting, small_llama(setting), attention=attention, precision="bf16", **settings)
+    config = run_config(
+        setting, small_llama(setting), attention=attention, precision="bf16", **settings
+    )
     trainer, _ = assembled(config, ranks, documents=DOCUMENTS)
     return losses_and_norms(trainer, steps)
 
 
 def architectures(setting: Setting, names: list[str]) -> dict[str, Any]:
-    """Three compiled bf16 steps of small models with the kernel of `auto`, against uncompiled eager attention."""
+    """Three compiled bf16 steps of small models with the kernel of `auto`, against uncompiled eager
+    attention."""
     compile_quickly(setting)
     found, failures = {}, []
     with ranks_of(run_config(setting, small_llama(setting))) as ranks:
@@ -107,7 +123,9 @@ def architectures(setting: Setting, names: list[str]) -> dict[str, Any]:
                 deviation, chosen = _compiled_deviation(setting, ranks, small_model(name, setting))
             except Exception as error:  # the other architectures are still worth knowing
                 traceback.print_exc()
-                failures.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+                failures.append(
+                    f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+                )
                 continue
             found[name] = f"{chosen}, {deviation:.2%}"
             if deviation >= CLOSE:
@@ -120,7 +138,14 @@ def _compiled_deviation(setting: Setting, ranks: Ranks, model: dict[str, Any]) -
     losses = {}
     chosen = ""
     for attention, compiled in (("eager", False), ("auto", True)):
-        config = run_config(setting, model, attention=attention, precision="bf16", compile=compiled, micro_batch_size=2)
+        config = run_config(
+            setting,
+            model,
+            attention=attention,
+            precision="bf16",
+            compile=compiled,
+            micro_batch_size=2,
+        )
         trainer, set_up = assembled(config, ranks, documents=DOCUMENTS)
         losses[attention] = losses_and_norms(trainer, 3)[:, 0]
         chosen = set_up.attention

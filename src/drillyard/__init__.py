@@ -2,9 +2,10 @@
 
     from drillyard import estimate, submit, measure, report
 
-`__all__` and `drillyard.errors` are the public API, which follows semantic versioning (CHANGELOG.md). The modules that
-plug-ins extend (docs/api.md) may change in a minor release; every other module is private and may change in any.
-`import drillyard` imports only the version: a name is loaded when it is first used, torch only by code that computes.
+`__all__` and `drillyard.errors` are the public API, which follows semantic versioning
+(CHANGELOG.md). The modules that plug-ins extend (docs/api.md) may change in a minor release; every
+other module is private and may change in any. `import drillyard` imports only the version: a name
+is loaded when it is first used, torch only by code that computes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Entry point of `drillyard` and `python -m drillyard`; handles Ctrl-C before anything large is imported."""
+"""Entry point of `drillyard` and `python -m drillyard`; handles Ctrl-C before anything large is
+imported."""
 
 import os
 import signal
@@ -9,9 +10,11 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C is a KeyboardInterrupt while a command runs, and exits at once before and after.
+    """Run the command line. Ctrl-C is a KeyboardInterrupt while a command runs, and exits at once
+    before and after.
 
-    During imports or the interpreter's shutdown a KeyboardInterrupt would show a traceback of library code.
+    During imports or the interpreter's shutdown a KeyboardInterrupt would show a traceback of
+    library code.
     """
     _leave_on_interrupt()
     _open_standard_streams()
@@ -28,7 +31,8 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Open /dev/null for each standard descriptor that the caller closed (`>&-`).
 
-    Otherwise the next open file, a checkpoint perhaps, would get that number, and ranks would print into it.
+    Otherwise the next open file, a checkpoint perhaps, would get that number, and ranks would print
+    into it.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

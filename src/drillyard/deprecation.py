@@ -1,7 +1,8 @@
-"""Old names of flags and config keys: they work for one minor release, with a warning that names the new one.
+"""Old names of flags and config keys: they work for one minor release, with a warning that names
+the new one.
 
-To rename a flag or a key, add a row here. Both tables are applied before anything is parsed, so that no command and no
-config model knows an old name.
+To rename a flag or a key, add a row here. Both tables are applied before anything is parsed, so
+that no command and no config model knows an old name.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ class RenamedWarning(FutureWarning):
 def warn_renamed(old: str, new: str) -> None:
     """Warn, at the line that called into this package, that `old` is now written `new`."""
     frames = (frame for frame, _ in walk_stack(sys._getframe()))
-    ours = takewhile(lambda frame: frame.f_globals.get("__name__", "").partition(".")[0] == "drillyard", frames)
+    ours = takewhile(
+        lambda frame: frame.f_globals.get("__name__", "").partition(".")[0] == "drillyard", frames
+    )
     level = 1 + len(list(ours))
-    warnings.warn(f"{old} is now {new}; the old form works until the next minor release", RenamedWarning, level)
+    warnings.warn(
+        f"{old} is now {new}; the old form works until the next minor release",
+        RenamedWarning,
+        level,
+    )
 
 
 def rename_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str]:
-    """`arguments` with the old flags of `flags` replaced, `--old=value` too; what follows `--` is left alone."""
+    """`arguments` with the old flags of `flags` replaced, `--old=value` too; what follows `--` is
+    left alone."""
     result: list[str] = []
     for position, argument in enumerate(arguments):
         if argument == "--":
@@ -46,7 +54,8 @@ def rename_flags(arguments: Sequence[str], flags: Mapping[str, str]) -> list[str
 
 
 def rename_key(old: str, new: str, values: dict[str, Any]) -> None:
-    """Move the value of the key `old` in a nested config to `new`; a new key that is there too wins."""
+    """Move the value of the key `old` in a nested config to `new`; a new key that is there too
+    wins."""
     *path, last = old.split(".")
     section: Any = values
     for key in path:

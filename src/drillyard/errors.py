@@ -1,13 +1,16 @@
-"""Errors that a caller can tell apart. Their text is for a person: what is wrong, where, and what to do next.
+"""Errors that a caller can tell apart. Their text is for a person: what is wrong, where, and what
+to do next.
 
-The command line prints it and exits with code 2, without a traceback. Our own invariants use `assert`.
+The command line prints it and exits with code 2, without a traceback. Our own invariants use
+`assert`.
 """
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Anything a user can fix: a file, a setting, a full disk. All errors raised on purpose derive from it."""
+    """Anything a user can fix: a file, a setting, a full disk. All errors raised on purpose derive
+    from it."""
 
 
 class ConfigError(UserError):
@@ -19,7 +22,8 @@ class NotFoundError(UserError):
 
 
 class UnreachableError(UserError):
-    """A host, scheduler or service did not answer. Nothing is known about what it holds; trying again may help."""
+    """A host, scheduler or service did not answer. Nothing is known about what it holds; trying
+    again may help."""
 
 
 class DoesNotFitError(UserError):
@@ -27,7 +31,8 @@ class DoesNotFitError(UserError):
 
 
 class UnsafeFileError(UserError):
-    """A file from elsewhere holds something that reading it must not do, such as code in a checkpoint."""
+    """A file from elsewhere holds something that reading it must not do, such as code in a
+    checkpoint."""
 
 
 class MissingExtraError(UserError):

@@ -1,13 +1,14 @@
 """The directory of an exported model: which files an export wrote, and how new files replace them.
 
-An export keeps a record in its directory, `.drillyard-export.json`: name, size and checksum of each file that it wrote.
-It writes to a missing or empty directory, or replaces an earlier export if the record accounts for everything in the
-directory. So it never deletes or replaces a file that an export did not write, or that was changed since.
+An export keeps a record in its directory, `.drillyard-export.json`: name, size and checksum of each
+file that it wrote. It writes to a missing or empty directory, or replaces an earlier export if the
+record accounts for everything in the directory. So it never deletes or replaces a file that an
+export did not write, or that was changed since.
 
-New files are written beside the old ones as NAME.incomplete; the record lists them first. When all are complete,
-config.json (of an adapter adapter_config.json) is deleted, the other files are moved into place, and the new one comes
-last: without it, no program takes the directory for a model. The next export finishes one that was killed at any point.
-Needs no torch.
+New files are written beside the old ones as NAME.incomplete; the record lists them first. When all
+are complete, config.json (of an adapter adapter_config.json) is deleted, the other files are moved
+into place, and the new one comes last: without it, no program takes the directory for a model. The
+next export finishes one that was killed at any point. Needs no torch.
 """
 
 from __future__ import annotations
@@ -40,17 +41,21 @@ _NAMES_SHOWN = 3
 class ExportRecord:
     """The files that exports wrote into a directory, by relative path.
 
-    `files`: the checksum of each file; two while it is being replaced. `writing`: the files of an export that is
-    running, or was interrupted.
+    `files`: the checksum of each file; two while it is being replaced. `writing`: the files of an
+    export that is running, or was interrupted.
     """
 
     files: dict[str, list[FileChecksum]] = field(default_factory=dict)
     writing: list[str] = field(default_factory=list)
 
     def accounts_for(self, name: str, size: int | None) -> bool:
-        """Whether an export wrote the file `name` of `size` bytes, or the empty directory `name` (size None)."""
+        """Whether an export wrote the file `name` of `size` bytes, or the empty directory `name`
+        (size None)."""
         if size is None:
-            return any(PurePosixPath(name) in PurePosixPath(file).parents for file in [*self.files, *self.writing])
+            return any(
+                PurePosixPath(name) in PurePosixPath(file).parents
+                for file in [*self.files, *self.writing]
+            )
         if name in (RECORD, f"{RECORD}{_INCOMPLETE}"):
             return True
         if name.endswith(_INCOMPLETE) and name.removesuffix(_INCOMPLETE) in self.writing:
@@ -69,7 +74,8 @@ def holds_model(directory: Path) -> bool:
 
 
 def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
-    """Reason why an export to `directory` is refused by names and sizes, or None if it is allowed. Raises OSError."""
+    """Reason why an export to `directory` is refused by names and sizes, or None if it is allowed.
+    Raises OSError."""
     if not os.path.lexists(directory):
         return None
     if not directory.is_dir():
@@ -78,12 +84,16 @@ def reason_to_refuse(directory: Path, *, overwrite: bool) -> str | None:
     record = read_record(directory)
     if foreign := [name for name, size in entries.items() if not record.accounts_for(name, size)]:
         more = f" and {len(foreign) - _NAMES_SHOWN} more" if len(foreign) > _NAMES_SHOWN else ""
-        return f"has {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or changed since"
+        return (
+            f"has {', '.join(sorted(foreign)[:_NAMES_SHOWN])}{more}, not written by an export or"
+            " changed since"
+        )
     return EARLIER_EXPORT if record.files and not overwrite else None
 
 
 def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str | None:
-    """The first recorded file that was changed since the export, as a reason to refuse, or None. Raises OSError.
+    """The first recorded file that was changed since the export, as a reason to refuse, or None.
+    Raises OSError.
 
     Reads every `num_shares`-th file, from number `share` on: ranks do this together.
     """
@@ -96,13 +106,16 @@ def first_changed(directory: Path, share: int = 0, num_shares: int = 1) -> str |
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock a directory against other exports, where its file system has locks. UserError if one is running."""
+    """Lock a directory against other exports, where its file system has locks. UserError if one is
+    running."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{directory}: another export is writing it; wait for its end") from None
+            raise UserError(
+                f"{directory}: another export is writing it; wait for its end"
+            ) from None
         except OSError:
             pass
         yield
@@ -111,10 +124,13 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def begin(directory: Path, names: list[str]) -> None:
-    """Record that the files `names` will be written; delete files of an interrupted export. Raises OSError."""
+    """Record that the files `names` will be written; delete files of an interrupted export. Raises
+    OSError."""
     record = read_record(directory)
     _delete_incomplete(directory, record)
-    there = {name: contents for name, contents in record.files.items() if (directory / name).is_file()}
+    there = {
+        name: contents for name, contents in record.files.items() if (directory / name).is_file()
+    }
     _write_record(directory, ExportRecord(there, names))
 
 
@@ -129,15 +145,18 @@ def cancel(directory: Path) -> None:
 
 
 def complete(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
-    """Record the checksums of all files that `begin` listed; then `put_in_place` may run. Raises OSError."""
+    """Record the checksums of all files that `begin` listed; then `put_in_place` may run. Raises
+    OSError."""
     old = read_record(directory).files
     both = {name: [*old.get(name, []), content] for name, content in contents.items()}
     _write_record(directory, ExportRecord({**old, **both}, list(contents)))
 
 
 def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
-    """Replace the files of an earlier export by the complete ones. Raises OSError; the next export repeats it."""
-    # Delete the config first: without it the old export is not a model, even if this is interrupted.
+    """Replace the files of an earlier export by the complete ones. Raises OSError; the next export
+    repeats it."""
+    # Delete the config first: without it the old export is not a model, even if this is
+    # interrupted.
     for name in sorted(read_record(directory).files, key=lambda name: name not in CONFIGS):
         if name in CONFIGS or name not in contents:
             (directory / name).unlink(missing_ok=True)
@@ -152,23 +171,33 @@ def read_record(directory: Path) -> ExportRecord:
     """The record of a directory; empty if it is missing or cannot be read."""
     try:
         content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
-        files = {name: [FileChecksum(**entry) for entry in entries] for name, entries in content["files"].items()}
+        files = {
+            name: [FileChecksum(**entry) for entry in entries]
+            for name, entries in content["files"].items()
+        }
         record = ExportRecord(files, list(content["writing"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ExportRecord()
     names = [*record.files, *record.writing]
-    is_inside = all(name and not name.startswith("/") and ".." not in PurePosixPath(name).parts for name in names)
+    is_inside = all(
+        name and not name.startswith("/") and ".." not in PurePosixPath(name).parts
+        for name in names
+    )
     return record if is_inside and content.get("version") == _VERSION else ExportRecord()
 
 
 def _content_of(path: Path) -> FileChecksum:
     with path.open("rb", buffering=0) as file:
-        return FileChecksum(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, xxhash.xxh3_128).hexdigest())
+        return FileChecksum(
+            os.fstat(file.fileno()).st_size, hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+        )
 
 
 def _write_record(directory: Path, record: ExportRecord) -> None:
     text = json.dumps({"version": _VERSION, **asdict(record)}, indent=1, sort_keys=True)
-    replace_file(directory / RECORD, text.encode(), draft=incomplete(directory, RECORD), durable=True)
+    replace_file(
+        directory / RECORD, text.encode(), draft=incomplete(directory, RECORD), durable=True
+    )
 
 
 def _delete_incomplete(directory: Path, record: ExportRecord) -> None:
@@ -184,7 +213,8 @@ def _remove_empty_parents(directory: Path, name: str) -> None:
 
 
 def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, int | None]]:
-    """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 for no regular file."""
+    """(relative path, bytes) of all entries below a directory; None for an empty directory, -1 for
+    no regular file."""
     with os.scandir(directory) as found:
         for entry in found:
             name = f"{prefix}{entry.name}"

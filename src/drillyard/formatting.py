@@ -1,7 +1,7 @@
 """Numbers as text for people: durations, dollars, sizes, shares, counts, rates and losses.
 
-Measured figures have clock times and cents; estimates are `rounded_...` to three digits in one unit, as they are known
-to no more.
+Measured figures have clock times and cents; estimates are `rounded_...` to three digits in one
+unit, as they are known to no more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ COUNTS = ((1.0, ""), (1e3, "K"), (1e6, "M"), (1e9, "B"), (1e12, "T"))
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """`value` with at least `digits` significant digits and no exponent: 14.54, 0.06712, 2254, 954.0, nan."""
+    """`value` with at least `digits` significant digits and no exponent: 14.54, 0.06712, 2254,
+    954.0, nan."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
@@ -28,7 +29,8 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time to about three digits: 0.7 ms, 37.9 ms, 14.54 s, 2:05 min, 3:12:45 h, 4 d 03:12 h."""
+    """A length of time to about three digits: 0.7 ms, 37.9 ms, 14.54 s, 2:05 min, 3:12:45 h, 4 d
+    03:12 h."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 0.9995:
@@ -74,7 +76,8 @@ def first_few(names: Sequence[str], most: int) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A rate or a loss: thousands are grouped (12,345), small values keep `digits` significant ones; NaN is a word."""
+    """A rate or a loss: thousands are grouped (12,345), small values keep `digits` significant
+    ones; NaN is a word."""
     if not math.isfinite(value):
         return f"{value:g}"
     if value and not 1e-5 <= abs(value) < 1e15:
@@ -137,7 +140,8 @@ def every_steps(steps: str) -> str:
 
 
 def extent(values: Sequence[float], write: Callable[[float], str]) -> str:
-    """`low to high` of the least and the greatest of `values`, one number where both read the same."""
+    """`low to high` of the least and the greatest of `values`, one number where both read the
+    same."""
     low, high = write(min(values)), write(max(values))
     return low if low == high else f"{low} to {high}"
 

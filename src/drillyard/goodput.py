@@ -1,7 +1,8 @@
 """Goodput: where the wall time of a run went, across all its restarts.
 
-A run is a sequence of moments. The time between two neighbouring ones belongs to exactly one category, or is split
-between two whose parts add up to it. All sums are in integer microseconds, so the categories sum to wall time exactly.
+A run is a sequence of moments. The time between two neighbouring ones belongs to exactly one
+category, or is split between two whose parts add up to it. All sums are in integer microseconds, so
+the categories sum to wall time exactly.
 
 | category | what it holds |
 |---|---|
@@ -15,21 +16,23 @@ between two whose parts add up to it. All sums are in integer microseconds, so t
 | waiting | nothing ran because nothing could or should: after `over` or `waiting`, until the next start |
 | unknown | the rest: never counted as productive, such as the gap of a kill that no event records |
 
-A step's own time is its `seconds` where the moment has them, never more than the time since the moment before; the
-rest of that time is unknown. Without `seconds` all of it is the step's, and the first step after a launch counts as a
-median one (as none, if there is no other step). Goodput is productive over wall time.
+A step's own time is its `seconds` where the moment has them, never more than the time since the
+moment before; the rest of that time is unknown. Without `seconds` all of it is the step's, and the
+first step after a launch counts as a median one (as none, if there is no other step). Goodput is
+productive over wall time.
 
-What a log prints is rounded, and this must not turn steps into unknown time. A time since the moment before that
-exceeds a step's own by no more than its `slack` is the step's whole. Where clocks tick in units longer than a
-microsecond (`tick_microseconds`), what a step lacks at one tick it may take at the next, up to one unit; and stalls
-begin one unit later.
+What a log prints is rounded, and this must not turn steps into unknown time. A time since the
+moment before that exceeds a step's own by no more than its `slack` is the step's whole. Where
+clocks tick in units longer than a microsecond (`tick_microseconds`), what a step lacks at one tick
+it may take at the next, up to one unit; and stalls begin one unit later.
 
-Limits: with `logging.every_steps: N` the window in flight at a failure counts as recomputation as a whole. A clock that
-steps back by more than a second is carried on from where it was (`clock_steps_back` counts these): the time it hid is
-not seen, and what a step in flight had taken until then is unknown.
+Limits: with `logging.every_steps: N` the window in flight at a failure counts as recomputation as a
+whole. A clock that steps back by more than a second is carried on from where it was
+(`clock_steps_back` counts these): the time it hid is not seen, and what a step in flight had taken
+until then is unknown.
 
 Cost: 2 to 4 microseconds a moment, 40 bytes a step.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,7 +45,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Kind = Literal[
-    "run_start", "round_start", "resume", "step", "begin", "end", "done", "failure", "waiting", "over", "other"
+    "run_start",
+    "round_start",
+    "resume",
+    "step",
+    "begin",
+    "end",
+    "done",
+    "failure",
+    "waiting",
+    "over",
+    "other",
 ]
 Overlay = Literal["checkpoint", "evaluation"]
 
@@ -52,10 +65,14 @@ class Moment(NamedTuple):
 
     run_start, round_start  the run, or an attempt of its ranks, starts
     resume                  a checkpoint of `step` was loaded: the attempt continues from there
-    step                    steps up to `step` are completed; `seconds` is the duration of one, None if not known
-    begin, end              training waits for `overlay`, and no longer; a begin's `step` is completed
-    done                    training has waited `seconds` for `overlay`; when that began is not known
-    failure                 the attempt is over (or a new one is decided on), and what was in flight is lost
+    step                    steps up to `step` are completed; `seconds` is the duration of one, None
+                            if not known
+    begin, end              training waits for `overlay`, and no longer; a begin's `step` is
+                            completed
+    done                    training has waited `seconds` for `overlay`; when that began is not
+                            known
+    failure                 the attempt is over (or a new one is decided on), and what was in flight
+                            is lost
     waiting, over           nothing runs until the next start: it cannot, or need not
     """
 
@@ -77,7 +94,8 @@ CATEGORIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The account of a run: `times`, microseconds by category, sum to `wall_microseconds` exactly."""
+    """The account of a run: `times`, microseconds by category, sum to `wall_microseconds`
+    exactly."""
 
     wall_microseconds: int
     times: dict[str, int]
@@ -98,11 +116,13 @@ STALL_FACTOR: Final = 3
 """A step longer than this many medians is a stall from there on."""
 
 CLOCK_TOLERANCE: Final = 1_000_000
-"""Microseconds by which neighbouring moments may be out of order, as several processes append to one file."""
+"""Microseconds by which neighbouring moments may be out of order, as several processes append to
+one file."""
 
 _STARTS: Final = frozenset({"run_start", "round_start"})
 _LARGE: Final = 2**62
-"""More microseconds than any run has: where sums of 64 bits could overflow, this is as good as more."""
+"""More microseconds than any run has: where sums of 64 bits could overflow, this is as good as
+more."""
 
 
 @dataclass(slots=True)
@@ -112,9 +132,10 @@ class _Account:
     tick: int
     times: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     stretches: array[int] = field(default_factory=lambda: array("q"))
-    """Steps between two marks of progress, five numbers each: the microseconds that were theirs; how many they are; how
-    many of them had been done before; the index in CATEGORIES of the launch that they ended, -1 after other steps; how
-    many microseconds a step took as the log says it, -1 where it does not."""
+    """Steps between two marks of progress, five numbers each: the microseconds that were theirs;
+    how many they are; how many of them had been done before; the index in CATEGORIES of the launch
+    that they ended, -1 after other steps; how many microseconds a step took as the log says it, -1
+    where it does not."""
     phase: str = "waiting"
     """waiting, launch, training, or an overlay (checkpoint, evaluation)."""
     under: str = "launch"
@@ -122,7 +143,8 @@ class _Account:
     pending: int = 0
     """Microseconds in launch or training since the last mark of progress."""
     lacking: int = 0
-    """Microseconds that the last steps should have taken and the ticks of the clock did not show, up to one tick."""
+    """Microseconds that the last steps should have taken and the ticks of the clock did not show,
+    up to one tick."""
     position: int = 0
     """Steps completed in this attempt, the checkpoint's included."""
     highest: int = 0
@@ -162,7 +184,8 @@ class _Account:
             self.progress(step, moment.seconds if kind == "step" else None, moment.slack)
         if kind in _STARTS or kind == "failure":
             if kind == "failure" or self.phase != "launch":
-                # A start within a launch is a part of it; what is pending may yet be the time of a step.
+                # A start within a launch is a part of it; what is pending may yet be the time of a
+                # step.
                 self.leave("recomputation")
             self.phase, self.position = "launch", 0
         elif kind == "resume" and step is not None:
@@ -178,25 +201,32 @@ class _Account:
             self.phase = moment.overlay
         elif kind == "end" and self.phase == moment.overlay:
             self.phase = self.under
-        elif kind == "done" and moment.overlay is not None and moment.seconds is not None and running:
+        elif (
+            kind == "done" and moment.overlay is not None and moment.seconds is not None and running
+        ):
             waited = min(self.pending, round(moment.seconds * 1e6))
             self.times[moment.overlay] += waited
             self.pending -= waited
 
     def leave(self, training_category: str) -> None:
-        """The attempt is over: what was in flight goes to `training_category`, or to the launch that did not finish."""
-        in_training = self.phase == "training" or (self.phase not in ("launch", "waiting") and self.under == "training")
+        """The attempt is over: what was in flight goes to `training_category`, or to the launch
+        that did not finish."""
+        in_training = self.phase == "training" or (
+            self.phase not in ("launch", "waiting") and self.under == "training"
+        )
         self.drop_pending(training_category if in_training else self.launch)
         self.lacking = 0
 
     def step_back(self) -> None:
-        """The clock was set back: it hides what a step in flight had taken so far, which becomes unknown."""
+        """The clock was set back: it hides what a step in flight had taken so far, which becomes
+        unknown."""
         if self.phase == "training":
             self.drop_pending("unknown")
             self.lacking = 0
 
     def progress(self, step: int, seconds: float | None, slack: float) -> None:
-        """Steps up to `step` are completed: the pending time is theirs as far as they account for it."""
+        """Steps up to `step` are completed: the pending time is theirs as far as they account for
+        it."""
         steps = step - self.position
         per_step, own = -1, self.pending
         if seconds is not None:
@@ -215,12 +245,15 @@ class _Account:
         self.phase = "training"
 
     def settle_steps(self) -> int:
-        """Divide the time of all steps, now that the median is known. Returns how many steps were done again."""
+        """Divide the time of all steps, now that the median is known. Returns how many steps were
+        done again."""
         import numpy as np
 
         if not self.stretches:
             return 0
-        own, steps, redone, launch, per_step = np.frombuffer(self.stretches, np.int64).reshape(-1, 5).T
+        own, steps, redone, launch, per_step = (
+            np.frombuffer(self.stretches, np.int64).reshape(-1, 5).T
+        )
         median = self._median(own, steps, per_step, launch < 0)
         after_launch = (launch >= 0) & ((per_step < 0) | (median is not None))
         usual = np.where(after_launch, np.minimum(own, _times(median or 0, steps)), own)
@@ -238,10 +271,11 @@ class _Account:
     def _median(
         self, own: NDArray[Any], steps: NDArray[Any], per_step: NDArray[Any], later: NDArray[Any]
     ) -> int | None:
-        """Microseconds of the median step of the `later` stretches, which follow no launch; None if there is none.
+        """Microseconds of the median step of the `later` stretches, which follow no launch; None if
+        there is none.
 
-        Where ticks are longer than that, what fell between two of them says nothing about one step: then the steps'
-        stated durations count, or else the mean.
+        Where ticks are longer than that, what fell between two of them says nothing about one step:
+        then the steps' stated durations count, or else the mean.
         """
         if not later.any():
             return None
@@ -270,9 +304,11 @@ def _times(microseconds: int, steps: NDArray[Any]) -> NDArray[Any]:
 
 
 def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput:
-    """Account for the time from the first to the last of `moments`, which are in the order in which they happened.
+    """Account for the time from the first to the last of `moments`, which are in the order in which
+    they happened.
 
-    `tick_microseconds` is the unit of the steps' times where it is coarse (1_000_000: whole seconds).
+    `tick_microseconds` is the unit of the steps' times where it is coarse (1_000_000: whole
+    seconds).
     """
     state = _Account(tick_microseconds)
     latest: int | None = None

@@ -1,7 +1,8 @@
-"""Which errors of the Hugging Face hub mean that access is denied, and the page on which to ask for it.
+"""Which errors of the Hugging Face hub mean that access is denied, and the page on which to ask for
+it.
 
-The libraries wrap the hub's answer in errors of their own, so its status is looked for along the chain of causes. The
-token that was sent is in none of the texts made here.
+The libraries wrap the hub's answer in errors of their own, so its status is looked for along the
+chain of causes. The token that was sent is in none of the texts made here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ DENIED = (401, 403)
 
 
 def denied_status(error: BaseException | None) -> int | None:
-    """The status, 401 or 403, with which a hub refused access; None if the error has another cause."""
+    """The status, 401 or 403, with which a hub refused access; None if the error has another
+    cause."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -25,7 +27,10 @@ def access_advice(repository: str) -> str:
     """How to get access to a repository: `org/model`, or `datasets/org/name`."""
     from huggingface_hub import constants
 
-    return f"Ask for access on {constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of that account"
+    return (
+        f"Ask for access on {constants.ENDPOINT}/{repository}, then set HF_TOKEN to a token of that"
+        " account"
+    )
 
 
 def denied_access(repository: str, error: BaseException) -> str | None:
@@ -33,4 +38,7 @@ def denied_access(repository: str, error: BaseException) -> str | None:
     status = denied_status(error)
     if status is None:
         return None
-    return f"{repository}: access is denied, or the hub has none of that name ({status}).\n{access_advice(repository)}."
+    return (
+        f"{repository}: access is denied, or the hub has none of that name"
+        f" ({status}).\n{access_advice(repository)}."
+    )

@@ -1,14 +1,16 @@
 """Redaction: the value of each secret `${env:NAME}` in a text is replaced by `${env:NAME}`.
 
-All that we write goes through `redact`: the output of commands, events, summaries, reports, and on the nodes a run's
-logs, state.json and exits/. The secrets of a process are the values that its configs refer to, and those of the
-variables that a launcher lists in `DRILLYARD_SECRETS`.
+All that we write goes through `redact`: the output of commands, events, summaries, reports, and on
+the nodes a run's logs, state.json and exits/. The secrets of a process are the values that its
+configs refer to, and those of the variables that a launcher lists in `DRILLYARD_SECRETS`.
 
-Found: a value as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an Authorization header).
-Not found: other encodings, values cut in two, and values of fewer than `SHORTEST` characters, which also occur in
-unrelated texts. Never secret: `NOT_SECRET` and paths that exist on this machine (`${env:SCRATCH}`).
+Found: a value as it is, quoted for a URL, in JSON, Python or HTML, and within base64 text (an
+Authorization header). Not found: other encodings, values cut in two, and values of fewer than
+`SHORTEST` characters, which also occur in unrelated texts. Never secret: `NOT_SECRET` and paths
+that exist on this machine (`${env:SCRATCH}`).
 
-Cost: 0.15 ms per MiB and form. Standard library only, and nothing newer than Python 3.9: shipped with the agents.
+Cost: 0.15 ms per MiB and form. Standard library only, and nothing newer than Python 3.9: shipped
+with the agents.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 SHORTEST = 8
-"""Characters. Settings such as `eu-west` or `true` are shorter and would be replaced in every text; secrets are
-longer."""
+"""Characters. Settings such as `eu-west` or `true` are shorter and would be replaced in every text;
+secrets are longer."""
 NOT_SECRET = frozenset({"HOME", "HOSTNAME", "LOGNAME", "PWD", "SHELL", "TMPDIR", "USER"})
 """Set by the system, and part of most paths."""
 GIVEN_NAMES = "DRILLYARD_SECRETS"
@@ -32,7 +34,8 @@ class Redactor:
     """Replaces secrets in texts. `secrets`: values by the name of their variable."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        # The replacement of each form of a value, longest form first; and a pattern of all forms in that order.
+        # The replacement of each form of a value, longest form first; and a pattern of all forms in
+        # that order.
         self._texts: dict[str, str] = {}
         self._bytes: dict[bytes, bytes] = {}
         self._text_pattern = re.compile("")
@@ -50,8 +53,15 @@ class Redactor:
             shown |= {reference: reference for reference in shown.values()}
             # Longest first: one value may begin with another.
             self._texts = dict(sorted(shown.items(), key=lambda row: -len(row[0])))
-            pairs = [(form.encode(errors="surrogateescape"), text.encode()) for form, text in self._texts.items()]
-            self._bytes = dict(sorted((pair for pair in pairs if b"\n" not in pair[0]), key=lambda row: -len(row[0])))
+            pairs = [
+                (form.encode(errors="surrogateescape"), text.encode())
+                for form, text in self._texts.items()
+            ]
+            self._bytes = dict(
+                sorted(
+                    (pair for pair in pairs if b"\n" not in pair[0]), key=lambda row: -len(row[0])
+                )
+            )
             self._text_pattern = re.compile("|".join(map(re.escape, self._texts)))
             self._bytes_pattern = re.compile(b"|".join(map(re.escape, self._bytes)))
 
@@ -66,7 +76,8 @@ class Redactor:
         return self.piece(data, len(data))[0]
 
     def piece(self, data: bytes, end: int) -> tuple[bytes, bytes]:
-        """`data` with references for all values that begin before `end`; and the rest, unchanged."""
+        """`data` with references for all values that begin before `end`; and the rest,
+        unchanged."""
         parts, place = [], 0
         if any(form in data for form in self._bytes):
             for found in self._bytes_pattern.finditer(data):
@@ -83,10 +94,15 @@ class Redactor:
             return self.text(value)
         if isinstance(value, list):
             return [self.tree(item) for item in value]
-        return {self.tree(key): self.tree(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return (
+            {self.tree(key): self.tree(item) for key, item in value.items()}
+            if isinstance(value, dict)
+            else value
+        )
 
     def begun(self, data: bytes) -> int:
-        """The number of bytes at the end of `data` that may be the begin of a value that continues after `data`."""
+        """The number of bytes at the end of `data` that may be the begin of a value that continues
+        after `data`."""
         if not self._bytes or data.endswith(b"\n"):
             return 0
         longest = len(next(iter(self._bytes)))
@@ -94,20 +110,24 @@ class Redactor:
         firsts = {form[0] for form in self._bytes}
         for place, byte in enumerate(end):
             left = len(end) - place
-            if byte in firsts and any(len(form) > left and form.startswith(end[place:]) for form in self._bytes):
+            if byte in firsts and any(
+                len(form) > left and form.startswith(end[place:]) for form in self._bytes
+            ):
                 return left
         return 0
 
 
 class RedactedStream:
-    """Redacts bytes that arrive in pieces cut anywhere: the possible begin of a value waits for the next piece."""
+    """Redacts bytes that arrive in pieces cut anywhere: the possible begin of a value waits for the
+    next piece."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The redacted bytes that are complete now; pass empty `data` at the end to get the rest."""
+        """The redacted bytes that are complete now; pass empty `data` at the end to get the
+        rest."""
         data, ends = self._held + data, not data
         held = 0 if ends else self._redactor.begun(data)
         safe, self._held = self._redactor.piece(data, len(data) - held)
@@ -176,7 +196,8 @@ def _written(value: str) -> Iterable[str]:
     data = value.encode(errors="surrogateescape")
     for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
-            # Without the letters that also encode bytes before or after the value: 6 bits per letter.
+            # Without the letters that also encode bytes before or after the value: 6 bits per
+            # letter.
             encoded = alphabet(b"\0" * before + data).rstrip(b"=").decode()
             yield encoded[-(-8 * before // 6) : 8 * (before + len(data)) // 6]
 

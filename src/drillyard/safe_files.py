@@ -1,8 +1,10 @@
-"""Writing files and directories on any file system: complete or not at all, never over files of others.
+"""Writing files and directories on any file system: complete or not at all, never over files of
+others.
 
-A long run meets full disks, quotas, disks that the kernel has made read-only, and mounts that disappear for a while;
-`describe_os_error` adds to the system's message what to do. Object-store mounts (GCS FUSE) cannot rename directories,
-so `publish_directory` moves one file last, which readers wait for.
+A long run meets full disks, quotas, disks that the kernel has made read-only, and mounts that
+disappear for a while; `describe_os_error` adds to the system's message what to do. Object-store
+mounts (GCS FUSE) cannot rename directories, so `publish_directory` moves one file last, which
+readers wait for.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ from drillyard.control_characters import CleanStream
 from drillyard.errors import UserError
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be renamed").
+# GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be
+# renamed").
 _NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
 _DIGEST_LINE = b"<!-- drillyard, sha256 of the above: %s -->\n"
 _ADVICE = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there, or have the quota raised",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "make the file system writable again; the kernel makes it read-only after errors (see dmesg)",
+    errno.EROFS: (
+        "make the file system writable again; the kernel makes it read-only after errors (see"
+        " dmesg)"
+    ),
     errno.EIO: "the disk or its server fails; see dmesg, or the log of the mount",
     errno.ENOTCONN: "it is not mounted any more; mount it again",
     errno.ENOENT: "the directory does not exist; create it, or mount its disk again",
@@ -46,16 +52,19 @@ _ADVICE = {
 
 
 def describe_os_error(error: OSError) -> str:
-    """The system's message for an error and, if known, what to do: `No space left on device: free space there`."""
+    """The system's message for an error and, if known, what to do: `No space left on device: free
+    space there`."""
     words = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{words}: {advice}" if advice else words
 
 
 def publish_directory(made: Path, target: Path, last: str) -> None:
-    """Move the complete directory `made` to `target`, which must not exist, by one rename if the file system can.
+    """Move the complete directory `made` to `target`, which must not exist, by one rename if the
+    file system can.
 
-    Otherwise file by file, `last` at the end: without it, readers take the directory for incomplete. Raises OSError.
+    Otherwise file by file, `last` at the end: without it, readers take the directory for
+    incomplete. Raises OSError.
     """
     try:
         made.rename(target)
@@ -73,11 +82,15 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
     made.rmdir()
 
 
-def replace_file(path: Path, data: bytes, *, draft: Path | None = None, durable: bool = False) -> None:
-    """Write a file that readers see whole or not at all: under the name `draft`, then renamed to `path`.
+def replace_file(
+    path: Path, data: bytes, *, draft: Path | None = None, durable: bool = False
+) -> None:
+    """Write a file that readers see whole or not at all: under the name `draft`, then renamed to
+    `path`.
 
-    Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces what a killed
-    writer left. `durable`: the content is on the disk before it gets its name. Raises OSError, with `path` unchanged.
+    Without `draft` it is a new file beside `path`, so writers may run at once; a given one replaces
+    what a killed writer left. `durable`: the content is on the disk before it gets its name. Raises
+    OSError, with `path` unchanged.
     """
     mode = "xb" if draft is None else "wb"
     draft = draft or path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -98,10 +111,12 @@ def replace_file(path: Path, data: bytes, *, draft: Path | None = None, durable:
 
 
 def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are followed.
+    """Write an HTML or SVG file whose name the user chose; readers never see part of it. Links are
+    followed.
 
-    Its last line is a comment with the digest of the lines above. An existing file is replaced if it is empty or an
-    unedited output, or with `overwrite`: else UserError. Devices and pipes are written to directly. Raises OSError.
+    Its last line is a comment with the digest of the lines above. An existing file is replaced if
+    it is empty or an unedited output, or with `overwrite`: else UserError. Devices and pipes are
+    written to directly. Raises OSError.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -121,7 +136,9 @@ def _is_own_output(path: Path) -> bool:
     if path.stat().st_size > 64 << 20:
         return False
     content = path.read_bytes()
-    return not content or content == _with_digest(content.rpartition(_DIGEST_LINE.partition(b"%s")[0])[0])
+    return not content or content == _with_digest(
+        content.rpartition(_DIGEST_LINE.partition(b"%s")[0])[0]
+    )
 
 
 def _with_digest(data: bytes) -> bytes:
@@ -135,7 +152,8 @@ _MAX_DEPTH = 100
 def write_tokenizer(tokenizer: Any, directory: Path) -> None:
     """Write the files of a tokenizer of transformers into a directory.
 
-    Raises OSError, also where the tokenizers library raises a plain Exception of one: `... (os error 28)`.
+    Raises OSError, also where the tokenizers library raises a plain Exception of one: `... (os
+    error 28)`.
     """
     try:
         tokenizer.save_pretrained(str(directory))
@@ -147,27 +165,33 @@ def write_tokenizer(tokenizer: Any, directory: Path) -> None:
 
 
 def require_plain_name(path: str, source: str) -> None:
-    """Raise UserError for a file name from `source`, another host, that would be written outside of its directory."""
+    """Raise UserError for a file name from `source`, another host, that would be written outside of
+    its directory."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         what = "is not a path below a directory (absolute, or with '..', '.' or an empty part)"
     elif len(parts) > _MAX_DEPTH:
         what = f"is more than {_MAX_DEPTH} directories deep"
     elif re.search(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", path):
-        # C0, DEL, C1, and characters that change the direction of writing: a listing would show another name.
+        # C0, DEL, C1, and characters that change the direction of writing: a listing would show
+        # another name.
         what = "has a control character"
     elif any("\ud800" <= character < "\udc80" for character in path):
         what = "is not text"
     else:
         return
-    raise UserError(f"{source}: the file name {path!r} {what}, so nothing was copied; rename it or leave it out")
+    raise UserError(
+        f"{source}: the file name {path!r} {what}, so nothing was copied; rename it or leave it out"
+    )
 
 
 @contextlib.contextmanager
 def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
-    """Write the file `path`, a plain name, below the directory `top`; it gets its name once it is complete.
+    """Write the file `path`, a plain name, below the directory `top`; it gets its name once it is
+    complete.
 
-    Links below `top` are not followed: one for a directory is an error, one for the file is replaced. Raises OSError.
+    Links below `top` are not followed: one for a directory is an error, one for the file is
+    replaced. Raises OSError.
     """
     Path(top).mkdir(parents=True, exist_ok=True)
     *parents, name = path.split("/")
@@ -177,10 +201,16 @@ def new_file_below(top: str, path: str) -> Iterator[BinaryIO]:
         for parent in parents:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(parent, dir_fd=directory)
-            below = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            below = os.open(
+                parent,
+                os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
+                dir_fd=directory,
+            )
             os.close(directory)
             directory = below
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+        descriptor = os.open(
+            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory
+        )
         try:
             with open(descriptor, "wb") as file:
                 yield file
@@ -231,7 +261,8 @@ class ChecksummedFile:
 
 
 def close_quietly(descriptor: int) -> None:
-    """Close a descriptor whose file may have disappeared with its mount, or may refuse the last write."""
+    """Close a descriptor whose file may have disappeared with its mount, or may refuse the last
+    write."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
@@ -256,8 +287,11 @@ class _LossyStream(io.FileIO):
 
 
 def tolerate_lost_stderr() -> Callable[[], bool]:
-    """From now on no write to standard error raises. Returns a function: whether anything was dropped so far."""
+    """From now on no write to standard error raises. Returns a function: whether anything was
+    dropped so far."""
     stream: Any = _LossyStream(2)
-    text: Any = CleanStream(io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True))
+    text: Any = CleanStream(
+        io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", write_through=True)
+    )
     sys.stderr = text
     return lambda: bool(stream.dropped)

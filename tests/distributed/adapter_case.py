@@ -1,7 +1,8 @@
-"""Runs with adapters for the tests: a tiny pretrained model of any architecture, and the same training in plain peft.
+"""Runs with adapters for the tests: a tiny pretrained model of any architecture, and the same
+training in plain peft.
 
-`train_with_peft` uses nothing of Drillyard but the recorded batches: peft's model in one process, each document of a
-packed sequence alone.
+`train_with_peft` uses nothing of Drillyard but the recorded batches: peft's model in one process,
+each document of a packed sequence alone.
 """
 
 from __future__ import annotations
@@ -25,14 +26,26 @@ from drillyard.models.random_init import init_random
 LORA = {"rank": 4, "alpha": 12.0, "target_modules": "all-linear"}
 
 
-def write_base(directory: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> RunConfig:
-    """Documents, and a random model of `config` with a tokenizer in `directory`/base; returns a run config."""
+def write_base(
+    directory: Path, config: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> RunConfig:
+    """Documents, and a random model of `config` with a tokenizer in `directory`/base; returns a run
+    config."""
     write_documents(directory)
-    made = make_config(directory, model={"config": config, "init": "random"}, training__precision="fp32")
+    made = make_config(
+        directory, model={"config": config, "init": "random"}, training__precision="fp32"
+    )
     tokenizer = prepare(made).tokenizer
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     model = build_model(
-        made.model, vocab_size=len(tokenizer), dtype=torch.float32, attention="sdpa", sequence_length=64, **special
+        made.model,
+        vocab_size=len(tokenizer),
+        dtype=torch.float32,
+        attention="sdpa",
+        sequence_length=64,
+        **special,
     )
     model.to_empty(device="cpu")
     init_random(model, 3)
@@ -40,7 +53,10 @@ def write_base(directory: Path, config: dict[str, Any], dtype: torch.dtype = tor
         for name, parameter in model.named_parameters():
             # Norms and biases of a trained model are not all alike.
             if parameter.ndim == 1:
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+                parameter.add_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+                    * 0.1
+                )
     export(model, directory / "base", tokenizer=tokenizer, dtype=dtype)
     return adapter_config(directory)
 
@@ -63,7 +79,9 @@ def record_batches(config: RunConfig, path: Path) -> None:
     for step in range(trainer.total_steps):
         batch = trainer.data.read(trainer.data.indices(step, trainer.shape))
         documents = []
-        for tokens, labels, number in zip(batch.input_ids, batch.labels, batch.document_ids, strict=True):
+        for tokens, labels, number in zip(
+            batch.input_ids, batch.labels, batch.document_ids, strict=True
+        ):
             for document in np.unique(number):
                 inside = number == document
                 if (labels[inside] != -100).any():
@@ -73,7 +91,8 @@ def record_batches(config: RunConfig, path: Path) -> None:
 
 
 def train(config: RunConfig, folder: str, dtype: torch.dtype | None = None) -> list[float]:
-    """All steps of `config` on this rank; the adapter before and after them is in `folder`/start and `folder`/end."""
+    """All steps of `config` on this rank; the adapter before and after them is in `folder`/start
+    and `folder`/end."""
     trainer, model = build(config)
     export(model.causal_lm, Path(folder) / "start", adapters="alone")
     rows = run_steps(trainer, 0, trainer.total_steps)
@@ -82,7 +101,8 @@ def train(config: RunConfig, folder: str, dtype: torch.dtype | None = None) -> l
 
 
 def train_with_peft(config: RunConfig, folder: Path, lora: dict[str, Any]) -> list[float]:
-    """The losses of `config` in plain peft, from the adapter of `folder`/start; its end is in `folder`/peft."""
+    """The losses of `config` in plain peft, from the adapter of `folder`/start; its end is in
+    `folder`/peft."""
     settings = {
         "base": config.model.id,
         "lora": lora,
@@ -95,6 +115,8 @@ def train_with_peft(config: RunConfig, folder: Path, lora: dict[str, Any]) -> li
     }
     (folder / "settings.json").write_text(json.dumps(settings))
     program = Path(__file__).with_name("plain_peft.py")
-    subprocess.run([sys.executable, str(program), str(folder / "settings.json")], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, str(program), str(folder / "settings.json")], check=True, timeout=600
+    )
     found: list[float] = json.loads((folder / "peft" / "losses.json").read_text())
     return found

@@ -1,9 +1,11 @@
-"""The trainer's own step under torch's memory tracker, on tensors without contents and ranks that are not there.
+"""The trainer's own step under torch's memory tracker, on tensors without contents and ranks that
+are not there.
 
-`measure(case)` puts a model through the trainer's own path (`set_up_model`, `ShardedAdamW`, `Trainer.train_step`) with
-a fake process group of any size, in torch's FakeTensorMode, so that sizes are free: nothing is computed and nothing is
-allocated. The second step runs under `FSDPMemTracker`. What it counts are storages: those of sharded parameters,
-optimizer state and buffers from the start, and every storage that an operator returns, until it is released.
+`measure(case)` puts a model through the trainer's own path (`set_up_model`, `ShardedAdamW`,
+`Trainer.train_step`) with a fake process group of any size, in torch's FakeTensorMode, so that
+sizes are free: nothing is computed and nothing is allocated. The second step runs under
+`FSDPMemTracker`. What it counts are storages: those of sharded parameters, optimizer state and
+buffers from the start, and every storage that an operator returns, until it is released.
 
 Not counted by the tracker: memory that an operator takes and gives back inside itself.
 """
@@ -65,7 +67,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes by the tracker's kinds at the peak of the step, the phase it was in, and state when gradients are there."""
+    """Bytes by the tracker's kinds at the peak of the step, the phase it was in, and state when
+    gradients are there."""
 
     peak: int
     kinds: dict[str, int]
@@ -93,12 +96,15 @@ class Tokenizer:
 
 
 class Sequences:
-    """Sequences of one document each, all of whose tokens carry loss: what a packed pretraining batch comes to."""
+    """Sequences of one document each, all of whose tokens carry loss: what a packed pretraining
+    batch comes to."""
 
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def read_step(self, step: int, shape: BatchShape, data_rank: int) -> tuple[list[int], Iterator[Batch]]:
+    def read_step(
+        self, step: int, shape: BatchShape, data_rank: int
+    ) -> tuple[list[int], Iterator[Batch]]:
         batches = (self.read(shape.micro_batch_size) for _ in range(shape.accumulation))
         return list(range(shape.global_batch_size)), batches
 
@@ -108,7 +114,9 @@ class Sequences:
     def read(self, size: int) -> Batch:
         shape = (size, self.length)
         positions = np.broadcast_to(np.arange(self.length, dtype=np.int64), shape).copy()
-        return Batch(np.ones(shape, np.int64), np.ones(shape, np.int64), positions, np.zeros(shape, np.int32))
+        return Batch(
+            np.ones(shape, np.int64), np.ones(shape, np.int64), positions, np.zeros(shape, np.int32)
+        )
 
 
 @contextlib.contextmanager
@@ -157,10 +165,13 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
     """What `training.assemble` puts together, without the files of a run."""
     config = run_config(case)
     vocab = case.model["vocab_size"]
-    # Between 16 bytes per parameter, which is its state, and 64, below which weights are not kept whole.
+    # Between 16 bytes per parameter, which is its state, and 64, below which weights are not kept
+    # whole.
     memory_bytes = 1e15 if case.keeps_unsharded else 32 * specification(case).total_parameters
     tokenizer: Any = Tokenizer(vocab)
-    model = model_setup.build_sharded_model(config, tokenizer, ranks, memory_gib=memory_bytes / 2**30)
+    model = model_setup.build_sharded_model(
+        config, tokenizer, ranks, memory_gib=memory_bytes / 2**30
+    )
     assert model.small == case.keeps_unsharded
     optimizer = ShardedAdamW(model.root, config.training.optimizer, case.clipping, ranks)
     data: Any = Sequences(case.sequence_length)
@@ -178,9 +189,10 @@ def assemble(case: Case, ranks: Ranks) -> Trainer:
 class Modules(ModTracker):
     """Which sharded modules run, for torch's tracker.
 
-    It follows every module by hooks on tensors, which keep those of the loss alive until garbage is collected; and it
-    takes the end of the loss's own small backward for that of the step's. Neither is the trainer's memory, so only
-    modules that FSDP2 shards are followed, and leaving one twice is no error.
+    It follows every module by hooks on tensors, which keep those of the loss alive until garbage is
+    collected; and it takes the end of the loss's own small backward for that of the step's. Neither
+    is the trainer's memory, so only modules that FSDP2 shards are followed, and leaving one twice
+    is no error.
     """
 
     def _fw_pre_hook(self, mod: Any, input: Any) -> None:
@@ -217,7 +229,9 @@ class Tracker(FSDPMemTracker):
             reduce(*args, **kwargs)
             for param in params:
                 if param.sharded_param.grad is not None:
-                    self._update_and_maybe_create_winfos(param.sharded_param.grad, _FSDPRefType.SHARDED_GRAD)
+                    self._update_and_maybe_create_winfos(
+                        param.sharded_param.grad, _FSDPRefType.SHARDED_GRAD
+                    )
 
         return inner
 
@@ -233,7 +247,10 @@ class Tracker(FSDPMemTracker):
 
 def measure(case: Case) -> Measured:
     """The second step of `case` under torch's tracker."""
-    with fake_ranks(case.shard, case.replicate) as ranks, FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        fake_ranks(case.shard, case.replicate) as ranks,
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         trainer = assemble(case, ranks)
         trainer.train_step(0, StepWindow(0.0))
         # Sharding leaves reference cycles; the trainer collects them before its first step.
@@ -261,7 +278,9 @@ class ProductTakenApart(torch.autograd.Function):
     """`nf4_linear` in the operators that it has inside, into which the tracker does not look."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(packed)
         return torch.nn.functional.linear(x, nf4.unpack_nf4(packed, x.dtype), bias)
 
@@ -319,7 +338,12 @@ def watched(trainer: Trainer, tracker: Tracker, state: dict[str, int]) -> Iterat
 
 def specification(case: Case) -> ModelSpec:
     """The model of a case as the estimate knows it."""
-    return model_spec({("model_type" if key == "architecture" else key): value for key, value in case.model.items()})
+    return model_spec(
+        {
+            ("model_type" if key == "architecture" else key): value
+            for key, value in case.model.items()
+        }
+    )
 
 
 def setup_of(case: Case) -> Setup:
@@ -339,7 +363,9 @@ def setup_of(case: Case) -> Setup:
         gpus_per_node=8,
         kernel=kernel,
         compiled=False,
-        loss_chunk_tokens=resolve_loss_chunk(case.sequence_length * case.micro_batch_size, case.chunk),
+        loss_chunk_tokens=resolve_loss_chunk(
+            case.sequence_length * case.micro_batch_size, case.chunk
+        ),
         clips_gradients=case.clipping is not None,
         adapters=lora_setup(LoraConfig(**case.lora)) if case.lora else None,
         quantized=case.quantization is not None,

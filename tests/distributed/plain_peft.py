@@ -1,9 +1,11 @@
-"""The training of adapters in plain peft, transformers and torch: a program that knows nothing of Drillyard.
+"""The training of adapters in plain peft, transformers and torch: a program that knows nothing of
+Drillyard.
 
     python plain_peft.py SETTINGS.json
 
-Reads the base, the documents of each step, and the values with which the adapters begin; writes the loss of each step
-and the adapter. Each document goes alone through the model; a step is the mean over the tokens with a label.
+Reads the base, the documents of each step, and the values with which the adapters begin; writes the
+loss of each step and the adapter. Each document goes alone through the model; a step is the mean
+over the tokens with a label.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ def main() -> None:
     settings = json.loads(Path(sys.argv[1]).read_text())
     torch.manual_seed(99)
     torch.set_num_threads(1)
-    base = AutoModelForCausalLM.from_pretrained(settings["base"], dtype=torch.float32, attn_implementation="sdpa")
+    base = AutoModelForCausalLM.from_pretrained(
+        settings["base"], dtype=torch.float32, attn_implementation="sdpa"
+    )
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings["lora"]))
     result = peft.set_peft_model_state_dict(model, load_file(settings["start"]))
-    assert not result.unexpected_keys and not [name for name in result.missing_keys if "lora_" in name], result
+    assert not result.unexpected_keys and not [
+        name for name in result.missing_keys if "lora_" in name
+    ], result
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": 0.1},
@@ -44,7 +50,9 @@ def main() -> None:
         total = torch.zeros(())
         for tokens, labels in documents:
             logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-            total = total + F.cross_entropy(logits, torch.tensor(labels), ignore_index=-100, reduction="sum")
+            total = total + F.cross_entropy(
+                logits, torch.tensor(labels), ignore_index=-100, reduction="sum"
+            )
         loss = total / sum(label != -100 for _, labels in documents for label in labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, settings["clipping"])

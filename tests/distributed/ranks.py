@@ -1,9 +1,11 @@
-"""Gloo ranks for tests: `run_ranks(fn, world_size, ...)` runs a function on every rank and brings the results back.
+"""Gloo ranks for tests: `run_ranks(fn, world_size, ...)` runs a function on every rank and brings
+the results back.
 
-Ranks are forks of a server that has imported torch and the trainer once, which takes seconds, and computed nothing: a
-fork of a process that has computed inherits torch's thread pools in a state that can hang. `fn` must be a function of
-an importable module (not a closure), and its arguments and result are pickled. Results travel through files, so a
-tensor in them never needs shared memory that ends with the rank.
+Ranks are forks of a server that has imported torch and the trainer once, which takes seconds, and
+computed nothing: a fork of a process that has computed inherits torch's thread pools in a state
+that can hang. `fn` must be a function of an importable module (not a closure), and its arguments
+and result are pickled. Results travel through files, so a tensor in them never needs shared memory
+that ends with the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-_IMPORTED_ONCE = ["torch", "torch.distributed.fsdp", "transformers.models.auto", "drillyard.training.run", __name__]
+_IMPORTED_ONCE = [
+    "torch",
+    "torch.distributed.fsdp",
+    "transformers.models.auto",
+    "drillyard.training.run",
+    __name__,
+]
 COLLECTIVE_TIMEOUT = timedelta(seconds=600)
 
 
@@ -46,10 +54,15 @@ def _rank_main(
     os.environ.update(environment)
     torch.set_num_threads(threads)
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size)
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
     )
     store = dist.FileStore(f"{folder}/store", world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
+    )
     try:
         result = fn(*args)
         Path(folder, f"result-{rank}").write_bytes(pickle.dumps(result))
@@ -68,10 +81,12 @@ def _rank_main(
 def run_ranks(
     fn: Callable[..., Any], world_size: int, *args: Any, threads: int = 1, timeout: float = 800.0
 ) -> list[Any]:
-    """`[fn(*args) on rank 0, on rank 1, ...]`, run in `world_size` gloo processes with `threads` CPU threads each.
+    """`[fn(*args) on rank 0, on rank 1, ...]`, run in `world_size` gloo processes with `threads`
+    CPU threads each.
 
-    When a rank raises, the others are ended and `RankFailed` carries the traceback of the rank that failed first.
-    The rendezvous is a file of its own, so calls may run side by side without a port to collide on.
+    When a rank raises, the others are ended and `RankFailed` carries the traceback of the rank that
+    failed first. The rendezvous is a file of its own, so calls may run side by side without a port
+    to collide on.
     """
     multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
@@ -86,14 +101,22 @@ def run_ranks(
         try:
             while not context.join(timeout=1.0):
                 if time.monotonic() > end:
-                    raise RankFailed(f"{fn.__name__} on {world_size} ranks did not end within {timeout:.0f} s")
+                    raise RankFailed(
+                        f"{fn.__name__} on {world_size} ranks did not end within {timeout:.0f} s"
+                    )
         except (mp.ProcessExitedException, mp.ProcessRaisedException) as failure:
-            errors = sorted(Path(folder).glob("error-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
-            shown = [f"rank {path.name.split('-')[1]}:\n{path.read_text()}" for path in errors[:1]] or [str(failure)]
+            errors = sorted(
+                Path(folder).glob("error-*"), key=lambda path: int(path.name.rsplit("-", 1)[1])
+            )
+            shown = [
+                f"rank {path.name.split('-')[1]}:\n{path.read_text()}" for path in errors[:1]
+            ] or [str(failure)]
             raise RankFailed("\n".join(shown)) from None
         finally:
             for process in context.processes:
                 if process.is_alive():
                     process.kill()
                 process.join()
-        return [pickle.loads(Path(folder, f"result-{rank}").read_bytes()) for rank in range(world_size)]
+        return [
+            pickle.loads(Path(folder, f"result-{rank}").read_bytes()) for rank in range(world_size)
+        ]

@@ -1,4 +1,5 @@
-"""Ranks with different memory, only one of which sees the run directory, train with the same settings."""
+"""Ranks with different memory, only one of which sees the run directory, train with the same
+settings."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ FULL, NONE = (f'"training.activation_checkpointing": "{mode}"' for mode in ("ful
 
 
 def two_starts(directory: str) -> list[tuple[float, str, bool]]:
-    """For a first start and one that finds its record: the memory that a rank goes by, what it recomputes, and whether
-    it keeps weights whole."""
+    """For a first start and one that finds its record: the memory that a rank goes by, what it
+    recomputes, and whether it keeps weights whole."""
     place = Path(directory)
-    config = make_config(place, training__activation_checkpointing="auto", training__micro_batch_size=2)
+    config = make_config(
+        place, training__activation_checkpointing="auto", training__micro_batch_size=2
+    )
     ranks = start_ranks(config.training, config.parallelism)
     with ranks.in_turn() as is_first:
         data = prepare(config, only_open=not is_first)
@@ -56,8 +59,13 @@ def memory_of(ranks: Ranks) -> int:
     return 1 * MIB if ranks.rank == 1 else 4096 * MIB
 
 
-def test_all_ranks_resolve_by_the_least_memory_and_keep_what_rank_0_has_recorded(tmp_path: Path) -> None:
+def test_all_ranks_resolve_by_the_least_memory_and_keep_what_rank_0_has_recorded(
+    tmp_path: Path,
+) -> None:
     write_documents(tmp_path)
     (tmp_path / "run").mkdir()
     least = 1 / 1024
-    assert run_ranks(two_starts, 2, str(tmp_path)) == [[(least, "full", False), (least, "none", False)]] * 2
+    assert (
+        run_ranks(two_starts, 2, str(tmp_path))
+        == [[(least, "full", False), (least, "none", False)]] * 2
+    )

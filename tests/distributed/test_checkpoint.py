@@ -1,6 +1,8 @@
-"""Checkpoints on several ranks: equal bits under any layout, saving beside training, failures agreed on.
+"""Checkpoints on several ranks: equal bits under any layout, saving beside training, failures
+agreed on.
 
-Starting ranks costs seconds, so all that two (or four) ranks do is done in one start, by a fixture; tests judge it.
+Starting ranks costs seconds, so all that two (or four) ranks do is done in one start, by a fixture;
+tests judge it.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from drillyard.training.checkpoint.verification import verify
 
 
 def load_layout(run: Path, step: int, replicate: int) -> list[str]:
-    """Load into a state of other values under this layout; names of entries whose bits are not those saved."""
+    """Load into a state of other values under this layout; names of entries whose bits are not
+    those saved."""
     state = emptied(make_state(step, replicate, random=False))
     checkpointer = make_checkpointer(run, Recorder())
     assert checkpointer.load(state) is not None
@@ -62,10 +65,15 @@ def on_four_ranks(folder: Path) -> dict[str, list[str]]:
 
 
 def load_all_layouts(folder: Path) -> dict[str, list[str]]:
-    """What four ranks saved and what two ranks saved, on two ranks; this rank's own random state comes back too."""
+    """What four ranks saved and what two ranks saved, on two ranks; this rank's own random state
+    comes back too."""
     save_layout(folder / "fsdp2", 20, 1)
     runs = [("fsdp2", 20), ("fsdp4", 30), ("hsdp2x2", 40)]
-    found = {f"{run} as {2 // r} shards": load_layout(folder / run, step, r) for run, step in runs for r in (1, 2)}
+    found = {
+        f"{run} as {2 // r} shards": load_layout(folder / run, step, r)
+        for run, step in runs
+        for r in (1, 2)
+    }
     key = f"random.{dist.get_rank():05d}"
     random_state = {key: torch.zeros(5, dtype=torch.uint8)}
     checkpointer = make_checkpointer(folder / "fsdp2", Recorder())
@@ -76,7 +84,8 @@ def load_all_layouts(folder: Path) -> dict[str, list[str]]:
 
 
 def save_while_changing(folder: Path) -> dict[str, Any]:
-    """Save, overwrite the state at once many times, save again while the first save is being written; then load all."""
+    """Save, overwrite the state at once many times, save again while the first save is being
+    written; then load all."""
     events = Recorder()
     checkpointer = make_checkpointer(folder / "changing", events)
     state = make_state(10, 1)
@@ -125,7 +134,8 @@ def fail_on_one_rank(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def go_back(folder: Path) -> list[tuple[str, int]]:
-    """Save 10, 20 and 30; start again from 10, save 15: what lay ahead is set aside, then deleted."""
+    """Save 10, 20 and 30; start again from 10, save 15: what lay ahead is set aside, then
+    deleted."""
     run = folder / "back"
     for step in (10, 20, 30):
         save_layout(run, step, 1)
@@ -166,8 +176,15 @@ def test_every_layout_loads_the_bits_that_any_other_layout_saved(
 ) -> None:
     for rank in four_ranks + [rank["load_all_layouts"] for rank in two_ranks]:
         assert {layout: wrong for layout, wrong in rank.items() if wrong} == {}
-    for run, step in [("fsdp2", 20), ("fsdp4", 30), ("hsdp2x2", 40)]:  # one process, whole tensors, no process group
-        state = {"model": {name: torch.zeros(shape) for name, shape in SHAPES.items()}, "step": None}
+    for run, step in [
+        ("fsdp2", 20),
+        ("fsdp4", 30),
+        ("hsdp2x2", 40),
+    ]:  # one process, whole tensors, no process group
+        state = {
+            "model": {name: torch.zeros(shape) for name, shape in SHAPES.items()},
+            "step": None,
+        }
         assert load_checkpoint(folder / run, state).step == state["step"] == step
         for name in SHAPES:
             assert torch.equal(state["model"][name], full_value(name, step))
@@ -182,7 +199,9 @@ def test_replicas_are_written_once(folder: Path, four_ranks: list[Any]) -> None:
     assert len(shards) == 2 and shards[0] > size / 2  # and the two replicas share the writing
 
 
-def test_an_asynchronous_save_holds_the_values_of_its_moment(folder: Path, two_ranks: list[dict[str, Any]]) -> None:
+def test_an_asynchronous_save_holds_the_values_of_its_moment(
+    folder: Path, two_ranks: list[dict[str, Any]]
+) -> None:
     first, second = (rank["save_while_changing"] for rank in two_ranks)
     assert first["found"] == second["found"] == []
     assert first["events"] == ["checkpoint"] * 3 and second["events"] == []
@@ -195,7 +214,12 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_goes_well(
     folder: Path, two_ranks: list[dict[str, Any]]
 ) -> None:
     events, others = (rank["fail_on_one_rank"] for rank in two_ranks)
-    assert [name for name, _ in events] == ["checkpoint", "checkpoint_failed", "checkpoint", "checkpoint_removed"]
+    assert [name for name, _ in events] == [
+        "checkpoint",
+        "checkpoint_failed",
+        "checkpoint",
+        "checkpoint_removed",
+    ]
     assert "rank 1: OSError: [Errno 28] " in events[1][1]["reason"]
     assert events[3][1]["step"] == 10 and others == []
     assert [(i.step, i.status) for i in list_checkpoints(folder / "failing")] == [(30, "complete")]
@@ -212,14 +236,18 @@ def test_going_back_sets_aside_what_lay_ahead_and_saves_no_step_twice(
         ("checkpoint_removed", 20),
         ("checkpoint_removed", 30),
     ]
-    assert [(i.step, i.status) for i in list_checkpoints(folder / "back")] == [(10, "complete"), (15, "complete")]
+    assert [(i.step, i.status) for i in list_checkpoints(folder / "back")] == [
+        (10, "complete"),
+        (15, "complete"),
+    ]
 
 
 # -- a rank that is killed in the middle of a save -------------------------------------------------
 
 
 def die_in_the_middle_of_a_save(run: Path, dying_rank: int) -> None:
-    """Rank 1 dies when its shard is on disk; rank 0 when all shards and `.metadata` are, before the manifest."""
+    """Rank 1 dies when its shard is on disk; rank 0 when all shards and `.metadata` are, before the
+    manifest."""
     checkpointer = make_checkpointer(run, Recorder())
     checkpointer.save(10, make_state(10, 1), metadata={}, wait=True)
     if dist.get_rank() == dying_rank:
@@ -239,7 +267,9 @@ def die_in_the_middle_of_a_save(run: Path, dying_rank: int) -> None:
 
 
 @pytest.mark.parametrize("dying_rank", [0, 1])
-def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(tmp_path: Path, dying_rank: int) -> None:
+def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(
+    tmp_path: Path, dying_rank: int
+) -> None:
     with pytest.raises(RankFailed, match="exit code 9"):
         run_ranks(die_in_the_middle_of_a_save, 2, tmp_path, dying_rank)
     states = {info.step: info.status for info in list_checkpoints(tmp_path)}
@@ -254,4 +284,7 @@ def test_a_rank_killed_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(tmp
     assert all(torch.equal(state["model"][name], full_value(name, 10)) for name in SHAPES)
     checkpointer.save(30, state, metadata={}, wait=True)
     checkpointer.close()
-    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [(10, "complete"), (30, "complete")]
+    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [
+        (10, "complete"),
+        (30, "complete"),
+    ]

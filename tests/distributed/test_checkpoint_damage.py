@@ -1,7 +1,9 @@
-"""Damage to a checkpoint on two ranks: noticed by all of them together, named, and the older checkpoint really loaded.
+"""Damage to a checkpoint on two ranks: noticed by all of them together, named, and the older
+checkpoint really loaded.
 
-Every case damages the newer of two checkpoints with different values and loads into a state of other values still, so
-that what was loaded shows in the bits. Starting ranks costs seconds: one start does it all, tests judge it.
+Every case damages the newer of two checkpoints with different values and loads into a state of
+other values still, so that what was loaded shows in the bits. Starting ranks costs seconds: one
+start does it all, tests judge it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,12 @@ from drillyard.telemetry import append_event
 from drillyard.training.checkpoint import verification
 from drillyard.training.checkpoint.dcp_storage import CheckpointReader
 from drillyard.training.checkpoint.inventory import list_checkpoints
-from drillyard.training.checkpoint.manifest import FORMAT_VERSION, file_checksum, read_manifest, write_manifest
+from drillyard.training.checkpoint.manifest import (
+    FORMAT_VERSION,
+    file_checksum,
+    read_manifest,
+    write_manifest,
+)
 
 FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"]
 SAMPLED_FLIPS = 40
@@ -75,7 +82,8 @@ def replace_by_dangling_link(path: Path) -> None:
 
 
 def copy_from(step: str, name: str) -> Callable[[Path], Any]:
-    """Put the file of another checkpoint of the run, or of another run, in the place of the newest one's."""
+    """Put the file of another checkpoint of the run, or of another run, in the place of the newest
+    one's."""
     return lambda newest: shutil.copy(newest.parent / step / name, newest / name)
 
 
@@ -83,7 +91,8 @@ def later_format(newest: Path) -> None:
     write_manifest(newest, replace(read_manifest(newest), format_version=FORMAT_VERSION + 1))
 
 
-# Damage by name: the file that must be named, and what is done to the newest checkpoint's directory.
+# Damage by name: the file that must be named, and what is done to the newest checkpoint's
+# directory.
 Damage = tuple[str, Callable[[Path], Any]]
 DAMAGE: dict[str, Damage] = {
     **{f"flipped {n}": (n, lambda d, n=n: flip(d / n)) for n in FILES},
@@ -91,20 +100,35 @@ DAMAGE: dict[str, Damage] = {
     **{f"emptied {n}": (n, lambda d, n=n: (d / n).write_bytes(b"")) for n in FILES},
     **{f"missing {n}": (n, lambda d, n=n: (d / n).unlink()) for n in FILES},
     **{f"zero-filled tail of {n}": (n, lambda d, n=n: zero_tail(d / n)) for n in FILES},
-    **{f"directory in place of {n}": (n, lambda d, n=n: replace_by_directory(d / n)) for n in FILES},
-    **{f"dangling link in place of {n}": (n, lambda d, n=n: replace_by_dangling_link(d / n)) for n in FILES},
+    **{
+        f"directory in place of {n}": (n, lambda d, n=n: replace_by_directory(d / n)) for n in FILES
+    },
+    **{
+        f"dangling link in place of {n}": (n, lambda d, n=n: replace_by_dangling_link(d / n))
+        for n in FILES
+    },
     **{f"older save's {n}": (n, copy_from("step-00000010", n)) for n in FILES[:2]},
     "older save's manifest": ("manifest.json", copy_from("step-00000010", "manifest.json")),
-    "other run's manifest": ("__0_0.distcp", copy_from("../../other/checkpoints/step-00000020", "manifest.json")),
-    "other run's shard": ("__1_0.distcp", copy_from("../../other/checkpoints/step-00000020", "__1_0.distcp")),
-    "longer manifest": ("manifest.json", lambda d: (d / FILES[3]).write_bytes((d / FILES[3]).read_bytes() + b"\n")),
+    "other run's manifest": (
+        "__0_0.distcp",
+        copy_from("../../other/checkpoints/step-00000020", "manifest.json"),
+    ),
+    "other run's shard": (
+        "__1_0.distcp",
+        copy_from("../../other/checkpoints/step-00000020", "__1_0.distcp"),
+    ),
+    "longer manifest": (
+        "manifest.json",
+        lambda d: (d / FILES[3]).write_bytes((d / FILES[3]).read_bytes() + b"\n"),
+    ),
     "swapped shards": ("__0_0.distcp", lambda d: swap(d / FILES[0], d / FILES[1])),
     "swapped shard and index": (".metadata", lambda d: swap(d / FILES[0], d / FILES[2])),
 }
 
 
 def really_loaded(run: Path) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """Load the newest good checkpoint of `run`: its step, entries whose bits are not step 10's, and the messages."""
+    """Load the newest good checkpoint of `run`: its step, entries whose bits are not step 10's, and
+    the messages."""
     events = Recorder()
     checkpointer = make_checkpointer(run, events)
     state = emptied(make_state(10, 1))
@@ -136,7 +160,8 @@ def load_damaged(good: Path) -> dict[str, Any]:
 
 
 def load_sampled_flips(good: Path) -> dict[str, Any]:
-    """Single bits, drawn over all bytes of all files (each byte in turn is the unit tests' to try)."""
+    """Single bits, drawn over all bytes of all files (each byte in turn is the unit tests' to
+    try)."""
     draw = random.Random(5)
     sizes = {name: (good / "checkpoints" / "step-00000020" / name).stat().st_size for name in FILES}
     outcomes = {}
@@ -150,9 +175,11 @@ def load_sampled_flips(good: Path) -> dict[str, Any]:
 
 
 def seen_on_one_rank_only(good: Path) -> dict[str, Any]:
-    """Rank 1 alone reads other bytes, or gets an I/O error, before the state is touched or after; rank 0 sees no harm.
+    """Rank 1 alone reads other bytes, or gets an I/O error, before the state is touched or after;
+    rank 0 sees no harm.
 
-    Each rank verifies the index and the shards that its own state needs: here rank 1 reads its own shard.
+    Each rank verifies the index and the shards that its own state needs: here rank 1 reads its own
+    shard.
     """
 
     def misread(name: str) -> Callable[..., str]:
@@ -220,19 +247,29 @@ def load_in_vain(good: Path) -> dict[str, str]:
         "none left": refused(bad, state),
         "all manifests lost": refused(lost, state),
         "later format": refused(later, state),
-        "later format by step directory": refused(later, state, later / "checkpoints" / "step-00000020"),
+        "later format by step directory": refused(
+            later, state, later / "checkpoints" / "step-00000020"
+        ),
         "by step directory": refused(bad, state, bad / "checkpoints" / "step-00000020"),
         "by path": refused(bad, state, bad),
         "nowhere": refused(bad, state, bad / "nowhere"),
         "unknown key": refused(good, {**state, "model": {"extra": sharded(torch.zeros(4, 4), 1)}}),
         "other shape": refused(good, {**state, "model": {"wide": sharded(torch.zeros(8, 34), 1)}}),
     }
-    assert before == (contents(bad), contents(lost), contents(later)), "a refused start changes nothing"
+    assert before == (
+        contents(bad),
+        contents(lost),
+        contents(later),
+    ), "a refused start changes nothing"
     return messages
 
 
 def contents(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in sorted(run.rglob("*"))
+        if path.is_file()
+    }
 
 
 def on_two_ranks(folder: Path) -> dict[str, Any]:
@@ -269,10 +306,14 @@ def test_without_damage_the_newest_is_loaded_and_a_file_of_nobodys_does_no_harm(
 def test_damage_to_any_file_is_noticed_named_and_the_older_checkpoint_used_by_all(
     label: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    (step, wrong, message), (other_step, other_wrong, _) = (rank["load_damaged"][label] for rank in two_ranks)
+    (step, wrong, message), (other_step, other_wrong, _) = (
+        rank["load_damaged"][label] for rank in two_ranks
+    )
     assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
     ((event, reason),) = message
-    assert event == ("checkpoint_incomplete" if label == "missing manifest.json" else "checkpoint_damaged")
+    assert event == (
+        "checkpoint_incomplete" if label == "missing manifest.json" else "checkpoint_damaged"
+    )
     assert "step-00000020" in reason and DAMAGE[label][0] in reason
 
 
@@ -298,7 +339,9 @@ def test_a_single_flipped_bit_anywhere_makes_all_ranks_load_the_older_checkpoint
 def test_what_only_one_rank_sees_makes_all_ranks_turn_to_the_same_older_checkpoint(
     label: str, said: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    (step, wrong, message), (other_step, other_wrong, _) = (rank["seen_on_one_rank_only"][label] for rank in two_ranks)
+    (step, wrong, message), (other_step, other_wrong, _) = (
+        rank["seen_on_one_rank_only"][label] for rank in two_ranks
+    )
     assert (step, wrong, other_step, other_wrong) == (10, [], 10, [])
     assert len(message) == 1 and says(message[0][1], said)
 
@@ -307,7 +350,9 @@ def test_a_start_is_refused_when_every_checkpoint_is_damaged_or_the_one_asked_fo
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert says(messages["none left"], "none of its 2 checkpoints ... __1_0.distcp: wrong checksum")
+        assert says(
+            messages["none left"], "none of its 2 checkpoints ... __1_0.distcp: wrong checksum"
+        )
         assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by step directory"]
         assert "step-00000020/__1_0.distcp: wrong checksum" in messages["by path"]
         assert says(messages["nowhere"], "nowhere: ... no checkpoint")
@@ -317,7 +362,9 @@ def test_a_start_is_refused_when_all_manifests_of_once_complete_checkpoints_are_
     two_ranks: list[dict[str, Any]],
 ) -> None:
     for messages in (rank["load_in_vain"] for rank in two_ranks):
-        assert says(messages["all manifests lost"], "none of its 2 checkpoints ... manifest.json ... gone")
+        assert says(
+            messages["all manifests lost"], "none of its 2 checkpoints ... manifest.json ... gone"
+        )
 
 
 def test_a_checkpoint_of_a_later_format_is_refused_and_no_older_one_used_in_its_place(
@@ -326,7 +373,9 @@ def test_a_checkpoint_of_a_later_format_is_refused_and_no_older_one_used_in_its_
     for messages in (rank["load_in_vain"] for rank in two_ranks):
         for label in ("later format", "later format by step directory"):
             assert says(
-                messages[label], f"step-00000020: manifest.json: ... version {FORMAT_VERSION + 1} ... {FORMAT_VERSION}"
+                messages[label],
+                f"step-00000020: manifest.json: ... version {FORMAT_VERSION + 1} ..."
+                f" {FORMAT_VERSION}",
             )
 
 

@@ -1,8 +1,9 @@
-"""A checkpoint of every earlier format is loaded by the real loader into a real, sharded model and its optimizer.
+"""A checkpoint of every earlier format is loaded by the real loader into a real, sharded model and
+its optimizer.
 
-`checkpoint_formats/format-N` was written once, by `save_tiny` on two ranks when N was the current format, and is never
-written again; a new format adds a directory. Its values follow from `value_of`, so a number that ends up in another
-place, or in another tensor, shows.
+`checkpoint_formats/format-N` was written once, by `save_tiny` on two ranks when N was the current
+format, and is never written again; a new format adds a directory. Its values follow from
+`value_of`, so a number that ends up in another place, or in another tensor, shows.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ STEP = 10
 def value_of(key: str, shape: torch.Size) -> torch.Tensor:
     """Numbers that no other key has: k + 1/1, k + 1/2, k + 1/3, ... with k from the name."""
     count = torch.Size(shape).numel()
-    return (sum(key.encode()) + 1.0 / torch.arange(1, count + 1, dtype=torch.float32)).reshape(shape)
+    return (sum(key.encode()) + 1.0 / torch.arange(1, count + 1, dtype=torch.float32)).reshape(
+        shape
+    )
 
 
 def tiny() -> tuple[LanguageModelLoss, ShardedAdamW, Ranks]:
-    """A sharded Llama of some hundred parameters with its optimizer, filled with other numbers than `value_of`'s."""
+    """A sharded Llama of some hundred parameters with its optimizer, filled with other numbers than
+    `value_of`'s."""
     training = TrainingConfig.model_validate(
         {
             "steps": 20,
@@ -77,7 +81,12 @@ def tiny() -> tuple[LanguageModelLoss, ShardedAdamW, Ranks]:
 
 
 def checkpointer_of(run: Path) -> Checkpointer:
-    settings: dict[str, Any] = {"keep": 1, "keep_best": False, "asynchronous": False, "identity": {"name": "tiny"}}
+    settings: dict[str, Any] = {
+        "keep": 1,
+        "keep_best": False,
+        "asynchronous": False,
+        "identity": {"name": "tiny"},
+    }
     return Checkpointer(run / "checkpoints", **settings, on_event=lambda *_, **__: None)
 
 
@@ -93,12 +102,15 @@ def save_tiny(run: Path) -> None:
     state["optimizer.skipped"].copy_(torch.tensor([2.0, 1.0, 2.0]))
     state[f"random.{ranks.rank:05d}"] = torch.get_rng_state()
     checkpointer = checkpointer_of(run)
-    checkpointer.save(STEP, state, metadata={"held_out_loss": 1.25, "world_size": ranks.world_size}, wait=True)
+    checkpointer.save(
+        STEP, state, metadata={"held_out_loss": 1.25, "world_size": ranks.world_size}, wait=True
+    )
     checkpointer.close()
 
 
 def load_format(version: int) -> dict[str, Any]:
-    """Load into the model, its optimizer and the random generators; what is different from what was saved."""
+    """Load into the model, its optimizer and the random generators; what is different from what was
+    saved."""
     root, optimizer, ranks = tiny()
     checkpointer = checkpointer_of(FORMATS / f"format-{version}")
     loaded = checkpointer.load(checkpoint_state(optimizer, ranks))
@@ -134,7 +146,9 @@ def load_every_format() -> dict[int, dict[str, Any]]:
     return found
 
 
-def test_every_format_up_to_the_current_one_has_a_stored_checkpoint_whose_bytes_are_as_written() -> None:
+def test_every_format_up_to_the_current_one_has_a_stored_checkpoint_whose_bytes_are_as_written() -> (  # noqa: E501
+    None
+):
     for version in range(1, FORMAT_VERSION + 1):
         (info,) = list_checkpoints(FORMATS / f"format-{version}")
         assert info.manifest is not None and info.manifest.format_version == version

@@ -1,4 +1,5 @@
-"""One epoch trains each sequence once and alike on 1 to 4 ranks, also where the last step leaves ranks without any.
+"""One epoch trains each sequence once and alike on 1 to 4 ranks, also where the last step leaves
+ranks without any.
 
 And a run of 60 steps that is given 30 more is the run of 90 steps to the bit.
 """
@@ -42,7 +43,8 @@ def write_rows(directory: Path) -> None:
 
 
 def one_epoch(directory: str, ranks: int) -> dict[int, list[int]]:
-    """Train one epoch of each size, as `drillyard train` does; the sequences that this rank has read, in order."""
+    """Train one epoch of each size, as `drillyard train` does; the sequences that this rank has
+    read, in order."""
     # The ranks' process group is that of the test.
     run.stop_ranks = lambda: None
     read: list[int] = []
@@ -75,7 +77,8 @@ def run_name(size: int, ranks: int) -> str:
 
 
 def longer(directory: str, ranks: int) -> dict[str, Any]:
-    """Figures and samples of 60 steps and then 90, and of 90 at once; and of 1 epoch and then 2, and of 2 at once."""
+    """Figures and samples of 60 steps and then 90, and of 90 at once; and of 1 epoch and then 2,
+    and of 2 at once."""
     found: dict[str, Any] = {}
     for unit, short, long in (("steps", 60, 90), ("epochs", 1, 2)):
         schedule = {"training__schedule": {"name": "constant"}}
@@ -95,7 +98,10 @@ def longer(directory: str, ranks: int) -> dict[str, Any]:
 
 
 def cases(directory: str, ranks: int) -> dict[str, Any]:
-    return {"epochs": one_epoch(directory, ranks), "longer": longer(directory, ranks) if ranks <= 2 else None}
+    return {
+        "epochs": one_epoch(directory, ranks),
+        "longer": longer(directory, ranks) if ranks <= 2 else None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +121,14 @@ def found(directory: Path) -> dict[int, list[dict[str, Any]]]:
 
 def shown(run_directory: Path, step: int) -> list[tuple[int, int]]:
     """(rank, sequence) of each sample that `drillyard data show` prints of a step."""
-    result = CliRunner().invoke(app, ["data", "show", str(run_directory), "--step", str(step), "--limit", str(BATCH)])
+    result = CliRunner().invoke(
+        app, ["data", "show", str(run_directory), "--step", str(step), "--limit", str(BATCH)]
+    )
     assert result.exit_code == 0, result.output
-    return [(int(rank), int(index)) for rank, index in re.findall(r"\(rank (\d+), .*, sequence (\d+):", result.output)]
+    return [
+        (int(rank), int(index))
+        for rank, index in re.findall(r"\(rank (\d+), .*, sequence (\d+):", result.output)
+    ]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -126,12 +137,17 @@ def test_each_sequence_is_read_once_and_shown_where_it_was_read(
 ) -> None:
     for ranks in MICRO_BATCHES:
         run_directory = directory / "runs" / run_name(size, ranks)
-        logged = [json.loads(line)["step"] for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+        logged = [
+            json.loads(line)["step"]
+            for line in (run_directory / "metrics.jsonl").read_text().splitlines()
+        ]
         assert logged == list(range(1, -(-size // BATCH) + 1)), ranks
         printed = [sample for step in logged for sample in shown(run_directory, step)]
         assert Counter(index for _, index in printed) == Counter(range(size)), ranks
         for rank, of_rank in enumerate(found[ranks]):
-            assert of_rank["epochs"][size] == [index for reader, index in printed if reader == rank], (ranks, rank)
+            assert of_rank["epochs"][size] == [
+                index for reader, index in printed if reader == rank
+            ], (ranks, rank)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -141,7 +157,9 @@ def test_losses_do_not_depend_on_the_number_of_ranks(
     curves = {}
     for ranks in MICRO_BATCHES:
         run_directory = directory / "runs" / run_name(size, ranks)
-        lines = [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()
+        ]
         curves[ranks] = [(line["loss"], line["grad_norm"]) for line in lines]
         final_loss = json.loads((run_directory / "summary.json").read_text())["final_loss"]
         assert final_loss == curves[ranks][-1][0]

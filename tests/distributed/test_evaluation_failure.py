@@ -1,4 +1,5 @@
-"""An evaluation that fails on one rank fails on all of them, leaves none waiting, and changes no bit of training."""
+"""An evaluation that fails on one rank fails on all of them, leaves none waiting, and changes no
+bit of training."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def case_config(directory: str) -> RunConfig:
         data__too_long="truncate",
         data__held_out={"fraction": 0.3},
         training__precision="fp32",
-        evaluation={"metrics": ["loss", "sql-execution"], "samples": 6, "max_new_tokens": 4, "batch_size": 2},
+        evaluation={
+            "metrics": ["loss", "sql-execution"],
+            "samples": 6,
+            "max_new_tokens": 4,
+            "batch_size": 2,
+        },
     )
 
 
@@ -49,7 +55,8 @@ def raising(function: Callable[..., Any], calls: int, error: Exception) -> Calla
 
 
 def both_ways(directory: str) -> dict[bool, dict[str, Any]]:
-    """`failures_and_losses` where gathered weights are given back at once, and where they are kept."""
+    """`failures_and_losses` where gathered weights are given back at once, and where they are
+    kept."""
     found = {}
     for keep_unsharded in (False, True):
         model_setup.unsharded_is_small = lambda *arguments, keep=keep_unsharded: keep  # type: ignore[misc]
@@ -58,8 +65,8 @@ def both_ways(directory: str) -> dict[bool, dict[str, Any]]:
 
 
 def failures_and_losses(directory: str) -> dict[str, Any]:
-    """What each way to fail on rank 1 gives on this rank, and the losses of the training steps between them, with
-    those of steps alone."""
+    """What each way to fail on rank 1 gives on this rank, and the losses of the training steps
+    between them, with those of steps alone."""
     trainer, _ = build(case_config(directory))
     alone = [run_steps(trainer, step, step + 1).tobytes() for step in range(6)]
     config = case_config(directory)

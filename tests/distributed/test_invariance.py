@@ -1,8 +1,9 @@
-"""Gradient accumulation and the number of ranks do not change the training, and planted faults in either are seen.
+"""Gradient accumulation and the number of ranks do not change the training, and planted faults in
+either are seen.
 
-The reference is one process that sees the whole global batch at once. Against it: accumulation 4x1, 2 and 4 ranks
-under FSDP2, HSDP 2x2 and accumulation on 2 ranks. Valid tokens are uneven, clipping is active, and the loss must
-really fall, since a model that does not move proves nothing.
+The reference is one process that sees the whole global batch at once. Against it: accumulation 4x1,
+2 and 4 ranks under FSDP2, HSDP 2x2 and accumulation on 2 ranks. Valid tokens are uneven, clipping
+is active, and the loss must really fall, since a model that does not move proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.distributed.ranks import run_ranks
-from tests.distributed.training_case import build, losses_and_norms, make_config, run_steps, write_documents
+from tests.distributed.training_case import (
+    build,
+    losses_and_norms,
+    make_config,
+    run_steps,
+    write_documents,
+)
 
 from drillyard.training.trainer import Trainer
 
@@ -43,12 +50,17 @@ def two_ranks(directory: str, precision: str) -> dict[str, np.ndarray]:
             make_config(folder, training__micro_batch_size=2, training__precision=precision)
         ),
         "2 x 2 ranks x 1": losses_and_norms(make_config(folder, training__precision=precision)),
-        "2 x 2 ranks, sharded sums": always_synchronised(make_config(folder, training__precision=precision)),
+        "2 x 2 ranks, sharded sums": always_synchronised(
+            make_config(folder, training__precision=precision)
+        ),
     }
     if precision == "fp64":
         results |= {fault: with_fault(make_config(folder), fault) for fault in FAULTS[:2]}
-        # Two replicas of one shard each: without the all-reduce each rank trains on its own gradients.
-        results["no-synchronisation"] = with_fault(make_config(folder, parallelism__replicate=2), "no-synchronisation")
+        # Two replicas of one shard each: without the all-reduce each rank trains on its own
+        # gradients.
+        results["no-synchronisation"] = with_fault(
+            make_config(folder, parallelism__replicate=2), "no-synchronisation"
+        )
     return results
 
 
@@ -56,7 +68,9 @@ def four_ranks(directory: str, precision: str) -> dict[str, np.ndarray]:
     folder = Path(directory)
     return {
         "4 ranks": losses_and_norms(make_config(folder, training__precision=precision)),
-        "HSDP 2x2": losses_and_norms(make_config(folder, parallelism__replicate=2, training__precision=precision)),
+        "HSDP 2x2": losses_and_norms(
+            make_config(folder, parallelism__replicate=2, training__precision=precision)
+        ),
     }
 
 
@@ -79,13 +93,18 @@ class TokensOfRank:
     def valid_tokens(self, references: Any) -> int:
         ranks, shape = self.trainer.ranks, self.trainer.shape
         if self.fault == "own-tokens":
-            own = [r for i, r in enumerate(references) if i // shape.micro_batch_size % ranks.world_size == ranks.rank]
+            own = [
+                r
+                for i, r in enumerate(references)
+                if i // shape.micro_batch_size % ranks.world_size == ranks.rank
+            ]
             return self.inner.valid_tokens(own) * ranks.world_size
         return self.inner.valid_tokens(references)
 
 
 def only_scalars(all_reduce: Any) -> Any:
-    """An all-reduce that leaves gradients alone: loss and norm are still summed, as by a trainer that forgot them."""
+    """An all-reduce that leaves gradients alone: loss and norm are still summed, as by a trainer
+    that forgot them."""
 
     def reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return all_reduce(tensor, *args, **kwargs) if tensor.numel() <= 2 else None

@@ -1,6 +1,8 @@
-"""LoRA, DoRA and rsLoRA against plain peft in a process without Drillyard: losses and adapters, on 1 and 2 ranks.
+"""LoRA, DoRA and rsLoRA against plain peft in a process without Drillyard: losses and adapters, on
+1 and 2 ranks.
 
-On two ranks with the frozen weights in their files, as on CPUs, and sharded and gathered, as on GPUs.
+On two ranks with the frozen weights in their files, as on CPUs, and sharded and gathered, as on
+GPUs.
 """
 
 from __future__ import annotations
@@ -12,14 +14,24 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from tests.distributed import adapter_case
-from tests.distributed.adapter_case import LORA, adapter_config, record_batches, train_with_peft, write_base
+from tests.distributed.adapter_case import (
+    LORA,
+    adapter_config,
+    record_batches,
+    train_with_peft,
+    write_base,
+)
 from tests.distributed.ranks import run_ranks
 from tests.distributed.training_case import LLAMA
 
 from drillyard.training import model_setup
 
 PEFT = {"r": 4, "lora_alpha": 12, "target_modules": "all-linear"}
-VARIANTS: dict[str, dict[str, Any]] = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "dora": {"use_dora": True},
+    "rslora": {"use_rslora": True},
+}
 
 
 def config_of(directory: str, variant: str) -> Any:
@@ -47,10 +59,14 @@ def record_on_rank(directory: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_losses_and_adapters_are_those_of_peft(directory: Path, tmp_path: Path, variant: str) -> None:
+def test_losses_and_adapters_are_those_of_peft(
+    directory: Path, tmp_path: Path, variant: str
+) -> None:
     run_ranks(record_on_rank, 1, str(directory), str(tmp_path / "steps.json"))
     alone = run_ranks(train_on_rank, 1, str(directory), variant, str(tmp_path))[0]
-    expected = train_with_peft(config_of(str(directory), variant), tmp_path, PEFT | VARIANTS[variant])
+    expected = train_with_peft(
+        config_of(str(directory), variant), tmp_path, PEFT | VARIANTS[variant]
+    )
     shared, sharded = tmp_path / "shared", tmp_path / "sharded"
     on_two = run_ranks(train_on_rank, 2, str(directory), variant, str(shared))[0]
     as_on_gpus = run_ranks(train_with_sharded_base, 2, str(directory), variant, str(sharded))[0]

@@ -1,4 +1,5 @@
-"""What is left of a run with adapters: `final/` in plain peft and the merged model in plain transformers agree."""
+"""What is left of a run with adapters: `final/` in plain peft and the merged model in plain
+transformers agree."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ from drillyard.parallel.ranks import start_ranks
 from drillyard.training.model_setup import build_sharded_model
 
 TOKENS = torch.arange(5, 69)[None]
-PURPOSES: tuple[Literal["training", "evaluation", "export"], ...] = ("training", "evaluation", "export")
+PURPOSES: tuple[Literal["training", "evaluation", "export"], ...] = (
+    "training",
+    "evaluation",
+    "export",
+)
 
 
 def base_config(architecture: str) -> dict[str, Any]:
@@ -39,7 +44,9 @@ def train_and_export(directory: str, variant: str) -> None:
     """Train in fp64, then write final/ and the merged model."""
     training_case.norms_in_fp64 = lambda model: None  # type: ignore[assignment]
     lora = LORA | {"variant": variant}
-    config = adapter_config(Path(directory), model__lora=lora, training__steps=4, training__precision="fp64")
+    config = adapter_config(
+        Path(directory), model__lora=lora, training__steps=4, training__precision="fp64"
+    )
     trainer, model = build(config)
     run_steps(trainer, 0, 4)
     export(model.causal_lm, Path(directory) / "final", adapters="alone")
@@ -54,14 +61,18 @@ def load(path: Path, architecture: str) -> Any:
 @pytest.mark.parametrize(
     ("architecture", "variant", "num_ranks", "stored"),
     [
-        *((name, "lora", 2, "fp32") for name in ("llama", "qwen3", "gemma3_text", "gpt2", "olmo2", "qwen3_moe")),
+        *(
+            (name, "lora", 2, "fp32")
+            for name in ("llama", "qwen3", "gemma3_text", "gpt2", "olmo2", "qwen3_moe")
+        ),
         ("mixtral", "lora", 2, "fp32"),
         ("llama", "dora", 2, "fp32"),
         ("gpt2", "dora", 2, "fp32"),
         ("llama", "rslora", 2, "fp32"),
         ("mixtral", "lora", 1, "fp32"),
         ("gpt2", "dora", 1, "fp32"),
-        # Frozen weights in the precision of the forward stay in their files and are whole on every rank.
+        # Frozen weights in the precision of the forward stay in their files and are whole on every
+        # rank.
         *((name, "dora", 2, "fp64") for name in ("llama", "gpt2")),
         ("gemma3_text", "lora", 2, "fp64"),
         ("mixtral", "lora", 2, "fp64"),
@@ -76,7 +87,9 @@ def test_final_in_peft_and_merged_give_the_same_logits(
         base = load(tmp_path / "base", architecture)
         without_adapter = base(input_ids=TOKENS).logits
         merged = load(tmp_path / "merged", architecture)(input_ids=TOKENS).logits
-        with_adapter = PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=TOKENS).logits
+        with_adapter = (
+            PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=TOKENS).logits
+        )
     assert (with_adapter - without_adapter).abs().max() > 1e-2
     assert (merged - with_adapter).abs().max() < 1e-6
 
@@ -90,7 +103,9 @@ def purposes_that_fit(directory: str) -> list[str]:
     fitting = []
     for purpose in PURPOSES:
         try:
-            build_sharded_model(config, tokenizer, ranks, purpose=purpose, memory_gib=frozen / 2 / 2**30)
+            build_sharded_model(
+                config, tokenizer, ranks, purpose=purpose, memory_gib=frozen / 2 / 2**30
+            )
             fitting.append(purpose)
         except DoesNotFitError as error:
             assert "the model does not fit: weights" in str(error), error

@@ -1,4 +1,5 @@
-"""Hosts of different memory lay a model out alike: what fits is judged by the least that any rank has."""
+"""Hosts of different memory lay a model out alike: what fits is judged by the least that any rank
+has."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ from drillyard.training import model_setup
 
 
 def least_seen_by(own_bytes: list[int]) -> int:
-    training = TrainingConfig.model_validate({"steps": 1, "optimizer": {"learning_rate": 1e-3}, "device": "cpu"})
+    training = TrainingConfig.model_validate(
+        {"steps": 1, "optimizer": {"learning_rate": 1e-3}, "device": "cpu"}
+    )
     ranks = start_ranks(training, ParallelismConfig())
-    with mock.patch.object(model_setup, "memory_bytes_per_rank", lambda _: own_bytes[dist.get_rank()]):
+    with mock.patch.object(
+        model_setup, "memory_bytes_per_rank", lambda _: own_bytes[dist.get_rank()]
+    ):
         return model_setup.least_memory_bytes(ranks)
 
 

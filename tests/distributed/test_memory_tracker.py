@@ -1,7 +1,8 @@
-"""The estimate against torch's own memory tracker over the trainer's own step, on a fake group of 1 to 64 ranks.
+"""The estimate against torch's own memory tracker over the trainer's own step, on a fake group of 1
+to 64 ranks.
 
-State is equal to the byte, padding included. Activations with temporaries, and the peak, are within 5 % as asked for;
-what is asserted is 0.5 %, since a thing that is left out shows there first.
+State is equal to the byte, padding included. Activations with temporaries, and the peak, are within
+5 % as asked for; what is asserted is 0.5 %, since a thing that is left out shows there first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ CASES: dict[str, Case] = {
     # Where logits, gradients of the head and all saved activations meet.
     "llama": Case(llama()),
     "one-rank": Case(llama(), shard=1),
-    "ranks-that-do-not-divide": Case(llama(hidden_size=264, num_attention_heads=6), shard=7, micro_batch_size=3),
+    "ranks-that-do-not-divide": Case(
+        llama(hidden_size=264, num_attention_heads=6), shard=7, micro_batch_size=3
+    ),
     "64-ranks": Case(llama(), shard=64, micro_batch_size=2),
     "replicas": Case(llama(), shard=4, replicate=2),
     "weights-kept": Case(llama(), keeps_unsharded=True),
@@ -78,8 +81,12 @@ CASES: dict[str, Case] = {
     "wide-vocabulary-with-checkpoints": Case(llama(**WIDE_VOCABULARY), checkpointing="full"),
     "small-chunks": Case(llama(), chunk=32),
     "biases-and-tied": Case(llama(architecture="qwen2", **TIED)),
-    "wide-heads-with-norms": Case(llama(architecture="qwen3", head_dim=64), sequence_length=256, micro_batch_size=2),
-    "four-norms-two-windows": Case(llama(architecture="gemma3_text", head_dim=32, sliding_window=128, **TIED)),
+    "wide-heads-with-norms": Case(
+        llama(architecture="qwen3", head_dim=64), sequence_length=256, micro_batch_size=2
+    ),
+    "four-norms-two-windows": Case(
+        llama(architecture="gemma3_text", head_dim=32, sliding_window=128, **TIED)
+    ),
     "parallel-branches": Case(llama(architecture="cohere", **TIED)),
     "norms-over-all-heads": Case(llama(architecture="olmo2")),
     "fused-projections": Case(llama(architecture="phi3")),
@@ -87,9 +94,13 @@ CASES: dict[str, Case] = {
     "fp32": Case(llama(), precision="fp32"),
     "gpt2": Case(gpt2()),
     "eager": Case(llama(), attention="eager"),
-    "soft-caps": Case(llama(architecture="gemma2", head_dim=32, **TIED), attention="eager", sequence_length=256),
+    "soft-caps": Case(
+        llama(architecture="gemma2", head_dim=32, **TIED), attention="eager", sequence_length=256
+    ),
     "adapters": Case(llama(), lora=LORA),
-    "adapters-on-attention": Case(llama(), lora={"rank": 8, "target_modules": "attention"}, shard=2),
+    "adapters-on-attention": Case(
+        llama(), lora={"rank": 8, "target_modules": "attention"}, shard=2
+    ),
     "adapters-with-magnitudes": Case(llama(), lora=LORA | {"variant": "dora"}),
     "checkpoints-adapters-with-magnitudes": Case(
         llama(architecture="qwen2"),
@@ -101,17 +112,28 @@ CASES: dict[str, Case] = {
         llama(architecture="qwen3_moe", **SMALL_EXPERTS), lora=ON_ALL, checkpointing="full", shard=2
     ),
     "nf4": Case(llama(), lora=LORA, quantization="nf4"),
-    "nf4-on-one-rank-with-biases": Case(llama(architecture="qwen2"), lora=ON_ALL, quantization="nf4", shard=1),
-    "nf4-fp32": Case(llama(), lora=ON_ALL, quantization="nf4", precision="fp32", shard=3, sequence_length=64),
+    "nf4-on-one-rank-with-biases": Case(
+        llama(architecture="qwen2"), lora=ON_ALL, quantization="nf4", shard=1
+    ),
+    "nf4-fp32": Case(
+        llama(), lora=ON_ALL, quantization="nf4", precision="fp32", shard=3, sequence_length=64
+    ),
     "nf4-with-magnitudes": Case(llama(), lora=LORA | {"variant": "dora"}, quantization="nf4"),
-    "checkpoints-nf4": Case(llama(), lora=ON_ALL, quantization="nf4", checkpointing="full", micro_batch_size=2),
+    "checkpoints-nf4": Case(
+        llama(), lora=ON_ALL, quantization="nf4", checkpointing="full", micro_batch_size=2
+    ),
     "selective-checkpoints-nf4": Case(
         llama(num_hidden_layers=4), lora=ON_ALL, quantization="nf4", checkpointing="selective"
     ),
     "nf4-on-fused-projections": Case(llama(architecture="phi3"), lora=ON_ALL, quantization="nf4"),
     "experts": Case(llama(architecture="mixtral", num_local_experts=4, num_experts_per_tok=2)),
     "small-experts": Case(
-        llama(architecture="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)
+        llama(
+            architecture="qwen3_moe",
+            num_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=256,
+        )
     ),
     "checkpoints": Case(llama(), checkpointing="full", micro_batch_size=4),
     "selective-checkpoints": Case(llama(num_hidden_layers=4), checkpointing="selective"),
@@ -120,12 +142,20 @@ CASES: dict[str, Case] = {
     "checkpoints-eager": Case(llama(), checkpointing="full", attention="eager", micro_batch_size=2),
     "checkpoints-adapters": Case(llama(), checkpointing="full", lora=LORA, micro_batch_size=2),
     "checkpoints-gpt2": Case(gpt2(), checkpointing="full", micro_batch_size=2),
-    "checkpoints-granite": Case(llama(architecture="granite"), checkpointing="full", shard=3, micro_batch_size=2),
+    "checkpoints-granite": Case(
+        llama(architecture="granite"), checkpointing="full", shard=3, micro_batch_size=2
+    ),
     # Where state is the most, and the last reduction before the optimizer step its peak.
     "state-on-one-rank": Case(llama(vocab_size=8000), shard=1, sequence_length=16),
-    "state-on-two-ranks": Case(llama(vocab_size=8000), shard=2, sequence_length=8, precision="fp32", chunk=8),
-    "state-with-biases": Case(llama(architecture="qwen2", vocab_size=6000), shard=1, sequence_length=16, chunk=16),
-    "state-with-checkpoints": Case(llama(vocab_size=6000), shard=1, sequence_length=16, checkpointing="full", chunk=16),
+    "state-on-two-ranks": Case(
+        llama(vocab_size=8000), shard=2, sequence_length=8, precision="fp32", chunk=8
+    ),
+    "state-with-biases": Case(
+        llama(architecture="qwen2", vocab_size=6000), shard=1, sequence_length=16, chunk=16
+    ),
+    "state-with-checkpoints": Case(
+        llama(vocab_size=6000), shard=1, sequence_length=16, checkpointing="full", chunk=16
+    ),
 }
 
 
@@ -133,7 +163,9 @@ def drawn(seed: int) -> Case:
     """A case of any kind, the same for a seed everywhere."""
     draw = random.Random(seed)
     heads = draw.choice([2, 4, 6, 8])
-    architecture = draw.choice(["llama", "mistral", "qwen2", "qwen3", "olmo2", "granite", "smollm3", "gemma3_text"])
+    architecture = draw.choice(
+        ["llama", "mistral", "qwen2", "qwen3", "olmo2", "granite", "smollm3", "gemma3_text"]
+    )
     head_dim = draw.choice([16, 32, 48])
     model = llama(
         architecture=architecture,
@@ -160,7 +192,9 @@ def drawn(seed: int) -> Case:
         keeps_unsharded=draw.random() < 0.3,
         attention=draw.choice(["sdpa", "sdpa", "eager"]),
         clipping=draw.choice([None, 1.0]),
-        lora=draw.choice([None, None, {"rank": draw.choice([2, 16]), "target_modules": "all-linear"}]),
+        lora=draw.choice(
+            [None, None, {"rank": draw.choice([2, 16]), "target_modules": "all-linear"}]
+        ),
     )
 
 
@@ -177,14 +211,25 @@ def test_estimate_is_what_the_tracker_measures(name):
     assert estimate.state_bytes["gradients"] == measured.gradients
     assert estimate.state_bytes["optimizer"] == measured.optimizer
     assert estimated.ledger.peak == pytest.approx(measured.peak, rel=TOLERANCE)
-    if measured.phase in ("loss", "forward") or (case.shard > 1 and estimated.moment.startswith("backward of a")):
-        others = ("Sharded Param", "Unsharded Param", "Sharded Grad", "OptState", "All Gather", "Reduce Scatter")
+    if measured.phase in ("loss", "forward") or (
+        case.shard > 1 and estimated.moment.startswith("backward of a")
+    ):
+        others = (
+            "Sharded Param",
+            "Unsharded Param",
+            "Sharded Grad",
+            "OptState",
+            "All Gather",
+            "Reduce Scatter",
+        )
         # Weights that a gather is just writing are activations to the tracker.
         written = live[MemoryKind.GATHERED] - measured.kinds["Unsharded Param"]
         moving = sum(live[kind] for kind in MOVING) + written
         assert moving == pytest.approx(measured.without(*others), rel=TOLERANCE)
     assert phase_of(estimated.moment) == measured.phase
-    assert estimated.moments["optimizer step"] == pytest.approx(measured.at_optimizer_step, rel=TOLERANCE)
+    assert estimated.moments["optimizer step"] == pytest.approx(
+        measured.at_optimizer_step, rel=TOLERANCE
+    )
 
 
 PEAKS_OF_TORCH_2_11 = {
@@ -214,10 +259,21 @@ def phase_of(moment: str) -> str:
 
 
 def test_cases_cover_what_can_be_the_peak():
-    """Activations are over half of the peak in most cases, and each moment that can be the peak is so in several."""
+    """Activations are over half of the peak in most cases, and each moment that can be the peak is
+    so in several."""
     steps = [StepMemory(setup_of(case)) for case in CASES.values()]
     assert len(steps) >= 30
-    assert sum(sum(step.ledger.at_peak[kind] for kind in MOVING) > step.ledger.peak / 2 for step in steps) >= 20
+    assert (
+        sum(
+            sum(step.ledger.at_peak[kind] for kind in MOVING) > step.ledger.peak / 2
+            for step in steps
+        )
+        >= 20
+    )
     moments = [step.moment for step in steps]
-    for moment in ("loss", "backward of a recomputed layer", "last reduction, before the optimizer step"):
+    for moment in (
+        "loss",
+        "backward of a recomputed layer",
+        "last reduction, before the optimizer step",
+    ):
         assert moments.count(moment) >= 3, moment

@@ -1,4 +1,5 @@
-"""Models sharded over gloo ranks: initialised, loaded and exported to the same bits as in one process."""
+"""Models sharded over gloo ranks: initialised, loaded and exported to the same bits as in one
+process."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ from drillyard.models.random_init import init_random
 from drillyard.models.sharding import holders, local_region
 from drillyard.safe_files import ChecksummedFile
 
-# One architecture per kind of weights: untied, tied with transposed matrices, a mixture, norms centred on zero.
+# One architecture per kind of weights: untied, tied with transposed matrices, a mixture, norms
+# centred on zero.
 KINDS = ["llama", "gpt2", "mixtral", "gemma3_text"]
 
 
 def sharded(architecture: str, mesh_shape: tuple[int, ...], **changes: Any) -> PreTrainedModel:
-    """A model sharded as the trainer does it, its memory NaN everywhere; (copies, shards) is HSDP."""
+    """A model sharded as the trainer does it, its memory NaN everywhere; (copies, shards) is
+    HSDP."""
     names = ("shard",) if len(mesh_shape) == 1 else ("replicate", "shard")
     mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
     model = meta_model(architecture, **changes)
@@ -57,15 +60,21 @@ def assert_whole_equals(model: PreTrainedModel, expected: PreTrainedModel, what:
         assert torch.equal(buffer, buffers[name]), f"{what}: {name}"
 
 
-def initialise_export_load(mesh_shape: tuple[int, ...], folder: Path, architecture: str, **changes: Any) -> None:
+def initialise_export_load(
+    mesh_shape: tuple[int, ...], folder: Path, architecture: str, **changes: Any
+) -> None:
     alone = meta_model(architecture, **changes).to_empty(device="cpu")
     init_random(alone, seed=3)
     model = sharded(architecture, mesh_shape, **changes)
     init_random(model, seed=3)
     assert_whole_equals(model, alone, f"{architecture} initialised")
     for name, parameter in model.named_parameters():
-        assert torch.equal(parameter.to_local(), parameter.full_tensor()[local_region(parameter)]), name
-        covered = sum(math.prod(part.stop - part.start for part in held) for _, held in holders(parameter))
+        assert torch.equal(
+            parameter.to_local(), parameter.full_tensor()[local_region(parameter)]
+        ), name
+        covered = sum(
+            math.prod(part.stop - part.start for part in held) for _, held in holders(parameter)
+        )
         assert covered == parameter.numel(), name
 
     export(model, folder / "ours", max_file_bytes=20_000)
@@ -89,17 +98,26 @@ def every_mesh(folder: str) -> None:
     sys.modules["drillyard.models.export"].LARGEST_PART_BYTES = 700
     for mesh_shape in ((4,), (2, 2)):
         for architecture in KINDS:
-            initialise_export_load(mesh_shape, Path(folder, str(mesh_shape), architecture), architecture)
+            initialise_export_load(
+                mesh_shape, Path(folder, str(mesh_shape), architecture), architecture
+            )
     # 50 rows over 4 ranks are 13, 13, 13 and 11; of 3 experts the last rank has none.
-    for architecture, changes in (("llama", {"vocab_size": 50}), ("mixtral", {"num_local_experts": 3})):
+    for architecture, changes in (
+        ("llama", {"vocab_size": 50}),
+        ("mixtral", {"num_local_experts": 3}),
+    ):
         initialise_export_load((4,), Path(folder, "uneven", architecture), architecture, **changes)
 
 
-def test_init_export_and_load_equal_one_process_to_the_bit_for_every_architecture(tmp_path: Path) -> None:
+def test_init_export_and_load_equal_one_process_to_the_bit_for_every_architecture(
+    tmp_path: Path,
+) -> None:
     run_ranks(every_architecture, 2, str(tmp_path))
 
 
-def test_init_export_and_load_equal_one_process_to_the_bit_on_four_ranks_and_under_hsdp(tmp_path: Path) -> None:
+def test_init_export_and_load_equal_one_process_to_the_bit_on_four_ranks_and_under_hsdp(
+    tmp_path: Path,
+) -> None:
     run_ranks(every_mesh, 4, str(tmp_path))
 
 
@@ -171,7 +189,12 @@ class Root(torch.nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         from torch.utils.checkpoint import checkpoint
 
-        return torch.cat([checkpoint(head_logits, self.model, part, use_reentrant=False) for part in rows.split(3)])
+        return torch.cat(
+            [
+                checkpoint(head_logits, self.model, part, use_reentrant=False)
+                for part in rows.split(3)
+            ]
+        )
 
 
 def head_under_fsdp() -> list[tuple[str, float]]:
@@ -187,10 +210,14 @@ def head_under_fsdp() -> list[tuple[str, float]]:
         fully_shard(root, reshard_after_forward=False)
         root.to_empty(device="cpu")
         init_random(root.model, seed=3)
-        assert torch.equal(root(rows), torch.cat([head_logits(alone, part) for part in rows.split(3)]))
+        assert torch.equal(
+            root(rows), torch.cat([head_logits(alone, part) for part in rows.split(3)])
+        )
         root(rows).square().sum().backward()
         gradient = root.model.lm_head.weight.grad.full_tensor()
-        differences.append((architecture, float((gradient - alone.lm_head.weight.grad).abs().max())))
+        differences.append(
+            (architecture, float((gradient - alone.lm_head.weight.grad).abs().max()))
+        )
     return differences
 
 

@@ -1,7 +1,8 @@
-"""A model of 1 GB on four ranks: no rank ever holds much more than its shard, in initialisation, load and export.
+"""A model of 1 GB on four ranks: no rank ever holds much more than its shard, in initialisation,
+load and export.
 
-Load and export are bounded with the process's own imports (about 0.4 GB with a CUDA build of torch) counted in. Beside
-adapters the frozen weights take nothing at all on a CPU, in load and steps.
+Load and export are bounded with the process's own imports (about 0.4 GB with a CUDA build of torch)
+counted in. Beside adapters the frozen weights take nothing at all on a CPU, in load and steps.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def private_bytes() -> int:
 
 
 class PrivatePeak:
-    """The largest private memory of this process while the context is open, sampled every two milliseconds."""
+    """The largest private memory of this process while the context is open, sampled every two
+    milliseconds."""
 
     def __enter__(self) -> PrivatePeak:
         self.peak = 0
@@ -105,11 +107,15 @@ def peaks(folder: str) -> dict[str, float]:
     with PrivatePeak() as sampled:
         load_pretrained(model, folder)
     found["load"] = sampled.peak
-    assert checksum == [float(parameter.detach().to_local().sum()) for parameter in model.parameters()]
+    assert checksum == [
+        float(parameter.detach().to_local().sum()) for parameter in model.parameters()
+    ]
     return found
 
 
-def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_allowance(tmp_path: Path) -> None:
+def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_allowance(
+    tmp_path: Path,
+) -> None:
     results = run_ranks(peaks, WORLD_SIZE, str(tmp_path / "model"))
     files = [path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors")]
     assert sum(files) > GIGABYTE
@@ -123,18 +129,24 @@ def test_private_memory_of_each_rank_is_bounded_by_its_shard_one_file_and_the_al
 
 
 def growth_beside_adapters(directory: str) -> tuple[int, int]:
-    """(the most private bytes that load and two steps add on this rank, 16 bytes per adapter parameter)."""
+    """(the most private bytes that load and two steps add on this rank, 16 bytes per adapter
+    parameter)."""
     import drillyard.models.adapters  # noqa: F401 (what it imports is no part of the growth)
 
     training_case.unset_memory_is_nan = contextlib.nullcontext  # type: ignore[assignment]
     config = adapter_config(
-        Path(directory), training__precision="bf16", training__steps=2, training__activation_checkpointing="full"
+        Path(directory),
+        training__precision="bf16",
+        training__steps=2,
+        training__activation_checkpointing="full",
     )
     before = private_bytes()
     with PrivatePeak() as sampled:
         trainer, model = build(config)
         run_steps(trainer, 0, 2)
-    trained = sum(parameter.numel() for parameter in model.root.parameters() if parameter.requires_grad)
+    trained = sum(
+        parameter.numel() for parameter in model.root.parameters() if parameter.requires_grad
+    )
     return sampled.peak - before, 16 * trained
 
 

@@ -1,4 +1,5 @@
-"""A step with a non-finite loss or gradient changes nothing, is counted, and a row of them ends the run."""
+"""A step with a non-finite loss or gradient changes nothing, is counted, and a row of them ends the
+run."""
 
 from __future__ import annotations
 
@@ -30,12 +31,17 @@ def snapshot(trainer: Any) -> list[torch.Tensor]:
     return [
         tensor.clone()
         for shard in trainer.optimizer.shards
-        for tensor in (shard.local, *(state[shard.local][key] for key in ("exp_avg", "exp_avg_sq", "step")))
+        for tensor in (
+            shard.local,
+            *(state[shard.local][key] for key in ("exp_avg", "exp_avg_sq", "step")),
+        )
     ]
 
 
 def bad_steps(directory: str, value: float) -> dict[str, Any]:
-    config = make_config(Path(directory), training__precision="fp32", training__max_nonfinite_steps=3)
+    config = make_config(
+        Path(directory), training__precision="fp32", training__max_nonfinite_steps=3
+    )
     trainer, model = build(config)
     bad_rank = trainer.ranks.rank == trainer.ranks.world_size - 1
     facts: dict[str, Any] = {"unchanged": [], "rows": []}
@@ -44,12 +50,16 @@ def bad_steps(directory: str, value: float) -> dict[str, Any]:
         before = snapshot(trainer)
         loss, norm = trainer.train_step(step, StepWindow(0.0))
         after = snapshot(trainer)
-        facts["unchanged"].append(all(torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+        facts["unchanged"].append(
+            all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        )
         facts["rows"].append(trainer.optimizer.skipped.tolist())
         facts.setdefault("in row", []).append(trainer.in_nonfinite_row())
         window = StepWindow(0.0, steps=1)
         try:
-            trainer.read_figures(step, loss, norm, window).require_finite(config.training.max_nonfinite_steps)
+            trainer.read_figures(step, loss, norm, window).require_finite(
+                config.training.max_nonfinite_steps
+            )
         except UserError as error:
             facts["error"] = (step, str(error))
     return facts

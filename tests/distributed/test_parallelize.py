@@ -1,4 +1,5 @@
-"""What is applied to a model changes speed and memory, not training; evaluation leaves the fp32 masters in place."""
+"""What is applied to a model changes speed and memory, not training; evaluation leaves the fp32
+masters in place."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def test_recomputing_and_compiling_change_no_training(tmp_path: Path) -> None:
 
 
 def parameters_after_evaluation(directory: str) -> dict[str, Any]:
-    config = make_config(Path(directory), training__precision="bf16", data__held_out={"fraction": 0.2})
+    config = make_config(
+        Path(directory), training__precision="bf16", data__held_out={"fraction": 0.2}
+    )
     trainer, model = build(config)
     run_steps(trainer, 0, 2)
     before = {shard.name: shard.local.clone() for shard in trainer.optimizer.shards}
@@ -87,7 +90,9 @@ def parameters_after_evaluation(directory: str) -> dict[str, Any]:
     return {
         "sharded": all(isinstance(parameter, DTensor) for parameter in parameters.values()),
         "dtypes": {str(parameter.dtype) for parameter in parameters.values()},
-        "unchanged": all(torch.equal(before[shard.name], shard.local) for shard in trainer.optimizer.shards),
+        "unchanged": all(
+            torch.equal(before[shard.name], shard.local) for shard in trainer.optimizer.shards
+        ),
         "in training mode": model.root.training,
         "result": (result["loss"], result["tokens"], result["sequences"]),
         "tokens with loss": int(sequences.valid_tokens[:7].sum()),
@@ -103,7 +108,8 @@ def test_evaluation_and_generation_leave_the_fp32_masters_sharded(tmp_path: Path
         assert facts["unchanged"]
         assert facts["in training mode"]
     assert one["result"] == two["result"]
-    # Seven sequences for two ranks of three: in the second round one rank has none, and adds nothing.
+    # Seven sequences for two ranks of three: in the second round one rank has none, and adds
+    # nothing.
     assert one["result"][1:] == (one["tokens with loss"], 7)
 
 
@@ -116,7 +122,9 @@ def attention_by_offsets(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_siz
     if window_size[0] >= 0:
         mask_TT = mask_TT & (behind_TT <= window_size[0])
     q, k, v = (states.transpose(0, 1)[None] for states in (q, k, v))
-    output = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask_TT, scale=scale, enable_gqa=True)
+    output = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask_TT, scale=scale, enable_gqa=True
+    )
     return output[0].transpose(0, 1)
 
 
@@ -126,7 +134,9 @@ def graphs_and_losses(directory: str, compiled: bool) -> tuple[int, list[float]]
     attention.SMALLEST_OFFSETS = 2
     model_setup.attention_kernel = lambda config, device: "varlen"
     compile_with_inductor = torch.compile
-    torch.compile = lambda function, **options: compile_with_inductor(function, backend="eager", **options)
+    torch.compile = lambda function, **options: compile_with_inductor(
+        function, backend="eager", **options
+    )
     config = make_config(
         Path(directory),
         model={"config": TWO_KINDS_OF_LAYERS, "init": "random"},
@@ -140,12 +150,19 @@ def graphs_and_losses(directory: str, compiled: bool) -> tuple[int, list[float]]
     found = []
     for step, count in ((0, 1), (3, 2), (6, 7), (9, 11)):
         found += run_steps(trainer, step, step + 3)[:, 0].tolist()
-        options = {"attention": model.attention, "batch_size": 3, "limit": count, "chunk_tokens": None}
+        options = {
+            "attention": model.attention,
+            "batch_size": 3,
+            "limit": count,
+            "chunk_tokens": None,
+        }
         found.append(evaluate_loss(model.root, sequences, trainer.ranks, **options)["loss"])
     return torch._dynamo.utils.counters["stats"]["unique_graphs"], found
 
 
-def test_compiled_blocks_have_a_graph_per_kind_of_layer_with_gradients_and_without(tmp_path: Path) -> None:
+def test_compiled_blocks_have_a_graph_per_kind_of_layer_with_gradients_and_without(
+    tmp_path: Path,
+) -> None:
     write_documents(tmp_path)
     graphs, losses = run_ranks(graphs_and_losses, 1, str(tmp_path), True)[0]
     _, reference = run_ranks(graphs_and_losses, 1, str(tmp_path), False)[0]

@@ -1,4 +1,5 @@
-"""bf16: fp32 masters and reductions, also after a resume; two ranks train as one within the spread of seeds."""
+"""bf16: fp32 masters and reductions, also after a resume; two ranks train as one within the spread
+of seeds."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def curves(directory: str, seeds: list[int]) -> list[np.ndarray]:
 
 
 def watched_step(trainer: Trainer, model: ShardedModel, step: int) -> dict[str, Any]:
-    """One step, and in what precision everything was: masters, moments, what collectives got, what layers computed."""
+    """One step, and in what precision everything was: masters, moments, what collectives got, what
+    layers computed."""
     seen: dict[str, Any] = {"reduced": set(), "computed": set()}
 
     def watch(function: Any, position: str) -> Any:
@@ -61,7 +63,9 @@ def watched_step(trainer: Trainer, model: ShardedModel, step: int) -> dict[str, 
         return watched
 
     hooks = [
-        module.register_forward_hook(lambda module, _, output: seen["computed"].add(str(output.dtype)))
+        module.register_forward_hook(
+            lambda module, _, output: seen["computed"].add(str(output.dtype))
+        )
         for module in model.causal_lm.modules()
         if isinstance(module, torch.nn.Linear)
     ]
@@ -79,7 +83,9 @@ def watched_step(trainer: Trainer, model: ShardedModel, step: int) -> dict[str, 
         hook.remove()
     seen["masters"] = {str(shard.local.dtype) for shard in trainer.optimizer.shards}
     states = [trainer.optimizer.optimizer.state[shard.local] for shard in trainer.optimizer.shards]
-    seen["moments"] = {str(state[name].dtype) for state in states for name in ("exp_avg", "exp_avg_sq")}
+    seen["moments"] = {
+        str(state[name].dtype) for state in states for name in ("exp_avg", "exp_avg_sq")
+    }
     return seen
 
 
@@ -94,7 +100,10 @@ def master_values(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def in_both_layouts(function: Any, directory: str, folder: str) -> dict[str, dict[str, Any]]:
-    return {name: function(directory, f"{folder}/{name}", replicate) for name, replicate in LAYOUTS.items()}
+    return {
+        name: function(directory, f"{folder}/{name}", replicate)
+        for name, replicate in LAYOUTS.items()
+    }
 
 
 def save_under_bf16(directory: str, folder: str, replicate: int) -> dict[str, Any]:
@@ -117,7 +126,9 @@ def resume_under_bf16(directory: str, folder: str, replicate: int) -> dict[str, 
 
 def short_bf16_config(directory: str, replicate: int) -> Any:
     """Two micro-batches a step on two ranks, under FSDP2 or with a copy of the model on each."""
-    return make_config(Path(directory), training__precision="bf16", parallelism__replicate=replicate)
+    return make_config(
+        Path(directory), training__precision="bf16", parallelism__replicate=replicate
+    )
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +147,9 @@ def test_two_ranks_train_as_one_within_the_spread_of_seeds(directory: str) -> No
     assert two[-LAST:].mean() < 0.7 * two[:LAST].mean(), "the loss does not fall"
 
 
-def test_masters_moments_and_reductions_are_fp32_before_and_after_a_resume(directory: str, tmp_path: Path) -> None:
+def test_masters_moments_and_reductions_are_fp32_before_and_after_a_resume(
+    directory: str, tmp_path: Path
+) -> None:
     undisturbed = run_ranks(in_both_layouts, 2, save_under_bf16, directory, str(tmp_path))
     resumed = run_ranks(in_both_layouts, 2, resume_under_bf16, directory, str(tmp_path))
     for rank, layout in itertools.product(range(2), LAYOUTS):

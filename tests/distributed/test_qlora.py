@@ -1,4 +1,5 @@
-"""Adapters beside weights in nf4: the weights of every forward to the bit, and training as on them unpacked."""
+"""Adapters beside weights in nf4: the weights of every forward to the bit, and training as on them
+unpacked."""
 
 from __future__ import annotations
 
@@ -21,11 +22,19 @@ from drillyard.models.export import export
 from drillyard.models.nf4 import LEVELS, Nf4Linear
 from drillyard.models.sharding import plain_name
 
-WIDE = LLAMA | {"hidden_size": 64, "intermediate_size": 192, "head_dim": 16, "initializer_range": 0.15}
+WIDE = LLAMA | {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "head_dim": 16,
+    "initializer_range": 0.15,
+}
 
 
-def in_nf4(weight: torch.Tensor, *, maxima: torch.dtype = torch.float32, shift: int = 0) -> torch.Tensor:
-    """The definition: the level nearest to each number's share of the largest of its 64, times that in fp32.
+def in_nf4(
+    weight: torch.Tensor, *, maxima: torch.dtype = torch.float32, shift: int = 0
+) -> torch.Tensor:
+    """The definition: the level nearest to each number's share of the largest of its 64, times that
+    in fp32.
 
     `maxima` and `shift` (blocks by which the codes are off) are ways to get it wrong.
     """
@@ -52,7 +61,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(made / "base" / "model.safetensors")
     assert sum(map(is_quantized, weights)) == 14
     save_file(
-        {name: in_nf4(tensor) if is_quantized(name) else tensor for name, tensor in weights.items()},
+        {
+            name: in_nf4(tensor) if is_quantized(name) else tensor
+            for name, tensor in weights.items()
+        },
         made / "unpacked" / "model.safetensors",
         {"format": "pt"},
     )
@@ -60,8 +72,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(directory: str, *, packed: bool, variant: str = "lora", **changes: Any) -> Any:
-    model = {"model__quantization": "nf4"} if packed else {"model__id": str(Path(directory) / "unpacked")}
-    return adapter_config(Path(directory), model__lora=LORA | {"variant": variant}, **model, **changes)
+    model = (
+        {"model__quantization": "nf4"}
+        if packed
+        else {"model__id": str(Path(directory) / "unpacked")}
+    )
+    return adapter_config(
+        Path(directory), model__lora=LORA | {"variant": variant}, **model, **changes
+    )
 
 
 def weights_in_forward(directory: str, folder: str, precision: str) -> dict[str, torch.Tensor]:
@@ -71,7 +89,9 @@ def weights_in_forward(directory: str, folder: str, precision: str) -> dict[str,
     found: dict[str, torch.Tensor] = {}
     original = torch.nn.functional.linear
 
-    def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def product(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         seen.append(weight.detach().clone())
         return original(x, weight, bias)
 
@@ -88,7 +108,9 @@ def weights_in_forward(directory: str, folder: str, precision: str) -> dict[str,
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_inside_forward_are_the_definition_to_the_bit(directory: Path, tmp_path: Path, precision: str) -> None:
+def test_weights_inside_forward_are_the_definition_to_the_bit(
+    directory: Path, tmp_path: Path, precision: str
+) -> None:
     base = load_file(directory / "base" / "model.safetensors")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for found in run_ranks(weights_in_forward, 2, str(directory), str(tmp_path), precision):
@@ -99,14 +121,24 @@ def test_weights_inside_forward_are_the_definition_to_the_bit(directory: Path, t
                 assert not torch.equal(weight, in_nf4(base[name], **wrong).to(dtype))
 
 
-def train_on_rank(directory: str, folder: str, packed: bool, variant: str, checkpointing: str) -> list[float]:
-    config = config_of(directory, packed=packed, variant=variant, training__activation_checkpointing=checkpointing)
+def train_on_rank(
+    directory: str, folder: str, packed: bool, variant: str, checkpointing: str
+) -> list[float]:
+    config = config_of(
+        directory, packed=packed, variant=variant, training__activation_checkpointing=checkpointing
+    )
     return adapter_case.train(config, folder)
 
 
 @pytest.mark.parametrize(
     ("variant", "checkpointing", "num_ranks"),
-    [("lora", "none", 2), ("lora", "full", 1), ("lora", "selective", 2), ("dora", "none", 2), ("rslora", "full", 2)],
+    [
+        ("lora", "none", 2),
+        ("lora", "full", 1),
+        ("lora", "selective", 2),
+        ("dora", "none", 2),
+        ("rslora", "full", 2),
+    ],
 )
 def test_training_is_that_of_adapters_on_the_unpacked_weights(
     directory: Path, tmp_path: Path, variant: str, checkpointing: str, num_ranks: int
@@ -114,18 +146,25 @@ def test_training_is_that_of_adapters_on_the_unpacked_weights(
     ends = []
     for packed in (True, False):
         folder = tmp_path / str(packed)
-        losses = run_ranks(train_on_rank, num_ranks, str(directory), str(folder), packed, variant, checkpointing)[0]
+        losses = run_ranks(
+            train_on_rank, num_ranks, str(directory), str(folder), packed, variant, checkpointing
+        )[0]
         ends.append((losses, load_file(folder / "end" / "adapter_model.safetensors")))
     (ours, adapter), (expected, reference) = ends
     assert len(expected) == 20 and expected[0] - expected[-1] > 0.4
     assert np.abs(np.subtract(ours, expected)).max() < 1e-5
     assert adapter.keys() == reference.keys()
-    assert max(float((adapter[name] - tensor).abs().max()) for name, tensor in reference.items()) < 1e-4
+    assert (
+        max(float((adapter[name] - tensor).abs().max()) for name, tensor in reference.items())
+        < 1e-4
+    )
 
 
 def train_and_export(directory: str, folder: str, variant: str) -> None:
     training_case.norms_in_fp64 = lambda model: None  # type: ignore[assignment]
-    config = config_of(directory, packed=True, variant=variant, training__steps=4, training__precision="fp64")
+    config = config_of(
+        directory, packed=True, variant=variant, training__steps=4, training__precision="fp64"
+    )
     trainer, model = build(config)
     run_steps(trainer, 0, 4)
     export(model.causal_lm, Path(folder) / "final", adapters="alone")
@@ -144,6 +183,8 @@ def test_final_on_the_unpacked_base_and_merged_give_the_same_logits(
         base = load(directory / "unpacked", dtype=torch.float64).eval()
         without = base(input_ids=tokens).logits
         merged = load(tmp_path / "merged", dtype=torch.float64).eval()(input_ids=tokens).logits
-        adapted = PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=tokens).logits
+        adapted = (
+            PeftModel.from_pretrained(base, tmp_path / "final").eval()(input_ids=tokens).logits
+        )
     assert (adapted - without).abs().max() > 1e-2
     assert (merged - adapted).abs().max() < 1e-6

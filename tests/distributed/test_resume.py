@@ -1,7 +1,9 @@
-"""Resume: the same bits on the same layout, the same sample order and near-equal losses on another; faults are seen.
+"""Resume: the same bits on the same layout, the same sample order and near-equal losses on another;
+faults are seen.
 
-A run of 12 steps that is never disturbed is the reference. The others save after step 6 and go on in a new set of
-objects (new model, optimizer and loader, filled from the checkpoint alone), with dropout, so that random state matters.
+A run of 12 steps that is never disturbed is the reference. The others save after step 6 and go on
+in a new set of objects (new model, optimizer and loader, filled from the checkpoint alone), with
+dropout, so that random state matters.
 """
 
 from __future__ import annotations
@@ -40,8 +42,14 @@ FAULTS = ("moments", "random state", "loader position")
 def config_of(directory: str, dropout: bool, **changes: Any) -> Any:
     # Llama has what no checkpoint holds: rotary tables.
     model = GPT2 if dropout else LLAMA
-    settings = {"training__steps": STEPS, "training__precision": "fp32", "training__schedule": {"name": "constant"}}
-    return make_config(Path(directory), model={"config": model, "init": "random"}, **settings, **changes)
+    settings = {
+        "training__steps": STEPS,
+        "training__precision": "fp32",
+        "training__schedule": {"name": "constant"},
+    }
+    return make_config(
+        Path(directory), model={"config": model, "init": "random"}, **settings, **changes
+    )
 
 
 def first_half(directory: str, folder: str, dropout: bool, reference: bool) -> dict[str, Any]:
@@ -55,7 +63,9 @@ def first_half(directory: str, folder: str, dropout: bool, reference: bool) -> d
     return {"rows": rows, "samples": samples(trainer)}
 
 
-def second_half(directory: str, folder: str, dropout: bool, fault: str, changes: dict[str, Any]) -> dict[str, Any]:
+def second_half(
+    directory: str, folder: str, dropout: bool, fault: str, changes: dict[str, Any]
+) -> dict[str, Any]:
     """Steps 6..11 from the checkpoint, with one part of it left out when `fault` names one."""
     trainer, _ = build(config_of(directory, dropout, **changes), filled=False)
     assert resume_from(trainer, folder) == SAVED
@@ -81,7 +91,9 @@ def samples(trainer: Any) -> list[str]:
 
 
 def with_faults(directory: str, folder: str) -> dict[str, np.ndarray]:
-    return {fault: second_half(directory, folder, True, fault, {})["rows"] for fault in ("", *FAULTS)}
+    return {
+        fault: second_half(directory, folder, True, fault, {})["rows"] for fault in ("", *FAULTS)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +133,9 @@ def test_another_number_of_ranks_keeps_sample_order_and_losses(directory: str) -
     folder = f"{directory}/layouts"
     reference = run_ranks(first_half, 2, directory, folder, False, True)[0]
     four = run_ranks(second_half, 4, directory, folder, False, "", {"parallelism__replicate": 2})[0]
-    one = run_ranks(second_half, 1, directory, folder, False, "", {"training__micro_batch_size": 2})[0]
+    one = run_ranks(
+        second_half, 1, directory, folder, False, "", {"training__micro_batch_size": 2}
+    )[0]
     for other in (one, four):
         assert other["samples"] == reference["samples"]
         np.testing.assert_allclose(other["rows"][:, 0], reference["rows"][SAVED:, 0], rtol=1e-5)

@@ -1,7 +1,8 @@
-"""A mesh axis besides `replicate` and `shard`, whose peers hold equal weights, changes no bit of training.
+"""A mesh axis besides `replicate` and `shard`, whose peers hold equal weights, changes no bit of
+training.
 
-4 ranks with an axis of 2 peers are 2 data ranks: losses, gradient norms and the held-out loss equal those of 2 ranks
-to the bit, with dropout too. A trainer that deals samples by world rank is caught.
+4 ranks with an axis of 2 peers are 2 data ranks: losses, gradient norms and the held-out loss equal
+those of 2 ranks to the bit, with dropout too. A trainer that deals samples by world rank is caught.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from drillyard.data.prepared_data import prepare
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.parallel.ranks import Ranks, start_ranks
 
-GPT2 = {"architecture": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "attn_pdrop": 0.0, "resid_pdrop": 0.1}
+GPT2 = {
+    "architecture": "gpt2",
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.1,
+}
 PEERS = {"tensor": 2}
 
 
@@ -35,7 +43,9 @@ class DealtByWorldRank(Ranks):
         return self.world_size
 
 
-def trained(directory: str, other_axes: dict[str, int], replicate: int, fault: bool) -> tuple[np.ndarray, float]:
+def trained(
+    directory: str, other_axes: dict[str, int], replicate: int, fault: bool
+) -> tuple[np.ndarray, float]:
     """Losses and norms of 6 steps, and the held-out loss after them."""
     config = make_config(
         Path(directory),
@@ -47,12 +57,20 @@ def trained(directory: str, other_axes: dict[str, int], replicate: int, fault: b
     )
     ranks = start_ranks(config.training, config.parallelism, other_axes=other_axes)
     if fault:
-        ranks = DealtByWorldRank(**{field.name: getattr(ranks, field.name) for field in dataclasses.fields(ranks)})
+        ranks = DealtByWorldRank(
+            **{field.name: getattr(ranks, field.name) for field in dataclasses.fields(ranks)}
+        )
     trainer, model = build(config, ranks)
     rows = run_steps(trainer, 0, 6)
     sequences: Any = next(iter(prepare(config, only_open=True).held_out.values()))
     found = evaluate_loss(
-        model.root, sequences, ranks, attention=model.attention, batch_size=2, limit=None, chunk_tokens=None
+        model.root,
+        sequences,
+        ranks,
+        attention=model.attention,
+        batch_size=2,
+        limit=None,
+        chunk_tokens=None,
     )
     return rows, found["loss"]
 

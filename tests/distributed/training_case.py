@@ -1,7 +1,8 @@
-"""A small training case for tests of exactness: real config, data, model, sharding and step, without files of a run.
+"""A small training case for tests of exactness: real config, data, model, sharding and step,
+without files of a run.
 
-The data are documents of very different lengths with loss on the completion only, so that ranks and micro-batches hold
-different numbers of valid tokens: what a wrong normalisation would show in.
+The data are documents of very different lengths with loss on the completion only, so that ranks and
+micro-batches hold different numbers of valid tokens: what a wrong normalisation would show in.
 """
 
 from __future__ import annotations
@@ -43,19 +44,35 @@ LLAMA = {
 def write_documents(directory: Path, count: int = 240) -> Path:
     """Prompts and completions that a small model can learn something from, of uneven length."""
     generator = random.Random(7)
-    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
+    words = [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lambda",
+        "mu",
+    ]
     path = directory / "documents.jsonl"
     with path.open("w") as file:
         for number in range(count):
             prompt = " ".join(generator.choices(words, k=generator.randint(2, 16)))
             length = generator.choice([1, 2, 3, 14])
             completion = " ".join((prompt.split() * 9)[:length])
-            file.write(json.dumps({"prompt": f"{number}: {prompt}", "completion": completion}) + "\n")
+            file.write(
+                json.dumps({"prompt": f"{number}: {prompt}", "completion": completion}) + "\n"
+            )
     return path
 
 
 def make_config(directory: Path, **changes: Any) -> RunConfig:
-    """A run config over the documents in `directory`; `changes` are dotted settings with __ for the dot."""
+    """A run config over the documents in `directory`; `changes` are dotted settings with __ for the
+    dot."""
     settings: dict[str, Any] = {
         "name": "case",
         "output": str(directory / "runs"),
@@ -91,7 +108,8 @@ def make_config(directory: Path, **changes: Any) -> RunConfig:
 
 
 def norms_in_fp64(model: nn.Module) -> None:
-    """Replace the RMS norms' forward by one that does not pass through fp32, as transformers' does in an fp64 model."""
+    """Replace the RMS norms' forward by one that does not pass through fp32, as transformers' does
+    in an fp64 model."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = _rms_norm_forward(module)
@@ -105,11 +123,13 @@ def _rms_norm_forward(module: nn.Module) -> Callable[[torch.Tensor], torch.Tenso
     return forward
 
 
-def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True) -> tuple[Trainer, ShardedModel]:
+def build(
+    config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True
+) -> tuple[Trainer, ShardedModel]:
     """A trainer for `config` on the ranks that this process is one of.
 
-    Without `filled` its weights are left to a checkpoint. All that nobody has written to is NaN, weights and rotary
-    tables alike.
+    Without `filled` its weights are left to a checkpoint. All that nobody has written to is NaN,
+    weights and rotary tables alike.
     """
     ranks = ranks or start_ranks(config.training, config.parallelism)
     with ranks.in_turn() as is_first:
@@ -120,7 +140,9 @@ def build(config: RunConfig, ranks: Ranks | None = None, *, filled: bool = True)
         fill_weights(config, model)
     if config.training.precision == "fp64":
         norms_in_fp64(model.causal_lm)
-    optimizer = ShardedAdamW(model.root, config.training.optimizer, config.training.gradient_clipping, ranks)
+    optimizer = ShardedAdamW(
+        model.root, config.training.optimizer, config.training.gradient_clipping, ranks
+    )
     shape = batch_shape(config, ranks.num_data_ranks)
     steps_of_epoch = -(-data.train.num_sequences // shape.global_batch_size)
     trainer = Trainer(
@@ -169,29 +191,45 @@ class SilentLog:
 def identity_of(trainer: Trainer) -> dict[str, Any]:
     """What a checkpoint must agree with, as the assembled run has it."""
     data, batch = trainer.data, trainer.shape.global_batch_size
-    return order_identity(trainer.config, data.fingerprint, data.num_sequences, batch, trainer.total_steps)
+    return order_identity(
+        trainer.config, data.fingerprint, data.num_sequences, batch, trainer.total_steps
+    )
 
 
 def checkpointer_in(folder: str) -> Checkpointer:
     """A checkpointer of a run directory that nobody else writes to."""
     return Checkpointer(
-        Path(folder), keep=3, keep_best=False, asynchronous=True, identity={}, on_event=lambda *args, **fields: None
+        Path(folder),
+        keep=3,
+        keep_best=False,
+        asynchronous=True,
+        identity={},
+        on_event=lambda *args, **fields: None,
     )
 
 
 def start_save(trainer: Trainer, step: int, folder: str) -> Checkpointer:
-    """Begin to save the trainer's state after `step` steps, as a run does; closing the result waits for the end."""
+    """Begin to save the trainer's state after `step` steps, as a run does; closing the result waits
+    for the end."""
     checkpointer = checkpointer_in(folder)
-    metadata = {**identity_of(trainer), "step": step, "world_size": trainer.ranks.world_size, "device": "cpu"}
+    metadata = {
+        **identity_of(trainer),
+        "step": step,
+        "world_size": trainer.ranks.world_size,
+        "device": "cpu",
+    }
     checkpointer.save(step, checkpoint_state(trainer.optimizer, trainer.ranks), metadata=metadata)
     return checkpointer
 
 
 def resume_from(trainer: Trainer, folder: str) -> int:
-    """Load the newest checkpoint of `folder` into a trainer, as a run does; returns the number of steps it has done."""
+    """Load the newest checkpoint of `folder` into a trainer, as a run does; returns the number of
+    steps it has done."""
     checkpointer = checkpointer_in(folder)
     silent: Any = SilentLog()
-    step, _ = resume(trainer.config, checkpointer, trainer.optimizer, trainer.ranks, identity_of(trainer), silent)
+    step, _ = resume(
+        trainer.config, checkpointer, trainer.optimizer, trainer.ranks, identity_of(trainer), silent
+    )
     checkpointer.close()
     return step
 

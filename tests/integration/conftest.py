@@ -1,4 +1,5 @@
-"""What the integration tests of the main job share: one directory of data and one run that nothing disturbed."""
+"""What the integration tests of the main job share: one directory of data and one run that nothing
+disturbed."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def reference(workplace: Path) -> Reference:
 
 @pytest.fixture(autouse=True)
 def no_run_outlives_its_test() -> Iterator[None]:
-    """What a failed test has left in the background would take the cores from the next, or wait for ever."""
+    """What a failed test has left in the background would take the cores from the next, or wait for
+    ever."""
     yield
     while STARTED:
         process = STARTED.pop()
@@ -51,7 +53,8 @@ def no_run_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[..., WatchedRun]]:
-    """Start a run whose console is read as it comes; it is killed at the test's end if it still runs."""
+    """Start a run whose console is read as it comes; it is killed at the test's end if it still
+    runs."""
     started: list[WatchedRun] = []
 
     def start(config: Path, holds: Holds | None = None) -> WatchedRun:

@@ -1,8 +1,9 @@
 """Small real file systems to fill and to break; mounting them needs root.
 
 - `Tmpfs`: of a few MB, full in no time.
-- `LoopDisk`: ext4 on a loop device. `abort` turns it read-only, as the kernel does after an error; a second one whose
-  image lies on the first then has a device that answers each write with an I/O error.
+- `LoopDisk`: ext4 on a loop device. `abort` turns it read-only, as the kernel does after an error;
+  a second one whose image lies on the first then has a device that answers each write with an I/O
+  error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Tmpfs:
     def fill(self, leave: int = 0) -> Path:
         """A file that leaves only so many bytes free; deleting it gives them back."""
         ballast = self.place / "ballast"
-        # Who else writes there meanwhile may take the last page first: then it is full all the same.
+        # Who else writes there meanwhile may take the last page first: then it is full all the
+        # same.
         with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             statistics = os.statvfs(self.place)
             file.write(bytes(statistics.f_bavail * statistics.f_frsize - leave))
@@ -62,10 +64,14 @@ class LoopDisk:
         _run("mount", "-o", "loop,errors=remount-ro", self._image, self.place)
 
     def unmount(self) -> None:
-        """Unmount, and wait until the kernel has let go of the image: then what that lies on can be unmounted too."""
+        """Unmount, and wait until the kernel has let go of the image: then what that lies on can be
+        unmounted too."""
         _run("umount", self.place)
         end = time.monotonic() + TIMEOUT_SECONDS
-        while any(_backing_file(device) == str(self._image.resolve()) for device in Path("/sys/block").glob("loop*")):
+        while any(
+            _backing_file(device) == str(self._image.resolve())
+            for device in Path("/sys/block").glob("loop*")
+        ):
             assert time.monotonic() < end, f"{self._image} is still in use"
             time.sleep(0.01)
 
@@ -75,9 +81,11 @@ class LoopDisk:
         assert ended.returncode <= 1, ended.stdout + ended.stderr
 
     def abort(self) -> None:
-        """What the kernel does after an error that it cannot go on from: read-only at once, open files or not.
+        """What the kernel does after an error that it cannot go on from: read-only at once, open
+        files or not.
 
-        What was not on the disk before would be gone, or be damaged, as soon as the kernel needs the memory.
+        What was not on the disk before would be gone, or be damaged, as soon as the kernel needs
+        the memory.
         """
         _run("sync", "--file-system", self.place)
         _run("mount", "-o", "remount,abort", self.place)

@@ -1,4 +1,5 @@
-"""A proxy for reading from an object store, that cuts answers, refuses them, or lets the object change."""
+"""A proxy for reading from an object store, that cuts answers, refuses them, or lets the object
+change."""
 
 from __future__ import annotations
 
@@ -11,13 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-PASSED_ON = ("Range", "If-Match", "Authorization", "Content-Type", "X-Amz-Date", "X-Amz-Content-SHA256")
+PASSED_ON = (
+    "Range",
+    "If-Match",
+    "Authorization",
+    "Content-Type",
+    "X-Amz-Date",
+    "X-Amz-Content-SHA256",
+)
 RETURNED = ("ETag", "Content-Range", "Content-Type", "Last-Modified", "X-Repo-Commit")
 
 
 @dataclass
 class Faults:
-    """What happens to the next answers with content: bytes after which each ends, or statuses instead of them.
+    """What happens to the next answers with content: bytes after which each ends, or statuses
+    instead of them.
 
     `change` is called once, after the first of them. `reached` counts answers with content.
     """
@@ -34,7 +43,8 @@ class Faults:
 
 @contextmanager
 def proxy(endpoint: str, faults: Faults, is_content: Callable[[str, str], bool]) -> Iterator[str]:
-    """The address of a proxy before the server at `endpoint`. Faults go where `is_content` (method, path) is true."""
+    """The address of a proxy before the server at `endpoint`. Faults go where `is_content` (method,
+    path) is true."""
 
     class Handler(BaseHTTPRequestHandler):
         def pass_on(self) -> None:
@@ -44,8 +54,14 @@ def proxy(endpoint: str, faults: Faults, is_content: Callable[[str, str], bool])
                 self.send_error(faults.statuses.pop(0))
                 return
             headers = {name: self.headers[name] for name in PASSED_ON if name in self.headers}
-            sent = self.rfile.read(int(self.headers["Content-Length"])) if "Content-Length" in self.headers else None
-            request = urllib.request.Request(endpoint + self.path, data=sent, headers=headers, method=self.command)
+            sent = (
+                self.rfile.read(int(self.headers["Content-Length"]))
+                if "Content-Length" in self.headers
+                else None
+            )
+            request = urllib.request.Request(
+                endpoint + self.path, data=sent, headers=headers, method=self.command
+            )
             try:
                 with urllib.request.urlopen(request, timeout=10) as answer:
                     status, found, body = answer.status, answer.headers, answer.read()

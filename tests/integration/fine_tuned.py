@@ -1,4 +1,5 @@
-"""A tiny run that began from a bf16 model on this disk, named by a relative path, for tests of what comes out of it."""
+"""A tiny run that began from a bf16 model on this disk, named by a relative path, for tests of what
+comes out of it."""
 
 from __future__ import annotations
 
@@ -39,13 +40,24 @@ class FineTuned:
 def write_base_model(directory: Path) -> None:
     """A Llama of a few KB with a byte-level tokenizer: all weights bf16 but one."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(["<end>", *alphabet])}, []))
+    tokenizer = Tokenizer(
+        models.BPE({token: number for number, token in enumerate(["<end>", *alphabet])}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     make: Any = PreTrainedTokenizerFast
-    make(tokenizer_object=tokenizer, bos_token="<end>", eos_token="<end>").save_pretrained(directory)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer.get_vocab()), max_position_embeddings=128, **sizes)
+    make(tokenizer_object=tokenizer, bos_token="<end>", eos_token="<end>").save_pretrained(
+        directory
+    )
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer.get_vocab()), max_position_embeddings=128, **sizes
+    )
     config.bos_token_id = config.eos_token_id = 0
     torch.manual_seed(0)
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
@@ -59,7 +71,12 @@ def fine_tune(place: Path) -> FineTuned:
     write_rows(place / "rows.jsonl")
     write_base_model(place / "base-model")
     config = write_config(
-        place, "tuned", output="runs", model={"id": "base-model"}, data__tokenizer=None, training__steps=STEPS
+        place,
+        "tuned",
+        output="runs",
+        model={"id": "base-model"},
+        data__tokenizer=None,
+        training__steps=STEPS,
     )
     ended = drillyard("train", config, cwd=place)
     assert ended.returncode == 0, ended.stderr
@@ -80,7 +97,10 @@ def working_in(directory: Path) -> Iterator[None]:
 def called(*arguments: object, cwd: Path) -> tuple[int, str]:
     """A command in this process: its exit code and what it wrote on standard error."""
     errors = io.StringIO()
-    quiet_out, quiet_err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors)
+    quiet_out, quiet_err = (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(errors),
+    )
     with working_in(cwd), quiet_out, quiet_err, pytest.raises(SystemExit) as ended:
         cli.main([str(argument) for argument in arguments])
     return int(ended.value.code or 0), errors.getvalue()

@@ -1,7 +1,9 @@
-"""A rank whose hardware fails, for test_replay.py: `python flipped_gradient.py STEP:BIT[,STEP:BIT] ARGUMENTS...`.
+"""A rank whose hardware fails, for test_replay.py: `python flipped_gradient.py STEP:BIT[,STEP:BIT]
+ARGUMENTS...`.
 
-It is `drillyard ARGUMENTS`, but that in each STEP (from 1) one bit of one gradient is flipped before the optimizer sees
-it: bit 0 is the lowest of an fp32's mantissa, bit 30 the highest of its exponent.
+It is `drillyard ARGUMENTS`, but that in each STEP (from 1) one bit of one gradient is flipped
+before the optimizer sees it: bit 0 is the lowest of an fp32's mantissa, bit 30 the highest of its
+exponent.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ def flip(bits: dict[int, int]) -> None:
     """Replace the optimizer's step by one that flips `bits[step]` first."""
     original, done = ShardedAdamW.step, 0
 
-    def step(self: ShardedAdamW, loss_sum: torch.Tensor, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        self: ShardedAdamW, loss_sum: torch.Tensor, learning_rate: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal done
         done += 1
         if done in bits:
@@ -30,5 +34,10 @@ def flip(bits: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    flip({int(step): int(bit) for step, _, bit in (item.partition(":") for item in sys.argv[1].split(","))})
+    flip(
+        {
+            int(step): int(bit)
+            for step, _, bit in (item.partition(":") for item in sys.argv[1].split(","))
+        }
+    )
     main(sys.argv[2:])

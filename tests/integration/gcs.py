@@ -1,4 +1,5 @@
-"""A bucket on this machine: fake-gcs-server behind the real gcsfuse, both of which can be taken away for a while.
+"""A bucket on this machine: fake-gcs-server behind the real gcsfuse, both of which can be taken
+away for a while.
 
 `.ci/tools/gcsfuse` builds the two programs. Objects live in the server's memory.
 Mounting needs root and /dev/fuse.
@@ -43,9 +44,19 @@ class Bucket:
 
     def start_server(self) -> None:
         """Start the server and wait until it answers."""
-        command = [_tool("fake-gcs-server"), "-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port)]
+        command = [
+            _tool("fake-gcs-server"),
+            "-scheme",
+            "http",
+            "-host",
+            "127.0.0.1",
+            "-port",
+            str(self._port),
+        ]
         command += ["-backend", "memory", "-public-host", f"127.0.0.1:{self._port}"]
-        self._server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._server = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         _until(self._has_bucket, "fake-gcs-server does not answer")
 
     def hold_server(self) -> None:
@@ -58,22 +69,35 @@ class Bucket:
         self._server.send_signal(signal.SIGCONT)
 
     def mount(self, *options: str) -> None:
-        """Mount the bucket with gcsfuse's defaults, but for two calls that the fake server lacks."""
+        """Mount the bucket with gcsfuse's defaults, but for two calls that the fake server
+        lacks."""
         self._gcsfuse = self._mounted(self.place, (), options)
 
     def mount_again(self, place: Path, namespace: Sequence[str], *options: str) -> None:
-        """Mount it at `place` too, by a gcsfuse of its own, in the mount namespace that the command line `namespace`
-        enters."""
+        """Mount it at `place` too, by a gcsfuse of its own, in the mount namespace that the command
+        line `namespace` enters."""
         self._more.append(self._mounted(place, namespace, options))
 
-    def _mounted(self, place: Path, namespace: Sequence[str], options: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [*namespace, _tool("gcsfuse"), "--foreground", "--implicit-dirs", "--anonymous-access", *options]
+    def _mounted(
+        self, place: Path, namespace: Sequence[str], options: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        command = [
+            *namespace,
+            _tool("gcsfuse"),
+            "--foreground",
+            "--implicit-dirs",
+            "--anonymous-access",
+            *options,
+        ]
         command += ["--custom-endpoint", f"http://127.0.0.1:{self._port}/storage/v1/"]
         command += ["--enable-hns=false", "--enable-atomic-rename-object=false", BUCKET, str(place)]
         with self.log.open("ab") as log:
             made = subprocess.Popen(command, stdout=log, stderr=log)
         is_mounted = [*namespace, "mountpoint", "--quiet", str(place)]
-        _until(lambda: not subprocess.call(is_mounted), f"gcsfuse does not mount; its log is {self.log}")
+        _until(
+            lambda: not subprocess.call(is_mounted),
+            f"gcsfuse does not mount; its log is {self.log}",
+        )
         return made
 
     def unmount(self) -> None:
@@ -83,7 +107,8 @@ class Bucket:
         self._gcsfuse.wait(timeout=TIMEOUT_SECONDS)
 
     def kill_mount(self) -> None:
-        """gcsfuse dies with all that it had not uploaded, and every file below the mount is dead."""
+        """gcsfuse dies with all that it had not uploaded, and every file below the mount is
+        dead."""
         _kill(self._gcsfuse)
         subprocess.run(["umount", "--lazy", str(self.place)], check=True)
 
@@ -92,7 +117,9 @@ class Bucket:
         for mount in (self._gcsfuse, *self._more):
             _kill(mount)
         _kill(self._server)
-        subprocess.run(["umount", "--lazy", str(self.place)], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["umount", "--lazy", str(self.place)], check=False, stderr=subprocess.DEVNULL
+        )
 
     def _has_bucket(self) -> bool:
         request = urllib.request.Request(

@@ -1,15 +1,18 @@
-"""A run that waits at named moments until the test that watches it has done its part, however fast either of them is.
+"""A run that waits at named moments until the test that watches it has done its part, however fast
+either of them is.
 
-`python held.py DIRECTORY -- train run.yaml ...` is `drillyard train run.yaml ...`, but that a rank which comes to a
-moment waits there for as long as DIRECTORY has a file of that name. It goes on when the test removes the file, or when
-it is asked to stop: then it removes the file itself. Moments are `attempt-R-...` with
+`python held.py DIRECTORY -- train run.yaml ...` is `drillyard train run.yaml ...`, but that a rank
+which comes to a moment waits there for as long as DIRECTORY has a file of that name. It goes on
+when the test removes the file, or when it is asked to stop: then it removes the file itself.
+Moments are `attempt-R-...` with
 
     step-N        before step N of training (from 1)
     forward-N     before the Nth forward of this attempt's evaluations
     tokenising    with the first rows tokenised and no cache made yet, on the rank that tokenises
     manifest-N    in the save of step N with all shards durable, on rank 0
 
-So a test may look, take its time and then strike: the run cannot have gone past the moment meanwhile.
+So a test may look, take its time and then strike: the run cannot have gone past the moment
+meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Holds:
         return [sys.executable, __file__, str(self.directory), "--"]
 
     def interpreter(self, path: Path) -> str:
-        """Write a program that stands in place of `python` where a launcher starts `python -m drillyard`; its path."""
+        """Write a program that stands in place of `python` where a launcher starts `python -m
+        drillyard`; its path."""
         path.write_text(f'#!/bin/sh\nshift 2\nexec {shlex.join(self.program)} "$@"\n')
         path.chmod(0o755)
         return str(path)
@@ -76,7 +80,9 @@ class Held:
             self.wait(f"manifest-{step_of(directory)}")
             return write_manifest(directory, *arguments)
 
-        def during_tokenising(prepare: Any, *arguments: Any, on_progress: Callable[..., None], **options: Any) -> Any:
+        def during_tokenising(
+            prepare: Any, *arguments: Any, on_progress: Callable[..., None], **options: Any
+        ) -> Any:
             def progress(*done: Any) -> None:
                 on_progress(*done)
                 self.wait("tokenising")
@@ -89,7 +95,9 @@ class Held:
                 module.register_forward_pre_hook(self._before_forward, prepend=True)
 
         patch_function("drillyard.training.trainer", "Trainer.train_step", before_step)
-        patch_function("drillyard.training.checkpoint.dcp_storage", "write_manifest", before_manifest)
+        patch_function(
+            "drillyard.training.checkpoint.dcp_storage", "write_manifest", before_manifest
+        )
         patch_function("drillyard.training.run", "prepare", during_tokenising)
         patch_function("drillyard.training.run", "beat_at_forwards", before_forwards)
 
@@ -138,14 +146,17 @@ def _hold_this_rank(directory: Path) -> None:
 
 
 def _start_ranks_through_here(directory: str) -> None:
-    """Let the supervisor of this process start `held.py DIRECTORY -- train ...` instead of `drillyard train ...`."""
+    """Let the supervisor of this process start `held.py DIRECTORY -- train ...` instead of
+    `drillyard train ...`."""
     from drillyard.supervise import supervisor
 
     start = supervisor.supervise_training
 
     def supervise_training(command: Sequence[str], *arguments: Any, **options: Any) -> int:
         python, dash_m, package, *rest = command
-        assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
+        assert (dash_m, package) == ("-m", "drillyard"), (
+            f"the ranks' command has changed: {command}"
+        )
         return start([python, __file__, directory, "--", *rest], *arguments, **options)
 
     supervisor.supervise_training = supervise_training

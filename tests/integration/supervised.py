@@ -1,4 +1,5 @@
-"""A supervisor in a process of its own, over tiny scripts as ranks: for tests of what it does when they misbehave."""
+"""A supervisor in a process of its own, over tiny scripts as ranks: for tests of what it does when
+they misbehave."""
 
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ with exclusive_run_lock(directory) as lock:
         ),
     )
 sys.exit(code)
-"""
+"""  # noqa: E501
 TIMEOUT_SECONDS = 180
 """For what takes a second or two: only what hangs takes so long, on a slow and busy machine too."""
-# What every rank script starts with: its place, and a way to tell of a step as the trainer does. `forever` is longer
-# than any test waits: what sleeps so long has to be ended.
+# What every rank script starts with: its place, and a way to tell of a step as the trainer does.
+# `forever` is longer than any test waits: what sleeps so long has to be ended.
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 rank, attempt = int(os.environ["RANK"]), int(os.environ["DRILLYARD_ROUND"])
@@ -60,12 +61,22 @@ def touch(name):
 class Supervised:
     """A supervisor in a process of its own; `prelude` is Python that it runs first."""
 
-    def __init__(self, directory: Path, script: str, ranks: int, *settings: float, prelude: str = "") -> None:
+    def __init__(
+        self, directory: Path, script: str, ranks: int, *settings: float, prelude: str = ""
+    ) -> None:
         self.directory = directory
         directory.mkdir(exist_ok=True)
         script = PREAMBLE + textwrap.dedent(script)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", prelude + DRIVER, str(directory), script, str(ranks), *map(str, settings)],
+            [
+                sys.executable,
+                "-c",
+                prelude + DRIVER,
+                str(directory),
+                script,
+                str(ranks),
+                *map(str, settings),
+            ],
             env={**os.environ, "RUN_DIRECTORY": str(directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,7 +99,9 @@ class Supervised:
 
     def events(self) -> list[dict[str, object]]:
         """The lines of events.jsonl."""
-        return [json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (self.directory / "events.jsonl").read_text().splitlines()
+        ]
 
     def left_running(self) -> list[str]:
         """Processes of this run that still live, by their environment."""
@@ -97,7 +110,9 @@ class Supervised:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if needle in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80])
+                    found.append(
+                        (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:80]
+                    )
         return found
 
 

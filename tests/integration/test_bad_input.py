@@ -1,7 +1,9 @@
-"""What bad input gets: `error:` with what is wrong and what to do next, exit code 2, no traceback, nothing overwritten.
+"""What bad input gets: `error:` with what is wrong and what to do next, exit code 2, no traceback,
+nothing overwritten.
 
-Each case is a directory with a run.yaml that would train but for one mistake. The cases run beside each other, two at a
-time; those whose mistake shows before ranks start must show it before ranks start.
+Each case is a directory with a run.yaml that would train but for one mistake. The cases run beside
+each other, two at a time; those whose mistake shows before ranks start must show it before ranks
+start.
 """
 
 from __future__ import annotations
@@ -23,12 +25,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-HUGE = {"architecture": "llama", "hidden_size": 32768, "intermediate_size": 131072, "num_hidden_layers": 100}
+HUGE = {
+    "architecture": "llama",
+    "hidden_size": 32768,
+    "intermediate_size": 131072,
+    "num_hidden_layers": 100,
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake: settings that hold it, what is done to the case's directory, and the facts that the error names."""
+    """A mistake: settings that hold it, what is done to the case's directory, and the facts that
+    the error names."""
 
     name: str
     words: list[str]
@@ -61,7 +69,9 @@ def empty_rows(directory: Path) -> None:
 
 def one_more_row(directory: Path) -> None:
     with (directory / "rows.jsonl").open("a") as file:
-        file.write('{"schema": "CREATE TABLE t (a INT);", "question": "a?", "sql": "SELECT a FROM t"}\n')
+        file.write(
+            '{"schema": "CREATE TABLE t (a INT);", "question": "a?", "sql": "SELECT a FROM t"}\n'
+        )
 
 
 def remove_config(directory: Path) -> None:
@@ -82,7 +92,11 @@ CASES = [
         ["--nproc-per-node", "2"],
     ),
     Case("lora on random weights", ["model.lora", "remove lora"], {"model__lora": {}}),
-    Case("flex attention on a cpu", ["model.attention ... flex ... auto, sdpa, eager"], {"model__attention": "flex"}),
+    Case(
+        "flex attention on a cpu",
+        ["model.attention ... flex ... auto, sdpa, eager"],
+        {"model__attention": "flex"},
+    ),
     Case(
         "metric that does not fit the data",
         ["evaluation.metrics ... sql-execution ... data.format: text-to-sql ... text"],
@@ -91,7 +105,11 @@ CASES = [
     Case(
         "several at once",
         ["model.lora", "model.attention", "training.schedule.warmup_steps"],
-        {"model__lora": {}, "model__attention": "flex", "training__schedule": {"warmup_steps": 1000}},
+        {
+            "model__lora": {},
+            "model__attention": "flex",
+            "training__schedule": {"warmup_steps": 1000},
+        },
     ),
     Case(
         "resume from nowhere",
@@ -158,7 +176,12 @@ CASES = [
         {"data__format": "prompt-completion", "data__columns": {"prompt": "question"}},
         before_ranks=False,
     ),
-    Case("not UTF-8", ["rows.jsonl", "line 7", "UTF-8"], spoil=row_7(b'{"text": "caf\xe9"}'), before_ranks=False),
+    Case(
+        "not UTF-8",
+        ["rows.jsonl", "line 7", "UTF-8"],
+        spoil=row_7(b'{"text": "caf\xe9"}'),
+        before_ranks=False,
+    ),
     Case("empty data", ["rows", "empty"], spoil=empty_rows, before_ranks=False),
     Case(
         "too long",
@@ -169,7 +192,11 @@ CASES = [
     Case(
         "no chat template",
         ["chat template", "data.tokenizer"],
-        {"data__format": "chat", "data__columns": {"messages": "messages"}, "data__tokenizer": "words"},
+        {
+            "data__format": "chat",
+            "data__columns": {"messages": "messages"},
+            "data__tokenizer": "words",
+        },
         spoil=lambda directory: chat_rows(directory),
         before_ranks=False,
     ),
@@ -191,10 +218,13 @@ CASES = [
 def chat_rows(directory: Path) -> None:
     """Chats, and a tokenizer without a chat template; one that is trained for chats has one."""
     tokenizer = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1}, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>").save_pretrained(
-        directory / "words"
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>"
+    ).save_pretrained(directory / "words")
+    row = (
+        '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello'
+        ' there"}]}\n'
     )
-    row = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}\n'
     (directory / "rows.jsonl").write_text(row * 40)
 
 
@@ -224,7 +254,8 @@ def run_case(case: Case, directory: Path, reference: Path | None) -> Ended:
 
 
 def take_over(reference: Path, config: Path) -> None:
-    """Put a copy of the reference's run, not quite finished, where `config` would run, and give `config` its name."""
+    """Put a copy of the reference's run, not quite finished, where `config` would run, and give
+    `config` its name."""
     directory = config.parent
     copy = directory / "runs" / "reference"
     shutil.copytree(reference, copy)
@@ -260,7 +291,9 @@ def is_case(item: pytest.Item) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bad_input_is_reported_and_nothing_is_lost(case: Case, endings: dict[str, Future[Ended]]) -> None:
+def test_bad_input_is_reported_and_nothing_is_lost(
+    case: Case, endings: dict[str, Future[Ended]]
+) -> None:
     ended = endings[case.name].result()
     assert_reported(ended.process, case.words)
     after = files(ended.directory)
@@ -273,11 +306,16 @@ def test_bad_input_is_reported_and_nothing_is_lost(case: Case, endings: dict[str
 
 
 def assert_reported(process: subprocess.CompletedProcess[str], words: list[str]) -> None:
-    """Exit code 2, and an error of one or two lines (one more per further mistake) with these facts."""
+    """Exit code 2, and an error of one or two lines (one more per further mistake) with these
+    facts."""
     errors = process.stderr
     assert process.returncode == 2, errors
     first, *more = errors.rstrip("\n").split("\n")
-    assert first.startswith("error: ") and len(more) <= 3 and all(line.startswith("  ") for line in more), errors
+    assert (
+        first.startswith("error: ")
+        and len(more) <= 3
+        and all(line.startswith("  ") for line in more)
+    ), errors
     assert "Traceback" not in errors + process.stdout
     assert not [facts for facts in words if not says(errors, facts)], errors
 
@@ -295,7 +333,8 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
         runs.chmod(0o555)
     try:
         assert_reported(
-            drillyard("train", config), [str(runs / "bad"), "Read-only" if is_root else "denied", "`output`"]
+            drillyard("train", config),
+            [str(runs / "bad"), "Read-only" if is_root else "denied", "`output`"],
         )
     finally:
         if is_root:
@@ -306,7 +345,9 @@ def test_a_read_only_run_directory(tmp_path: Path) -> None:
 
 def test_a_corrected_config_replaces_the_wrong_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", 40)
-    config = write_config(tmp_path, "corrected", model__config={"architecture": "mamba"}, training__steps=1)
+    config = write_config(
+        tmp_path, "corrected", model__config={"architecture": "mamba"}, training__steps=1
+    )
     assert_reported(drillyard("train", config), ["'mamba'"])
     write_config(tmp_path, "corrected", training__steps=1)
     corrected = drillyard("train", config)

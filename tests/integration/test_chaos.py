@@ -40,15 +40,28 @@ def test_a_directory_with_anything_in_it_is_refused(workplace: Path, tmp_path: P
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
     (tmp_path / "precious").write_text("data")
     ended = drillyard("chaos", config, "--directory", tmp_path)
-    assert ended.returncode == 2 and says(ended.stderr, f"{tmp_path}: ... not empty ... --directory")
+    assert ended.returncode == 2 and says(
+        ended.stderr, f"{tmp_path}: ... not empty ... --directory"
+    )
     assert (tmp_path / "precious").read_text() == "data"
 
 
-def test_a_run_that_fails_undisturbed_is_reported_with_its_error(workplace: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_undisturbed_is_reported_with_its_error(
+    workplace: Path, tmp_path: Path
+) -> None:
     config = write_config(workplace, "refused", checkpoint={"every_steps": 4})
-    ended = drillyard("chaos", config, "--directory", tmp_path / "chaos", "--set", "data.source=/nowhere/rows.jsonl")
+    ended = drillyard(
+        "chaos",
+        config,
+        "--directory",
+        tmp_path / "chaos",
+        "--set",
+        "data.source=/nowhere/rows.jsonl",
+    )
     assert ended.returncode == 2
-    assert says(ended.stderr, "undisturbed ... exit code 2") and "/nowhere/rows.jsonl" in ended.stderr
+    assert (
+        says(ended.stderr, "undisturbed ... exit code 2") and "/nowhere/rows.jsonl" in ended.stderr
+    )
     assert not (tmp_path / "chaos" / "reference" / "checkpoints").exists()
 
 
@@ -69,7 +82,9 @@ with mounted_tmpfs(directory, 1 << 20):
 
 def test_a_small_tmpfs_fills_up_and_disappears_with_its_killed_process(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    ended = subprocess.run([sys.executable, "-c", SMALL_DISK, str(disk)], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_DISK, str(disk)], capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, "ENOSPC\n"), ended.stderr
     assert not any(disk.iterdir())
     assert str(disk) not in Path("/proc/self/mounts").read_text()

@@ -1,5 +1,5 @@
-"""File systems that fill up and fail: a save is reported as failed, the earlier checkpoint stays whole, and saving
-goes on once the disk is well.
+"""File systems that fill up and fail: a save is reported as failed, the earlier checkpoint stays
+whole, and saving goes on once the disk is well.
 
 Mounts disks of a few MB, which needs root.
 """
@@ -80,7 +80,8 @@ def left_in(disk: Path) -> list[str]:
 
 
 def fill_the_disk(disk: Tmpfs) -> tuple[Events, list[Any]]:
-    """Failures for want of room for a shard (20), for the manifest (30), and at a limit on file sizes (50)."""
+    """Failures for want of room for a shard (20), for the manifest (30), and at a limit on file
+    sizes (50)."""
     events: Events = []
     left: list[Any] = []
     checkpointer = checkpointer_on(disk.place, events, keep=1)
@@ -116,10 +117,18 @@ def test_a_full_disk_fails_the_save_and_never_the_training(small_disk: Tmpfs) ->
         ("checkpoint_removed", 40),
     ]
     assert of_others == []
-    assert left == [["step-00000010"], ["step-00000010"]], "what was written of a failed save is gone at once"
-    shard, manifest, limit = (fields["reason"] for name, fields in events if name == "checkpoint_failed")
-    # Rank 1 wants more than there is; whether rank 0's part finds room before that one takes all, nobody decides.
-    assert says(shard, "rank 1: OSError: [Errno 28] ... free space ... keeping 1 ... room for 2 ... untouched")
+    assert left == [["step-00000010"], ["step-00000010"]], (
+        "what was written of a failed save is gone at once"
+    )
+    shard, manifest, limit = (
+        fields["reason"] for name, fields in events if name == "checkpoint_failed"
+    )
+    # Rank 1 wants more than there is; whether rank 0's part finds room before that one takes all,
+    # nobody decides.
+    assert says(
+        shard,
+        "rank 1: OSError: [Errno 28] ... free space ... keeping 1 ... room for 2 ... untouched",
+    )
     assert manifest.startswith("rank 0: OSError: [Errno 28] ")
     assert limit.startswith("rank 0: OSError: [Errno 27] ")
     assert says(limit, "; rank 1: OSError: [Errno 27] ... ulimit -f")
@@ -128,14 +137,19 @@ def test_a_full_disk_fails_the_save_and_never_the_training(small_disk: Tmpfs) ->
 
 
 def break_the_disk(upper: LoopDisk, lower: LoopDisk) -> tuple[Events, list[Any]]:
-    """I/O errors of the device (20) and a file system that turns read-only (40); after each the disk is well again."""
+    """I/O errors of the device (20) and a file system that turns read-only (40); after each the
+    disk is well again."""
     events: Events = []
     good: list[Any] = []
     checkpointer = checkpointer_on(upper.place, events, keep=2)
 
     def look() -> list[int]:
         found = list_checkpoints(upper.place)
-        return [info.step for info in found if info.complete and all(v.verdict == "ok" for v in verify(info))]
+        return [
+            info.step
+            for info in found
+            if info.complete and all(v.verdict == "ok" for v in verify(info))
+        ]
 
     def repair() -> None:
         upper.unmount()
@@ -160,9 +174,15 @@ def break_the_disk(upper: LoopDisk, lower: LoopDisk) -> tuple[Events, list[Any]]
     return events, good
 
 
-def test_a_failing_or_read_only_disk_leaves_the_earlier_checkpoints(failing_disk: tuple[LoopDisk, LoopDisk]) -> None:
+def test_a_failing_or_read_only_disk_leaves_the_earlier_checkpoints(
+    failing_disk: tuple[LoopDisk, LoopDisk],
+) -> None:
     (events, good), _ = run_ranks(break_the_disk, 2, *failing_disk)
-    message = [(name, fields["step"]) for name, fields in events if name in ("checkpoint", "checkpoint_failed")]
+    message = [
+        (name, fields["step"])
+        for name, fields in events
+        if name in ("checkpoint", "checkpoint_failed")
+    ]
     assert message == [
         ("checkpoint", 10),
         ("checkpoint_failed", 20),

@@ -1,4 +1,5 @@
-"""Data that change, break or vanish under a run of two ranks: the same bits as undisturbed, or a clear refusal."""
+"""Data that change, break or vanish under a run of two ranks: the same bits as undisturbed, or a
+clear refusal."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from tests.integration.held import Holds
 from tests.integration.tiny_run import Run, contents, drillyard, train, wait_until, write_config
 
 
-def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Reference, tmp_path: Path) -> None:
+def test_no_fault_of_the_data_changes_a_sample(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
     rows = workplace / "changing.jsonl"
     content = (workplace / "rows.jsonl").read_bytes()
     rows.write_bytes(content)
@@ -26,7 +29,8 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     )
     run = Run(config)
 
-    # A bit of every sequence flips on the disk while the ranks train: they notice, and the next attempt makes it again.
+    # A bit of every sequence flips on the disk while the ranks train: they notice, and the next
+    # attempt makes it again.
     holds = Holds(tmp_path, "attempt-0-step-20", "attempt-1-step-18")
     process = run.start(holds=holds)
     wait_until(lambda: run.last_step() >= 12, process)
@@ -64,8 +68,8 @@ def test_no_fault_of_the_data_changes_a_sample(workplace: Path, reference: Refer
     assert set(run.figures()) == set(reference.run.figures())
     assert run.weights() == reference.run.weights()
 
-    # A stretch of it repeats to the bit, on as many ranks, without the source: from step 10 to step 15, which are saved
-    # on schedule. The step that the signal met is saved too, a later one.
+    # A stretch of it repeats to the bit, on as many ranks, without the source: from step 10 to step
+    # 15, which are saved on schedule. The step that the signal met is saved too, a later one.
     replayed = drillyard("train", config, "--replay", 15)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert says(replayed.stdout, "equal: ... 5 logged steps (11 to 15)")

@@ -1,4 +1,5 @@
-"""Tokenising processes: the same result as in one process, errors brought back, nobody left behind."""
+"""Tokenising processes: the same result as in one process, errors brought back, nobody left
+behind."""
 
 from __future__ import annotations
 
@@ -48,8 +49,12 @@ def make_config(tmp_path: Path) -> Callable[[str], RunConfig]:
     return make
 
 
-def test_the_number_of_workers_changes_no_byte(tmp_path: Path, make_config: Callable[[str], RunConfig]) -> None:
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+def test_the_number_of_workers_changes_no_byte(
+    tmp_path: Path, make_config: Callable[[str], RunConfig]
+) -> None:
+    (tmp_path / "data.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     contents = []
     for number in (0, 1, 3):
         prepare(make_config(str(number)), num_workers=number)
@@ -72,7 +77,16 @@ def test_an_error_in_a_worker_names_the_row_and_leaves_nothing(
 def test_a_worker_that_is_killed_is_an_error_and_the_others_end() -> None:
     tokenizer = _as_pretrained(_train(300, iter(TEXTS))).backend_tokenizer.to_str()
     settings = EncodeSettings(
-        RowFormat("text", loss_on="all"), 64, "split", HeldOutSplit(), tokenizer, False, (0,), 0, None, {}
+        RowFormat("text", loss_on="all"),
+        64,
+        "split",
+        HeldOutSplit(),
+        tokenizer,
+        False,
+        (0,),
+        0,
+        None,
+        {},
     )
     batch = json_lines_batch("a.jsonl", 1, 0, b'{"text": "a"}\n')
     with encoding_pool._Pool(2, settings) as pool:

@@ -1,4 +1,5 @@
-"""`drillyard estimate --build`: a family whose shapes nobody wrote down, built by the installed transformers."""
+"""`drillyard estimate --build`: a family whose shapes nobody wrote down, built by the installed
+transformers."""
 
 from __future__ import annotations
 
@@ -17,13 +18,23 @@ model:
            num_key_value_heads: 4, head_dim: 16, vocab_size: 1000, tie_word_embeddings: true}
 data: {source: builtin:python-stdlib, sequence_length: 128, tokenizer: tokenizer}
 training: {steps: 10, optimizer: {learning_rate: 1.0e-3}}
-"""
-# By hand, h = 64: a block has 4 h^2 of attention, 3 x 128 h of the gated MLP and two norms; then embedding, last norm.
+"""  # noqa: E501
+# By hand, h = 64: a block has 4 h^2 of attention, 3 x 128 h of the gated MLP and two norms; then
+# embedding, last norm.
 PARAMETERS = 3 * (4 * 64**2 + 3 * 128 * 64 + 2 * 64) + 1000 * 64 + 64
 
 
 def estimate(run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drillyard", "estimate", str(run), "--machine", "a3-megagpu-8g", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "drillyard",
+        "estimate",
+        str(run),
+        "--machine",
+        "a3-megagpu-8g",
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

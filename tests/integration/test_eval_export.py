@@ -1,4 +1,5 @@
-"""`drillyard eval` and `drillyard export` on a finished run: the same numbers and the same bits, wherever from."""
+"""`drillyard eval` and `drillyard export` on a finished run: the same numbers and the same bits,
+wherever from."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ for line in open(sys.argv[2], encoding="utf-8"):
     text = tokenizer.decode(output[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip()
     assert text == row["predicted"], (text, row["predicted"])
 print(sum(parameter.numel() for parameter in model.parameters()))
-"""
+"""  # noqa: E501
 
 
 SQL_ON_TEXT = ["--metric", "sql-execution", "--format", "text", "--data", "{rows}"]
@@ -48,7 +49,9 @@ def evaluate(model: Path, output: Path, *arguments: object) -> str:
 
 def table(printed: str) -> dict[str, str]:
     """The one row of a printed table: column -> cell."""
-    head, *_, row = [re.split("[┃│]", line)[1:-1] for line in printed.splitlines() if line.startswith(("┃", "│"))]
+    head, *_, row = [
+        re.split("[┃│]", line)[1:-1] for line in printed.splitlines() if line.startswith(("┃", "│"))
+    ]
     return {column.strip(): cell.strip() for column, cell in zip(head, row, strict=True)}
 
 
@@ -63,19 +66,27 @@ def checkpoint(reference: Reference) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both_metrics(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Loss and SQL execution of final/, by one rank: what was printed, and where the predictions are."""
+def both_metrics(
+    reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """Loss and SQL execution of final/, by one rank: what was printed, and where the predictions
+    are."""
     output = tmp_path_factory.mktemp("final")
     metrics = ["--metric", "loss", "--metric", "sql-execution"]
     printed = evaluate(reference.run.directory / "final", output, *metrics, "--samples", 7)
     return printed, output / "final" / "rows_held_out.jsonl"
 
 
-def test_a_models_loss_is_that_of_its_last_evaluation(reference: Reference, both_metrics: tuple[str, Path]) -> None:
+def test_a_models_loss_is_that_of_its_last_evaluation(
+    reference: Reference, both_metrics: tuple[str, Path]
+) -> None:
     in_training = reference.run.events("evaluation")[-1]["results"]["rows/held_out"]
     row = table(both_metrics[0])
     assert row["held-out part"] == "rows/held_out" and row["loss"] == f"{in_training['loss']:.4f}"
-    assert row["perplexity"] == f"{in_training['perplexity']:.4f}" and row["tokens"] == f"{in_training['tokens']:,}"
+    assert (
+        row["perplexity"] == f"{in_training['perplexity']:.4f}"
+        and row["tokens"] == f"{in_training['tokens']:,}"
+    )
 
 
 def test_sql_execution_writes_every_prediction(both_metrics: tuple[str, Path]) -> None:
@@ -86,7 +97,9 @@ def test_sql_execution_writes_every_prediction(both_metrics: tuple[str, Path]) -
     assert table(printed)["questions"] == str(len(judged)) and judged
     right = sum(line["verdict"] == "correct" for line in judged)
     assert table(printed)["sql_execution"] == f"{right / len(judged):.1%}"
-    assert all({"question", "sql", "prompt", "predicted", "reason"} <= line.keys() for line in found)
+    assert all(
+        {"question", "sql", "prompt", "predicted", "reason"} <= line.keys() for line in found
+    )
 
 
 def test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers(
@@ -95,10 +108,14 @@ def test_two_ranks_and_a_checkpoint_give_the_same_figures_and_answers(
     metrics = ["--metric", "loss", "--metric", "sql-execution"]
     printed = evaluate(checkpoint, tmp_path, *metrics, "--samples", 7, "--nproc-per-node", 2)
     assert table(printed) == table(both_metrics[0])
-    assert predictions(tmp_path / checkpoint.name / "rows_held_out.jsonl") == predictions(both_metrics[1])
+    assert predictions(tmp_path / checkpoint.name / "rows_held_out.jsonl") == predictions(
+        both_metrics[1]
+    )
 
 
-def test_a_run_directory_is_measured_on_other_text(reference: Reference, workplace: Path, tmp_path: Path) -> None:
+def test_a_run_directory_is_measured_on_other_text(
+    reference: Reference, workplace: Path, tmp_path: Path
+) -> None:
     lines = (workplace / "rows.jsonl").read_text().splitlines()[:20]
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(lines) + "\n")
@@ -114,7 +131,9 @@ def test_a_source_that_changed_since_the_run_is_named_and_not_measured(
 ) -> None:
     rows = workplace / "rows.jsonl"
     before = rows.read_bytes()
-    rows.write_bytes(before.replace(b"age of 1?", b"age of I?") + before.splitlines(keepends=True)[0])
+    rows.write_bytes(
+        before.replace(b"age of 1?", b"age of I?") + before.splitlines(keepends=True)[0]
+    )
     try:
         refused = drillyard("eval", checkpoint, "--output", tmp_path)
     finally:
@@ -146,7 +165,13 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
     exported = drillyard("export", checkpoint, tmp_path / "model")
     assert exported.returncode == 0, exported.stderr
     assert contents(tmp_path / "model") == contents(reference.run.directory / "final")
-    program = [sys.executable, "-c", WITHOUT_DRILLYARD, str(tmp_path / "model"), str(both_metrics[1])]
+    program = [
+        sys.executable,
+        "-c",
+        WITHOUT_DRILLYARD,
+        str(tmp_path / "model"),
+        str(both_metrics[1]),
+    ]
     loaded = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert loaded.returncode == 0, loaded.stderr
     (events,) = reference.run.events("parameters")
@@ -162,14 +187,28 @@ def test_an_exported_checkpoint_is_final_to_the_bit_and_needs_no_drillyard(
         (["export", "{checkpoint}", "{workplace}"], "{workplace}: holds ... checkpoint"),
     ],
     ids=["no model", "metric and format", "no checkpoint", "destination in use"],
-)  # fmt: skip
+)
 def test_what_cannot_be_measured_or_exported_is_reported(
-    workplace: Path, reference: Reference, checkpoint: Path, arguments: list[str], facts: str, tmp_path: Path
+    workplace: Path,
+    reference: Reference,
+    checkpoint: Path,
+    arguments: list[str],
+    facts: str,
+    tmp_path: Path,
 ) -> None:
     run: Run = reference.run
-    places = {"run": run.directory, "checkpoint": checkpoint, "workplace": workplace, "rows": workplace / "rows.jsonl"}
+    places = {
+        "run": run.directory,
+        "checkpoint": checkpoint,
+        "workplace": workplace,
+        "rows": workplace / "rows.jsonl",
+    }
     before = contents(workplace)
     ended = drillyard(*(argument.format(**places) for argument in arguments), cwd=tmp_path)
-    assert ended.returncode == 2 and ended.stderr.startswith("error: ") and "Traceback" not in ended.stderr
+    assert (
+        ended.returncode == 2
+        and ended.stderr.startswith("error: ")
+        and "Traceback" not in ended.stderr
+    )
     assert says(ended.stderr, facts.format(**places)), ended.stderr
     assert contents(workplace) == before and not list(tmp_path.iterdir())

@@ -1,5 +1,5 @@
-"""A run whose evaluations fail trains to its end, says so, and ends as `evaluation.required` asks for; and what its
-last lines tell to type works."""
+"""A run whose evaluations fail trains to its end, says so, and ends as `evaluation.required` asks
+for; and what its last lines tell to type works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
     # Python imports this at its start; the evaluation of SQL is what connects to sqlite.
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "sitecustomize.py").write_text(
-        "import sqlite3\ndef connect(*unused, **options):\n    raise KeyError('table')\nsqlite3.connect = connect\n"
+        "import sqlite3\ndef connect(*unused, **options):\n    raise"
+        " KeyError('table')\nsqlite3.connect = connect\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"))
     config = write_config(
@@ -37,12 +38,23 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
     run = Run(config)
     ended = train(config)
     assert ended.returncode == 0, ended.stderr
-    assert (run.directory / "final" / "model.safetensors").exists() and run.summary()["status"] == "completed"
+    assert (run.directory / "final" / "model.safetensors").exists() and run.summary()[
+        "status"
+    ] == "completed"
     failed = run.events("evaluation_failed")
-    assert [(event["step"], event["metric"]) for event in failed] == [(4, "sql-execution"), (8, "sql-execution")]
+    assert [(event["step"], event["metric"]) for event in failed] == [
+        (4, "sql-execution"),
+        (8, "sql-execution"),
+    ]
     assert "KeyError" in failed[0]["reason"] and "Traceback" in failed[0]["stack"]
-    assert [event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]] == [4, 8]
-    shared = next(note for note in run.events("data")[-1]["notes"] if says(note, "held-out ... training source"))
+    assert [
+        event["step"] for event in run.events("evaluation") if "loss" in event["results"]["rows"]
+    ] == [4, 8]
+    shared = next(
+        note
+        for note in run.events("data")[-1]["notes"]
+        if says(note, "held-out ... training source")
+    )
     assert f"{len(rows)} of {len(rows)}" in shared and shared in ended.stdout
     assert shared in " ".join((run.directory / "summary.txt").read_text().split())
     assert [one["step"] for one in run.summary()["failed_evaluations"]] == [4, 8]
@@ -66,7 +78,9 @@ def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: 
     assert reference.output.splitlines()[-len(lines) :] == closing_lines(
         reference.run.summary(), reference.run.directory
     )
-    commands = [shlex.split(line.partition("drillyard ")[2]) for line in lines if "drillyard " in line]
+    commands = [
+        shlex.split(line.partition("drillyard ")[2]) for line in lines if "drillyard " in line
+    ]
     assert [command[0] for command in commands] == ["report", "eval"]
     for command in commands:
         ended = drillyard(*command)

@@ -1,4 +1,5 @@
-"""What comes out of a fine-tuned model: its base's dtype, from any directory, without the base model."""
+"""What comes out of a fine-tuned model: its base's dtype, from any directory, without the base
+model."""
 
 from __future__ import annotations
 
@@ -36,10 +37,15 @@ def declared(model: Path) -> str:
     return str(json.loads((model / "config.json").read_text())["dtype"])
 
 
-def test_a_bf16_model_comes_back_as_bf16_with_the_weights_that_it_had_in_fp32(tuned: FineTuned) -> None:
+def test_a_bf16_model_comes_back_as_bf16_with_the_weights_that_it_had_in_fp32(
+    tuned: FineTuned,
+) -> None:
     assert dtypes(tuned.run / "final") == dtypes(tuned.place / "base-model")
     assert set(dtypes(tuned.run / "final").values()) == {"BF16", "F32"}
-    assert dtypes(tuned.run / "final")[KEPT_IN_FP32] == "F32" and declared(tuned.run / "final") == "bfloat16"
+    assert (
+        dtypes(tuned.run / "final")[KEPT_IN_FP32] == "F32"
+        and declared(tuned.run / "final") == "bfloat16"
+    )
 
 
 def test_an_export_needs_the_run_directory_alone(alone: FineTuned, tmp_path: Path) -> None:
@@ -49,14 +55,23 @@ def test_an_export_needs_the_run_directory_alone(alone: FineTuned, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_an_export_has_the_dtype_that_is_asked_for(alone: FineTuned, dtype: str, tmp_path: Path) -> None:
-    code, errors = called("export", alone.checkpoint, tmp_path / "model", "--dtype", dtype, cwd=tmp_path)
+def test_an_export_has_the_dtype_that_is_asked_for(
+    alone: FineTuned, dtype: str, tmp_path: Path
+) -> None:
+    code, errors = called(
+        "export", alone.checkpoint, tmp_path / "model", "--dtype", dtype, cwd=tmp_path
+    )
     assert code == 0, errors
     stored = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-    assert set(dtypes(tmp_path / "model").values()) == {stored} and declared(tmp_path / "model") == dtype
+    assert (
+        set(dtypes(tmp_path / "model").values()) == {stored}
+        and declared(tmp_path / "model") == dtype
+    )
 
 
-def test_a_run_that_recorded_nothing_of_its_base_takes_it_from_there(alone: FineTuned, tuned: FineTuned) -> None:
+def test_a_run_that_recorded_nothing_of_its_base_takes_it_from_there(
+    alone: FineTuned, tuned: FineTuned
+) -> None:
     shutil.rmtree(alone.run / "base")
     code, errors = called("export", alone.checkpoint, alone.place / "model", cwd=tuned.place)
     assert code == 0, errors
@@ -72,7 +87,9 @@ def test_a_checkpoint_is_measured_without_its_base_model(alone: FineTuned) -> No
     assert there.stdout.splitlines()[0] == final.stdout.splitlines()[0]
 
 
-def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(tuned: FineTuned, tmp_path: Path) -> None:
+def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(
+    tuned: FineTuned, tmp_path: Path
+) -> None:
     place = tmp_path / "place"
     shutil.copytree(tuned.place, place, ignore=shutil.ignore_patterns("runs"))
     config = place / "tuned.yaml"
@@ -82,14 +99,20 @@ def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(tuned: FineTune
     notes.write_text("mine")
 
     refused = drillyard("train", config, cwd=place)
-    assert refused.returncode == 2 and "notes.txt" in refused.stderr and not run.records("metrics.jsonl")
+    assert (
+        refused.returncode == 2
+        and "notes.txt" in refused.stderr
+        and not run.records("metrics.jsonl")
+    )
     advised = refused.stderr.split("mv ")[1].split()
     assert advised == ["runs/tuned/final", "runs/tuned/final-before"]
     shutil.move(place / advised[0], place / advised[1])
 
     # In the way only when it is too late to say so.
     holds = Holds(tmp_path, "attempt-0-step-2")
-    process = subprocess.Popen([*holds.program, "train", config], cwd=place, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*holds.program, "train", config], cwd=place, stderr=subprocess.PIPE, text=True
+    )
     STARTED.append(process)
     wait_until(lambda: holds.reached("attempt-0-step-2", 0), process)
     notes.parent.mkdir()
@@ -100,7 +123,9 @@ def test_a_model_that_is_trained_is_kept_wherever_final_is_taken(tuned: FineTune
     assert contents(notes.parent).keys() == {"notes.txt"} and notes.read_text() == "mine"
     assert dtypes(beside) == dtypes(tuned.run / "final")
     assert run.summary()["model"] == beside.name
-    assert any(str(beside.relative_to(place)) in warning["text"] for warning in run.events("warning"))
+    assert any(
+        str(beside.relative_to(place)) in warning["text"] for warning in run.events("warning")
+    )
 
     # The same run once more: what it wrote itself is replaced, and nothing is left over.
     shutil.rmtree(notes.parent)

@@ -1,4 +1,5 @@
-"""`drillyard export` into every kind of directory: it changes no byte that an export did not write."""
+"""`drillyard export` into every kind of directory: it changes no byte that an export did not
+write."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def project(tuned: FineTuned, tmp_path: Path) -> Path:
 
 
 def snapshot(directory: Path) -> dict[str, str]:
-    """Every file (a digest), link (where it leads) and directory below a directory, by relative path."""
+    """Every file (a digest), link (where it leads) and directory below a directory, by relative
+    path."""
     found = {}
     for parent, directories, files in os.walk(directory):
         for name in [*directories, *files]:
@@ -50,7 +52,9 @@ def checkpoint_in(project: Path) -> Path:
     return project / "runs" / "tuned" / "checkpoints" / f"step-{STEPS:08d}"
 
 
-def export(project: Path, directory: object, *options: object, cwd: Path | None = None) -> tuple[int, str]:
+def export(
+    project: Path, directory: object, *options: object, cwd: Path | None = None
+) -> tuple[int, str]:
     return called("export", checkpoint_in(project), directory, *options, cwd=cwd or project)
 
 
@@ -222,10 +226,16 @@ WRITTEN: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_an_absent_or_empty_directory_is_written_and_replaced_only_on_request(kind: str, project: Path) -> None:
+def test_an_absent_or_empty_directory_is_written_and_replaced_only_on_request(
+    kind: str, project: Path
+) -> None:
     directory = WRITTEN[kind](project)
     of_exports = "project/begun/"
-    before = {path: what for path, what in snapshot(project.parent).items() if not path.startswith(of_exports)}
+    before = {
+        path: what
+        for path, what in snapshot(project.parent).items()
+        if not path.startswith(of_exports)
+    }
     code, errors = export(project, directory)
     assert code == 0, errors
     after = snapshot(project.parent)
@@ -245,7 +255,9 @@ def test_an_earlier_export_of_another_layout_is_replaced_whole(project: Path) ->
     exported = earlier_export(project)
     record = json.loads((exported / ".drillyard-export.json").read_text())
     # As an export of a larger model would have left it.
-    (exported / "model-00001-of-00009.safetensors").write_bytes((exported / "model.safetensors").read_bytes())
+    (exported / "model-00001-of-00009.safetensors").write_bytes(
+        (exported / "model.safetensors").read_bytes()
+    )
     record["files"]["model-00001-of-00009.safetensors"] = record["files"]["model.safetensors"]
     (exported / ".drillyard-export.json").write_text(json.dumps(record))
     code, errors = export(project, "exported", "--overwrite", "--dtype", "float32")

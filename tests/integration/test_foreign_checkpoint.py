@@ -1,7 +1,8 @@
-"""A run directory from somebody else whose checkpoint is code: every command that loads it refuses and runs nothing.
+"""A run directory from somebody else whose checkpoint is code: every command that loads it refuses
+and runs nothing.
 
-The places of a checkpoint, one by one, are in tests/security/test_checkpoints.py; tokenizers and models with code of
-their own in tests/security/test_models.py.
+The places of a checkpoint, one by one, are in tests/security/test_checkpoints.py; tokenizers and
+models with code of their own in tests/security/test_models.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def ran(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def foreign(reference: Reference, tmp_path: Path, ran: Path) -> Path:
-    """The last checkpoint of a copy of the reference run, its index replaced by code and its manifest made to fit."""
+    """The last checkpoint of a copy of the reference run, its index replaced by code and its
+    manifest made to fit."""
     run = Path(shutil.copytree(reference.run.directory, tmp_path / "received"))
     checkpoint = run / "checkpoints" / f"step-{STEPS:08d}"
     index = pickle.dumps(Code(ran))
@@ -42,7 +44,9 @@ def foreign(reference: Reference, tmp_path: Path, ran: Path) -> Path:
 def test_commands_that_load_a_checkpoint_refuse_one_that_is_code(
     foreign: Path, workplace: Path, tmp_path: Path, ran: Path
 ) -> None:
-    resumed = write_config(workplace, "resumed", checkpoint__resume=str(foreign), training__steps=STEPS + 1)
+    resumed = write_config(
+        workplace, "resumed", checkpoint__resume=str(foreign), training__steps=STEPS + 1
+    )
     ended = {
         "verify": drillyard("checkpoint", "verify", foreign),
         "list": drillyard("checkpoint", "list", foreign.parent),
@@ -52,7 +56,10 @@ def test_commands_that_load_a_checkpoint_refuse_one_that_is_code(
     }
     for name, command in ended.items():
         assert command.returncode == 2, (name, command.stdout, command.stderr)
-        assert ".metadata: refused" in command.stderr and "mkdir" in command.stderr, (name, command.stderr)
+        assert ".metadata: refused" in command.stderr and "mkdir" in command.stderr, (
+            name,
+            command.stderr,
+        )
         assert "Traceback" not in command.stderr, (name, command.stderr)
     assert not ran.exists()
     # `data show` reads data and settings; it opens no checkpoint.
@@ -60,11 +67,16 @@ def test_commands_that_load_a_checkpoint_refuse_one_that_is_code(
     assert shown.returncode == 0 and not ran.exists(), shown.stderr
 
 
-def test_train_refuses_a_tokenizer_with_code_and_asks_nothing(workplace: Path, tmp_path: Path, ran: Path) -> None:
+def test_train_refuses_a_tokenizer_with_code_and_asks_nothing(
+    workplace: Path, tmp_path: Path, ran: Path
+) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "evil.py").write_text(f"import os; os.mkdir({str(ran)!r})")
-    content = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    content = {
+        "tokenizer_class": "EvilTokenizer",
+        "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
+    }
     (tokenizer / "tokenizer_config.json").write_text(json.dumps(content))
     config = write_config(workplace, "foreign-tokenizer", data__tokenizer=str(tokenizer))
     ended = drillyard("train", config, "--nproc-per-node", 2, input="y\n" * 9)

@@ -1,4 +1,5 @@
-"""Real runs on a disk that fills up: they say so, go on or end with a clear error, and lose nothing.
+"""Real runs on a disk that fills up: they say so, go on or end with a clear error, and lose
+nothing.
 
 Mounts a tmpfs of a few MB, which needs root.
 """
@@ -35,7 +36,11 @@ def disk(tmp_path: Path) -> Iterator[Tmpfs]:
 
 
 def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
-    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
+    disk: Tmpfs,
+    reference: Reference,
+    workplace: Path,
+    watch: Callable[..., WatchedRun],
+    tmp_path: Path,
 ) -> None:
     config = write_config(
         disk.place,
@@ -43,7 +48,12 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
         data__source=str(workplace / "rows.jsonl"),
         data__cache_directory=str(workplace / "cache"),
         checkpoint={"every_steps": 5, "keep": 2},
-        evaluation={"metrics": ["loss", "sql-execution"], "samples": 40, "batch_size": 1, "max_new_tokens": 48},
+        evaluation={
+            "metrics": ["loss", "sql-execution"],
+            "samples": 40,
+            "batch_size": 1,
+            "max_new_tokens": 48,
+        },
     )
     holds = Holds(tmp_path, "attempt-0-step-8", "attempt-0-step-36", "attempt-0-forward-3")
     watched = watch(config, holds)
@@ -56,16 +66,22 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     holds.release("attempt-0-step-8")
     failed = watched.wait_for_event("checkpoint_failed")
     watched.wait_for(
-        lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
+        lambda line: (
+            line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
+        )
     )
-    assert f"step-{saved:08d}" in [info.path.name for info in list_checkpoints(run.directory) if info.complete]
+    assert f"step-{saved:08d}" in [
+        info.path.name for info in list_checkpoints(run.directory) if info.complete
+    ]
     ballast.unlink()
     holds.release("attempt-0-step-36")
-    watched.wait_for(lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl: ... again"))
+    watched.wait_for(
+        lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl: ... again")
+    )
     assert says(failed["reason"], "No space left ... keeping 3 ... room for 4")
 
-    # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed over, the export is
-    # an error.
+    # Full from the last evaluation on, when old checkpoints have gone: the predictions are passed
+    # over, the export is an error.
     watched.wait_for_event("evaluation_begin", step=STEPS)
     watched.wait_until(lambda: holds.reached("attempt-0-forward-3", 0, 1))
     ballast = disk.fill()
@@ -74,13 +90,19 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
     said = "".join(watched.errors)
     assert says(said, "error: ... final: ... No space left ... free space"), said
     assert watched.lines_with("predictions ... not written: No space left")
-    assert len(watched.lines_with("metrics.jsonl: cannot be written")) == 1, "once, not at each step"
-    assert not (run.directory / "final").exists() and not (run.directory / ".final.incomplete").exists()
+    assert len(watched.lines_with("metrics.jsonl: cannot be written")) == 1, (
+        "once, not at each step"
+    )
+    assert (
+        not (run.directory / "final").exists()
+        and not (run.directory / ".final.incomplete").exists()
+    )
     assert run.figures() == reference.run.figures(), "no step's line is lost or torn"
     newest = list_checkpoints(run.directory)[-1]
     assert newest.step == STEPS and all(verdict.verdict == "ok" for verdict in verify(newest))
 
-    # A start on a disk that an interrupted save has filled to the last byte: that save goes, the run goes on.
+    # A start on a disk that an interrupted save has filled to the last byte: that save goes, the
+    # run goes on.
     torn = run.directory / "checkpoints" / "step-00000099"
     torn.mkdir()
     ballast.unlink()
@@ -101,7 +123,11 @@ def test_a_run_outlives_a_full_disk_and_ends_in_words_where_it_cannot(
 
 
 def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
-    disk: Tmpfs, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
+    disk: Tmpfs,
+    reference: Reference,
+    workplace: Path,
+    watch: Callable[..., WatchedRun],
+    tmp_path: Path,
 ) -> None:
     config = write_config(
         disk.place,
@@ -119,7 +145,9 @@ def test_a_stop_whose_checkpoint_cannot_be_saved_does_not_claim_one(
     run.send(signal.SIGTERM, 1)
     assert watched.end() == 1
     said = "".join(watched.errors)
-    assert says(said, "error: stopped on request ... not be saved") and "Traceback" not in said, said
+    assert says(said, "error: stopped on request ... not be saved") and "Traceback" not in said, (
+        said
+    )
     assert "exit code 85" not in said and "starts (" not in said, "neither a claim nor a restart"
     assert watched.wait_for_event("checkpoint_failed")["reason"].startswith("rank")
     whole = [info for info in list_checkpoints(run.directory) if info.complete]
@@ -145,21 +173,29 @@ def test_a_cache_that_finds_no_room_leaves_none_of_it_behind(disk: Tmpfs, workpl
     assert len(prepare(longer).train.sources) == 1
 
 
-def test_a_tokenizer_that_finds_no_room_is_an_error_in_words_and_leaves_nothing(disk: Tmpfs, workplace: Path) -> None:
+def test_a_tokenizer_that_finds_no_room_is_an_error_in_words_and_leaves_nothing(
+    disk: Tmpfs, workplace: Path
+) -> None:
     """The library that writes it raises no OSError."""
-    path = write_config(workplace, "tokenizer-full", data__cache_directory=str(disk.place / "cache"))
+    path = write_config(
+        workplace, "tokenizer-full", data__cache_directory=str(disk.place / "cache")
+    )
     config = load_run_config(path)
     (disk.place / "cache/tokenizers").mkdir(parents=True)
     (disk.place / "cache/tokenized").mkdir()
     (disk.place / "cache/hashes").mkdir()
     ballast = disk.fill(leave=8 * 1024)
-    with pytest.raises(UserError, match=r"tokenizer cannot be written .*free space.*data\.cache_directory"):
+    with pytest.raises(
+        UserError, match=r"tokenizer cannot be written .*free space.*data\.cache_directory"
+    ):
         prepare(config)
     assert not list((disk.place / "cache/tokenizers").iterdir())
     ballast.unlink()
 
     indexed = disk.place / "indexed"
-    config = load_run_config(path, ["data.format=text", f"data.cache_directory={workplace / 'cache'}"])
+    config = load_run_config(
+        path, ["data.format=text", f"data.cache_directory={workplace / 'cache'}"]
+    )
     write_megatron(config, workplace / "indexed")
     files = sum(each.stat().st_size for each in (workplace / "indexed").glob("*.*"))
     ballast = disk.fill(leave=files + 16 * 1024)

@@ -1,4 +1,5 @@
-"""Runs whose directory is a bucket behind the real gcsfuse: killed in mid-save, mount gone, bucket not answering.
+"""Runs whose directory is a bucket behind the real gcsfuse: killed in mid-save, mount gone, bucket
+not answering.
 
 Needs root for mounting, and the two programs that `.ci/tools/gcsfuse` builds.
 """
@@ -63,7 +64,9 @@ def last_figures(run: Run) -> list[tuple[int, float, float]]:
 def good(run: Run) -> list[CheckpointInfo]:
     """The complete checkpoints of which every file is as written."""
     found = list_checkpoints(run.directory)
-    return [info for info in found if info.complete and all(v.verdict == "ok" for v in verify(info))]
+    return [
+        info for info in found if info.complete and all(v.verdict == "ok" for v in verify(info))
+    ]
 
 
 def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
@@ -89,10 +92,15 @@ def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
     ended = train(config)
     assert ended.returncode == 0, ended.stderr
     assert [event["step"] for event in run.events("resume")] == [10]
-    assert run.events("checkpoint_removed")[0]["step"] == 20, "what is left of the torn save goes first"
+    assert run.events("checkpoint_removed")[0]["step"] == 20, (
+        "what is left of the torn save goes first"
+    )
     assert last_figures(run) == reference.run.figures()
     assert run.weights() == reference.run.weights()
-    assert contents(run.directory / "final").keys() == contents(reference.run.directory / "final").keys()
+    assert (
+        contents(run.directory / "final").keys()
+        == contents(reference.run.directory / "final").keys()
+    )
     assert [info.step for info in good(run)] == [30, 40]
 
     # What another host sees, which mounts the bucket again, is the same.
@@ -101,11 +109,17 @@ def test_a_run_on_a_bucket_is_killed_in_mid_save_and_resumes_to_the_bit(
     bucket.mount()
     assert contents(run.directory) == before
     again = train(config)
-    assert again.returncode == 0 and says(again.stdout, "finished ... summary.txt ... training.steps")
+    assert again.returncode == 0 and says(
+        again.stdout, "finished ... summary.txt ... training.steps"
+    )
 
 
 def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
-    bucket: Bucket, reference: Reference, workplace: Path, watch: Callable[..., WatchedRun], tmp_path: Path
+    bucket: Bucket,
+    reference: Reference,
+    workplace: Path,
+    watch: Callable[..., WatchedRun],
+    tmp_path: Path,
 ) -> None:
     config = write_config(
         bucket.place,
@@ -123,7 +137,9 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
     failed = watched.wait_for_event("checkpoint_failed")
     assert failed["step"] > saved
     watched.wait_for(
-        lambda line: line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
+        lambda line: (
+            line["event"] == "warning" and says(line["text"], "metrics.jsonl ... cannot be written")
+        )
     )
     for rank in (0, 1):
         run.send(signal.SIGSTOP, rank)
@@ -142,6 +158,8 @@ def test_a_run_outlives_its_mount_and_a_bucket_that_does_not_answer(
     assert run.events("checkpoint_failed")[0]["step"] == failed["step"]
     assert watched.lines_with("metrics.jsonl: ... again") and not watched.lines_with("lost")
     assert run.events("failure") == []
-    assert run.figures() == reference.run.figures(), "no line of a step is lost, and none is there twice"
+    assert run.figures() == reference.run.figures(), (
+        "no line of a step is lost, and none is there twice"
+    )
     assert run.weights() == reference.run.weights()
     assert good(run)[-1].step == STEPS

@@ -1,4 +1,5 @@
-"""`benchmarks/gpu/run_all.py` on a CPU in tiny sizes: every row passes, and one that fails or hangs stops no other."""
+"""`benchmarks/gpu/run_all.py` on a CPU in tiny sizes: every row passes, and one that fails or hangs
+stops no other."""
 
 from __future__ import annotations
 
@@ -31,12 +32,28 @@ def hang(setting):
     time.sleep(1000)
 def die(setting):
     os.kill(os.getpid(), signal.SIGKILL)
-"""
+"""  # noqa: E501
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "program.py", "--device", "cpu", "--tiny", "--minutes", "25", "--out", "out", *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "CHILD_OF_HANG": "child", "HOME": str(directory)}
+    command = [
+        sys.executable,
+        "program.py",
+        "--device",
+        "cpu",
+        "--tiny",
+        "--minutes",
+        "25",
+        "--out",
+        "out",
+        *arguments,
+    ]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": ".",
+        "CHILD_OF_HANG": "child",
+        "HOME": str(directory),
+    }
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
 
@@ -49,21 +66,33 @@ def test_every_row_runs_and_what_fails_or_hangs_stops_no_other(tmp_path: Path) -
     status = {name: result["status"] for name, result in results.items()}
     made = {name: status.pop(name) for name in list(status) if name.startswith("made")}
     assert made == {"made to fail": "failed", "made to hang": "timed out", "made to die": "failed"}
-    assert set(status.values()) == {"passed"}, {name: row for name, row in results.items() if "error" in row}
+    assert set(status.values()) == {"passed"}, {
+        name: row for name, row in results.items() if "error" in row
+    }
     assert len(status) == 50
     table = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert len(table) == 2 + 50 + 3
     assert {line.count("|") for line in table} == {5}
     child = Path("/proc", (tmp_path / "child").read_text(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", "what it started ended with it"
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", (
+        "what it started ended with it"
+    )
 
     again = run(tmp_path, "--only", "made to fail", "--only", "versions")
     assert again.returncode == 1
-    assert "made to fail" in again.stdout and "versions" not in again.stdout, "a row that passed is not run again"
-    other = subprocess.run(
-        [sys.executable, str(DIRECTORY / "run_all.py"), "--out", "out"], cwd=tmp_path, capture_output=True, text=True
+    assert "made to fail" in again.stdout and "versions" not in again.stdout, (
+        "a row that passed is not run again"
     )
-    assert other.returncode == 2 and "results of --device cpu --tiny: give another --out" in other.stdout
+    other = subprocess.run(
+        [sys.executable, str(DIRECTORY / "run_all.py"), "--out", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        other.returncode == 2
+        and "results of --device cpu --tiny: give another --out" in other.stdout
+    )
 
 
 def test_a_place_that_cannot_take_results_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -78,4 +107,7 @@ def test_a_place_that_cannot_take_results_is_refused_in_one_line(tmp_path: Path)
         refused.append(run(tmp_path))
         assert results.read_text() == content
     for done in refused:
-        assert (done.returncode, done.stderr) == (2, "") and "give another --out" in done.stdout.splitlines()[-1]
+        assert (done.returncode, done.stderr) == (
+            2,
+            "",
+        ) and "give another --out" in done.stdout.splitlines()[-1]

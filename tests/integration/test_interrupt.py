@@ -35,7 +35,14 @@ runpy.run_module("drillyard", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize(
-    "moment", ["drillyard.cli.main", "typer", "drillyard.cli.hardware", "drillyard.hardware.catalog", "atexit"]
+    "moment",
+    [
+        "drillyard.cli.main",
+        "typer",
+        "drillyard.cli.hardware",
+        "drillyard.hardware.catalog",
+        "atexit",
+    ],
 )
 def test_an_interrupt_at_any_moment_is_130_without_a_traceback(moment: str) -> None:
     command = [sys.executable, "-c", HELD, moment, "hardware", "h100"]

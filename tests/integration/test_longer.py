@@ -1,4 +1,5 @@
-"""A run that has ended goes on under its own name or another one, with more steps and another rate."""
+"""A run that has ended goes on under its own name or another one, with more steps and another
+rate."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def train(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run, dict[str, str], str]:
-    """A run of 6 steps that was made longer, another that began from its end, and what the first had left."""
+    """A run of 6 steps that was made longer, another that began from its end, and what the first
+    had left."""
     folder = tmp_path_factory.mktemp("longer")
     write_rows(folder / "rows.jsonl", 40)
     first = Run(write_config(folder, "first", training__steps=SHORT))
@@ -36,7 +38,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run, dict[str, 
     return first, other, left, output
 
 
-def test_both_go_on_alike_and_the_change_is_an_event(runs: tuple[Run, Run, dict[str, str], str]) -> None:
+def test_both_go_on_alike_and_the_change_is_an_event(
+    runs: tuple[Run, Run, dict[str, str], str],
+) -> None:
     first, other, _, output = runs
     changes = {"training.steps": [SHORT, LONG], "training.optimizer.learning_rate": [4e-3, 1e-3]}
     for run in (first, other):
@@ -49,7 +53,9 @@ def test_both_go_on_alike_and_the_change_is_an_event(runs: tuple[Run, Run, dict[
     assert f"training.steps: {SHORT} -> {LONG}" in output
 
 
-def test_summary_and_model_are_those_of_the_new_end(runs: tuple[Run, Run, dict[str, str], str]) -> None:
+def test_summary_and_model_are_those_of_the_new_end(
+    runs: tuple[Run, Run, dict[str, str], str],
+) -> None:
     first, _, left, _ = runs
     now = contents(first.directory)
     assert first.summary()["steps"] == LONG
@@ -62,14 +68,22 @@ def test_summary_and_model_are_those_of_the_new_end(runs: tuple[Run, Run, dict[s
     }
 
 
-def test_the_summary_says_how_much_of_the_data_was_seen(runs: tuple[Run, Run, dict[str, str], str]) -> None:
+def test_the_summary_says_how_much_of_the_data_was_seen(
+    runs: tuple[Run, Run, dict[str, str], str],
+) -> None:
     first, _, _, _ = runs
     seen = first.summary()["sequences"]
     samples = 2 * LONG
-    assert seen == {"seen": min(samples, seen["of"]), "of": seen["of"], "epochs": samples / seen["of"]}
+    assert seen == {
+        "seen": min(samples, seen["of"]),
+        "of": seen["of"],
+        "epochs": samples / seen["of"],
+    }
 
 
-def test_steps_before_and_after_the_change_can_be_replayed(runs: tuple[Run, Run, dict[str, str], str]) -> None:
+def test_steps_before_and_after_the_change_can_be_replayed(
+    runs: tuple[Run, Run, dict[str, str], str],
+) -> None:
     first, _, _, _ = runs
     ended = drillyard("train", first.directory / "run.yaml", "--replay", LONG)
     assert (ended.returncode, ended.stdout.partition(":")[0]) == (0, "equal"), ended.stderr

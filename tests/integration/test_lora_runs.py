@@ -1,4 +1,5 @@
-"""A run with adapters from the command line: killed and resumed on other ranks, another base refused, continued.
+"""A run with adapters from the command line: killed and resumed on other ranks, another base
+refused, continued.
 
 The base is a directory of a tiny bf16 model. The reference is a run that nobody disturbs.
 """
@@ -62,7 +63,9 @@ def command(*arguments: Any) -> list[str]:
 
 
 def drillyard(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def train_until_killed(config: Path, num_ranks: int, step: int) -> None:
@@ -119,7 +122,9 @@ def test_a_run_that_is_killed_goes_on_on_one_rank_and_then_on_two(directory: Pat
 
 def test_a_checkpoint_holds_adapters_and_moments_alone(directory: Path) -> None:
     run = directory / "runs" / "whole"
-    adapters = sum(t.numel() for t in load_file(run / "final" / "adapter_model.safetensors").values())
+    adapters = sum(
+        t.numel() for t in load_file(run / "final" / "adapter_model.safetensors").values()
+    )
     saved = run / "checkpoints" / f"step-{STEPS:08d}"
     assert sum(path.stat().st_size for path in saved.iterdir()) < 12.4 * adapters + 1e6
     assert len(json.loads((saved / "manifest.json").read_text())["metadata"]["base"]) == 32
@@ -145,25 +150,31 @@ def test_another_base_is_refused(directory: Path, tmp_path: Path) -> None:
 
 def test_final_is_continued_and_measured(directory: Path) -> None:
     final = directory / "runs" / "whole" / "final"
-    ended = drillyard("train", run_config(directory, "continued", lora=LORA | {"adapter": str(final)}))
+    ended = drillyard(
+        "train", run_config(directory, "continued", lora=LORA | {"adapter": str(final)})
+    )
     assert ended.returncode == 0, ended.stderr
     before, after = losses(directory / "runs" / "whole"), losses(directory / "runs" / "continued")
     assert after[1] < before[1] - 0.3
     measured = drillyard("eval", final)
     merged = directory / "merged"
     exported = drillyard(
-        "export", directory / "runs" / "whole" / "checkpoints" / f"step-{STEPS:08d}", merged, "--merge"
+        "export",
+        directory / "runs" / "whole" / "checkpoints" / f"step-{STEPS:08d}",
+        merged,
+        "--merge",
     )
-    assert exported.returncode == 0 and {t.dtype for t in load_file(merged / "model.safetensors").values()} == {
-        torch.bfloat16
-    }
+    assert exported.returncode == 0 and {
+        t.dtype for t in load_file(merged / "model.safetensors").values()
+    } == {torch.bfloat16}
     of_merged = drillyard("eval", merged, "--data", directory / "whole.yaml")
     figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged)]
     assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
 
 
 def adapter_of_peft(directory: Path, name: str, merged: bool = False, **settings: Any) -> Path:
-    """An adapter that peft alone has made, as it leaves it: without a tokenizer. `merged`: the model in which it is."""
+    """An adapter that peft alone has made, as it leaves it: without a tokenizer. `merged`: the
+    model in which it is."""
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_pretrained(directory / "base", dtype=torch.float32)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
@@ -183,14 +194,23 @@ def adapter_of_peft(directory: Path, name: str, merged: bool = False, **settings
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("by-pattern", {"r": 8, "lora_alpha": 32, "use_rslora": True, "target_modules": r".*\.(q|v)_proj"}),
+        (
+            "by-pattern",
+            {"r": 8, "lora_alpha": 32, "use_rslora": True, "target_modules": r".*\.(q|v)_proj"},
+        ),
         ("everywhere", {"r": 2, "lora_alpha": 3, "use_dora": True, "target_modules": "all-linear"}),
     ],
 )
-def test_an_adapter_that_peft_made_is_measured_as_it_is(directory: Path, name: str, settings: dict[str, Any]) -> None:
-    adapter, merged = (adapter_of_peft(directory, name, merged, **settings) for merged in (False, True))
+def test_an_adapter_that_peft_made_is_measured_as_it_is(
+    directory: Path, name: str, settings: dict[str, Any]
+) -> None:
+    adapter, merged = (
+        adapter_of_peft(directory, name, merged, **settings) for merged in (False, True)
+    )
     # The config is of a run with other adapters.
-    measured, expected = (drillyard("eval", path, "--data", directory / "whole.yaml") for path in (adapter, merged))
+    measured, expected = (
+        drillyard("eval", path, "--data", directory / "whole.yaml") for path in (adapter, merged)
+    )
     assert measured.returncode == expected.returncode == 0, measured.stderr + expected.stderr
     figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, expected)]
     assert abs(figures[0] - figures[1]) < 2e-4, (measured.stdout, expected.stdout)
@@ -206,7 +226,9 @@ def test_an_adapter_that_cannot_be_measured_as_it_is_is_refused(directory: Path)
         adapter = adapter_of_peft(directory, name, **settings, **change)
         if name == "without-base":
             config = json.loads((adapter / "adapter_config.json").read_text())
-            (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+            (adapter / "adapter_config.json").write_text(
+                json.dumps(config | {"base_model_name_or_path": None})
+            )
         ended = drillyard("eval", adapter, "--data", directory / "whole.yaml")
         assert ended.returncode == 2 and named in ended.stderr, ended.stderr
         assert len(ended.stderr.strip().splitlines()) <= 2, ended.stderr
@@ -225,8 +247,12 @@ def other_shape(directory: Path) -> dict[str, Any]:
 def other_base(directory: Path) -> dict[str, Any]:
     adapter = directory / "other-base"
     adapter.mkdir(exist_ok=True)
-    config = json.loads((directory / "runs" / "whole" / "final" / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "other/Model-1B"}))
+    config = json.loads(
+        (directory / "runs" / "whole" / "final" / "adapter_config.json").read_text()
+    )
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": "other/Model-1B"})
+    )
     return {"adapter": str(adapter)}
 
 
@@ -238,7 +264,9 @@ def without_alpha(directory: Path) -> dict[str, Any]:
     config = json.loads((final / "adapter_config.json").read_text())
     config.pop("lora_alpha")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    (adapter / "adapter_model.safetensors").write_bytes((final / "adapter_model.safetensors").read_bytes())
+    (adapter / "adapter_model.safetensors").write_bytes(
+        (final / "adapter_model.safetensors").read_bytes()
+    )
     return {"adapter": str(adapter)}
 
 
@@ -253,10 +281,15 @@ def without_alpha(directory: Path) -> dict[str, Any]:
         (other_base, ["other/Model-1B", "base_model_name_or_path"]),
         (without_alpha, ["lora_alpha 8", "model.lora.alpha"]),
         ({"adapter": "runs/whole/final", "rank": 8}, ["has r 4", "model.lora.rank"]),
-        ({"adapter": "runs/whole/final", "variant": "rslora"}, ["use_rslora", "model.lora.variant"]),
+        (
+            {"adapter": "runs/whole/final", "variant": "rslora"},
+            ["use_rslora", "model.lora.variant"],
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused_before_weights_are_read(directory: Path, lora: Any, named: list[str]) -> None:
+def test_what_does_not_fit_is_refused_before_weights_are_read(
+    directory: Path, lora: Any, named: list[str]
+) -> None:
     changes = lora(directory) if callable(lora) else dict(lora)
     if "adapter" in changes:
         changes["adapter"] = str(directory / changes["adapter"])
@@ -272,7 +305,11 @@ def test_merging_needs_adapters(directory: Path) -> None:
     train_until_killed(config, 1, 5)
     checkpoint = directory / "runs" / "without-adapters" / "checkpoints" / "step-00000005"
     exported = drillyard("export", checkpoint, directory / "never", "--merge")
-    assert exported.returncode == 2 and "--merge" in exported.stderr and not (directory / "never").exists()
+    assert (
+        exported.returncode == 2
+        and "--merge" in exported.stderr
+        and not (directory / "never").exists()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -310,9 +347,14 @@ def test_a_run_beside_nf4_is_measured_and_merged(wide_directory: Path) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert weights["model.layers.0.mlp.up_proj.weight"].shape == (64, 64)
     of_merged = drillyard("eval", merged, "--data", wide_directory / "whole.yaml")
-    # With the config of another run, for its data: the adapters are measured beside what they were trained beside.
-    elsewhere = drillyard("eval", run / "final", "--data", run_config(wide_directory, "plain", lora=None))
-    figures = [float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged, elsewhere)]
+    # With the config of another run, for its data: the adapters are measured beside what they were
+    # trained beside.
+    elsewhere = drillyard(
+        "eval", run / "final", "--data", run_config(wide_directory, "plain", lora=None)
+    )
+    figures = [
+        float(ended.stdout.split("│")[-2 - 3].strip()) for ended in (measured, of_merged, elsewhere)
+    ]
     assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
     assert figures[2] == figures[0], (measured.stdout, elsewhere.stdout)
 
@@ -322,10 +364,15 @@ def test_a_run_beside_nf4_is_measured_and_merged(wide_directory: Path) -> None:
     [
         ({"quantization": "nf4", "lora": None}, ["model.quantization", "model.lora"]),
         ({"quantization": "int8"}, ["model.quantization", "nf4"]),
-        ({"quantization": "nf4", "id": "narrow"}, ["model.quantization", "32 inputs", "multiple of 64"]),
+        (
+            {"quantization": "nf4", "id": "narrow"},
+            ["model.quantization", "32 inputs", "multiple of 64"],
+        ),
     ],
 )
-def test_weights_that_nf4_cannot_hold_are_refused(directory: Path, model: dict[str, Any], named: list[str]) -> None:
+def test_weights_that_nf4_cannot_hold_are_refused(
+    directory: Path, model: dict[str, Any], named: list[str]
+) -> None:
     changes = model | ({"id": str(directory / "base")} if model.get("id") == "narrow" else {})
     ended = drillyard("train", run_config(directory, "refused", **changes))
     assert ended.returncode == 2 and len(ended.stderr.strip().splitlines()) <= 2, ended.stderr

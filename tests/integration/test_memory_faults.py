@@ -1,4 +1,5 @@
-"""Ranks that run out of memory: killed by the kernel in a control group, or refused by a limit; both reported as such.
+"""Ranks that run out of memory: killed by the kernel in a control group, or refused by a limit;
+both reported as such.
 
 Needs root, for a control group of its own.
 """
@@ -49,7 +50,9 @@ def small_group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_rank_that_the_kernel_kills_for_its_memory_is_reported_as_that(start: Start, small_group: Path) -> None:
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_reported_as_that(
+    start: Start, small_group: Path
+) -> None:
     run = start(GREEDY, prelude=f"open({str(small_group / 'cgroup.procs')!r}, 'w').write('0')\n")
     code, _, err = run.end()
     assert code == 0
@@ -59,7 +62,9 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_reported_as_that(start: 
 
 
 def test_a_rank_that_gets_no_more_memory_is_reported_as_that(start: Start) -> None:
-    run = start("\n    import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))" + GREEDY)
+    run = start(
+        "\n    import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))" + GREEDY
+    )
     code, _, err = run.end()
     assert code == 0
     assert says(err, "rank 1: exit code 1; MemoryError; ... lower micro_batch_size")

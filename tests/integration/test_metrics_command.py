@@ -1,4 +1,5 @@
-"""The real commands in an environment without torch: any log, a pipe, a file that grows; the report; an estimate."""
+"""The real commands in an environment without torch: any log, a pipe, a file that grows; the
+report; an estimate."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ RECIPE = ROOT / "recipes" / "llama31-70b-b200"
 
 
 def step_line(step: int) -> str:
-    return f"Step: {step} | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: {2 / step:.4f}\n"
+    return (
+        f"Step: {step} | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss:"
+        f" {2 / step:.4f}\n"
+    )
 
 
 @pytest.fixture
@@ -33,7 +37,17 @@ def test_there_is_no_torch_and_the_figures_are_right(torch_free, log):
         absent = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True)
         assert f"No module named '{module}'" in absent.stderr
     ended = torch_free(
-        *("metrics", log, "--json", "--accelerator", "b200", "--num-gpus", 16, "--params", "70.55e9"),
+        *(
+            "metrics",
+            log,
+            "--json",
+            "--accelerator",
+            "b200",
+            "--num-gpus",
+            16,
+            "--params",
+            "70.55e9",
+        ),
         *("--batch-size-per-gpu", 8, "--sequence-length", 4096, "--price-per-gpu-hour", 8.05),
     )
     assert ended.returncode == 0, ended.stderr
@@ -53,7 +67,14 @@ def test_gpu_recipes_and_comparison(torch_free, log, tmp_path):
     dllogger = tmp_path / "dllogger.json"
     dllogger.write_text('DLLL {"step": 10, "data": {"train_step_timing in s": 40.0}}\n')
     ended = torch_free(
-        *("metrics", "--format", "gpu-recipes", f"--file={dllogger}", "--batch_size=1024", "--num_accelerators=128"),
+        *(
+            "metrics",
+            "--format",
+            "gpu-recipes",
+            f"--file={dllogger}",
+            "--batch_size=1024",
+            "--num_accelerators=128",
+        ),
         *("--model_type=gpt3-175b", "--accelerator_type=h100"),
     )
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -66,7 +87,10 @@ def test_gpu_recipes_and_comparison(torch_free, log, tmp_path):
 def test_a_growing_file_is_followed_until_interrupted(torch_free, log):
     command = torch_free("--version").args[0]
     followed = subprocess.Popen(
-        [command, "metrics", "-f", "--json", log], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [command, "metrics", "-f", "--json", log],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert followed.stdout is not None
@@ -86,13 +110,24 @@ def test_a_growing_file_is_followed_until_interrupted(torch_free, log):
 
 def test_report_and_watch_need_no_torch_either(torch_free, log, tmp_path):
     run = runs.write_run(tmp_path / "whole", steps=60)
-    for arguments in (("report", run), ("report", log, "--output", tmp_path / "log.html"), ("watch", run)):
+    for arguments in (
+        ("report", run),
+        ("report", log, "--output", tmp_path / "log.html"),
+        ("watch", run),
+    ):
         ended = torch_free(*arguments)
         assert (ended.returncode, ended.stderr) == (0, ""), arguments
     assert "60" in ended.stdout
     for page in (run / "report.html", tmp_path / "log.html"):
         assert "<table" in page.read_text()
     estimated = torch_free(
-        *("estimate", RECIPE / "run.yaml", "--cluster", RECIPE / "cluster.yaml", "--config", RECIPE / "config.json")
+        *(
+            "estimate",
+            RECIPE / "run.yaml",
+            "--cluster",
+            RECIPE / "cluster.yaml",
+            "--config",
+            RECIPE / "config.json",
+        )
     )
     assert (estimated.returncode, "FITS" in estimated.stdout) == (0, True), estimated.stderr

@@ -1,6 +1,8 @@
-"""Two torchrun agents, as on two hosts: a rank that is killed costs a restart and no bit, whichever way they meet.
+"""Two torchrun agents, as on two hosts: a rank that is killed costs a restart and no bit, whichever
+way they meet.
 
-Each agent counts its own restarts and keeps its store; nothing that the dead attempt left there may be met again.
+Each agent counts its own restarts and keeps its store; nothing that the dead attempt left there may
+be met again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ def meeting(how: str) -> list[list[str]]:
         place = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
         return [[*place, "--node-rank", str(node)] for node in (0, 1)]
     place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
-    return [[*place, "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"] for node in (0, 1)]
+    return [
+        [*place, "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"]
+        for node in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(("how", "killed"), [("c10d", 1), ("static", 0)])

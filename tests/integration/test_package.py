@@ -1,4 +1,5 @@
-"""What is published: an unpacked sdist is a place to work in, and an agent comes out of a wheel that stays zipped."""
+"""What is published: an unpacked sdist is a place to work in, and an agent comes out of a wheel
+that stays zipped."""
 
 from __future__ import annotations
 
@@ -28,14 +29,18 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An unpacked sdist, with the environment of these tests as its own."""
     directory = tmp_path_factory.mktemp("sdist")
     with tarfile.open(build(directory, "sdist")) as archive:
-        archive.extractall(directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extractall(
+            directory, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     (tree,) = (path for path in directory.iterdir() if path.is_dir())
     return tree
 
 
 def test_an_sdist_holds_every_tracked_file(unpacked: Path) -> None:
     if (ROOT / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         tracked = set(listed.rstrip("\0").split("\0"))
     else:  # these tests run in an unpacked sdist
         tracked = {"Makefile", ".ci/setup", "docker/Dockerfile"}
@@ -47,15 +52,28 @@ def test_an_sdist_holds_every_tracked_file(unpacked: Path) -> None:
 def test_targets_of_the_makefile_work_in_an_sdist(unpacked: Path) -> None:
     (unpacked / ".venv").symlink_to(Path(sys.prefix).resolve())
     make = ["make", "--no-print-directory", "-C", str(unpacked)]
-    # No rule of any target names a file that is missing, and the environment is recognised as ready.
+    # No rule of any target names a file that is missing, and the environment is recognised as
+    # ready.
     for target in ("setup", "help"):
         subprocess.run([*make, target], check=True, capture_output=True, env=ENVIRONMENT)
-    planned = subprocess.run([*make, "-n", "test", "bench", "demo", "soak", "gpu"], capture_output=True, text=True)
+    planned = subprocess.run(
+        [*make, "-n", "test", "bench", "demo", "soak", "gpu"], capture_output=True, text=True
+    )
     assert planned.returncode == 0, planned.stderr
-    for name in re.findall(r"(?:benchmarks|demo|\.ci|tests|tools)/[\w./]+", (unpacked / "Makefile").read_text()):
+    for name in re.findall(
+        r"(?:benchmarks|demo|\.ci|tests|tools)/[\w./]+", (unpacked / "Makefile").read_text()
+    ):
         assert name.endswith("/") or (unpacked / name).exists(), name
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/cli/test_hardware.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/unit/cli/test_hardware.py",
+        ],
         cwd=unpacked,
         env={**ENVIRONMENT, "PYTHONPATH": str(unpacked / "src")},
         capture_output=True,
@@ -67,9 +85,21 @@ def test_targets_of_the_makefile_work_in_an_sdist(unpacked: Path) -> None:
 def test_a_launch_is_planned_from_a_zipped_wheel(tmp_path: Path) -> None:
     wheel = build(tmp_path / "dist", "wheel")
     (tmp_path / "run.yaml").write_text("name: a\nworkload: {command: [hostname]}\n")
-    (tmp_path / "cluster.yaml").write_text("name: here\nplatform: local\nstorage: {directory: runs}\n")
+    (tmp_path / "cluster.yaml").write_text(
+        "name: here\nplatform: local\nstorage: {directory: runs}\n"
+    )
     ended = subprocess.run(
-        [sys.executable, "-m", "drillyard", "launch", "run.yaml", "--cluster", "cluster.yaml", "--output", "plan"],
+        [
+            sys.executable,
+            "-m",
+            "drillyard",
+            "launch",
+            "run.yaml",
+            "--cluster",
+            "cluster.yaml",
+            "--output",
+            "plan",
+        ],
         cwd=tmp_path,
         env={**ENVIRONMENT, "PYTHONPATH": str(wheel)},
         capture_output=True,
@@ -82,8 +112,14 @@ def test_a_launch_is_planned_from_a_zipped_wheel(tmp_path: Path) -> None:
 
 
 def test_constraints_name_versions_and_nothing_else() -> None:
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line)] == []
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert [
+        line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line)
+    ] == []
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]

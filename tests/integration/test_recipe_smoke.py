@@ -1,4 +1,5 @@
-"""Every recipes/*/smoke.yaml trains on two ranks to its end; each recipe that trains with Drillyard has one."""
+"""Every recipes/*/smoke.yaml trains on two ranks to its end; each recipe that trains with Drillyard
+has one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ SMOKE = sorted(RECIPES.glob("*/smoke.yaml"))
 
 
 def test_every_recipe_that_trains_has_one() -> None:
-    trained = {path.parent for path in RECIPES.glob("*/run.yaml") if "workload" not in yaml.safe_load(path.read_text())}
+    trained = {
+        path.parent
+        for path in RECIPES.glob("*/run.yaml")
+        if "workload" not in yaml.safe_load(path.read_text())
+    }
     assert {path.parent for path in SMOKE} == trained
 
 
@@ -39,7 +44,9 @@ def test_a_recipe_trains_on_two_ranks_to_its_end(recipe: Path, tmp_path: Path) -
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     settings = yaml.safe_load(recipe.read_text())
     directory = tmp_path / "runs" / settings["name"]
-    steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()
+    ]
     assert steps[-1] == settings["training"]["steps"]
     assert (directory / "final" / "model.safetensors").is_file()
     evaluated = [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]

@@ -1,4 +1,5 @@
-"""Data in object stores behind a proxy with faults: GCS (fake-gcs-server), S3 (moto) and a hub that is played here."""
+"""Data in object stores behind a proxy with faults: GCS (fake-gcs-server), S3 (moto) and a hub that
+is played here."""
 
 from __future__ import annotations
 
@@ -22,13 +23,16 @@ from moto.server import ThreadedMotoServer
 from tests.integration.faulty_proxy import Faults, proxy
 from tests.integration.gcs import BUCKET, Bucket
 
-ROWS = "".join(json.dumps({"text": f"row {n} " + "word " * (n % 40)}) + "\n" for n in range(3000)).encode()
+ROWS = "".join(
+    json.dumps({"text": f"row {n} " + "word " * (n % 40)}) + "\n" for n in range(3000)
+).encode()
 SECRET = "hf_" + "s" * 34
 
 
 @dataclass
 class Store:
-    """An object store with ROWS at `address`. `settings` is the environment that finds it at an endpoint."""
+    """An object store with ROWS at `address`. `settings` is the environment that finds it at an
+    endpoint."""
 
     address: str
     upload: Callable[[bytes], None]
@@ -40,7 +44,9 @@ class Store:
 def gs(tmp_path: Path) -> Iterator[Store]:
     bucket = Bucket(tmp_path / "gcs")
     bucket.start_server()
-    place = f"{bucket.endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=data%2Frows.jsonl"
+    place = (
+        f"{bucket.endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name=data%2Frows.jsonl"
+    )
 
     def upload(content: bytes) -> None:
         send("POST", place, content)
@@ -63,8 +69,14 @@ def s3() -> Iterator[Store]:
     endpoint = f"http://{host}:{port}"
     # Its state is that of the process.
     send("POST", f"{endpoint}/moto-api/reset", b"")
-    account = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
-    client = boto3.client("s3", "us-east-1", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b")
+    account = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    client = boto3.client(
+        "s3", "us-east-1", endpoint_url=endpoint, aws_access_key_id="a", aws_secret_access_key="b"
+    )
     client.create_bucket(Bucket="shelf")
 
     def upload(content: bytes) -> None:
@@ -75,7 +87,9 @@ def s3() -> Iterator[Store]:
         "s3://shelf/data/rows.jsonl",
         upload,
         lambda host: {"AWS_ENDPOINT_URL": host, **account},
-        lambda faults: proxy(endpoint, faults, lambda method, path: method == "GET" and path.endswith("rows.jsonl")),
+        lambda faults: proxy(
+            endpoint, faults, lambda method, path: method == "GET" and path.endswith("rows.jsonl")
+        ),
     )
     server.stop()
 
@@ -91,7 +105,15 @@ class Hub(BaseHTTPRequestHandler):
         elif "/tree/" in self.path:
             self.answer([self.entry])
         else:
-            self.answer({"id": "org/rows", "sha": self.commit, "siblings": [], "private": False, "gated": False})
+            self.answer(
+                {
+                    "id": "org/rows",
+                    "sha": self.commit,
+                    "siblings": [],
+                    "private": False,
+                    "gated": False,
+                }
+            )
 
     do_HEAD = do_GET
 
@@ -117,7 +139,9 @@ class Hub(BaseHTTPRequestHandler):
     def answer(self, body: Any, status: int = 200) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/octet-stream" if content is body else "application/json")
+        self.send_header(
+            "Content-Type", "application/octet-stream" if content is body else "application/json"
+        )
         self.send_header("Content-Length", str(len(content)))
         self.send_header("X-Repo-Commit", self.commit)
         self.send_header("ETag", f'"{self.commit}"')
@@ -157,15 +181,23 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 def send(method: str, address: str, content: bytes) -> None:
     kind = {"Content-Type": "application/octet-stream"}
-    with urllib.request.urlopen(urllib.request.Request(address, content, kind, method=method), timeout=10):
+    with urllib.request.urlopen(
+        urllib.request.Request(address, content, kind, method=method), timeout=10
+    ):
         pass
 
 
-def build(tmp_path: Path, source: str, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def build(
+    tmp_path: Path, source: str, settings: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """`drillyard data build` into a cache of its own: one for addresses, one for paths."""
     cache = tmp_path / ("cache-of-address" if "://" in source else "cache-of-path")
     run = tmp_path / "run.yaml"
-    data = {"source": source, "sequence_length": 64, "tokenizer": {"train": "bpe", "vocab_size": 300}}
+    data = {
+        "source": source,
+        "sequence_length": 64,
+        "tokenizer": {"train": "bpe", "vocab_size": 300},
+    }
     config = {
         "name": "remote",
         "model": {"config": {"architecture": "llama"}, "init": "random"},
@@ -185,10 +217,14 @@ def build(tmp_path: Path, source: str, settings: dict[str, str]) -> subprocess.C
 def cached(tmp_path: Path, kind: str) -> dict[str, bytes]:
     """Files of the only tokenised cache, without the manifest."""
     (directory,) = tmp_path.glob(f"cache-of-{kind}/tokenized/*")
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "manifest.json"}
+    return {
+        path.name: path.read_bytes() for path in directory.iterdir() if path.name != "manifest.json"
+    }
 
 
-def test_the_cache_has_the_bits_of_the_local_file_through_cuts_and_failures(store: Store, tmp_path: Path) -> None:
+def test_the_cache_has_the_bits_of_the_local_file_through_cuts_and_failures(
+    store: Store, tmp_path: Path
+) -> None:
     (tmp_path / "rows.jsonl").write_bytes(ROWS)
     local = build(tmp_path, str(tmp_path / "rows.jsonl"), {})
     assert local.returncode == 0, local.stderr
@@ -200,7 +236,9 @@ def test_the_cache_has_the_bits_of_the_local_file_through_cuts_and_failures(stor
     assert cached(tmp_path, "address") == cached(tmp_path, "path")
 
 
-def test_an_object_that_changes_in_mid_read_is_one_clear_error(store: Store, tmp_path: Path) -> None:
+def test_an_object_that_changes_in_mid_read_is_one_clear_error(
+    store: Store, tmp_path: Path
+) -> None:
     faults = Faults(change=lambda: store.upload(ROWS[: len(ROWS) // 2]))
     with store.behind(faults) as host:
         result = build(tmp_path, store.address, store.settings(host))

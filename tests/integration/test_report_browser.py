@@ -1,4 +1,5 @@
-"""The report of `drillyard report`, opened in headless Chromium: drawn right, without a request, on any screen.
+"""The report of `drillyard report`, opened in headless Chromium: drawn right, without a request, on
+any screen.
 
 `.ci/tools/packages` installs the browser; DRILLYARD_CHROMIUM names another one.
 """
@@ -27,7 +28,8 @@ from drillyard.telemetry import read_metrics
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 TIMEOUT_SECONDS = 240
 NEAR = 48
-"""By how much a channel of a drawn pixel may differ from the curve's colour: the edges of lines are smoothed."""
+"""By how much a channel of a drawn pixel may differ from the curve's colour: the edges of lines are
+smoothed."""
 
 
 @dataclass
@@ -39,14 +41,16 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def wait_until(self, condition: str) -> None:
-        """Wait for a JavaScript condition. Playwright's own wait runs `eval` in the page, which its policy forbids."""
+        """Wait for a JavaScript condition. Playwright's own wait runs `eval` in the page, which its
+        policy forbids."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not self.page.evaluate(f"() => {condition}"):
             assert time.monotonic() < deadline, condition
             self.page.wait_for_timeout(20)
 
     def colours_around(self, chart: str, series: int, points: list[int]) -> list[list[list[int]]]:
-        """For each point of a curve: the pixels of the chart's canvas around it, as [red, green, blue, alpha]."""
+        """For each point of a curve: the pixels of the chart's canvas around it, as [red, green,
+        blue, alpha]."""
         return self.page.evaluate(
             """([name, series, points]) => {
                 const plot = drillyard.plots.get(name);
@@ -59,21 +63,24 @@ class Opened:
                     const pixels = copy.getImageData(x - 2, y - 2, 5, 5).data;
                     return Array.from({ length: 25 }, (_, i) => Array.from(pixels.slice(4 * i, 4 * i + 4)));
                 });
-            }""",
+            }""",  # noqa: E501
             [chart, series, points],
         )
 
     def drawn(self, chart: str, series: int) -> dict[int, float]:
         """The points of a curve as the chart library holds them, by step."""
         steps, values = self.page.evaluate(
-            "([name, series]) => [drillyard.plots.get(name).data[0], drillyard.plots.get(name).data[series]]",
+            "([name, series]) => [drillyard.plots.get(name).data[0],"
+            " drillyard.plots.get(name).data[series]]",
             [chart, series],
         )
         return {step: value for step, value in zip(steps, values, strict=True) if value is not None}
 
     def colour(self, name: str) -> tuple[int, int, int]:
         """A colour of the style sheet as it holds now."""
-        text = self.page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('{name}').trim()")
+        text = self.page.evaluate(
+            f"getComputedStyle(document.documentElement).getPropertyValue('{name}').trim()"
+        )
         return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
@@ -95,17 +102,22 @@ def report(run_directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     named = os.environ.get("DRILLYARD_CHROMIUM")
-    program = next((found for name in ([named] if named else PROGRAMS) if (found := shutil.which(name))), None)
+    program = next(
+        (found for name in ([named] if named else PROGRAMS) if (found := shutil.which(name))), None
+    )
     assert program is not None, "no Chromium: .ci/tools/packages installs it"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, timeout=TIMEOUT_SECONDS * 1000)
+        browser = playwright.chromium.launch(
+            executable_path=program, timeout=TIMEOUT_SECONDS * 1000
+        )
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened]]:
-    """Open the report; options are those of a browser context. At the end nothing may have gone wrong in any page."""
+    """Open the report; options are those of a browser context. At the end nothing may have gone
+    wrong in any page."""
     pages: list[Opened] = []
 
     def open_one(width: int = 1280, height: int = 900, **options: Any) -> Opened:
@@ -120,7 +132,10 @@ def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened
         page.goto(report.as_uri())
         if options.get("java_script_enabled", True):
             # Two frames on, every chart has the size of its place.
-            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.evaluate(
+                "() => new Promise((done) => requestAnimationFrame(() =>"
+                " requestAnimationFrame(done)))"
+            )
         return opened
 
     yield open_one
@@ -141,7 +156,10 @@ def test_every_curve_is_drawn_where_its_values_are(open_report, scheme):
             wanted = [opened.colour(later["colour"]) for later in spec["series"][number - 1 :]]
             points = [place for place, value in enumerate(series["values"]) if value is not None]
             chosen = points[:: max(1, len(points) // 12)]
-            drawn = [near(pixels, wanted) for pixels in opened.colours_around(spec["name"], number, chosen)]
+            drawn = [
+                near(pixels, wanted)
+                for pixels in opened.colours_around(spec["name"], number, chosen)
+            ]
             assert all(drawn), (spec["name"], series["label"], chosen, drawn)
 
 
@@ -190,7 +208,10 @@ def reads(place: Locator, text: str | re.Pattern[str]) -> None:
 
 def test_dragging_zooms_every_chart_and_a_button_shows_the_whole_run_again(open_report):
     opened = open_report()
-    ranges = '[...drillyard.plots.values()].map((plot) => [plot.scales.x.min, plot.scales.x.max].join(" to "))'
+    ranges = (
+        '[...drillyard.plots.values()].map((plot) => [plot.scales.x.min, plot.scales.x.max].join("'
+        ' to "))'
+    )
     place = opened.page.locator('.plot[data-chart="loss"] .u-over')
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
@@ -221,12 +242,15 @@ def test_nothing_scrolls_sideways(open_report, javascript):
     opened = open_report(java_script_enabled=javascript)
     devtools = opened.page.context.new_cdp_session(opened.page)
     if javascript:
-        opened.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        opened.page.evaluate(
+            "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+        )
     for width in (320, 390, 768, 1280):
         opened.page.set_viewport_size({"width": width, "height": 844})
         if javascript:
             opened.wait_until(
-                "[...drillyard.plots.values()].every((plot) => plot.width <= plot.root.parentElement.clientWidth)"
+                "[...drillyard.plots.values()].every((plot) => plot.width <="
+                " plot.root.parentElement.clientWidth)"
             )
         # The browser's own measure, which needs no script of the page.
         assert devtools.send("Page.getLayoutMetrics")["cssContentSize"]["width"] <= width, width
@@ -239,7 +263,9 @@ def test_without_javascript_the_same_stands_in_tables(open_report):
     assert table.is_visible()
     row = table.locator("tr", has=opened.page.get_by_role("rowheader", name="40", exact=True))
     expected = ["40", f"{runs.loss_of(40):.4f}", f"{runs.loss_of(40) + 0.1:.4f}"]
-    assert [float(cell) for cell in row.locator("th, td").all_inner_texts()] == [float(text) for text in expected]
+    assert [float(cell) for cell in row.locator("th, td").all_inner_texts()] == [
+        float(text) for text in expected
+    ]
     stalls = opened.page.locator("#step-time tr", has_text="stall")
     assert [text.split()[0] for text in stalls.all_inner_texts()][-2:] == ["12", "130"]
 
@@ -248,7 +274,9 @@ def test_dark_mode_is_dark_and_paper_is_light(open_report):
     opened = open_report(color_scheme="dark")
 
     def brightness() -> float:
-        text = opened.page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor")
+        text = opened.page.evaluate(
+            "getComputedStyle(document.querySelector('.card')).backgroundColor"
+        )
         return sum(map(int, re.findall(r"\d+", text)[:3])) / 3
 
     assert brightness() < 60
@@ -264,14 +292,20 @@ def test_every_text_stands_out_from_its_ground(open_report):
         opened.page.emulate_media(color_scheme=scheme)
         for ink in ("--ink", "--muted", "--good", "--warning", "--bad", "--accent"):
             for ground in ("--card", "--paper"):
-                assert contrast(opened.colour(ink), opened.colour(ground)) >= 4.5, (scheme, ink, ground)
+                assert contrast(opened.colour(ink), opened.colour(ground)) >= 4.5, (
+                    scheme,
+                    ink,
+                    ground,
+                )
 
 
 def contrast(first: tuple[int, int, int], second: tuple[int, int, int]) -> float:
     """The ratio of the relative luminances of two colours."""
 
     def luminance(colour: tuple[int, int, int]) -> float:
-        linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        linear = [
+            c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     low, high = sorted((luminance(first), luminance(second)))
@@ -280,13 +314,14 @@ def contrast(first: tuple[int, int, int], second: tuple[int, int, int]) -> float
 
 def test_the_command_needs_no_torch(run_directory, tmp_path):
     program = (
-        "import json, sys\n"
-        "from drillyard.cli.main import main\n"
-        f"try: main(['report', {str(run_directory)!r}, '--output', {str(tmp_path / 'own.html')!r}])\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "print(json.dumps(sorted(name for name in ('torch', 'transformers', 'pyarrow') if name in sys.modules)))\n"
+        "import json, sys\nfrom drillyard.cli.main import main\ntry: main(['report',"
+        f" {str(run_directory)!r}, '--output', {str(tmp_path / 'own.html')!r}])\nexcept SystemExit"
+        " as end: assert not end.code, end.code\nprint(json.dumps(sorted(name for name in"
+        " ('torch', 'transformers', 'pyarrow') if name in sys.modules)))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []
     assert (tmp_path / "own.html").is_file()

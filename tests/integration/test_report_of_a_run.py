@@ -1,4 +1,5 @@
-"""`drillyard report` and `drillyard watch` on a run that was really trained: they say what its summary says."""
+"""`drillyard report` and `drillyard watch` on a run that was really trained: they say what its
+summary says."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def test_report_and_watch_agree_with_the_summary_of_a_real_run(reference, tmp_pa
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.S)[1])
     loss = next(chart for chart in charts if chart["name"] == "loss")
     drawn = dict(zip(loss["x"], loss["series"][0]["values"], strict=True))
-    assert {step: drawn[step] for step, _, _ in run.figures()} == {step: loss for step, loss, _ in run.figures()}
+    assert {step: drawn[step] for step, _, _ in run.figures()} == {
+        step: loss for step, loss, _ in run.figures()
+    }
     assert "Estimate against actual" in text and "Setting left open" in text
 
     watched = drillyard("watch", run.directory)

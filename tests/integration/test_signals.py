@@ -1,4 +1,5 @@
-"""Stop signals and stopped ranks in real training: what was trained is saved, nothing is lost, not a bit changes."""
+"""Stop signals and stopped ranks in real training: what was trained is saved, nothing is lost, not
+a bit changes."""
 
 from __future__ import annotations
 
@@ -103,12 +104,28 @@ def test_a_rank_stopped_by_sigstop_is_named_and_costs_one_restart(
 
 
 def test_under_torchrun_the_event_tells_that_a_stopped_run_is_saved(workplace: Path) -> None:
-    config = write_config(workplace, "torchrun-stopped", training={
-        "steps": 4000, "micro_batch_size": 2, "precision": "fp32", "optimizer": {"learning_rate": 4.0e-3},
-        "device": "cpu", "threads_per_rank": 1,
-    })  # fmt: skip
+    config = write_config(
+        workplace,
+        "torchrun-stopped",
+        training={
+            "steps": 4000,
+            "micro_batch_size": 2,
+            "precision": "fp32",
+            "optimizer": {"learning_rate": 4.0e-3},
+            "device": "cpu",
+            "threads_per_rank": 1,
+        },
+    )
     run = Run(config)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "drillyard"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "drillyard",
+    ]
     process = subprocess.Popen(
         [*torchrun, "train", str(config), "--console", "none"], stderr=subprocess.PIPE, text=True
     )
@@ -126,5 +143,7 @@ def test_limits_of_time_in_the_wrong_order_are_refused_at_the_start(workplace: P
     config = write_config(workplace, "unordered", timeouts={"collective_seconds": 90})
     refused = train(config, "--watchdog", 60)
     assert refused.returncode == 2
-    assert "collective_seconds 90 < watchdog_seconds 60 < launcher_grace_seconds off" in refused.stderr
+    assert (
+        "collective_seconds 90 < watchdog_seconds 60 < launcher_grace_seconds off" in refused.stderr
+    )
     assert not (Run(config).directory).exists()

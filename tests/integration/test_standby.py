@@ -1,4 +1,5 @@
-"""Ranks that stand by: the next attempt is made of them, they never outlive the run, and a lost one is only slower."""
+"""Ranks that stand by: the next attempt is made of them, they never outlive the run, and a lost one
+is only slower."""
 
 from __future__ import annotations
 
@@ -57,13 +58,21 @@ def test_a_restart_takes_the_ranks_that_stood_by(start: Start) -> None:
     (supervised.directory / "end").touch()
     code, out, _ = supervised.end()
     assert code == 0
-    lines = [line for line in (out + supervised.log(1)).splitlines() if line.startswith("attempt ") and "pid" in line]
+    lines = [
+        line
+        for line in (out + supervised.log(1)).splitlines()
+        if line.startswith("attempt ") and "pid" in line
+    ]
     message = {(words[1], words[3]): (int(words[5]), words[7]) for words in map(str.split, lines)}
     assert {rank: message["1", str(rank)][0] for rank in (0, 1)} == stood_by
-    assert message["0", "0"][1] == message["0", "1"][1] != message["1", "0"][1] == message["1", "1"][1], (
-        "a port for each attempt"
+    assert (
+        message["0", "0"][1] == message["0", "1"][1] != message["1", "0"][1] == message["1", "1"][1]
+    ), "a port for each attempt"
+    assert (
+        supervised.log(0).count("rank 0 has its log")
+        == supervised.log(1).count("rank 1 has its log")
+        == 2
     )
-    assert supervised.log(0).count("rank 0 has its log") == supervised.log(1).count("rank 1 has its log") == 2
     assert not supervised.left_running()
 
 

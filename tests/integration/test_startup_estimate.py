@@ -1,4 +1,5 @@
-"""A run says at its start what it will need, and what its open settings became; a resume keeps them, elsewhere not."""
+"""A run says at its start what it will need, and what its open settings became; a resume keeps
+them, elsewhere not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.integration.tiny_run import TIMEOUT_SECONDS, Run, drillyard, wait_unt
 from drillyard.config.load import load_run_config
 
 LINE = re.compile(
-    r"Estimate: .*fits: (about )?[\d.]+( to [\d.]+)? of [\d.,]+ GiB per rank \(activation checkpointing: (\w+);.*\); "
+    r"Estimate: .*fits: (about )?[\d.]+( to [\d.]+)? of [\d.,]+ GiB per rank \(activation"
+    r" checkpointing: (\w+);.*\); "
     r".*step time .*not known \(.*cpu.*\)"
 )
 
@@ -24,7 +26,9 @@ def recomputed(event: dict[str, Any]) -> str:
     return str(event["settings"]["training.activation_checkpointing"])
 
 
-def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tmp_path: Path) -> None:
+def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(
+    workplace: Path, tmp_path: Path
+) -> None:
     config = write_config(workplace, "settled", training__global_batch_size=4)
     run = Run(config)
     first = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-10"))
@@ -41,7 +45,8 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     assert 0 < memory["low"] <= memory["high"] <= memory["available"]
     assert list(estimate["missing"]) == ["step_seconds"]
 
-    # The directory holds the value; run.yaml goes on to say `auto`, so that it starts the run anywhere.
+    # The directory holds the value; run.yaml goes on to say `auto`, so that it starts the run
+    # anywhere.
     record = run.directory / "resolved.json"
     content = json.loads(record.read_text())
     (layout,) = content["layouts"]
@@ -49,11 +54,14 @@ def test_a_run_tells_its_estimate_and_keeps_what_it_resolved(workplace: Path, tm
     saved = load_run_config(run.directory / "run.yaml")
     assert (saved.training.activation_checkpointing, saved.parallelism.shard) == ("auto", "auto")
 
-    # As if a version with another memory model had begun the run: what it trained with stays, and is not estimated.
+    # As if a version with another memory model had begun the run: what it trained with stays, and
+    # is not estimated.
     layout["settings"]["training.activation_checkpointing"] = "full"
     record.write_text(json.dumps(content))
     second = run.start("--console", "text", holds=Holds(tmp_path, "attempt-0-step-30"))
-    wait_until(lambda: len(run.events("resume")) == 1 and bool(run.events("first_step")[1:]), second)
+    wait_until(
+        lambda: len(run.events("resume")) == 1 and bool(run.events("first_step")[1:]), second
+    )
     run.send(signal.SIGTERM, 0)
     assert second.wait(timeout=TIMEOUT_SECONDS) == 85, second.communicate()[1]
     again = run.events("resolved")[1]

@@ -1,4 +1,5 @@
-"""The supervisor over real processes: tiny ranks that crash, spew, stop, and leave children behind."""
+"""The supervisor over real processes: tiny ranks that crash, spew, stop, and leave children
+behind."""
 
 from __future__ import annotations
 
@@ -17,13 +18,11 @@ from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
 
 def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) -> None:
-    run = start(
-        """
+    run = start("""
         names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR DRILLYARD_SUPERVISED FROM_CALLER".split()
         print(*(os.environ[name] for name in names))
         print("to stderr", file=sys.stderr)
-        """
-    )
+        """)  # noqa: E501
     code, out, err = run.end()
     assert (code, out, err) == (0, "0 2 0 2 127.0.0.1 1 yes\n", "")
     assert run.log(1).splitlines()[1:] in (
@@ -35,8 +34,7 @@ def test_ranks_get_their_place_and_rank_0_speaks_on_the_console(start: Start) ->
 
 
 def test_a_crash_is_reported_and_a_fresh_attempt_on_a_new_port_ends_the_run(start: Start) -> None:
-    run = start(
-        """
+    run = start("""
         print("port", os.environ["MASTER_PORT"])
         if attempt == 0:
             if rank == 0:
@@ -46,32 +44,36 @@ def test_a_crash_is_reported_and_a_fresh_attempt_on_a_new_port_ends_the_run(star
                 step(3)
                 raise ValueError("the cause")
             time.sleep(forever)
-        """
-    )
+        """)
     code, out, err = run.end()
     assert code == 0
     first, second = re.findall(r"port (\d+)", out)
     assert first != second
     assert says(err, "attempt 0 ... step 3: rank 1: exit code 1; ValueError: the cause")
     assert says(err, "attempt 1 ... 1 of 3 restarts")
-    assert [line for line in run.log(1).splitlines() if line.startswith("=== attempt")][1].startswith("=== attempt 1 |")
+    assert [line for line in run.log(1).splitlines() if line.startswith("=== attempt")][
+        1
+    ].startswith("=== attempt 1 |")
     events = [event["event"] for event in run.events()]
     assert events == ["run_start", "failure", "restart"]
     failure = run.events()[1]
-    assert (failure["failed_rank"], failure["exit_code"], failure["step"], failure["round"]) == (1, 1, 3, 0)
+    assert (failure["failed_rank"], failure["exit_code"], failure["step"], failure["round"]) == (
+        1,
+        1,
+        3,
+        0,
+    )
 
 
 def test_a_rank_killed_from_outside_is_reported_as_killed(start: Start) -> None:
-    run = start(
-        """
+    run = start("""
         if attempt == 0:
             step(1)
             if rank == 0:
                 print("step 1 went well", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(forever)
-        """
-    )
+        """)
     code, _, err = run.end()
     assert code == 0
     assert says(err, "rank 0: ... SIGKILL (exit code 137) ... out of memory")
@@ -94,7 +96,7 @@ def test_the_rank_that_lost_its_peer_is_not_the_cause(
         touch("ready")
         wait_for("gone" if os.environ["SETTLE"] != "0.0" else "stopped")
         raise KeyError("the cause")
-        """,
+        """,  # noqa: E501
         max_restarts=0,
         settle=settle,
     )
@@ -114,7 +116,7 @@ def test_survivors_that_ignore_sigterm_are_killed_and_their_children_too(start: 
             time.sleep(forever)
         wait_for("ready")
         os._exit(7)
-        """,
+        """,  # noqa: E501
         max_restarts=0,
         terminate=1.0,
     )
@@ -123,7 +125,9 @@ def test_survivors_that_ignore_sigterm_are_killed_and_their_children_too(start: 
     assert run.left_running() == []
 
 
-def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(start: Start) -> None:
+def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(
+    start: Start,
+) -> None:
     script = """
         if os.path.exists(directory + "/second"):
             sys.exit(0)
@@ -131,7 +135,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing_and_frees_the_run_directory(
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
         touch(f"ready-{rank}")
         time.sleep(forever)
-        """
+        """  # noqa: E501
     run = start(script)
     run.wait_for("ready-0")
     run.wait_for("ready-1")
@@ -153,30 +157,35 @@ def test_two_supervisors_never_share_a_run_directory(start: Start, tmp_path: Pat
 
 
 def test_a_users_mistake_is_shown_once_and_not_repeated(start: Start) -> None:
-    run = start(
-        """
+    run = start("""
         print("error: data.jsonl: line 3 is not JSON\\nmend the line", file=sys.stderr)
         sys.exit(2)
-        """
-    )
+        """)
     code, _, err = run.end()
     assert (code, err) == (2, "error: data.jsonl: line 3 is not JSON\nmend the line\n")
     assert run.log(0).count("=== attempt") == 1
 
 
 def test_a_users_mistake_found_by_one_rank_ends_the_others(start: Start) -> None:
-    run = start("time.sleep(forever * rank); print('error: no such file', file=sys.stderr); sys.exit(2)")
+    run = start(
+        "time.sleep(forever * rank); print('error: no such file', file=sys.stderr); sys.exit(2)"
+    )
     code, _, err = run.end()
     assert (code, err) == (2, "error: no such file\n")
 
 
 def test_a_run_whose_summary_is_written_has_succeeded_whatever_its_ranks_say(start: Start) -> None:
-    code, _, err = start("if rank == 0: summary()\nelse: wait_for('summary.json')\nos.abort()").end()
+    code, _, err = start(
+        "if rank == 0: summary()\nelse: wait_for('summary.json')\nos.abort()"
+    ).end()
     assert (code, err) == (0, "")
 
 
 def test_a_run_that_is_ended_at_once_after_its_summary_has_succeeded(start: Start) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); summary(); touch(f'ready-{rank}')"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); summary();"
+        " touch(f'ready-{rank}')"
+    )
     run = start(f"{script}\nwait_for('never')")
     run.wait_for("ready-0")
     run.wait_for("ready-1")
@@ -202,11 +211,16 @@ rank_process.Rank.kill_group = lambda self: kill_group(self) if self.number == 0
 reaper.SECONDS_TO_END = 0.2
 reaper.marked_processes = lambda token, mark: []
 """
-"""A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that does not return."""
+"""A supervisor whose SIGKILL does nothing to rank 1, as if that were in a call of the kernel that
+does not return."""
 
 
-@pytest.mark.parametrize("failing", ["raise RuntimeError('gone wrong')", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_attempt_follows(start: Start, failing: str) -> None:
+@pytest.mark.parametrize(
+    "failing", ["raise RuntimeError('gone wrong')", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_a_rank_that_sigkill_does_not_end_is_named_and_left_and_no_attempt_follows(
+    start: Start, failing: str
+) -> None:
     run = start(
         f"""
         if rank == 0:
@@ -245,12 +259,16 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_asked_whom_it_waited_for(start:
         os.write(2, b"terminate called after throwing an instance of 'c10::DistBackendError'\\n"
             b"  what():  [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9) ran for 9 ms\\n")
         os.abort()
-        """,
+        """,  # noqa: E501
         max_restarts=0,
     )
     code, _, err = run.end()
     assert code == 128 + signal.SIGABRT
-    assert says(err, "rank 1: ... SIGABRT (exit code 134); DistBackendError: [Rank 1] Watchdog ... waited for rank 0")
+    assert says(
+        err,
+        "rank 1: ... SIGABRT (exit code 134); DistBackendError: [Rank 1] Watchdog ... waited for"
+        " rank 0",
+    )
     assert re.search(r"rank 0.*; at <string>:\d+ in <module>", err), err
     assert "most recent call first" in run.log(0), "the stacks of the rank that was waited for"
 

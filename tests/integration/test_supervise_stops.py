@@ -1,4 +1,5 @@
-"""Stop signals over real processes: passed on once, answered in order, and never taken for a crash."""
+"""Stop signals over real processes: passed on once, answered in order, and never taken for a
+crash."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from drillyard.supervise.stop_requests import SECONDS_OF_ONE_REQUEST
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: Start, number: signal.Signals) -> None:
+def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(
+    start: Start, number: signal.Signals
+) -> None:
     run = start(
         """
         def stop(number, frame):
@@ -41,7 +44,9 @@ def test_a_stop_signal_reaches_the_ranks_once_and_exit_85_is_passed_on(start: St
     assert code == 85 and out == "asked to stop\n"
     assert run.log(1).count("asked to stop") == 1 and run.log(1).count("=== attempt") == 1
     assert "exit code 85" in err
-    assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [number.name]
+    assert [event["signal"] for event in run.events() if event["event"] == "signal"] == [
+        number.name
+    ]
 
 
 @pytest.mark.parametrize("code", [85, 86, 0])
@@ -81,7 +86,8 @@ def test_a_stop_because_another_node_failed_is_reported_as_that_failure(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [("RuntimeError: [gloo] Connection closed by peer", 1), ("ValueError: own", 2)]
+    ("words", "message"),
+    [("RuntimeError: [gloo] Connection closed by peer", 1), ("ValueError: own", 2)],
 )
 def test_a_rank_that_only_lost_its_peers_is_no_failure_beside_that_of_another_node(
     start: Start, tmp_path: Path, words: str, message: int
@@ -124,7 +130,9 @@ def test_a_rank_that_leaves_with_85_takes_the_others_along(start: Start) -> None
     assert run.events()[-1]["status"] == "interrupted"
 
 
-def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_repeated(start: Start) -> None:
+def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_repeated(
+    start: Start,
+) -> None:
     run = start(
         """
         if rank == 0:
@@ -142,7 +150,9 @@ def test_a_stop_that_could_not_be_saved_ends_with_1_and_its_words_and_is_not_rep
 
 
 @pytest.mark.parametrize(("script", "code"), [("", 85), ("step(3)", 128 + signal.SIGTERM)])
-def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(start: Start, script: str, code: int) -> None:
+def test_a_stop_signal_that_a_rank_does_not_hear_is_no_crash(
+    start: Start, script: str, code: int
+) -> None:
     run = start(f"{script}\nif rank: os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(forever)")
     assert run.end()[0] == code
     events = [event for event in run.events() if event["event"] != "step"]
@@ -195,12 +205,15 @@ def test_signals_that_come_together_are_one_request(start: Start) -> None:
 
 
 def test_a_second_signal_ends_everything_at_once(start: Start) -> None:
-    script = "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); touch(f'ready-{rank}')"
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: touch(f'stopped-{rank}')); touch(f'ready-{rank}')"
+    )
     run = start(f"{script}\nwait_for('never')")
     run.wait_for("ready-0")
     run.wait_for("ready-1")
     run.process.terminate()
-    # Forwarded, so the supervisor has heard it: what comes two seconds from here is another request.
+    # Forwarded, so the supervisor has heard it: what comes two seconds from here is another
+    # request.
     run.wait_for("stopped-0")
     time.sleep(SECONDS_OF_ONE_REQUEST + 0.1)
     run.process.terminate()

@@ -1,4 +1,5 @@
-"""`drillyard train` as its users call it: what a run leaves, and that neither kills nor stops change a bit of it."""
+"""`drillyard train` as its users call it: what a run leaves, and that neither kills nor stops
+change a bit of it."""
 
 from __future__ import annotations
 
@@ -28,13 +29,15 @@ from tests.integration.tiny_run import (
 )
 
 STEP_LINE = re.compile(
-    r"Step: (\d+) \| Time: (\d+\.\d+)s \| TFLOPs/s/GPU: \d+\.\d+ \| Tokens/s/GPU: \d+(\.\d+)? \| Loss: \d+\.\d{4}"
+    r"Step: (\d+) \| Time: (\d+\.\d+)s \| TFLOPs/s/GPU: \d+\.\d+ \| Tokens/s/GPU: \d+(\.\d+)? \|"
+    r" Loss: \d+\.\d{4}"
 )
 
 
 @pytest.fixture(scope="module")
 def busy(workplace: Path) -> Run:
-    """The reference's run with evaluations of both kinds every 2 steps and asynchronous saves every 3."""
+    """The reference's run with evaluations of both kinds every 2 steps and asynchronous saves every
+    3."""
     config = write_config(
         workplace,
         "busy",
@@ -52,9 +55,19 @@ def busy(workplace: Path) -> Run:
 def under_torchrun(workplace: Path) -> Run:
     """The reference's run under plain torchrun, logged every 20 steps."""
     config = write_config(workplace, "torchrun", logging={"every_steps": 20, "tensorboard": False})
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     ended = subprocess.run(
-        [*launcher, "-m", "drillyard", "train", str(config)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        [*launcher, "-m", "drillyard", "train", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
     return Run(config)
@@ -63,14 +76,30 @@ def under_torchrun(workplace: Path) -> Run:
 def test_the_run_directory_holds_all_that_a_run_leaves(reference: Reference) -> None:
     last = f"checkpoints/step-{STEPS:08d}"
     expected = {
-        "run.yaml", "data.json", "resolved.json", "events.jsonl", "metrics.jsonl", "dllogger.json", "summary.json",
-        "summary.txt", "logs/rank-0.log", "logs/rank-1.log",
-        "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
-        f"{last}/manifest.json", f"{last}/.metadata", f"{last}/__0_0.distcp", f"{last}/__1_0.distcp",
+        "run.yaml",
+        "data.json",
+        "resolved.json",
+        "events.jsonl",
+        "metrics.jsonl",
+        "dllogger.json",
+        "summary.json",
+        "summary.txt",
+        "logs/rank-0.log",
+        "logs/rank-1.log",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+        f"{last}/manifest.json",
+        f"{last}/.metadata",
+        f"{last}/__0_0.distcp",
+        f"{last}/__1_0.distcp",
         f"{last}/held_out.json",
-        "final/model.safetensors", "final/config.json", "final/generation_config.json", "final/tokenizer.json",
-        "final/tokenizer_config.json", "final/.drillyard-export.json",
-    }  # fmt: skip
+        "final/model.safetensors",
+        "final/config.json",
+        "final/generation_config.json",
+        "final/tokenizer.json",
+        "final/tokenizer_config.json",
+        "final/.drillyard-export.json",
+    }
     found = set(contents(reference.run.directory))
     tensorboard = {name for name in found if name.startswith("tensorboard/events.out.tfevents.")}
     assert len(tensorboard) == 1
@@ -83,15 +112,22 @@ def test_metrics_hold_every_step_at_full_precision(reference: Reference) -> None
     # An fp32 loss that is printed with all its digits is rarely a short decimal number.
     assert sum(len(repr(line["loss"])) >= 12 for line in lines) > STEPS / 2
     assert lines[-1]["loss"] < lines[0]["loss"] - 1
-    assert all(line["tokens"] == BATCH * SEQUENCE_LENGTH and line["num_gpus"] == 2 for line in lines)
+    assert all(
+        line["tokens"] == BATCH * SEQUENCE_LENGTH and line["num_gpus"] == 2 for line in lines
+    )
     assert all(line["mfu"] is None and line["step_seconds"] > 0 for line in lines)
 
 
-def test_the_console_has_one_line_per_step_after_those_of_formula_estimate_and_length(reference: Reference) -> None:
+def test_the_console_has_one_line_per_step_after_those_of_formula_estimate_and_length(
+    reference: Reference,
+) -> None:
     first, estimate, length, *rest = reference.output.splitlines()
-    assert estimate.startswith("Estimate: it fits: ") and length.startswith(f"{STEPS} steps of {BATCH} sequences")
+    assert estimate.startswith("Estimate: it fits: ") and length.startswith(
+        f"{STEPS} steps of {BATCH} sequences"
+    )
     assert re.fullmatch(
-        r"\[PerfLogger\] Using \d+\.\d\dK parameters for TFLOPs calculation\. Formula \S+: \d+\.\d+ GFLOPs per token\.",
+        r"\[PerfLogger\] Using \d+\.\d\dK parameters for TFLOPs calculation\. Formula \S+: \d+\.\d+"
+        r" GFLOPs per token\.",
         first,
     )
     matches = [STEP_LINE.fullmatch(line) for line in rest[:STEPS]]
@@ -114,7 +150,9 @@ def test_the_summary_and_dllogger_tell_of_the_run(reference: Reference) -> None:
 def test_a_finished_run_is_left_as_it_is(reference: Reference) -> None:
     before = contents(reference.run.directory)
     again = train(reference.run.config)
-    assert again.returncode == 0 and says(again.stdout, "finished ... summary.txt ... training.steps")
+    assert again.returncode == 0 and says(
+        again.stdout, "finished ... summary.txt ... training.steps"
+    )
     assert contents(reference.run.directory) == before
 
 
@@ -128,9 +166,16 @@ def test_evaluating_and_saving_change_no_bit(reference: Reference, busy: Run) ->
 
 
 def test_only_the_newest_checkpoints_and_the_best_are_kept(busy: Run) -> None:
-    losses = {event["step"]: event["results"]["rows/held_out"]["loss"] for event in busy.events("evaluation")}
-    saved = {step: loss for step, loss in losses.items() if step and (step % 3 == 0 or step == STEPS)}
-    kept = {int(path.name.removeprefix("step-")) for path in (busy.directory / "checkpoints").iterdir()}
+    losses = {
+        event["step"]: event["results"]["rows/held_out"]["loss"]
+        for event in busy.events("evaluation")
+    }
+    saved = {
+        step: loss for step, loss in losses.items() if step and (step % 3 == 0 or step == STEPS)
+    }
+    kept = {
+        int(path.name.removeprefix("step-")) for path in (busy.directory / "checkpoints").iterdir()
+    }
     assert kept == {STEPS - 1, STEPS, min(saved, key=lambda step: saved[step])}
 
 
@@ -142,7 +187,9 @@ def test_one_rank_of_torchrun_is_one_rank_of_the_run_and_rare_logging_changes_no
     assert under_torchrun.summary()["status"] == "completed"
 
 
-def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: Reference, tmp_path: Path) -> None:
+def test_a_killed_rank_costs_one_restart_and_no_bit(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
     run = Run(write_config(workplace, "killed", checkpoint={"every_steps": 5}))
     rank, at = random.SystemRandom().choice([0, 1]), random.SystemRandom().randrange(6, STEPS - 10)
     # Ranks that stand by may still be importing when their turn comes.
@@ -155,7 +202,11 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
     _, said = process.communicate(timeout=TIMEOUT_SECONDS)
     drawn = f"rank {rank} was killed after step {at}:\n{said}"
     assert process.returncode == 0, drawn
-    assert (len(run.events("failure")), len(run.events("restart")), run.summary()["restarts"]) == (1, 1, 1), drawn
+    assert (len(run.events("failure")), len(run.events("restart")), run.summary()["restarts"]) == (
+        1,
+        1,
+        1,
+    ), drawn
     assert run.events("failure")[0]["failed_rank"] == rank, drawn
     assert len(run.events("resume")) == 1 and run.events("resume")[0]["step"] >= 5, drawn
     undisturbed = reference.run.figures()
@@ -164,7 +215,9 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(workplace: Path, reference: 
     assert run.weights() == reference.run.weights(), drawn
 
 
-def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference: Reference, tmp_path: Path) -> None:
+def test_stopped_runs_save_and_go_on_to_the_same_bits(
+    workplace: Path, reference: Reference, tmp_path: Path
+) -> None:
     run = Run(write_config(workplace, "stopped", checkpoint={"asynchronous": False}))
     first = run.start(holds=Holds(tmp_path, "attempt-0-step-15"))
     wait_until(lambda: run.last_step() >= 4, first)
@@ -172,7 +225,9 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
     assert first.wait(timeout=TIMEOUT_SECONDS) == 85, first.communicate()[1]
     stopped_at = run.last_step()
     assert [event["step"] for event in run.events("checkpoint")] == [stopped_at]
-    assert run.events("end")[-1]["status"] == "interrupted" and not (run.directory / "final").exists()
+    assert (
+        run.events("end")[-1]["status"] == "interrupted" and not (run.directory / "final").exists()
+    )
 
     second = run.start(holds=Holds(tmp_path, "attempt-0-step-30"))
     wait_until(lambda: run.last_step() >= stopped_at + 3, second)
@@ -182,7 +237,10 @@ def test_stopped_runs_save_and_go_on_to_the_same_bits(workplace: Path, reference
 
     ended = train(run.config)
     assert ended.returncode == 0, ended.stderr
-    assert [event["step"] for event in run.events("resume")] == [e["step"] for e in run.events("checkpoint")[:2]]
-    # No step was done twice: each start went on from the very step at which the one before it stopped.
+    assert [event["step"] for event in run.events("resume")] == [
+        e["step"] for e in run.events("checkpoint")[:2]
+    ]
+    # No step was done twice: each start went on from the very step at which the one before it
+    # stopped.
     assert run.figures() == reference.run.figures()
     assert run.weights() == reference.run.weights()

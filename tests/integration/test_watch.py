@@ -1,4 +1,5 @@
-"""`drillyard watch` as a person and as a pipe sees it: a live run, a finished one, leaving, and no torch."""
+"""`drillyard watch` as a person and as a pipe sees it: a live run, a finished one, leaving, and no
+torch."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A command in a terminal of 80 x 24; `text` is all that it has printed, without colours and cursor moves."""
+    """A command in a terminal of 80 x 24; `text` is all that it has printed, without colours and
+    cursor moves."""
 
     def __init__(self, *arguments: object) -> None:
         self._side, other = pty.openpty()
@@ -99,7 +101,9 @@ def test_a_live_run_is_followed_to_its_end(tmp_path):
     assert len(final) <= 24 and all(len(line) <= 80 for line in final)
     assert any("step 60 of 60  100.0%" in line for line in final)
     assert any(says(line, "run ... complete") for line in final)
-    assert b"\x1b[?1049h" in terminal.raw and terminal.raw.index(b"\x1b[?1049l") < terminal.raw.rindex(b"completed")
+    assert b"\x1b[?1049h" in terminal.raw and terminal.raw.index(
+        b"\x1b[?1049l"
+    ) < terminal.raw.rindex(b"completed")
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"q", 0), (b"\x03", 130)])
@@ -113,7 +117,9 @@ def test_q_and_ctrl_c_leave_a_run_that_goes_on(tmp_path, key, code):
 
 def test_a_pipe_gets_plain_lines(tmp_path):
     directory = runs.write_run(tmp_path / "trial")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(
+        [*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = ended.stdout.splitlines()
     assert "\x1b" not in ended.stdout
@@ -125,7 +131,9 @@ def test_a_pipe_gets_plain_lines(tmp_path):
 
 def test_a_failed_run_has_exit_code_1(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10, end="failed")
-    ended = subprocess.run([*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(
+        [*WATCH, str(directory)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert ended.returncode == 1
     assert "trial: failed, step 10 of 10" in ended.stdout
 
@@ -133,19 +141,25 @@ def test_a_failed_run_has_exit_code_1(tmp_path):
 def test_a_reader_that_goes_ends_the_watch_without_a_traceback(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=20, end=None)
     command = [*WATCH, str(directory), "--interval", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
         with (directory / "events.jsonl").open("a") as file:
-            file.write('{"time": "2026-01-31T13:00:00.000000Z", "event": "warning", "text": "late"}\n')
+            file.write(
+                '{"time": "2026-01-31T13:00:00.000000Z", "event": "warning", "text": "late"}\n'
+            )
         assert process.wait(TIMEOUT_SECONDS) == 1
         assert "Traceback" not in process.stderr.read()
 
 
 def test_an_interrupt_without_a_terminal_is_130(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=20, end=None)
-    with subprocess.Popen([*WATCH, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*WATCH, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -154,7 +168,9 @@ def test_an_interrupt_without_a_terminal_is_130(tmp_path):
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    ended = subprocess.run([*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(
+        [*WATCH, str(tmp_path)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert ended.returncode == 2
     assert "no events.jsonl" in ended.stderr
 
@@ -169,6 +185,8 @@ def test_the_command_needs_no_torch(tmp_path):
         "names = ('torch', 'transformers', 'pyarrow')\n"
         "print(json.dumps([name for name in names if name in sys.modules]))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+    )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == []

@@ -1,4 +1,5 @@
-"""Ranks that get no further: noticed, shown with their stacks, ended and started again, whatever they print or do."""
+"""Ranks that get no further: noticed, shown with their stacks, ended and started again, whatever
+they print or do."""
 
 from __future__ import annotations
 
@@ -148,12 +149,18 @@ def test_a_rank_without_a_supervisor_watches_itself(tmp_path: Path) -> None:
     hangs = a_rank(tmp_path, 0.5, "side.begin('training', 'strict'); threading.Event().wait()")
     busy = "end = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nprint('done')"
     works = a_rank(tmp_path / "other", 2.0, busy)
-    waits = a_rank(tmp_path / "third", 2.0, "side.begin('data', 'waiting'); time.sleep(5); print('done')")
+    waits = a_rank(
+        tmp_path / "third", 2.0, "side.begin('data', 'waiting'); time.sleep(5); print('done')"
+    )
     _, err = hangs.communicate(timeout=TIMEOUT_SECONDS)
     assert hangs.returncode == 1 and "watchdog: no progress" in err and "logs/rank-0.log" in err
     assert "in wait" in (tmp_path / "logs" / "rank-0.log").read_text()
     assert event_names(tmp_path) == ["failure"]
-    assert works.communicate(timeout=TIMEOUT_SECONDS)[0] == waits.communicate(timeout=TIMEOUT_SECONDS)[0] == "done\n"
+    assert (
+        works.communicate(timeout=TIMEOUT_SECONDS)[0]
+        == waits.communicate(timeout=TIMEOUT_SECONDS)[0]
+        == "done\n"
+    )
 
 
 TELLS_WHAT_IT_NOTES = """
@@ -166,17 +173,23 @@ threading.Thread(target=tell, daemon=True).start()
 
 def test_a_rank_hears_stop_signals_while_its_main_thread_cannot(tmp_path: Path) -> None:
     before = a_rank(tmp_path / "before", 0, "deaf()")
-    training = a_rank(tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.answer('note'); deaf()")
+    training = a_rank(
+        tmp_path / "training", 0, f"{TELLS_WHAT_IT_NOTES}\nside.answer('note'); deaf()"
+    )
     saved = a_rank(tmp_path / "saved", 0, "side.answer('ignore'); deaf()")
     (tmp_path / "before").mkdir(exist_ok=True)
     for rank in (before, training, saved):
         assert rank.stdout is not None and rank.stdout.readline() == "deaf\n"
     before.send_signal(signal.SIGUSR1)
     saved.send_signal(signal.SIGUSR1)
-    # Two seconds on, it is another request; before that the same one, delivered twice. It hears both when it goes on.
+    # Two seconds on, it is another request; before that the same one, delivered twice. It hears
+    # both when it goes on.
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
         training.send_signal(number)
-    assert before.wait(timeout=TIMEOUT_SECONDS) == 85 and event_names(tmp_path / "before") == ["signal", "end"]
+    assert before.wait(timeout=TIMEOUT_SECONDS) == 85 and event_names(tmp_path / "before") == [
+        "signal",
+        "end",
+    ]
     assert training.stdout is not None and training.stdout.readline() == "noted\n"
     try:
         training.wait(timeout=2.5)
@@ -261,7 +274,9 @@ print("done", flush=True)
     assert (rank.returncode, out.splitlines()[-1], err) == (0, "done", "")
 
 
-def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(tmp_path: Path) -> None:
+def test_a_rank_without_a_supervisor_whose_interpreter_is_held_is_ended_with_its_stacks(
+    tmp_path: Path,
+) -> None:
     held = a_rank(tmp_path, 2.0, "def hold_the_lock(): sum(range(10**14))\nhold_the_lock()")
     _, err = held.communicate(timeout=TIMEOUT_SECONDS)
     assert held.returncode == -signal.SIGKILL

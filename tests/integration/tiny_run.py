@@ -1,7 +1,9 @@
-"""A tiny training run for tests through the real commands: its data, its config, and a hold on its processes.
+"""A tiny training run for tests through the real commands: its data, its config, and a hold on its
+processes.
 
-GPT-2 with dropout, so that random state matters, on JSONL rows of text-to-SQL whose queries give results. A start of
-ranks costs each of them about five seconds of imports: tests put several facts into one run.
+GPT-2 with dropout, so that random state matters, on JSONL rows of text-to-SQL whose queries give
+results. A start of ranks costs each of them about five seconds of imports: tests put several facts
+into one run.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def write_rows(path: Path, count: int = 200) -> Path:
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             column, other = generator.sample(columns, 2)
-            schema = f"CREATE TABLE t ({column} INT, {other} INT); INSERT INTO t VALUES ({number}, 1), (2, {number});"
+            schema = (
+                f"CREATE TABLE t ({column} INT, {other} INT); INSERT INTO t VALUES ({number}, 1),"
+                f" (2, {number});"
+            )
             chosen = generator.choice(["", f" WHERE {other} = 1", f" ORDER BY {column}"])
             row = {
                 "schema": schema,
@@ -54,7 +59,8 @@ def write_rows(path: Path, count: int = 200) -> Path:
 
 
 def write_config(directory: Path, name: str, **changes: Any) -> Path:
-    """NAME.yaml in `directory` for a run on its rows.jsonl; `changes` are settings with __ for the dot."""
+    """NAME.yaml in `directory` for a run on its rows.jsonl; `changes` are settings with __ for the
+    dot."""
     settings: dict[str, Any] = {
         "name": name,
         "output": str(directory / "runs"),
@@ -94,7 +100,9 @@ def write_config(directory: Path, name: str, **changes: Any) -> Path:
 def drillyard(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [*DRILLYARD, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, **options
+    )
 
 
 def train(config: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -117,14 +125,17 @@ class Run:
         """`drillyard train` on two ranks, in the background; it waits at the moments of `holds`."""
         program = holds.program if holds else DRILLYARD
         command = [*program, "train", str(self.config), "--nproc-per-node", "2", *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
         STARTED.append(process)
         return process
 
     def records(self, file: str) -> list[dict[str, Any]]:
         """The whole lines of a JSON lines file that is there so far.
 
-        A kill in mid-write on a FUSE mount may tear a line, which the next writer ends: every reader skips such lines.
+        A kill in mid-write on a FUSE mount may tear a line, which the next writer ends: every
+        reader skips such lines.
         """
         path = self.directory / file
         # As bytes: the last line may end within a character.
@@ -138,7 +149,10 @@ class Run:
 
     def figures(self) -> list[tuple[int, float, float]]:
         """(step, loss, gradient norm) of every logged step, those done again included."""
-        return [(line["step"], line["loss"], line["grad_norm"]) for line in self.records("metrics.jsonl")]
+        return [
+            (line["step"], line["loss"], line["grad_norm"])
+            for line in self.records("metrics.jsonl")
+        ]
 
     def last_step(self) -> int:
         """The last logged step so far."""
@@ -151,7 +165,9 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """summary.json."""
-        content: dict[str, Any] = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(
+            (self.directory / "summary.json").read_text(encoding="utf-8")
+        )
         return content
 
     def send(self, number: signal.Signals, rank: int) -> None:

@@ -1,11 +1,12 @@
-"""A virtual environment with what `pip install drillyard` brings and nothing else: no torch, no transformers.
+"""A virtual environment with what `pip install drillyard` brings and nothing else: no torch, no
+transformers.
 
-Nothing is downloaded: the distributions that `dependencies` in pyproject.toml name, and those that these need, are
-linked from the environment that runs the tests. Building it takes about a second.
+Nothing is downloaded: the distributions that `dependencies` in pyproject.toml name, and those that
+these need, are linked from the environment that runs the tests. Building it takes about a second.
 
     from tests.integration.torch_free import torch_free as torch_free      # in conftest.py or a test module
     def test_it(torch_free): ended = torch_free("metrics", "run.log", "--json")
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def core_distributions() -> dict[str, importlib.metadata.Distribution]:
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            # For another Python or platform: were it needed here, the command would fail for want of it.
+            # For another Python or platform: were it needed here, the command would fail for want
+            # of it.
             continue
         wanted += found[name].requires or []
     return found
@@ -46,14 +48,22 @@ def core_distributions() -> dict[str, importlib.metadata.Distribution]:
 def make_environment(directory: Path) -> Path:
     """Make the environment there; returns its `drillyard` command."""
     venv.create(directory, with_pip=False, symlinks=True)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(directory), "platbase": str(directory)}))
+    packages = Path(
+        sysconfig.get_path("purelib", vars={"base": str(directory), "platbase": str(directory)})
+    )
     for distribution in core_distributions().values():
-        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in distribution.files or ()
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             if not (packages / top).exists():
                 os.symlink(distribution.locate_file(top), packages / top)
     (packages / "drillyard.pth").write_text(f"{ROOT / 'src'}\n")
     command = directory / "bin" / "drillyard"
-    command.write_text(f"#!{directory / 'bin' / 'python'}\nfrom drillyard.cli.main import main\n\nmain()\n")
+    command.write_text(
+        f"#!{directory / 'bin' / 'python'}\nfrom drillyard.cli.main import main\n\nmain()\n"
+    )
     command.chmod(0o755)
     return command
 
@@ -62,11 +72,21 @@ def make_environment(directory: Path) -> Path:
 def torch_free(tmp_path_factory: pytest.TempPathFactory) -> Command:
     """`drillyard` with these arguments, as a process of the environment without torch."""
     command = make_environment(tmp_path_factory.mktemp("torch-free") / "venv")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
 
     def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
         words = [str(command), *map(str, arguments)]
-        settings = {"capture_output": True, "text": True, "timeout": 240, "env": environment, **options}
+        settings = {
+            "capture_output": True,
+            "text": True,
+            "timeout": 240,
+            "env": environment,
+            **options,
+        }
         return subprocess.run(words, **settings)  # type: ignore[call-overload, no-any-return]
 
     return run

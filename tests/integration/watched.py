@@ -1,4 +1,5 @@
-"""A run in the background whose console is read as it comes, to do something at a chosen moment of it."""
+"""A run in the background whose console is read as it comes, to do something at a chosen moment of
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Event = dict[str, Any]
 
 
 class WatchedRun:
-    """`drillyard train` on two ranks; `console` has rank 0's lines so far, `errors` the supervisor's words."""
+    """`drillyard train` on two ranks; `console` has rank 0's lines so far, `errors` the
+    supervisor's words."""
 
     def __init__(self, config: Path, holds: Holds | None = None) -> None:
         self.run = Run(config)
@@ -26,8 +28,13 @@ class WatchedRun:
         self.errors: list[str] = []
         program = holds.program if holds else DRILLYARD
         command = [*program, "train", str(config), "--nproc-per-node", "2", "--console", "json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._readers = [
+            threading.Thread(target=self._read),
+            threading.Thread(target=self._read_errors),
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -50,7 +57,9 @@ class WatchedRun:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Until `condition` holds, while the run lives."""
         while not condition():
-            assert self.process.poll() is None, f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
+            assert self.process.poll() is None, (
+                f"it has ended before: {self.errors[-5:]}, {self.console[-3:]}"
+            )
             time.sleep(0.02)
 
     def lines_with(self, facts: str) -> list[str]:

@@ -45,7 +45,8 @@ def saved(value: object) -> bytes:
 
 
 def write(run: Path, files: dict[str, bytes]) -> Path:
-    """A checkpoint of step 10 with these files and the manifest that fits them; returns its directory."""
+    """A checkpoint of step 10 with these files and the manifest that fits them; returns its
+    directory."""
     path = run / "checkpoints" / "step-00000010"
     path.mkdir(parents=True)
     for name, content in files.items():
@@ -63,17 +64,24 @@ def stored(archives: dict[str, tuple[Any, bytes]], **more: Any) -> dict[str, byt
         offset = None if isinstance(metadata, BytesStorageMetadata) else [0]
         places[MetadataIndex(key, offset)] = _StorageInfo(DATA, len(content), len(archive))
         content += archive
-    index = Metadata({key: metadata for key, (metadata, _) in archives.items()}, storage_data=places, **more)
+    index = Metadata(
+        {key: metadata for key, (metadata, _) in archives.items()}, storage_data=places, **more
+    )
     return {DATA: content, ".metadata": pickle.dumps(index)}
 
 
 def tensor_of(size: int) -> TensorStorageMetadata:
     shape = torch.Size([size])
-    return TensorStorageMetadata(TensorProperties(), shape, [ChunkStorageMetadata(torch.Size([0]), shape)])
+    return TensorStorageMetadata(
+        TensorProperties(), shape, [ChunkStorageMetadata(torch.Size([0]), shape)]
+    )
 
 
 def good(**more: Any) -> dict[str, bytes]:
-    archives = {"w": (tensor_of(4), saved(STATE["w"])), "note": (BytesStorageMetadata(), saved("ten"))}
+    archives = {
+        "w": (tensor_of(4), saved(STATE["w"])),
+        "note": (BytesStorageMetadata(), saved("ten")),
+    }
     return stored(archives, **more)
 
 

@@ -1,4 +1,5 @@
-"""The tensors and values of a checkpoint from somebody else: of bounded size and depth, and nothing but that."""
+"""The tensors and values of a checkpoint from somebody else: of bounded size and depth, and nothing
+but that."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ from drillyard.training.checkpoint.verification import verify
 def repacked(archive: bytes, compression: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:
     """The archive with other compression and with more records."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(stream, "w", compression) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(archive)) as old,
+        zipfile.ZipFile(stream, "w", compression) as new,
+    ):
         for name in old.namelist():
             new.writestr(name, old.read(name))
         for name, content in more.items():
@@ -46,11 +50,15 @@ def repacked(archive: bytes, compression: int = zipfile.ZIP_STORED, **more: byte
     ],
     ids=["compressed", "TorchScript", "source", "pickle", "cut", "empty"],
 )
-def test_an_archive_that_torch_save_did_not_write_is_refused(archive: bytes, tmp_path: Path) -> None:
+def test_an_archive_that_torch_save_did_not_write_is_refused(
+    archive: bytes, tmp_path: Path
+) -> None:
     path = write(tmp_path, stored({"w": (tensor_of(4), archive)}))
     info = inspect(path)
     assert info is not None
-    assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [(DATA, "refused")]
+    assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [
+        (DATA, "refused")
+    ]
     with pytest.raises(UserError, match=DATA):
         load_checkpoint(tmp_path, {"w": torch.zeros(4)})
 
@@ -92,10 +100,23 @@ LIST_OF_2_27 = b"]q\x00" + b"".join(b"]q%c(" % (n + 1) + b"h%c" % n * 2 + b"e" f
         b"ctorch.storage\nUntypedStorage\n" + number(2**45) + b"\x85R",
         b"ctorch\nFloatStorage\n" + number(2**45) + b"\x85R",
     ],
-    ids=["deep-key", "deep-in-set", "deep-list", "wide-key", "wide-list", "changed-part", "slow", "storage", "typed"],
+    ids=[
+        "deep-key",
+        "deep-in-set",
+        "deep-list",
+        "wide-key",
+        "wide-list",
+        "changed-part",
+        "slow",
+        "storage",
+        "typed",
+    ],
 )
-def test_a_value_that_is_deep_or_huge_or_slow_to_build_is_refused(content: bytes, tmp_path: Path) -> None:
-    """The first two killed the process when they were loaded, the fourth and (longer) the slow one never ended."""
+def test_a_value_that_is_deep_or_huge_or_slow_to_build_is_refused(
+    content: bytes, tmp_path: Path
+) -> None:
+    """The first two killed the process when they were loaded, the fourth and (longer) the slow one
+    never ended."""
     archive = of_pickle(b"\x80\x02" + content + b".")
     path = write(tmp_path, stored({"note": (BytesStorageMetadata(), archive)}))
     assert command("checkpoint", "verify", tmp_path) == 2
@@ -105,11 +126,22 @@ def test_a_value_that_is_deep_or_huge_or_slow_to_build_is_refused(content: bytes
 
 
 def tensor_claiming(storage: int, shape: list[int], strides: list[int]) -> bytes:
-    """A tensor of 16 bytes whose pickle claims a storage of other size, or a shape that the storage cannot hold."""
-    storage_id = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(storage) + b"tQ"
+    """A tensor of 16 bytes whose pickle claims a storage of other size, or a shape that the storage
+    cannot hold."""
+    storage_id = (
+        b"("
+        + text("storage")
+        + b"ctorch\nFloatStorage\n"
+        + text("0")
+        + text("cpu")
+        + number(storage)
+        + b"tQ"
+    )
     sizes = b"".join(b"(" + b"".join(map(number, values)) + b"t" for values in (shape, strides))
     call = storage_id + b"K\x00" + sizes + b"\x89ccollections\nOrderedDict\n)R"
-    return of_pickle(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + call + b"tR.", **{"0": bytes(16)})
+    return of_pickle(
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + call + b"tR.", **{"0": bytes(16)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,21 +164,40 @@ def test_a_tensor_of_another_size_than_its_bytes_is_an_error_of_the_checkpoint(
         load_checkpoint(path, {"w": torch.zeros(4)})
 
 
-PLAIN = [None, True, -1, 2**40, 2.5, "text", b"bytes", [1, (2, 3)], [{"a": {1, 2}, 3: []}], torch.Size([2, 3])]
+PLAIN = [
+    None,
+    True,
+    -1,
+    2**40,
+    2.5,
+    "text",
+    b"bytes",
+    [1, (2, 3)],
+    [{"a": {1, 2}, 3: []}],
+    torch.Size([2, 3]),
+]
 
 
 def test_every_plain_value_is_saved_and_loaded_and_an_object_is_not_saved(tmp_path: Path) -> None:
     events: list[str] = []
-    settings: dict[str, Any] = {"keep": 1, "keep_best": False, "asynchronous": False, "identity": {}}
+    settings: dict[str, Any] = {
+        "keep": 1,
+        "keep_best": False,
+        "asynchronous": False,
+        "identity": {},
+    }
     checkpointer = Checkpointer(
         tmp_path / "checkpoints", **settings, on_event=lambda name, **fields: events.append(name)
     )
     tensors = {
-        f"t{n}": torch.ones(2, dtype=dtype) for n, dtype in enumerate((torch.bfloat16, torch.uint16, torch.bool))
+        f"t{n}": torch.ones(2, dtype=dtype)
+        for n, dtype in enumerate((torch.bfloat16, torch.uint16, torch.bool))
     }
     values = {f"v{n}": value for n, value in enumerate(PLAIN)}
     checkpointer.save(1, {**values, **tensors}, metadata={}, wait=True)
-    loaded = load_checkpoint(tmp_path, dict.fromkeys(values) | {key: torch.zeros_like(t) for key, t in tensors.items()})
+    loaded = load_checkpoint(
+        tmp_path, dict.fromkeys(values) | {key: torch.zeros_like(t) for key, t in tensors.items()}
+    )
     assert {key: loaded.state[key] for key in values} == values
     assert all(torch.equal(loaded.state[key], tensor) for key, tensor in tensors.items())
     checkpointer.save(2, {"path": Path("x")}, metadata={}, wait=True)

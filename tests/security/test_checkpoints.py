@@ -1,4 +1,5 @@
-"""The index and manifest of a checkpoint from somebody else: read as data, they run nothing and lead nowhere outside.
+"""The index and manifest of a checkpoint from somebody else: read as data, they run nothing and
+lead nowhere outside.
 
 Its tensors and values: test_checkpoint_values.py. Whole commands (`train`, `export`, `eval`):
 tests/integration/test_foreign_checkpoint.py.
@@ -14,7 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.security.foreign_checkpoints import DATA, STATE, Code, command, good, saved, state, stored, tensor_of, write
+from tests.security.foreign_checkpoints import (
+    DATA,
+    STATE,
+    Code,
+    command,
+    good,
+    saved,
+    state,
+    stored,
+    tensor_of,
+    write,
+)
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -26,7 +38,14 @@ from drillyard.errors import UserError
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.checkpoint.inventory import inspect, list_checkpoints
 from drillyard.training.checkpoint.loading import load_checkpoint
-from drillyard.training.checkpoint.manifest import FileRecord, Manifest, ManifestError, checksum, decode, encode
+from drillyard.training.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    ManifestError,
+    checksum,
+    decode,
+    encode,
+)
 from drillyard.training.checkpoint.verification import verify
 
 
@@ -43,15 +62,24 @@ def code_inside_the_index(attack: Code) -> dict[str, bytes]:
 
 
 def code_as_a_value(attack: Code) -> dict[str, bytes]:
-    return stored({"w": (tensor_of(4), saved(STATE["w"])), "note": (BytesStorageMetadata(), saved(attack))})
+    return stored(
+        {"w": (tensor_of(4), saved(STATE["w"])), "note": (BytesStorageMetadata(), saved(attack))}
+    )
 
 
 def code_as_a_value_in_the_place_of_a_tensor(attack: Code) -> dict[str, bytes]:
-    return stored({"w": (BytesStorageMetadata(), saved(attack)), "note": (BytesStorageMetadata(), saved("ten"))})
+    return stored(
+        {
+            "w": (BytesStorageMetadata(), saved(attack)),
+            "note": (BytesStorageMetadata(), saved("ten")),
+        }
+    )
 
 
 def code_as_a_tensor(attack: Code) -> dict[str, bytes]:
-    return stored({"w": (tensor_of(4), saved(attack)), "note": (BytesStorageMetadata(), saved("ten"))})
+    return stored(
+        {"w": (tensor_of(4), saved(attack)), "note": (BytesStorageMetadata(), saved("ten"))}
+    )
 
 
 ATTACKS = [
@@ -72,7 +100,9 @@ def test_a_checkpoint_made_as_these_are_is_undamaged_and_loads(tmp_path: Path) -
     assert loaded["w"].tolist() == [0, 1, 2, 3] and loaded["note"] == "ten"
 
 
-@pytest.mark.parametrize("attack", [attack for attack, _ in ATTACKS if attack is not code_as_a_tensor])
+@pytest.mark.parametrize(
+    "attack", [attack for attack, _ in ATTACKS if attack is not code_as_a_tensor]
+)
 def test_a_load_runs_no_code(attack: Attack, tmp_path: Path, ran: Path) -> None:
     write(tmp_path, attack(Code(ran)))
     with contextlib.suppress(Exception):
@@ -91,8 +121,15 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(
     assert os.mkdir.__module__ + ".mkdir" in printed.err
     with pytest.raises(UserError, match=path.name):
         load_checkpoint(tmp_path, state())
-    settings: dict[str, Any] = {"keep": 1, "keep_best": False, "asynchronous": False, "identity": {}}
-    checkpointer = Checkpointer(tmp_path / "checkpoints", **settings, on_event=lambda *_, **__: None)
+    settings: dict[str, Any] = {
+        "keep": 1,
+        "keep_best": False,
+        "asynchronous": False,
+        "identity": {},
+    }
+    checkpointer = Checkpointer(
+        tmp_path / "checkpoints", **settings, on_event=lambda *_, **__: None
+    )
     for source in (None, path):
         with pytest.raises(UserError, match=path.name):
             checkpointer.load(state(), source)
@@ -100,10 +137,17 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(("attack", "file"), [each for each in ATTACKS if each[0] is not code_as_a_tensor])
+@pytest.mark.parametrize(
+    ("attack", "file"), [each for each in ATTACKS if each[0] is not code_as_a_tensor]
+)
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_a_list_refuses_code_in_the_index_and_in_values(
-    attack: Attack, file: str, as_json: list[str], tmp_path: Path, ran: Path, capsys: pytest.CaptureFixture[str]
+    attack: Attack,
+    file: str,
+    as_json: list[str],
+    tmp_path: Path,
+    ran: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path, attack(Code(ran)))
     assert command("checkpoint", "list", tmp_path, *as_json) == 2
@@ -115,7 +159,9 @@ def test_a_list_refuses_code_in_the_index_and_in_values(
 def test_a_class_of_torch_cannot_be_changed_by_an_index(tmp_path: Path) -> None:
     """BUILD with a pair sets attributes of whatever lies below it, such as a class."""
     name = b"\x8c\x25torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94\x93"
-    write(tmp_path, {**good(), ".metadata": b"\x80\x04" + name + b"(N}\x8c\x05owned\x8c\x03yessttb."})
+    write(
+        tmp_path, {**good(), ".metadata": b"\x80\x04" + name + b"(N}\x8c\x05owned\x8c\x03yessttb."}
+    )
     assert command("checkpoint", "verify", tmp_path) == 2
     write_again = b"\x80\x04" + name + b"(N}\x8c\x05owned\x8c\x03yesstb."
     write(tmp_path / "again", {**good(), ".metadata": write_again})
@@ -124,7 +170,8 @@ def test_a_class_of_torch_cannot_be_changed_by_an_index(tmp_path: Path) -> None:
 
 
 def far_memo() -> bytes:
-    """LONG_BINPUT 2**24 - 1: Python's unpickler allocates room for all smaller numbers, up to 34 GB."""
+    """LONG_BINPUT 2**24 - 1: Python's unpickler allocates room for all smaller numbers, up to 34
+    GB."""
     index = good()[".metadata"]
     return index[:-1] + b"r\xff\xff\xff\x00" + index[-1:]
 
@@ -135,7 +182,8 @@ def deep_key() -> bytes:
 
 
 def shared_pieces() -> bytes:
-    """A list of a thousand pieces that a thousand tensors share: a million to look at from 30 kB."""
+    """A list of a thousand pieces that a thousand tensors share: a million to look at from 30
+    kB."""
     tensor = tensor_of(4)
     tensor.chunks *= 1000
     place = {MetadataIndex("w", [0]): _StorageInfo(DATA, 0, 1)}
@@ -171,7 +219,9 @@ def test_an_index_that_is_none_or_leads_elsewhere_is_refused(index: bytes, tmp_p
     path = write(tmp_path, {**good(), ".metadata": index})
     info = inspect(path)
     assert info is not None
-    assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [(".metadata", "refused")]
+    assert [(file.name, file.verdict) for file in verify(info) if file.verdict != "ok"] == [
+        (".metadata", "refused")
+    ]
     assert command("checkpoint", "list", tmp_path) == 2
 
 
@@ -182,13 +232,15 @@ NAMED = {
 
 
 def doubled_list() -> bytes:
-    """A list that holds the list before it twice, and so on: its text has 2**20 parts here, and may have any number."""
+    """A list that holds the list before it twice, and so on: its text has 2**20 parts here, and may
+    have any number."""
     lists = b"".join(b"]\x94(" + b"h%c" % n * 2 + b"e" for n in range(1, 21))
     return b"\x80\x04" + NAMED["list"] + b"\x94]\x94" + lists + b"h\x00h\x15\x85R."
 
 
 def doubled_tuple_as_key() -> bytes:
-    """A tuple that holds the tuple before it twice, kept by calls: hashing it takes 2**20 steps, or any number."""
+    """A tuple that holds the tuple before it twice, kept by calls: hashing it takes 2**20 steps, or
+    any number."""
     tuples = b"".join(b"h\x00" + b"h%c" % n * 2 + b"\x86\x94R" for n in range(1, 21))
     return b"\x80\x04" + NAMED["tuple"] + b"\x94h\x00K\x01K\x01\x86\x94R" + tuples + b"}h\x15Ns."
 
@@ -200,10 +252,13 @@ def test_an_index_builds_no_value_of_a_size_beyond_its_own(index: bytes, tmp_pat
         load_checkpoint(path, state())
 
 
-# -- the manifest ------------------------------------------------------------------------------------------------------
+# -- the manifest
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../../outside", "..", ".", "", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "a/../../../outside", "..", ".", "", "manifest.json"]
+)
 def test_a_manifest_that_names_another_place_is_not_believed(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, good())
     outside = path.parent / "outside"
@@ -220,13 +275,19 @@ def test_a_manifest_that_names_another_place_is_not_believed(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", [DATA, ".metadata", "manifest.json"])
-def test_a_file_that_is_a_link_out_of_the_checkpoint_is_not_opened(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_a_link_out_of_the_checkpoint_is_not_opened(
+    name: str, tmp_path: Path
+) -> None:
     path = write(tmp_path, good())
     (path / name).rename(tmp_path / "outside")
     (path / name).symlink_to(tmp_path / "outside")
     (info,) = list_checkpoints(tmp_path)
     assert info.status == "damaged" and name in info.reason and "link" in info.reason
-    assert all(file.verdict == "unreadable" for file in verify(info) if file.name == name and name != "manifest.json")
+    assert all(
+        file.verdict == "unreadable"
+        for file in verify(info)
+        if file.name == name and name != "manifest.json"
+    )
     assert command("checkpoint", "verify", tmp_path) == 1
     with pytest.raises(UserError, match=name):
         load_checkpoint(tmp_path, state())
@@ -252,8 +313,12 @@ def test_a_file_that_is_a_link_out_of_the_checkpoint_is_not_opened(name: str, tm
         ('"metadata": {}', '"metadata": ' + "9" * 5000),
     ],
 )
-def test_a_manifest_with_values_of_another_kind_is_not_believed(old: str, new: str, tmp_path: Path) -> None:
-    raw = encode(Manifest(10, 1, "2.15.0", "2026-01-31T12:00:00.000Z", {DATA: FileRecord(4, "0" * 32)}))
+def test_a_manifest_with_values_of_another_kind_is_not_believed(
+    old: str, new: str, tmp_path: Path
+) -> None:
+    raw = encode(
+        Manifest(10, 1, "2.15.0", "2026-01-31T12:00:00.000Z", {DATA: FileRecord(4, "0" * 32)})
+    )
     assert old.encode() in raw
     body = raw.replace(old.encode(), new.encode(), 1)
     body = body[: -len("0" * 32 + '"\n}\n')] + b"0" * 32 + b'"\n}\n'
@@ -272,7 +337,12 @@ def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
 
 def test_what_stands_for_the_held_out_loss_is_a_number_or_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, good())
-    for content in ("1" * 400, '{"held_out_loss": 1' + "0" * 400 + "}", "[" * 4000, '{"held_out_loss": "x"}'):
+    for content in (
+        "1" * 400,
+        '{"held_out_loss": 1' + "0" * 400 + "}",
+        "[" * 4000,
+        '{"held_out_loss": "x"}',
+    ):
         (path / "held_out.json").write_text(content)
         (info,) = list_checkpoints(tmp_path)
         assert info.complete and info.held_out_loss is None

@@ -1,4 +1,5 @@
-"""Configs, cluster files and their values on the command line: no text ends in a traceback or takes long to refuse."""
+"""Configs, cluster files and their values on the command line: no text ends in a traceback or takes
+long to refuse."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ from drillyard.errors import UserError
 from drillyard.measurement.merge_sources import add_directory, merge_sources
 
 # Ten levels are a billion values and never end; six are 59,049, more than a config can have.
-LAUGHS = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(6))
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 6))
+LAUGHS = "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "a0: &a0 [x]\n" for n in range(6)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 6)
+)
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 300))
 HOSTILE = {
     "values by aliases": (LAUGHS, r":\d+: more than 10,000 values"),
@@ -73,7 +78,10 @@ def test_numbers_of_many_digits_are_text() -> None:
 
 
 def test_merged_keys_keep_their_precedence_and_the_places_of_their_values() -> None:
-    text = "a: &a {x: 1, s: {p: 1}}\nb: &b {x: 2, y: 2, s: {q: 2}}\nc:\n  <<: [*a, *b]\n  z: 3\nd:\n  <<: *b\n  x: 4\n"
+    text = (
+        "a: &a {x: 1, s: {p: 1}}\nb: &b {x: 2, y: 2, s: {q: 2}}\nc:\n  <<: [*a, *b]\n  z: 3\nd:\n "
+        " <<: *b\n  x: 4\n"
+    )
     document = parse_document(text, "f")
     assert document.value["c"] == {"x": 1, "y": 2, "s": {"p": 1}, "z": 3}
     assert document.value["d"] == {"x": 4, "y": 2, "s": {"q": 2}}
@@ -81,7 +89,9 @@ def test_merged_keys_keep_their_precedence_and_the_places_of_their_values() -> N
     assert document.places["d", "x"].order == 8 and document.places["d", "y"].order == 2
 
 
-def test_what_a_variable_of_the_environment_holds_is_never_expanded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_variable_of_the_environment_holds_is_never_expanded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LAUGH", "${env:LAUGH}${env:LAUGH}")
     assert EnvironmentText("${env:LAUGH}") == "${env:LAUGH}${env:LAUGH}"
 
@@ -109,8 +119,12 @@ def test_the_number_of_keys_costs_no_square_of_time() -> None:
     assert lines_run(400) < 5 * lines_run(100)
 
 
-@pytest.mark.parametrize("text", ["a: " + "[" * 5_000, "training: {steps: 2025-13-45}", MERGES, "a: " + "9" * 5_000])
-def test_the_config_in_a_run_directory_of_others_is_read_the_same_way(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 5_000, "training: {steps: 2025-13-45}", MERGES, "a: " + "9" * 5_000]
+)
+def test_the_config_in_a_run_directory_of_others_is_read_the_same_way(
+    text: str, tmp_path: Path
+) -> None:
     (tmp_path / "run.yaml").write_text(text)
     add_directory(merge_sources([], None), tmp_path)
 

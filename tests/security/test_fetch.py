@@ -1,4 +1,5 @@
-"""`runs artifacts --fetch` and logs: a hostile host, hostile names and links lead nowhere outside of the destination.
+"""`runs artifacts --fetch` and logs: a hostile host, hostile names and links lead nowhere outside
+of the destination.
 
 Export and prune are in tests/integration/test_export_directories.py and tests/unit/checkpoint.
 """
@@ -62,7 +63,10 @@ class HostileHost(LocalFiles):
     """Answers every request for a file."""
 
     def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
-        return [ReadResult(b"evil", False, b"evil" if request.offset == 0 else b"") for request in requests]
+        return [
+            ReadResult(b"evil", False, b"evil" if request.offset == 0 else b"")
+            for request in requests
+        ]
 
 
 @pytest.fixture
@@ -81,13 +85,20 @@ def test_a_fetched_name_never_leaves_the_destination(
     before = snapshot(tmp_path, destination)
 
     with pytest.raises(UserError):
-        copy_files(HostileHost(), "/run", ["summary.json", name.format(outside=outside)], str(destination))
+        copy_files(
+            HostileHost(), "/run", ["summary.json", name.format(outside=outside)], str(destination)
+        )
 
     assert snapshot(tmp_path, destination) == before
-    assert sorted(path.name for path in destination.iterdir() if path.name != "summary.json") == ["file", "linked"]
+    assert sorted(path.name for path in destination.iterdir() if path.name != "summary.json") == [
+        "file",
+        "linked",
+    ]
 
 
-def test_a_link_in_the_place_of_a_fetched_file_is_replaced_and_not_followed(outside: Path, destination: Path) -> None:
+def test_a_link_in_the_place_of_a_fetched_file_is_replaced_and_not_followed(
+    outside: Path, destination: Path
+) -> None:
     (destination / "summary.json").symlink_to(outside / "escaped.txt")
 
     copy_files(HostileHost(), "/run", ["summary.json"], str(destination))
@@ -135,16 +146,21 @@ def test_links_and_pipes_of_a_run_directory_are_neither_listed_nor_read(
     files.close()
 
 
-def test_a_run_directory_that_is_itself_reached_by_a_link_is_read(run: Path, tmp_path: Path) -> None:
+def test_a_run_directory_that_is_itself_reached_by_a_link_is_read(
+    run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "storage").symlink_to(tmp_path / "runs")
 
-    copy_files(LocalFiles(), str(tmp_path / "storage" / "a"), ["summary.json"], str(tmp_path / "fetched"))
+    copy_files(
+        LocalFiles(), str(tmp_path / "storage" / "a"), ["summary.json"], str(tmp_path / "fetched")
+    )
 
     assert (tmp_path / "fetched" / "summary.json").read_text() == "{}"
 
 
 ANSWERS = {
-    "more bytes than asked for": '{"head": "", "replaced": false, "bytes": 5000000}\n' + 5_000_000 * "x",
+    "more bytes than asked for": '{"head": "", "replaced": false, "bytes": 5000000}\n'
+    + 5_000_000 * "x",
     "fewer than none": '{"head": "", "replaced": false, "bytes": -1}\n',
     "no number of bytes": '{"head": "", "replaced": false, "bytes": "all"}\n',
     "no bytes": "{}\n",
@@ -159,7 +175,9 @@ def test_an_answer_that_is_none_is_an_error(answer: str, tmp_path: Path) -> None
 
     class Answering(Programs):
         def stream(self, argv: Sequence[str]) -> Any:
-            return super().stream(["sh", "-c", 'cat "$0"; timeout 2 cat >/dev/null', str(tmp_path / "answer")])
+            return super().stream(
+                ["sh", "-c", 'cat "$0"; timeout 2 cat >/dev/null', str(tmp_path / "answer")]
+            )
 
     with pytest.raises(UserError, match=r"^login: "):
         read_file(RemoteFiles(Host("login"), Answering()), "/run/a", 0)

@@ -1,7 +1,9 @@
-"""Text of anybody, made by hypothesis: whatever a file or a line holds, the answer is a result or a UserError.
+"""Text of anybody, made by hypothesis: whatever a file or a line holds, the answer is a result or a
+UserError.
 
-`make unit` tries the same few dozen inputs each time; `make fuzz` tries EXAMPLES (2,000) new ones of each kind.
-Damage to good configs is in tests/unit/config/test_fuzz.py, predicted SQL in tests/unit/evaluation/test_sql_scoring.py.
+`make unit` tries the same few dozen inputs each time; `make fuzz` tries EXAMPLES (2,000) new ones
+of each kind. Damage to good configs is in tests/unit/config/test_fuzz.py, predicted SQL in
+tests/unit/evaluation/test_sql_scoring.py.
 """
 
 from __future__ import annotations
@@ -50,13 +52,24 @@ def fuzz(examples: int) -> Callable[[Any], Any]:
     )
 
 
-ODD_NUMBERS = st.sampled_from([0, -1, 1, 10**6, 2**31, 2**53, 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320])
+ODD_NUMBERS = st.sampled_from(
+    [0, -1, 1, 10**6, 2**31, 2**53, 2**63, 2**64, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320]
+)
 ODD_VALUES = st.one_of(
     st.none(),
     st.booleans(),
     ODD_NUMBERS,
     st.sampled_from(
-        ["", "x", "nan", "-Infinity", "2025-01-01T00:00:00.000000Z", "2025-13-45T99:00:00Z", "\udcff", "\0"]
+        [
+            "",
+            "x",
+            "nan",
+            "-Infinity",
+            "2025-01-01T00:00:00.000000Z",
+            "2025-13-45T99:00:00Z",
+            "\udcff",
+            "\0",
+        ]
     ),
     st.sampled_from([[], [[]], {}, [1, "a", None], {"a": {"b": 1}}, {"loss": 1.0}]),
 )
@@ -73,27 +86,68 @@ PREFIXES = [
     b"[pod/a-0/b] ",
     b"a/0 ",
 ]
-STAMPS = [b"", b"2025-01-01T12:00:00.1Z ", b"[2025-13-01 12:00:00,123] ", b"I0230 12:00:00.1 ", b"1735732800.1 "]
+STAMPS = [
+    b"",
+    b"2025-01-01T12:00:00.1Z ",
+    b"[2025-13-01 12:00:00,123] ",
+    b"I0230 12:00:00.1 ",
+    b"1735732800.1 ",
+]
 LINES = [
-    b"[2026-08-01 12:00:00.123456] iteration       10/     100 | consumed samples:         1280 |"
-    b" elapsed time per iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 |"
-    b" learning rate: 1.5E-06 | global batch size: 128 | lm loss: 1.103E+01 | number of nan iterations:   0 |",
-    b"step: 3  loss: 1.2  grad_norm: 0.1  memory: 1.00GiB(1.00%)  tps: 1,000  tflops: 9.1  mfu: 1.00%",
-    b"Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_alloc:11.2 grad_norm:3.1",
+    (
+        b"[2026-08-01 12:00:00.123456] iteration       10/     100 | consumed samples:         1280"
+        b" | elapsed time per iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 |"
+        b" learning rate: 1.5E-06 | global batch size: 128 | lm loss: 1.103E+01 | number of nan"
+        b" iterations:   0 |"
+    ),
+    (
+        b"step: 3  loss: 1.2  grad_norm: 0.1  memory: 1.00GiB(1.00%)  tps: 1,000  tflops: 9.1  mfu:"
+        b" 1.00%"
+    ),
+    (
+        b"Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_alloc:11.2"
+        b" grad_norm:3.1"
+    ),
     b"1|2|Loss: 1.8745:   3%|3 | 2/65 [00:05<02:40,  2.5s/it]",
-    b"completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059, loss: 13.652",
+    (
+        b"completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059,"
+        b" loss: 13.652"
+    ),
     b"Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620",
-    b"Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_batch_size: 512 | global_step: 29 |"
-    b" reduced_train_loss: 11.03 | train_step_timing in s: 46.84 | consumed_samples: 15360",
-    b"Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139, global_step=2e+3,"
-    b" consumed_samples=2.56e+5, train_step_timing in s=68.70]",
-    b" 10%|#| 6/60 [00:36<05:28, 6.07s/it]{'loss': '0.6647', 'grad_norm': '0.8371', 'epoch': '0.09'}",
-    b'DLLL {"timestamp": "1711000000.1", "elapsedtime": "12.3", "type": "LOG", "step": 5,'
-    b' "data": {"reduced_train_loss": 11.0, "train_step_timing in s": 25.7, "consumed_samples": 6144}}',
-    b'DLLL {"type": "METADATA", "step": "PARAMETER", "data": {"global_batch_size": 512, "world_size": 8}}',
-    b'{"time": "2025-01-01T12:00:00Z", "event": "step", "step": 3, "step_seconds": 0.5, "loss": 2.0, "tokens": 10}',
-    b'{"time": "2025-01-01T12:00:00Z", "event": "evaluation", "step": 3, "results": {"loss": 1.0}, "round": 1}',
-    b'{"log_history": [{"step": 1, "loss": 2.0, "epoch": 0.1}, {"train_runtime": 3.0}], "max_steps": 3}',
+    (
+        b"Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_batch_size: 512 |"
+        b" global_step: 29 | reduced_train_loss: 11.03 | train_step_timing in s: 46.84 |"
+        b" consumed_samples: 15360"
+    ),
+    (
+        b"Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139,"
+        b" global_step=2e+3, consumed_samples=2.56e+5, train_step_timing in s=68.70]"
+    ),
+    (
+        b" 10%|#| 6/60 [00:36<05:28, 6.07s/it]{'loss': '0.6647', 'grad_norm': '0.8371', 'epoch':"
+        b" '0.09'}"
+    ),
+    (
+        b'DLLL {"timestamp": "1711000000.1", "elapsedtime": "12.3", "type": "LOG", "step": 5,'
+        b' "data": {"reduced_train_loss": 11.0, "train_step_timing in s": 25.7, "consumed_samples":'
+        b" 6144}}"
+    ),
+    (
+        b'DLLL {"type": "METADATA", "step": "PARAMETER", "data": {"global_batch_size": 512,'
+        b' "world_size": 8}}'
+    ),
+    (
+        b'{"time": "2025-01-01T12:00:00Z", "event": "step", "step": 3, "step_seconds": 0.5, "loss":'
+        b' 2.0, "tokens": 10}'
+    ),
+    (
+        b'{"time": "2025-01-01T12:00:00Z", "event": "evaluation", "step": 3, "results": {"loss":'
+        b' 1.0}, "round": 1}'
+    ),
+    (
+        b'{"log_history": [{"step": 1, "loss": 2.0, "epoch": 0.1}, {"train_runtime": 3.0}],'
+        b' "max_steps": 3}'
+    ),
     b"failed (exitcode: 1) local_rank: 3 (pid: 1)",
     *(note.literal + b" 3" for kind in TEXT_FORMATS for note in kind.rules),
 ]
@@ -143,7 +197,9 @@ def log_lines(draw: st.DrawFn) -> bytes:
 
 @fuzz(150)
 @given(st.lists(log_lines(), min_size=1, max_size=6), st.integers(1, 3), st.booleans())
-def test_any_log_is_read_measured_and_reported(lines: list[bytes], times: int, stamped: bool) -> None:
+def test_any_log_is_read_measured_and_reported(
+    lines: list[bytes], times: int, stamped: bool
+) -> None:
     text = b"\n".join(lines * times) + b"\n"
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "run.log")
@@ -157,12 +213,15 @@ def test_any_log_is_read_measured_and_reported(lines: list[bytes], times: int, s
 # Configs.
 
 YAML_TEXT = (
-    "model: id: path: training: steps: data: source: sources: cluster: platform: slurm hosts nodes: machine: workload: "
-    "${env:HOME} ${env: ${env:NOT_SET} &a *a << !!python/object:os.system !!binary | > - ? [ ] { } , : # ' \" --- ... "
-    "1e400 0x1 010 .inf ~ yes 2025-13-45 %YAML \\ \t \x85 \ufeff \U0001f600"
+    "model: id: path: training: steps: data: source: sources: cluster: platform: slurm hosts nodes:"
+    " machine: workload: ${env:HOME} ${env: ${env:NOT_SET} &a *a << !!python/object:os.system"
+    " !!binary | > - ? [ ] { } , : # ' \" --- ... 1e400 0x1 010 .inf ~ yes 2025-13-45 %YAML \\ \t"
+    " \x85 \ufeff \U0001f600"
 )
 YAML_WORDS = YAML_TEXT.split(" ")
-YAML_SOUP = st.lists(st.sampled_from([*YAML_WORDS, "\n", "\n  ", "\n    ", " "]), max_size=40).map(" ".join)
+YAML_SOUP = st.lists(st.sampled_from([*YAML_WORDS, "\n", "\n  ", "\n    ", " "]), max_size=40).map(
+    " ".join
+)
 
 
 @fuzz(150)
@@ -187,7 +246,13 @@ def test_any_bytes_are_no_config_or_one(content: bytes) -> None:
 EVENTS = [
     {"event": "run_start", "world_size": 2, "version": "1.0", "device": "cpu"},
     {"event": "round_start", "world_size": 2, "round": 1},
-    {"event": "parameters", "count": 1000, "trainable": 10, "flops_per_token": 6000, "accelerator": "h100"},
+    {
+        "event": "parameters",
+        "count": 1000,
+        "trainable": 10,
+        "flops_per_token": 6000,
+        "accelerator": "h100",
+    },
     {"event": "estimate", "memory_gib": [1, 2], "step_seconds": [1, 2]},
     {"event": "checkpoint", "step": 2, "seconds": 1.0, "bytes": 100},
     {"event": "evaluation", "step": 2, "results": {"held_out": {"loss": 2.0}}},
@@ -195,7 +260,15 @@ EVENTS = [
     {"event": "restart", "round": 2},
     {"event": "run_end", "status": "completed"},
 ]
-STEP = {"event": "step", "step": 1, "step_seconds": 0.5, "loss": 2.0, "tokens": 10, "learning_rate": 1e-3, "round": 1}
+STEP = {
+    "event": "step",
+    "step": 1,
+    "step_seconds": 0.5,
+    "loss": 2.0,
+    "tokens": 10,
+    "learning_rate": 1e-3,
+    "round": 1,
+}
 
 
 @st.composite
@@ -207,8 +280,12 @@ def odd_records(draw: st.DrawFn, templates: list[dict[str, Any]]) -> str:
 
 
 @fuzz(25)
-@given(st.lists(odd_records(EVENTS), max_size=8), st.lists(odd_records([STEP]), max_size=5), ODD_VALUES)
-def test_any_run_directory_is_reported_measured_and_compared(events: list[str], steps: list[str], summary: Any) -> None:
+@given(
+    st.lists(odd_records(EVENTS), max_size=8), st.lists(odd_records([STEP]), max_size=5), ODD_VALUES
+)
+def test_any_run_directory_is_reported_measured_and_compared(
+    events: list[str], steps: list[str], summary: Any
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         (directory / "events.jsonl").write_text("".join(f"{line}\n" for line in events))
@@ -231,8 +308,22 @@ def exit_code(command: list[str]) -> int:
     return 0
 
 
-STATE = {"state": "running", "epoch": 1, "round": 2, "restarts": 0, "failure": {"node": 0, "rank": 1, "reason": "x"}}
-EXIT = {"node": 0, "rank": 1, "status": 1, "asked": False, "lost_peer": False, "ended_at": 1.5, "lines": ["error"]}
+STATE = {
+    "state": "running",
+    "epoch": 1,
+    "round": 2,
+    "restarts": 0,
+    "failure": {"node": 0, "rank": 1, "reason": "x"},
+}
+EXIT = {
+    "node": 0,
+    "rank": 1,
+    "status": 1,
+    "asked": False,
+    "lost_peer": False,
+    "ended_at": 1.5,
+    "lines": ["error"],
+}
 
 
 @st.composite
@@ -259,7 +350,9 @@ def test_any_state_of_a_launch_is_read(state: Any, report: Any) -> None:
 # Manifests of checkpoints, with a checksum that fits.
 
 FILES = {"a": manifest.FileRecord(1, "0" * 32)}
-MANIFEST = manifest.Manifest(step=1, world_size=1, torch_version="2.11", created="2025", files=FILES, identity={"a": 1})
+MANIFEST = manifest.Manifest(
+    step=1, world_size=1, torch_version="2.11", created="2025", files=FILES, identity={"a": 1}
+)
 GOOD_MANIFEST = json.loads(manifest.encode(MANIFEST))
 
 
@@ -270,7 +363,9 @@ def test_any_manifest_is_refused_or_read(body: Any, at: int, byte: int, damaged:
         body["checksum"] = "0" * 32
     raw = (json.dumps(body, indent=1) + "\n").encode()
     raw = (
-        manifest._with_checksum(raw, manifest.checksum(raw).encode()) if raw.endswith(b"}\n") and len(raw) > 64 else raw
+        manifest._with_checksum(raw, manifest.checksum(raw).encode())
+        if raw.endswith(b"}\n") and len(raw) > 64
+        else raw
     )
     if damaged:
         raw = raw[:at] + bytes([byte]) + raw[at + 1 :]

@@ -30,12 +30,20 @@ HOSTILE_HOSTS = [
     "",
 ]
 SETTINGS = {
-    "ssh.hosts": 'platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: ["{}"]}}\n',
-    "ssh.rendezvous_host": (
-        'platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: [n0], rendezvous_host: "{}"}}\n'
+    "ssh.hosts": (
+        'platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: ["{}"]}}\n'
     ),
-    "ssh.user": 'platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: [n0], user: "{}"}}\n',
-    "slurm.login_host": 'platform: slurm\nname: c\nnodes: 1\nprocesses_per_node: 1\nslurm: {{login_host: "{}"}}\n',
+    "ssh.rendezvous_host": (
+        "platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: [n0],"
+        ' rendezvous_host: "{}"}}\n'
+    ),
+    "ssh.user": (
+        "platform: ssh\nname: c\nnodes: 1\nprocesses_per_node: 1\nssh: {{hosts: [n0], user:"
+        ' "{}"}}\n'
+    ),
+    "slurm.login_host": (
+        'platform: slurm\nname: c\nnodes: 1\nprocesses_per_node: 1\nslurm: {{login_host: "{}"}}\n'
+    ),
 }
 
 
@@ -46,9 +54,14 @@ def test_a_host_that_ssh_could_take_for_an_option_is_refused(setting: str, host:
         request(SETTINGS[setting].format(host.replace("\n", "\\n")), WORKLOAD)
 
 
-@pytest.mark.parametrize("host", ["n0", "me@login.example.org", "10.0.0.1", "fe80::1%eth0", "my_alias-2", "a.b@c@host"])
+@pytest.mark.parametrize(
+    "host", ["n0", "me@login.example.org", "10.0.0.1", "fe80::1%eth0", "my_alias-2", "a.b@c@host"]
+)
 def test_hosts_as_people_name_them_are_accepted(host: str) -> None:
-    assert request(SETTINGS["slurm.login_host"].format(host), WORKLOAD).cluster.slurm.login_host == host
+    assert (
+        request(SETTINGS["slurm.login_host"].format(host), WORKLOAD).cluster.slurm.login_host
+        == host
+    )
 
 
 def test_what_follows_the_options_of_ssh_is_never_one() -> None:
@@ -72,7 +85,9 @@ HOSTILE_PATHS = [
 
 
 @pytest.mark.parametrize("path", HOSTILE_PATHS)
-def test_no_path_gets_out_of_the_comments_and_quotes_of_a_job_script(tmp_path: Path, path: str) -> None:
+def test_no_path_gets_out_of_the_comments_and_quotes_of_a_job_script(
+    tmp_path: Path, path: str
+) -> None:
     quoted = path.replace("\\", "\\\\").replace('"', '\\"')
     quoted = quoted.replace("\n", "\\n").replace("\r", "\\r").replace("\x1b", "\\e")
     asked = request(cluster("slurm", storage=f'{{directory: "{quoted}"}}'), WORKLOAD)
@@ -86,14 +101,18 @@ def test_no_path_gets_out_of_the_comments_and_quotes_of_a_job_script(tmp_path: P
     assert [line for line in plan_text(plan).split("\n")[:4] if not line.startswith("# ")] == []
     setting = re.search(r"\nlaunch=(.*?)\nhandle=", script, re.DOTALL)
     shown = subprocess.run(
-        ["bash", "-c", f'launch={setting[1]}; printf %s "$launch"'], capture_output=True, cwd=tmp_path
+        ["bash", "-c", f'launch={setting[1]}; printf %s "$launch"'],
+        capture_output=True,
+        cwd=tmp_path,
     )
     assert shown.stdout.decode() == plan.launch_directory
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("word", HOSTILE_PATHS)
-def test_every_line_of_a_plan_as_a_script_does_what_the_plan_says(tmp_path: Path, word: str) -> None:
+def test_every_line_of_a_plan_as_a_script_does_what_the_plan_says(
+    tmp_path: Path, word: str
+) -> None:
     here = tmp_path / "here"
     here.mkdir()
     programs = tmp_path / "bin"
@@ -102,7 +121,9 @@ def test_every_line_of_a_plan_as_a_script_does_what_the_plan_says(tmp_path: Path
         (programs / name).write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>"{tmp_path}/called"\n')
         (programs / name).chmod(0o755)
     steps = (
-        Program(f"write {word}", ("sh", "-c", 'printf %s "$0" >"$1"', word, str(tmp_path / "said"))),
+        Program(
+            f"write {word}", ("sh", "-c", 'printf %s "$0" >"$1"', word, str(tmp_path / "said"))
+        ),
         Call(f"upload to {word}", "PUT", word, None, sends=("job.json",)),
         Call(f"create {word}", "POST", word, {"name": word}),
     )

@@ -1,4 +1,5 @@
-"""JSON of others that is nested 100,000 deep: Python's parser raises RecursionError, which no reader may pass on."""
+"""JSON of others that is nested 100,000 deep: Python's parser raises RecursionError, which no
+reader may pass on."""
 
 from __future__ import annotations
 
@@ -116,5 +117,7 @@ def gpu_recipes_log(directory: Path) -> None:
         gpu_recipes_log,
     ],
 )
-def test_deeply_nested_json_is_refused_like_any_other_damage(read: Callable[[Path], None], tmp_path: Path) -> None:
+def test_deeply_nested_json_is_refused_like_any_other_damage(
+    read: Callable[[Path], None], tmp_path: Path
+) -> None:
     read(tmp_path)

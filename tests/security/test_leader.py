@@ -1,8 +1,10 @@
-"""What somebody without the run's secret can do to the agents of a run: cost little, and change nothing.
+"""What somebody without the run's secret can do to the agents of a run: cost little, and change
+nothing.
 
-With real agents, in tests/integration/launch/test_agent_strangers.py: strangers at the port, a flood of connections and
-of large greetings, a program that took the first port and relays, a relay that changes one byte. What an authenticated
-connection accepts is in tests/unit/launch/agent/test_protocol.py.
+With real agents, in tests/integration/launch/test_agent_strangers.py: strangers at the port, a
+flood of connections and of large greetings, a program that took the first port and relays, a relay
+that changes one byte. What an authenticated connection accepts is in
+tests/unit/launch/agent/test_protocol.py.
 """
 
 from __future__ import annotations
@@ -117,7 +119,9 @@ def test_a_node_joins_among_strangers(listener: Listener, strangers: Strangers, 
     node.close()
 
 
-@pytest.mark.parametrize("said", [b"x" * 4097, b"x" * 100_000, b"x\n" * 10, HELLO * 2, HELLO[:-2] + b"!\n"])
+@pytest.mark.parametrize(
+    "said", [b"x" * 4097, b"x" * 100_000, b"x\n" * 10, HELLO * 2, HELLO[:-2] + b"!\n"]
+)
 def test_what_is_not_one_short_authentic_line_ends_the_connection(
     listener: Listener, strangers: Strangers, said: bytes
 ) -> None:
@@ -172,7 +176,15 @@ class BrokenServer:
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EHOSTUNREACH]
+    "number",
+    [
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ECONNABORTED,
+        errno.EPROTO,
+        errno.EHOSTUNREACH,
+    ],
 )
 def test_an_error_of_accept_ends_nothing(
     listener: Listener, strangers: Strangers, monkeypatch: pytest.MonkeyPatch, number: int
@@ -188,7 +200,9 @@ def test_an_error_of_accept_ends_nothing(
 
 def test_strangers_never_get_the_last_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = num_descriptors() + 10
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit + listening._RESERVED_FILES, 4096))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (limit + listening._RESERVED_FILES, 4096)
+    )
     listener = Listener(0, SECRET, 5.0)
     strangers = Strangers(port_of(listener))
     strangers.connect(30)
@@ -212,7 +226,9 @@ def test_strangers_alone_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyP
     listener.close()
 
 
-def test_connections_that_get_no_descriptor_do_not_keep_the_leader_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_get_no_descriptor_do_not_keep_the_leader_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[float] = []
     set_time(monkeypatch, "drillyard.launch.agent.listener", sleep=pauses.append)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (70, 70))
@@ -232,7 +248,10 @@ def test_a_port_that_is_not_the_leaders_own_is_a_relay(
     joined: list[Handshake] = []
 
     def relay() -> None:
-        node, leader = squatter.accept()[0], socket.create_connection(("127.0.0.1", port), timeout=10)
+        node, leader = (
+            squatter.accept()[0],
+            socket.create_connection(("127.0.0.1", port), timeout=10),
+        )
         leader.sendall(node.recv(4096))
         while not (answer := _received(leader)):
             joined.extend(listener.authenticated())
@@ -244,7 +263,9 @@ def test_a_port_that_is_not_the_leaders_own_is_a_relay(
     thread = threading.Thread(target=relay)
     thread.start()
     with pytest.raises(ConnectionLost, match=f"relay.*leader.* {port}"):
-        protocol.join("127.0.0.1", squatter.getsockname()[1], SECRET, {"node": 1, "host": "n1"}, 5.0)
+        protocol.join(
+            "127.0.0.1", squatter.getsockname()[1], SECRET, {"node": 1, "host": "n1"}, 5.0
+        )
     thread.join(10)
     assert not thread.is_alive() and joined == listener.authenticated() == []
     squatter.close()
@@ -270,14 +291,23 @@ STOP = {"signal": 15, "patience_seconds": 5.0, "why": None, "elsewhere": None}
 @pytest.mark.parametrize(
     ("parse", "content"),
     [
-        *((messages.parse_start, {**START, "port": port}) for port in (0, 65536, "22", True, 1.5, None)),
+        *(
+            (messages.parse_start, {**START, "port": port})
+            for port in (0, 65536, "22", True, 1.5, None)
+        ),
         (messages.parse_start, {**START, "address": "$(id)"}),
         (messages.parse_start, {**START, "attempt": "../../x"}),
         *((messages.parse_start, {**START, "epoch": epoch}) for epoch in (0, 10**400)),
         (messages.parse_start, [1]),
         *((messages.parse_stop, {**STOP, "signal": number}) for number in (0, 19, 999, "15")),
-        *((messages.parse_stop, {**STOP, "patience_seconds": text}) for text in ("5", -1, 10**400, math.nan, math.inf)),
-        (messages.parse_stop, {**STOP, "elsewhere": {"reason": 1, "rank": None, "exit_code": None}}),
+        *(
+            (messages.parse_stop, {**STOP, "patience_seconds": text})
+            for text in ("5", -1, 10**400, math.nan, math.inf)
+        ),
+        (
+            messages.parse_stop,
+            {**STOP, "elsewhere": {"reason": 1, "rank": None, "exit_code": None}},
+        ),
         (messages.parse_stop, {**STOP, "elsewhere": {"reason": "x"}}),
         (messages.parse_request, {"signal": 9, "insisted": False}),
         (messages.parse_request, {"signal": 15}),

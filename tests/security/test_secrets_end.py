@@ -1,6 +1,7 @@
 """secrets.json goes when the run is over, however it ends, and comes back when the run is resumed.
 
-On this machine in tests/integration/launch/test_user.py, from a bucket in tests/integration/launch/test_vertex.py.
+On this machine in tests/integration/launch/test_user.py, from a bucket in
+tests/integration/launch/test_vertex.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def secrets(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled"])
-def test_the_leader_removes_it_with_the_last_state_and_not_before(secrets: Path, state: str) -> None:
+def test_the_leader_removes_it_with_the_last_state_and_not_before(
+    secrets: Path, state: str
+) -> None:
     file = StateFile(secrets.parent, {})
     for goes_on in ("starting", "running", "restarting"):
         file.enter(goes_on)
@@ -53,15 +56,23 @@ def test_cancelling_removes_it_also_where_no_agent_was_started(
 ) -> None:
     stop(
         Namespace(
-            launch_directory=str(secrets.parent), job=None, keep_state=False, mark_only=mark_only, grace_seconds=0.0
+            launch_directory=str(secrets.parent),
+            job=None,
+            keep_state=False,
+            mark_only=mark_only,
+            grace_seconds=0.0,
         )
     )
 
     assert not secrets.exists()
 
 
-@pytest.mark.parametrize(("code", "stays"), [(0, False), (1, False), (2, False), (130, False), (85, True), (75, True)])
-def test_slurms_job_removes_it_unless_it_is_queued_again(tmp_path: Path, code: int, stays: bool) -> None:
+@pytest.mark.parametrize(
+    ("code", "stays"), [(0, False), (1, False), (2, False), (130, False), (85, True), (75, True)]
+)
+def test_slurms_job_removes_it_unless_it_is_queued_again(
+    tmp_path: Path, code: int, stays: bool
+) -> None:
     play = Play(tmp_path, f"exit {code}")
     (play.launch / "secrets.json").write_text("{}")
     play.state(code)
@@ -74,19 +85,41 @@ def test_slurms_job_removes_it_unless_it_is_queued_again(tmp_path: Path, code: i
 def test_slurms_resume_sends_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = tmp_path / "runs" / "nccl" / "launch"
     launch.mkdir(parents=True)
-    (launch / "run.yaml").write_text("name: nccl\nworkload: {environment: {A: '${env:MY_TOKEN}'}}\n")
-    (launch / "state.json").write_text(json.dumps({"submission": "12", "state": "failed", "exit_code": 1}))
+    (launch / "run.yaml").write_text(
+        "name: nccl\nworkload: {environment: {A: '${env:MY_TOKEN}'}}\n"
+    )
+    (launch / "state.json").write_text(
+        json.dumps({"submission": "12", "state": "failed", "exit_code": 1})
+    )
     monkeypatch.setenv("MY_TOKEN", "planted")
     sent: list[bytes] = []
-    entry = {"run": "nccl", "cluster": "c", "platform": "slurm", "launch_directory": str(launch), "job_id": "12"}
-    seen = {"entry": entry, "state": {"state": "failed", "submission": "12", "nodes": 2}, "agent": "gone"}
+    entry = {
+        "run": "nccl",
+        "cluster": "c",
+        "platform": "slurm",
+        "launch_directory": str(launch),
+        "job_id": "12",
+    }
+    seen = {
+        "entry": entry,
+        "state": {"state": "failed", "submission": "12", "nodes": 2},
+        "agent": "gone",
+    }
 
     class Head(Programs):
-        def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+        def run(
+            self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+        ) -> Result:
             if "submit" in argv:
                 sent.append(stdin)
-            said = json.dumps([{**seen, "problem": None, "cancelled": False}]) if "list" in argv else ""
-            return Result(tuple(argv), 0, said if "list" in argv else "13\n" if "submit" in argv else "", "")
+            said = (
+                json.dumps([{**seen, "problem": None, "cancelled": False}])
+                if "list" in argv
+                else ""
+            )
+            return Result(
+                tuple(argv), 0, said if "list" in argv else "13\n" if "submit" in argv else "", ""
+            )
 
     launcher_for(request(cluster("slurm"), WORKLOAD).cluster, Head()).resume("nccl")
 

@@ -1,6 +1,8 @@
-"""SQL of a data set or a model: whatever it says, evaluating it costs bounded memory and time, and calls nothing else.
+"""SQL of a data set or a model: whatever it says, evaluating it costs bounded memory and time, and
+calls nothing else.
 
-That a prediction cannot write, attach or run for ever is in tests/unit/evaluation/test_sql_scoring.py.
+That a prediction cannot write, attach or run for ever is in
+tests/unit/evaluation/test_sql_scoring.py.
 """
 
 from __future__ import annotations
@@ -23,15 +25,26 @@ SCHEMA = "CREATE TABLE a (x TEXT); INSERT INTO a VALUES ('b')"
 QUERY = "SELECT x FROM a"
 
 HOSTILE = {
-    "zeroblob in a schema": ("CREATE TABLE a (x); INSERT INTO a VALUES (zeroblob(900000000))", QUERY),
-    "rows in a schema": (f"CREATE TABLE a (x); INSERT INTO a {ROWS} SELECT {LONG} || i FROM n", QUERY),
+    "zeroblob in a schema": (
+        "CREATE TABLE a (x); INSERT INTO a VALUES (zeroblob(900000000))",
+        QUERY,
+    ),
+    "rows in a schema": (
+        f"CREATE TABLE a (x); INSERT INTO a {ROWS} SELECT {LONG} || i FROM n",
+        QUERY,
+    ),
     "indexes in a schema": (
-        f"CREATE TABLE a (x); INSERT INTO a {ROWS} SELECT {LONG} || i FROM n LIMIT 1500; CREATE INDEX i ON a (x, x)",
+        (
+            f"CREATE TABLE a (x); INSERT INTO a {ROWS} SELECT {LONG} || i FROM n LIMIT 1500; CREATE"
+            " INDEX i ON a (x, x)"
+        ),
         QUERY,
     ),
     "a materialised join in a schema": (
-        f"CREATE TABLE a (x); INSERT INTO a {ROWS}, m AS MATERIALIZED (SELECT {LONG} || i AS y FROM n)"
-        " SELECT count(*) FROM m, m AS o",
+        (
+            f"CREATE TABLE a (x); INSERT INTO a {ROWS}, m AS MATERIALIZED (SELECT {LONG} || i AS y"
+            " FROM n) SELECT count(*) FROM m, m AS o"
+        ),
         QUERY,
     ),
     "wide rows in a result": (
@@ -61,7 +74,8 @@ print(int(peak_kib) // 1024)
 
 
 def test_no_schema_and_no_query_takes_more_than_a_bounded_amount_of_memory() -> None:
-    """A child, as a peak belongs to a process; its address space is limited for the sake of this machine."""
+    """A child, as a peak belongs to a process; its address space is limited for the sake of this
+    machine."""
     limit = 2 * 2**30
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
@@ -78,7 +92,9 @@ def test_no_schema_and_no_query_takes_more_than_a_bounded_amount_of_memory() -> 
     assert int(peak_mb) < MAX_MEMORY_MB
 
 
-@pytest.mark.parametrize("function", ["fts3_tokenizer('simple')", "load_extension('x')", "sqlite_version()"])
+@pytest.mark.parametrize(
+    "function", ["fts3_tokenizer('simple')", "load_extension('x')", "sqlite_version()"]
+)
 def test_a_function_that_is_not_listed_is_refused(function: str) -> None:
     verdict = judge({"schema": SCHEMA, "sql": QUERY}, f"SELECT {function}")
     assert verdict.outcome == "invalid" and "not authorized" in verdict.reason
@@ -105,11 +121,14 @@ def test_a_function_that_is_not_listed_is_refused(function: str) -> None:
     ],
 )
 def test_functions_of_ordinary_queries_work(expression: str, value: Any) -> None:
-    assert run_query(make_read_only(build_database(SCHEMA)), f"SELECT {expression} FROM a") == [(value,)]
+    assert run_query(make_read_only(build_database(SCHEMA)), f"SELECT {expression} FROM a") == [
+        (value,)
+    ]
 
 
 def test_a_trim_of_many_characters_does_not_multiply_both_lengths() -> None:
-    """In sqlite itself 100,000 characters to be trimmed of 100,000 others take some 10 s, within one instruction."""
+    """In sqlite itself 100,000 characters to be trimmed of 100,000 others take some 10 s, within
+    one instruction."""
     texts = "WITH t(b) AS (SELECT '" + "a" * 33_000 + "'), u(s) AS (SELECT b || b || b FROM t)"
     query = f"{texts} SELECT length(trim(s, replace(s, 'a', 'b') || 'a')) FROM u"
     assert run_query(make_read_only(build_database(SCHEMA)), query) == [(0,)]
@@ -117,22 +136,30 @@ def test_a_trim_of_many_characters_does_not_multiply_both_lengths() -> None:
 
 def test_schemas_may_be_altered() -> None:
     schema = (
-        "CREATE TABLE s (a INT CHECK (a LIKE '%'), b DEFAULT CURRENT_TIMESTAMP); INSERT INTO s (a) VALUES (7);"
-        "ALTER TABLE s ADD COLUMN c DEFAULT 3; ALTER TABLE s RENAME COLUMN a TO d; ALTER TABLE s DROP COLUMN b;"
-        "ALTER TABLE s RENAME TO t; CREATE INDEX i ON t (d); CREATE VIEW v AS SELECT upper(d) AS e FROM t"
+        "CREATE TABLE s (a INT CHECK (a LIKE '%'), b DEFAULT CURRENT_TIMESTAMP); INSERT INTO s (a)"
+        " VALUES (7);ALTER TABLE s ADD COLUMN c DEFAULT 3; ALTER TABLE s RENAME COLUMN a TO d;"
+        " ALTER TABLE s DROP COLUMN b;ALTER TABLE s RENAME TO t; CREATE INDEX i ON t (d); CREATE"
+        " VIEW v AS SELECT upper(d) AS e FROM t"
     )
     connection = make_read_only(build_database(schema))
     assert run_query(connection, "SELECT d, c, e FROM t, v") == [(7, 3, "7")]
 
 
-@pytest.mark.parametrize("number", ["99999999999999999999", "9223372036854775807", "1e999", "9" * 5_000])
+@pytest.mark.parametrize(
+    "number", ["99999999999999999999", "9223372036854775807", "1e999", "9" * 5_000]
+)
 def test_numbers_beyond_64_bits_in_a_reference_do_not_end_an_evaluation(number: str) -> None:
-    row = {"schema": "CREATE TABLE a (x INT)", "sql": f"SELECT x FROM a WHERE x = {number} OR x < {number}"}
+    row = {
+        "schema": "CREATE TABLE a (x INT)",
+        "sql": f"SELECT x FROM a WHERE x = {number} OR x < {number}",
+    }
     assert judge(row, row["sql"]).outcome in ("correct", "unjudged")
 
 
 def test_a_schema_of_many_columns_gets_no_generated_rows() -> None:
-    schema = "".join(f"CREATE TABLE t{i} ({', '.join(f'c{j}' for j in range(400))});" for i in range(10))
+    schema = "".join(
+        f"CREATE TABLE t{i} ({', '.join(f'c{j}' for j in range(400))});" for i in range(10)
+    )
     verdict = judge({"schema": schema, "sql": "SELECT c1 FROM t1"}, "SELECT c1 FROM t1")
     assert verdict.outcome == "unjudged" and "columns" in verdict.reason
 
@@ -142,7 +169,8 @@ def test_attempts_to_generate_rows_share_one_limit_of_time(monkeypatch: pytest.M
     built = []
     monkeypatch.setattr("drillyard.evaluation.sql_databases.monotonic", lambda: next(clock))
     monkeypatch.setattr(
-        "drillyard.evaluation.sql_databases.build_database", lambda schema: built.append(1) or build_database(schema)
+        "drillyard.evaluation.sql_databases.build_database",
+        lambda schema: built.append(1) or build_database(schema),
     )
     kept, why = generated_databases("CREATE TABLE a (x INT)", "SELECT x FROM a WHERE 0")
     assert not kept and " s " in why
@@ -165,6 +193,8 @@ def test_an_open_bracket_is_one_token_however_many_follow() -> None:
     ],
     ids=str,
 )
-def test_columns_of_the_built_in_data_with_other_contents_leave_a_row_unjudged(columns: dict[str, Any]) -> None:
+def test_columns_of_the_built_in_data_with_other_contents_leave_a_row_unjudged(
+    columns: dict[str, Any],
+) -> None:
     verdict = judge({"schema": SCHEMA, "sql": QUERY, **columns}, QUERY)
     assert verdict.outcome == "unjudged" and "fills" in verdict.reason

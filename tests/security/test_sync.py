@@ -1,4 +1,5 @@
-"""What `--sync` carries keeps its modes, leads nowhere else, and replaces no edited file without keeping it."""
+"""What `--sync` carries keeps its modes, leads nowhere else, and replaces no edited file without
+keeping it."""
 
 from __future__ import annotations
 
@@ -63,8 +64,16 @@ def test_what_is_carried_keeps_its_modes_and_leads_nowhere_else(
     there = {}
     for path in sorted((tmp_path / "cluster").rglob("*")):
         name = str(path.relative_to(tmp_path / "cluster"))
-        there[name] = f"-> {os.readlink(path)}" if path.is_symlink() else f"{stat.S_IMODE(path.stat().st_mode):o}"
-    assert {name: found for name, found in there.items() if name not in ("lib", "lib/deep", ".drillyard-carried")} == {
+        there[name] = (
+            f"-> {os.readlink(path)}"
+            if path.is_symlink()
+            else f"{stat.S_IMODE(path.stat().st_mode):o}"
+        )
+    assert {
+        name: found
+        for name, found in there.items()
+        if name not in ("lib", "lib/deep", ".drillyard-carried")
+    } == {
         "-rf name with\nline": "644",
         ".env": "600",
         "key": "644",
@@ -88,7 +97,9 @@ def carry(project: Path, there: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(step.argv, 0, done.stdout.decode(), done.stderr.decode())
 
 
-def test_files_that_were_edited_on_the_cluster_are_kept_before_they_are_replaced(project: Path, tmp_path: Path) -> None:
+def test_files_that_were_edited_on_the_cluster_are_kept_before_they_are_replaced(
+    project: Path, tmp_path: Path
+) -> None:
     there = tmp_path / "cluster"
     assert carry(project, there).stderr == ""
     assert carry(project, there).stderr == ""

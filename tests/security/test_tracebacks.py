@@ -1,6 +1,8 @@
-"""No traceback on the screen: packages that are missing, output that cannot be written, values that no run writes.
+"""No traceback on the screen: packages that are missing, output that cannot be written, values that
+no run writes.
 
-Every command in an environment without torch is in tests/integration/test_metrics_command.py's `torch_free`.
+Every command in an environment without torch is in tests/integration/test_metrics_command.py's
+`torch_free`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ model: {config: {architecture: gpt2, n_embd: 32, n_layer: 2, n_head: 4}, init: r
 data: {source: "${env:ROWS}", format: text, sequence_length: 64, cache_directory: "${env:ROWS}-cache",
        tokenizer: {train: bpe, vocab_size: 320}}
 training: {steps: 4, device: cpu, precision: fp32, micro_batch_size: 2, optimizer: {learning_rate: 0.001}}
-"""
+"""  # noqa: E501
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -68,7 +70,9 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return raising
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by\nzero"), RecursionError(), MemoryError(), AssertionError()])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("by\nzero"), RecursionError(), MemoryError(), AssertionError()]
+)
 def test_a_bug_is_two_lines_and_a_private_file_with_its_traceback(
     command: Callable[..., None],
     error: Exception,
@@ -139,7 +143,9 @@ def test_a_secret_in_an_exception_is_neither_printed_nor_saved(
     assert "hf_012" not in file.read_text()
 
 
-def test_a_rank_leaves_its_traceback_in_its_log(command: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_leaves_its_traceback_in_its_log(
+    command: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     command(ZeroDivisionError())
@@ -150,11 +156,14 @@ def test_a_rank_leaves_its_traceback_in_its_log(command: Callable[..., None], mo
 def test_every_package_of_an_extra_is_known_by_its_module() -> None:
     from drillyard.cli.process_exit import MODULES_OF_EXTRAS
 
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     del extras["dev"]
     wanted = {
         extra: {
-            re.split(r"[>=<\[]", each)[0].partition("google-")[0].replace("-", "_") or "google" for each in packages
+            re.split(r"[>=<\[]", each)[0].partition("google-")[0].replace("-", "_") or "google"
+            for each in packages
         }
         for extra, packages in extras.items()
     }
@@ -166,12 +175,15 @@ def test_every_module_of_an_extra_is_imported_by_the_package() -> None:
 
     source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
     imported = {
-        name for modules in MODULES_OF_EXTRAS.values() for name in modules if re.search(IMPORTS.format(name), source)
+        name
+        for modules in MODULES_OF_EXTRAS.values()
+        for name in modules
+        if re.search(IMPORTS.format(name), source)
     }
     assert imported == {name for modules in MODULES_OF_EXTRAS.values() for name in modules}
 
 
-IMPORTS = r'(?m)^ *(import|from) {0}\b|_installed\("{0}"|^_PACKAGES = .*: "{0}"'
+IMPORTS = r'(?m)^ *(import|from) {0}\b|_installed\(\s*"{0}"|^_PACKAGES = [^}}]*: "{0}"'
 
 
 WITHOUT_EXTRAS = """
@@ -205,10 +217,20 @@ def test_a_command_that_needs_an_extra_says_how_to_install_it(tmp_path: Path) ->
     (tmp_path / "trial/final").mkdir()
     model = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
     (tmp_path / "trial/final/config.json").write_text(json.dumps(model))
-    commands = ["data preview run.yaml", "data show trial --step 1", "eval trial --data rows.jsonl", "train run.yaml"]
+    commands = [
+        "data preview run.yaml",
+        "data show trial --step 1",
+        "eval trial --data rows.jsonl",
+        "train run.yaml",
+    ]
     commands.append("chaos run.yaml")
     ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps([command.split() for command in commands])],
+        [
+            sys.executable,
+            "-c",
+            WITHOUT_EXTRAS,
+            json.dumps([command.split() for command in commands]),
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ROWS": "rows.jsonl"},
         capture_output=True,
@@ -223,7 +245,10 @@ def test_a_full_disk_behind_the_output_is_an_error_of_one_line() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "drillyard", "schema", "run"], stdout=full, stderr=subprocess.PIPE, env=environment
+            [sys.executable, "-m", "drillyard", "schema", "run"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
         )
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"error: cannot write the output: ")
@@ -256,7 +281,12 @@ def test_an_odd_estimate_does_not_end_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str, value: object
 ) -> None:
     directory = write_run(tmp_path / "trial", steps=2)
-    estimate = {"time": "2026-01-31T12:00:00.000000Z", "event": "estimate", "verdict": "fits", field: value}
+    estimate = {
+        "time": "2026-01-31T12:00:00.000000Z",
+        "event": "estimate",
+        "verdict": "fits",
+        field: value,
+    }
     with (directory / "events.jsonl").open("a") as file:
         file.write(json.dumps(estimate) + "\n")
     assert run(capsys, "report", str(directory))[0] == 0
@@ -273,12 +303,16 @@ def test_an_odd_value_of_a_step_is_named_with_its_directory(
         for record in records:
             record.update({"step_seconds": value, "loss": value} if record.get("step") == 3 else {})
         (directory / name).write_text("".join(json.dumps(record) + "\n" for record in records))
-    code, output = run(capsys, command, str(directory), *([str(directory)] if command == "diff" else []))
+    code, output = run(
+        capsys, command, str(directory), *([str(directory)] if command == "diff" else [])
+    )
     assert code in (0, 1, 2)
     assert code != 2 or str(directory) in output
 
 
-@pytest.mark.parametrize("template", ["{% for i in range(10 ** 9) %}x{% endfor %}", "{{ range(10 ** 30) }}"])
+@pytest.mark.parametrize(
+    "template", ["{% for i in range(10 ** 9) %}x{% endfor %}", "{{ range(10 ** 30) }}"]
+)
 def test_a_range_in_a_chat_template_that_is_too_long_is_refused(template: str) -> None:
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     renderer = ChatRenderer(template, {}, "all")
@@ -303,7 +337,9 @@ def test_a_saved_config_is_compared_without_the_variables_it_refers_to(
         assert [source.path for source in normalized_sources(saved.data.source)] == ["${env:ROWS}"]
         assert differences(saved, saved) == []
     assert differences(saved, config) == []
-    assert [source.path for source in normalized_sources(config.data.source)] == ["secret-place/rows.jsonl"]
+    assert [source.path for source in normalized_sources(config.data.source)] == [
+        "secret-place/rows.jsonl"
+    ]
     assert "secret-place" not in repr(normalized_sources(config.data.source))
 
 

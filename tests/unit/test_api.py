@@ -28,7 +28,7 @@ model: {config: {model_type: llama, vocab_size: 32000, hidden_size: 1024, interm
   num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 4096}}
 data: {source: builtin:text-to-sql, sequence_length: 1024}
 training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
-"""
+"""  # noqa: E501
 VERTEX = """
 name: v
 platform: vertex
@@ -42,13 +42,11 @@ image: registry.test/i:1
 
 def test_the_package_imports_its_version_alone_until_a_name_is_used() -> None:
     code = (
-        "import json, sys\n"
-        "before = set(sys.modules)\n"
-        "import drillyard\n"
-        "added = len(set(sys.modules) - before)\n"
-        "loaded = {name for name in sys.modules if name.startswith(('drillyard.', 'torch', 'pydantic', 'numpy'))}\n"
-        "missing = set(drillyard.__all__) - set(dir(drillyard))\n"
-        "print(json.dumps([sorted(loaded), sorted(missing), added]))"
+        "import json, sys\nbefore = set(sys.modules)\nimport drillyard\nadded ="
+        " len(set(sys.modules) - before)\nloaded = {name for name in sys.modules if"
+        " name.startswith(('drillyard.', 'torch', 'pydantic', 'numpy'))}\nmissing ="
+        " set(drillyard.__all__) - set(dir(drillyard))\nprint(json.dumps([sorted(loaded),"
+        " sorted(missing), added]))"
     )
     source = str(Path(drillyard.__file__).parents[1])
     # Without site, whose .pth files import modules of their own.
@@ -56,7 +54,9 @@ def test_the_package_imports_its_version_alone_until_a_name_is_used() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     loaded, missing, added = json.loads(done.stdout)
     assert (loaded, missing) == (["drillyard.version"], [])
-    assert added <= 3, "an interrupt shows a traceback until main() handles it: no typing, no importlib before"
+    assert added <= 3, (
+        "an interrupt shows a traceback until main() handles it: no typing, no importlib before"
+    )
 
 
 def test_every_public_name_is_there_after_everything_is_imported() -> None:
@@ -64,7 +64,9 @@ def test_every_public_name_is_there_after_everything_is_imported() -> None:
     import drillyard.measurement.run_result
     import drillyard.reporting.page
 
-    assert all(callable(getattr(drillyard, name)) for name in drillyard.__all__ if name != "hardware")
+    assert all(
+        callable(getattr(drillyard, name)) for name in drillyard.__all__ if name != "hardware"
+    )
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = drillyard.no_such_name
 
@@ -89,19 +91,24 @@ def test_errors_of_a_caller_can_be_distinguished(tmp_path: Path) -> None:
 
 @pytest.fixture
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory of configs, with nothing registered, on a network in which ssh resolves no name."""
+    """A directory of configs, with nothing registered, on a network in which ssh resolves no
+    name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     Path("run.yaml").write_text(RUN)
     Path("workload.yaml").write_text("name: w\nworkload: {command: [python3, train.py]}\n")
     Path("local.yaml").write_text("name: here\nplatform: local\nprocesses_per_node: 1\n")
-    Path("ssh.yaml").write_text("name: h\nplatform: ssh\nprocesses_per_node: 1\nssh: {hosts: [nosuch.invalid]}\n")
+    Path("ssh.yaml").write_text(
+        "name: h\nplatform: ssh\nprocesses_per_node: 1\nssh: {hosts: [nosuch.invalid]}\n"
+    )
     Path("slurm.yaml").write_text(
-        "name: s\nplatform: slurm\nprocesses_per_node: 1\nslurm: {login_host: nosuch.invalid, time_limit: 1:00:00}\n"
-        "storage: {directory: /home/me}\n"
+        "name: s\nplatform: slurm\nprocesses_per_node: 1\nslurm: {login_host: nosuch.invalid,"
+        " time_limit: 1:00:00}\nstorage: {directory: /home/me}\n"
     )
     Path("vertex.yaml").write_text(VERTEX)
-    Path("train.log").write_text("Step: 1 | Time: 0.5s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620\n")
+    Path("train.log").write_text(
+        "Step: 1 | Time: 0.5s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620\n"
+    )
 
     def unresolved(_: object, argv: Sequence[str], **__: object) -> Result:
         said = "ssh: Could not resolve hostname nosuch.invalid: Name or service not known\n"
@@ -151,7 +158,10 @@ def estimate(**given: Any) -> Call:
         (ConfigError, lambda: drillyard.logs("x", cluster="local.yaml", since="zz")),
         (ConfigError, lambda: drillyard.status("no handle://", cluster="slurm.yaml")),
         (ConfigError, lambda: drillyard.plan("run.yaml", "slurm.yaml", after="zz")),
-        (ConfigError, lambda: drillyard.plan("run.yaml", "local.yaml", overrides=["parallel.tensor=2"])),
+        (
+            ConfigError,
+            lambda: drillyard.plan("run.yaml", "local.yaml", overrides=["parallel.tensor=2"]),
+        ),
     ],
 )
 def test_a_mistake_is_of_the_documented_kind(kind: type[drillyard.UserError], call: Call) -> None:
@@ -164,9 +174,21 @@ def test_a_mistake_is_of_the_documented_kind(kind: type[drillyard.UserError], ca
     ("package", "importer", "call"),
     [
         ("google.api_core", "", lambda: drillyard.measure("gs://b/run.log")),
-        ("google.auth.exceptions", "", lambda: imported("drillyard.loglines.sources").storage_client()),
-        ("google.api_core", "launch.vertex.service", lambda: drillyard.status("x", cluster="vertex.yaml")),
-        ("google.api_core", "launch.vertex.bucket_files", lambda: imported("drillyard.launch.vertex.bucket_files")),
+        (
+            "google.auth.exceptions",
+            "",
+            lambda: imported("drillyard.loglines.sources").storage_client(),
+        ),
+        (
+            "google.api_core",
+            "launch.vertex.service",
+            lambda: drillyard.status("x", cluster="vertex.yaml"),
+        ),
+        (
+            "google.api_core",
+            "launch.vertex.bucket_files",
+            lambda: imported("drillyard.launch.vertex.bucket_files"),
+        ),
         ("wandb", "", lambda: tracker("WeightsAndBiases")),
         ("mlflow", "", lambda: tracker("MLflow")),
         ("tensorboard.compat.proto", "", lambda: tracker("TensorBoard")),
@@ -189,7 +211,9 @@ def imported(name: str) -> Any:
 
 
 def tracker(name: str) -> object:
-    return getattr(imported("drillyard.telemetry.trackers"), name)(Path(), drillyard.load_run_config("run.yaml"))
+    return getattr(imported("drillyard.telemetry.trackers"), name)(
+        Path(), drillyard.load_run_config("run.yaml")
+    )
 
 
 def test_a_run_directory_gives_a_report(run_directory: Path, tmp_path: Path) -> None:
@@ -203,7 +227,9 @@ def test_a_log_is_measured(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     step = "Step: {} | Time: 0.5s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620"
     log.write_text("".join(f"{step.format(number)}\n" for number in range(1, 41)))
-    result = drillyard.measure(log, num_gpus=8, accelerator="h100", params="7B", sequence_length=1024)
+    result = drillyard.measure(
+        log, num_gpus=8, accelerator="h100", params="7B", sequence_length=1024
+    )
     assert result.timing.times.typical == 0.5
     assert result.as_json()["name"] == result.name
     for function in (drillyard.measure, drillyard.report):
@@ -213,7 +239,10 @@ def test_a_log_is_measured(tmp_path: Path) -> None:
 
 def test_measure_and_report_take_what_the_flags_and_facts_are_named() -> None:
     facts = {field.name.removesuffix("_us") for field in dataclasses.fields(UserFacts)}
-    for function, own in ((drillyard.measure, {"paths"}), (drillyard.report, {"paths", "output", "overwrite"})):
+    for function, own in (
+        (drillyard.measure, {"paths"}),
+        (drillyard.report, {"paths", "output", "overwrite"}),
+    ):
         parameters = inspect.signature(function).parameters.values()
         assert {each.name for each in parameters} == own | facts | RUN_FACTS.keys()
         assert all(each.kind is not each.VAR_KEYWORD for each in parameters)
@@ -223,17 +252,24 @@ def test_hardware_is_looked_up() -> None:
     assert drillyard.hardware.catalog().accelerator("h100").name == "h100"
 
 
-def test_submit_issues_the_warnings_of_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_issues_the_warnings_of_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from drillyard.launch import submission
 
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text("name: w\nworkload: {command: [python3, train.py]}\n")
     Path("cluster.yaml").write_text(
-        'name: c\nplatform: slurm\nprocesses_per_node: 1\nslurm: {time_limit: "6"}\nstorage: {directory: /home/me}\n'
+        'name: c\nplatform: slurm\nprocesses_per_node: 1\nslurm: {time_limit: "6"}\nstorage:'
+        " {directory: /home/me}\n"
     )
     planned = drillyard.plan("run.yaml")
     assert any("slurm.time_limit" in warning for warning in planned.warnings)
-    monkeypatch.setattr(submission, "submit_plans", lambda cluster, plans, *, replace: [plan.handle for plan in plans])
+    monkeypatch.setattr(
+        submission,
+        "submit_plans",
+        lambda cluster, plans, *, replace: [plan.handle for plan in plans],
+    )
     with pytest.warns(UserWarning, match="slurm.time_limit"):
         assert drillyard.submit("run.yaml") == str(planned.handle)
 
@@ -250,10 +286,16 @@ def test_times_of_a_job_are_in_the_given_time_zone() -> None:
 
 def test_measure_reads_the_times_of_a_job_in_the_given_time_zone(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
-    line = "2026-01-31T{}Z Step: {} | Time: 1.0s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620\n"
+    line = (
+        "2026-01-31T{}Z Step: {} | Time: 1.0s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss:"
+        " 0.6620\n"
+    )
     log.write_text("".join(line.format(f"11:00:{step:02}", step) for step in range(1, 9)))
     seconds = [
         drillyard.measure(log, job_start=start, timezone=zone).as_json()["wall_seconds"]
-        for start, zone in (("2026-01-31T11:59:00", "Europe/Berlin"), ("2026-01-31T10:59:00Z", None))
+        for start, zone in (
+            ("2026-01-31T11:59:00", "Europe/Berlin"),
+            ("2026-01-31T10:59:00Z", None),
+        )
     ]
     assert seconds[0] == seconds[1] > 60

@@ -9,7 +9,13 @@ import pytest
 import drillyard
 from drillyard.cli import main as cli
 from drillyard.config.load import load_run_config
-from drillyard.deprecation import RENAMED_FLAGS, RENAMED_KEYS, RenamedWarning, rename_flags, rename_key
+from drillyard.deprecation import (
+    RENAMED_FLAGS,
+    RENAMED_KEYS,
+    RenamedWarning,
+    rename_flags,
+    rename_key,
+)
 
 RUN = """
 name: trial
@@ -61,7 +67,9 @@ def test_an_override_with_an_old_key_wins_over_the_file(tmp_path, monkeypatch):
     monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
     (tmp_path / "run.yaml").write_text(RUN.replace("seq_len", "sequence_length"))
     with pytest.warns(RenamedWarning):
-        assert load_run_config(tmp_path / "run.yaml", ["data.seq_len=64"]).data.sequence_length == 64
+        assert (
+            load_run_config(tmp_path / "run.yaml", ["data.seq_len=64"]).data.sequence_length == 64
+        )
 
 
 def test_a_config_with_an_old_key_is_read(tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ NOT_LISTED = {"__init__.py", "__main__.py", "packaged_yaml.py", "sources.yaml"}
 
 
 def named_files() -> tuple[set[Path], list[str]]:
-    """The files that the page names, and the names of none: a name is below the room of its section, or below src."""
+    """The files that the page names, and the names of none: a name is below the room of its
+    section, or below src."""
     found: set[Path] = set()
     missing = []
     room = SOURCE
@@ -20,7 +21,9 @@ def named_files() -> tuple[set[Path], list[str]]:
         if heading := re.match(r"##+ (.*)", line):
             room = SOURCE / heading[1] if (SOURCE / heading[1]).is_dir() else SOURCE
         for name in re.findall(r"`([\w./-]+\.(?:py|yaml|sh))(?::\w+)?`", line):
-            paths = [top / name for top in (room, SOURCE, SOURCE / "training") if (top / name).is_file()]
+            paths = [
+                top / name for top in (room, SOURCE, SOURCE / "training") if (top / name).is_file()
+            ]
             found.update(paths[:1])
             if not paths and name not in USER_FILES:
                 missing.append(name)
@@ -34,7 +37,9 @@ def test_the_files_that_the_architecture_page_names_exist() -> None:
 def test_the_architecture_page_names_every_module() -> None:
     every = {path for path in SOURCE.rglob("*.py") if path.name not in NOT_LISTED}
     launchers = {
-        path for path in every if path.name in ("launcher.py", "config.py", "checks.py") and "launch" in path.parts
+        path
+        for path in every
+        if path.name in ("launcher.py", "config.py", "checks.py") and "launch" in path.parts
     }
     formats = set((SOURCE / "measurement/formats").glob("*.py"))
     assert sorted(every - named_files()[0] - launchers - formats) == []

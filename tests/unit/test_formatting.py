@@ -29,20 +29,29 @@ def test_durations(seconds, text):
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0.00123, "$0.00123"), (0.992, "$0.992"), (12.3, "$12.30"), (1234.5, "$1,234.50"), (2.5e6, "$2.50 million")],
+    [
+        (0.00123, "$0.00123"),
+        (0.992, "$0.992"),
+        (12.3, "$12.30"),
+        (1234.5, "$1,234.50"),
+        (2.5e6, "$2.50 million"),
+    ],
 )
 def test_dollars(amount, text):
     assert formatting.dollars(amount) == text
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.424, "42.4%"), (0.0035, "0.35%"), (0, "0%"), (4e-5, "<0.01%"), (1, "100.0%")]
+    ("share", "text"),
+    [(0.424, "42.4%"), (0.0035, "0.35%"), (0, "0%"), (4e-5, "<0.01%"), (1, "100.0%")],
 )
 def test_shares(share, text):
     assert formatting.percent(share) == text
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [(812, "812 bytes"), (1142849, "1.09 MiB"), (140 * 2**30, "140 GiB")])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(812, "812 bytes"), (1142849, "1.09 MiB"), (140 * 2**30, "140 GiB")]
+)
 def test_sizes(num_bytes, text):
     assert formatting.size(num_bytes) == text
 
@@ -54,7 +63,11 @@ def test_a_number_is_written_to_its_digits(value, digits):
 
 
 def test_what_is_not_finite_is_a_word():
-    assert [formatting.number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+    assert [formatting.number(value) for value in (math.nan, math.inf, -math.inf)] == [
+        "nan",
+        "inf",
+        "-inf",
+    ]
 
 
 def test_one_is_not_many():

@@ -1,4 +1,5 @@
-"""A hub that denies access: each thing that is fetched from it names the page on which to ask, and never the token."""
+"""A hub that denies access: each thing that is fetched from it names the page on which to ask, and
+never the token."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ for fetch in (lambda name: load_config(ModelConfig(id=name)), model_directory, _
 
 @contextmanager
 def refusing(status: int, headers: dict[str, str], seen: list[str | None]) -> Iterator[str]:
-    """The address of a hub that answers everything with `status`; `seen` gets each Authorization header."""
+    """The address of a hub that answers everything with `status`; `seen` gets each Authorization
+    header."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -59,12 +61,24 @@ def refusing(status: int, headers: dict[str, str], seen: list[str | None]) -> It
 
 @pytest.mark.parametrize(
     ("status", "headers"),
-    [(401, {}), (401, {"X-Error-Code": "GatedRepo"}), (403, {"X-Error-Code": "GatedRepo"}), (403, {})],
+    [
+        (401, {}),
+        (401, {"X-Error-Code": "GatedRepo"}),
+        (403, {"X-Error-Code": "GatedRepo"}),
+        (403, {}),
+    ],
 )
-def test_a_gated_model_names_the_page_and_never_the_token(status: int, headers: dict[str, str], tmp_path: Path) -> None:
+def test_a_gated_model_names_the_page_and_never_the_token(
+    status: int, headers: dict[str, str], tmp_path: Path
+) -> None:
     seen: list[str | None] = []
     with refusing(status, headers, seen) as url:
-        settings = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_secret", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        settings = {
+            "HF_ENDPOINT": url,
+            "HF_TOKEN": "hf_secret",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+        }
         done = subprocess.run(
             [sys.executable, "-c", FETCH],
             env={**os.environ, **settings, "TRANSFORMERS_OFFLINE": "0"},
@@ -78,7 +92,9 @@ def test_a_gated_model_names_the_page_and_never_the_token(status: int, headers: 
         assert f"{url}/org/gated" in error and str(status) in error and len(error.splitlines()) <= 2
     assert "Bearer hf_secret" in seen
     assert "hf_secret" not in done.stdout + done.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()
+    ]
 
 
 def test_other_errors_are_not_taken_for_a_denial() -> None:

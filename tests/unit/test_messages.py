@@ -16,13 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_snapshot_of_messages_is_current() -> None:
     check = [sys.executable, "tools/messages.py", "--check"]
     ended = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, f"run `make messages`, then read the diff of tests/unit/messages.txt\n{ended.stdout}"
+    assert ended.returncode == 0, (
+        f"run `make messages`, then read the diff of tests/unit/messages.txt\n{ended.stdout}"
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ('raise UserError(f"{path}: no such {kind.name}; " "give another")', ["{path}: no such {name}; give another"]),
+        (
+            'raise UserError(f"{path}: no such {kind.name}; " "give another")',
+            ["{path}: no such {name}; give another"],
+        ),
         ('echo("one file" if n == 1 else f"{n} files in all")', ["[one file|{n} files in all]"]),
         ('"a line of text" + hint', ["a line of text{hint}"]),
         ('x = "first line\\nsecond line"', ["first line", "second line"]),

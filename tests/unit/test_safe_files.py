@@ -1,4 +1,5 @@
-"""A file is replaced as a whole or not at all, and its draft overwrites nothing and does not stay."""
+"""A file is replaced as a whole or not at all, and its draft overwrites nothing and does not
+stay."""
 
 from __future__ import annotations
 
@@ -37,14 +38,20 @@ def test_a_directory_that_is_not_there_is_named_as_what_is_missing(tmp_path: Pat
     assert says(describe_os_error(refused.value), "directory does not exist; create it")
 
 
-def test_a_durable_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_durable_file_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, seen = tmp_path / "file", []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append((os.fstat(descriptor).st_size, path.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: seen.append((os.fstat(descriptor).st_size, path.exists()))
+    )
     replace_file(path, b"content", durable=True)
     assert seen == [(7, False)] and path.read_bytes() == b"content"
 
 
-def test_a_draft_takes_no_name_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_takes_no_name_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "taken")
     other, path = tmp_path / "other", tmp_path / "file"
     other.write_bytes(b"another's")

@@ -1,4 +1,5 @@
-"""The source as a whole: class names, import cycles, platforms, files that docstrings and comments cite, and words."""
+"""The source as a whole: class names, import cycles, platforms, files that docstrings and comments
+cite, and words."""
 
 from __future__ import annotations
 
@@ -17,17 +18,26 @@ import drillyard
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "drillyard"
-# Launchers are packages of these names; the registry lists them, and starters and the example configs show them.
-PLATFORMS = {"slurm": "launch/slurm", "ssh": "launch/hosts", "vertex": "launch/vertex", "local": "launch/hosts"}
+# Launchers are packages of these names; the registry lists them, and starters and the example
+# configs show them.
+PLATFORMS = {
+    "slurm": "launch/slurm",
+    "ssh": "launch/hosts",
+    "vertex": "launch/vertex",
+    "local": "launch/hosts",
+}
 PLATFORM_REGISTRY = "config/platforms.py"
 WORDS = re.compile(
-    r"(?<![A-Za-z])(told|anew|whoever|mend(s|ed|ing)?|guests?|happenings?|patience)(?![A-Za-z])", re.IGNORECASE
+    r"(?<![A-Za-z])(told|anew|whoever|mend(s|ed|ing)?|guests?|happenings?|patience)(?![A-Za-z])",
+    re.IGNORECASE,
 )
 # Their tables of words to avoid.
 ABOUT_WORDS = {"docs/style.md", "docs/glossary.md", "tests/unit/test_source.py"}
 # Nouns of questions, names of Google's, and what an older version printed.
 FOREIGN_WORDS = {"text_to_sql_vocabulary.yaml", "network_stacks.yaml"}
-CITED_FILE = re.compile(r"(?<![\w./{}<>*-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py|docs/[a-z_0-9]+\.md)(?![\w/])")
+CITED_FILE = re.compile(
+    r"(?<![\w./{}<>*-])((?:[a-z_0-9]+/)*[a-z_0-9]+\.py|docs/[a-z_0-9]+\.md)(?![\w/])"
+)
 
 
 @cache
@@ -35,7 +45,10 @@ def modules() -> dict[str, tuple[Path, ast.Module]]:
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         parts = ("drillyard", *path.relative_to(SOURCE).with_suffix("").parts)
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (path, ast.parse(path.read_text("utf-8")))
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (
+            path,
+            ast.parse(path.read_text("utf-8")),
+        )
     return found
 
 
@@ -53,7 +66,8 @@ def test_a_public_class_name_stands_once() -> None:
 
 
 def imports_of(name: str, tree: ast.Module, *, is_package: bool = False) -> set[str]:
-    """Modules of ours that a module imports, those in functions and under TYPE_CHECKING included."""
+    """Modules of ours that a module imports, those in functions and under TYPE_CHECKING
+    included."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -98,19 +112,24 @@ def import_cycles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 def test_files_import_each_other_in_one_direction() -> None:
     imports = {
-        name: imports_of(name, tree, is_package=path.name == "__init__.py") for name, (path, tree) in modules().items()
+        name: imports_of(name, tree, is_package=path.name == "__init__.py")
+        for name, (path, tree) in modules().items()
     }
     assert import_cycles(imports) == []
 
 
 def room_imports() -> dict[str, set[str]]:
     """The rooms that each room imports: directories of src/drillyard."""
-    rooms: dict[str, set[str]] = {path.name: set() for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    rooms: dict[str, set[str]] = {
+        path.name: set() for path in SOURCE.iterdir() if (path / "__init__.py").exists()
+    }
     for name, (path, tree) in modules().items():
         room = relative(path).split("/")[0]
         if room in rooms:
             found = imports_of(name, tree, is_package=path.name == "__init__.py")
-            rooms[room] |= {other.split(".")[1] for other in found if "." in other} & rooms.keys() - {room}
+            rooms[room] |= {
+                other.split(".")[1] for other in found if "." in other
+            } & rooms.keys() - {room}
     return rooms
 
 
@@ -118,11 +137,15 @@ def test_rooms_import_each_other_in_one_direction_but_those_that_the_document_na
     rooms = room_imports()
     assert import_cycles(rooms) == [["cli", "faults"]]
     assert "except `cli` and `faults`:" in (ROOT / "docs/architecture.md").read_text("utf-8")
-    assert rooms["config"] == rooms["modelspec"] == rooms["loglines"] == set() and rooms["hardware"] == {"config"}
+    assert rooms["config"] == rooms["modelspec"] == rooms["loglines"] == set() and rooms[
+        "hardware"
+    ] == {"config"}
 
 
 def test_relative_imports_count() -> None:
-    tree = ast.parse("from . import state_file\nfrom .job import SECONDS_AFTER_FAILURE\nfrom ..plan import Plan")
+    tree = ast.parse(
+        "from . import state_file\nfrom .job import SECONDS_AFTER_FAILURE\nfrom ..plan import Plan"
+    )
     package = "drillyard.launch"
     found = {f"{package}.agent.state_file", f"{package}.agent.job", f"{package}.plan"}
     assert imports_of(f"{package}.agent.leader", tree) == found
@@ -134,13 +157,17 @@ def test_a_cycle_is_found() -> None:
 
 
 def platforms_named(place: str, tree: ast.Module) -> list[str]:
-    """Where a platform is named outside of its launcher: as a value, in a collection, as a section of the config, or
-    compared."""
+    """Where a platform is named outside of its launcher: as a value, in a collection, as a section
+    of the config, or compared."""
     found = []
     for node in ast.walk(tree):
         name = None
         elements = node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", [])
-        listed = [str(each.value) for each in elements if isinstance(each, ast.Constant) and each.value in PLATFORMS]
+        listed = [
+            str(each.value)
+            for each in elements
+            if isinstance(each, ast.Constant) and each.value in PLATFORMS
+        ]
         # A list of one is a command or an example.
         if len(listed) > 1 or (listed and len(elements) == 1 and not isinstance(node, ast.List)):
             name = next((one for one in listed if not place.startswith(PLATFORMS[one] + "/")), None)
@@ -167,38 +194,57 @@ def test_a_platform_is_named_by_its_launcher_only() -> None:
 
 def test_a_named_platform_is_found() -> None:
     tree = ast.parse("if cluster.platform == 'ssh' or cluster.slurm.partition: pass")
-    assert platforms_named("cli/launch.py", tree) == ["cli/launch.py:1: ssh", "cli/launch.py:1: slurm"]
+    assert platforms_named("cli/launch.py", tree) == [
+        "cli/launch.py:1: ssh",
+        "cli/launch.py:1: slurm",
+    ]
     assert platforms_named("launch/hosts/plan.py", tree) == ["launch/hosts/plan.py:1: slurm"]
 
 
-@pytest.mark.parametrize("text", ["('local', 'ssh')", "['ssh', 'local']", "{'local'}", "('local',)", "{'local': 1}"])
+@pytest.mark.parametrize(
+    "text", ["('local', 'ssh')", "['ssh', 'local']", "{'local'}", "('local',)", "{'local': 1}"]
+)
 def test_a_platform_in_a_collection_is_found(text: str) -> None:
     assert platforms_named("launch/agent/index.py", ast.parse(f"LED_HERE = {text}")) != []
     assert platforms_named("launch/hosts/plan.py", ast.parse(f"LED_HERE = {text}")) == []
-    assert platforms_named("launch/programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")) == []
+    assert (
+        platforms_named(
+            "launch/programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")
+        )
+        == []
+    )
 
 
 def explanations(text: str) -> list[str]:
     """Docstrings, those of attributes included, and comments."""
     expressions = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    found = [node.value for node in expressions if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    found = [
+        node.value
+        for node in expressions
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [*found, *(token.string for token in tokens if token.type == tokenize.COMMENT)]
 
 
 @cache
 def tracked_files() -> tuple[str, ...]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode == 0 and listed.stdout:
         return tuple(line for line in listed.stdout.splitlines() if (ROOT / line).is_file())
     return tuple(
-        str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*")
+        if path.is_file() and ".venv" not in path.parts
     )
 
 
 @cache
 def file_names() -> frozenset[str]:
-    """Our files under every name that cites them: `agent/leader.py` for `src/drillyard/launch/agent/leader.py`."""
+    """Our files under every name that cites them: `agent/leader.py` for
+    `src/drillyard/launch/agent/leader.py`."""
     parts = [name.split("/") for name in tracked_files()]
     return frozenset("/".join(each[start:]) for each in parts for start in range(len(each)))
 
@@ -229,7 +275,11 @@ def test_docstrings_and_comments_cite_files_that_exist() -> None:
         relative(path): names
         for path, _ in modules().values()
         for texts in [explanations(path.read_text("utf-8"))]
-        if (names := [name for text in texts for name in missing_files(text) if name not in FOREIGN_FILES])
+        if (
+            names := [
+                name for text in texts for name in missing_files(text) if name not in FOREIGN_FILES
+            ]
+        )
     }
     assert missing == {}
 
@@ -240,7 +290,14 @@ def test_a_docstring_of_an_attribute_and_a_comment_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md", "README.md", "docs/security.md"]
+    "name",
+    [
+        "docs/architecture.md",
+        "docs/glossary.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/security.md",
+    ],
 )
 def test_documents_cite_files_that_exist(name: str) -> None:
     assert missing_files((ROOT / name).read_text("utf-8")) == []
@@ -257,8 +314,11 @@ def test_words_that_are_not_used() -> None:
         ):
             continue
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-            # Keys of exit reports of an earlier version and of messages between agents; a flag of theirs.
-            if WORDS.search(re.sub('["`]told["`]|patience_seconds|--patience', "", line).replace("_", " ")):
+            # Keys of exit reports of an earlier version and of messages between agents; a flag of
+            # theirs.
+            if WORDS.search(
+                re.sub('["`]told["`]|patience_seconds|--patience', "", line).replace("_", " ")
+            ):
                 found.append(f"{name}:{number}: {line.strip()[:100]}")
     assert found == []
 

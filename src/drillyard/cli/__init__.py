@@ -1,1 +1,2 @@
-"""The command line: one file per command that parses, calls one function and prints. No logic lives here."""
+"""The command line: one file per command that parses, calls one function and prints. No logic lives
+here."""

@@ -1,4 +1,5 @@
-"""`drillyard chaos run.yaml`: inject faults into a run, and check that it ends with the same bits."""
+"""`drillyard chaos run.yaml`: inject faults into a run, and check that it ends with the same
+bits."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 
 FLAGS = {
     "config": typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML"),
-    "faults": typer.Option(help="Kinds, separated by commas: kill, stop, term, disk-full, flip.", metavar="KINDS"),
+    "faults": typer.Option(
+        help="Kinds, separated by commas: kill, stop, term, disk-full, flip.", metavar="KINDS"
+    ),
     "count": typer.Option(min=1, help="Faults in all.", metavar="N"),
     "seed": typer.Option(min=0, help="Seed of the ranks, steps and times of faults.", metavar="S"),
-    "nproc_per_node": typer.Option(min=1, help="Ranks on this host; default: one per GPU, or two.", metavar="N"),
+    "nproc_per_node": typer.Option(
+        min=1, help="Ranks on this host; default: one per GPU, or two.", metavar="N"
+    ),
     "directory": typer.Option(help="An empty directory to work in; default: a temporary one."),
-    "watchdog": typer.Option(min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"),
+    "watchdog": typer.Option(
+        min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"
+    ),
     "keep": typer.Option("--keep", help="Keep all runs, not only those with a failed fault."),
 }
 
@@ -50,13 +57,14 @@ def chaos(
 ) -> None:
     """Inject faults into a run, and check that it ends with the same bits as without them.
 
-    Trains RUN.YAML once without faults, then with them: ranks and the supervisor killed in steps, saves, the cache
-    build, the export and while they resume; ranks stopped; SIGTERM; a full disk; a flipped bit in the newest
-    checkpoint. A fault passes if it struck where planned and every loss and gradient norm, of repeated steps too, and
-    the final weights are equal to the bit, without restarts beyond those it causes.
+    Trains RUN.YAML once without faults, then with them: ranks and the supervisor killed in steps,
+    saves, the cache build, the export and while they resume; ranks stopped; SIGTERM; a full disk; a
+    flipped bit in the newest checkpoint. A fault passes if it struck where planned and every loss
+    and gradient norm, of repeated steps too, and the final weights are equal to the bit, without
+    restarts beyond those it causes.
 
-    Works in a directory of its own and never touches the run directory of RUN.YAML. Use a short run: each fault costs a
-    start of the ranks.
+    Works in a directory of its own and never touches the run directory of RUN.YAML. Use a short
+    run: each fault costs a start of the ranks.
 
     Example: [bold]drillyard chaos run.yaml --faults kill,flip --count 20 --set training.steps=60
     --set checkpoint.every_steps=4[/bold]
@@ -92,7 +100,8 @@ def chaos(
 
 
 def _inject(campaign: Campaign, run: RunConfig, made: Path | None, *, as_json: bool) -> None:
-    """Run the campaign and print its report. `made`: a directory that is removed where the campaign fails to run."""
+    """Run the campaign and print its report. `made`: a directory that is removed where the campaign
+    fails to run."""
     from drillyard.console import SafeConsole
     from drillyard.faults import campaign_report
     from drillyard.faults.campaign import run_campaign
@@ -106,7 +115,9 @@ def _inject(campaign: Campaign, run: RunConfig, made: Path | None, *, as_json: b
             with errors.status("") as status:
                 outcome = run_campaign(campaign, run, lambda text: status.update(f"chaos: {text}"))
         else:
-            outcome = run_campaign(campaign, run, lambda text: print(f"chaos: {text}", file=sys.stderr, flush=True))
+            outcome = run_campaign(
+                campaign, run, lambda text: print(f"chaos: {text}", file=sys.stderr, flush=True)
+            )
     except BaseException:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -130,6 +141,7 @@ def _kinds(text: str) -> list[FaultKind]:
     unknown = [name for name in named if name not in FAULT_KINDS]
     if unknown or not named:
         raise UserError(
-            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; choose from {', '.join(FAULT_KINDS)}"
+            f"--faults {text}: {unknown[0] if unknown else 'nothing'} is no kind; choose from"
+            f" {', '.join(FAULT_KINDS)}"
         )
     return [kind for kind in FAULT_KINDS if kind in named]

@@ -1,7 +1,8 @@
-"""`drillyard checkpoint list | verify | prune RUN_DIR`: list a run's checkpoints, check their bytes, delete old ones.
+"""`drillyard checkpoint list | verify | prune RUN_DIR`: list a run's checkpoints, check their
+bytes, delete old ones.
 
-`list` reads manifests and sizes, `verify` and `prune` read the files. None of them needs torch. The `version` of
-`--json` is raised when a field changes its meaning.
+`list` reads manifests and sizes, `verify` and `prune` read the files. None of them needs torch. The
+`version` of `--json` is raised when a field changes its meaning.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from drillyard.formatting import size
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint.inventory import CheckpointInfo
-    from drillyard.training.checkpoint.verification import CheckpointSelection, PrunePlan, VerifiedCheckpoint
+    from drillyard.training.checkpoint.verification import (
+        CheckpointSelection,
+        PrunePlan,
+        VerifiedCheckpoint,
+    )
 
 RunDirectory = Annotated[
-    Path, typer.Argument(metavar="RUN_DIR", help="A run directory, or its `checkpoints`.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RUN_DIR", help="A run directory, or its `checkpoints`.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 JSON_VERSION = 1
@@ -30,7 +38,9 @@ JSON_VERSION = 1
 
 def register(app: typer.Typer) -> None:
     """Add the commands on checkpoints to the app."""
-    group = typer.Typer(help="List, verify and prune the checkpoints of a run.", no_args_is_help=True)
+    group = typer.Typer(
+        help="List, verify and prune the checkpoints of a run.", no_args_is_help=True
+    )
     app.add_typer(group, name="checkpoint")
 
     group.command("list")(list_command)
@@ -41,8 +51,8 @@ def register(app: typer.Typer) -> None:
 def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
     """List checkpoints: step, size, age, ranks, held-out loss, and which one the next start uses.
 
-    Reads manifests and sizes only, in milliseconds; `verify` reads the content. Exit code 2 if the index of a
-    checkpoint, or a value stored in it, could run code.
+    Reads manifests and sizes only, in milliseconds; `verify` reads the content. Exit code 2 if the
+    index of a checkpoint, or a value stored in it, could run code.
     """
     from dataclasses import replace
 
@@ -58,12 +68,19 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
         used, refusal = None, str(error)
     winner = best_checkpoint(target.checkpoints)
     labels = {
-        info.path: [word for word, labelled in (("newest", used), ("best", winner)) if info is labelled]
+        info.path: [
+            word for word, labelled in (("newest", used), ("best", winner)) if info is labelled
+        ]
         for info in target.checkpoints
     }
     if as_json:
         listed = [{**_facts(info), "marks": labels[info.path]} for info in target.checkpoints]
-        _print_json(directory=str(target.directory), next_start=used and used.step, refusal=refusal, checkpoints=listed)
+        _print_json(
+            directory=str(target.directory),
+            next_start=used and used.step,
+            refusal=refusal,
+            checkpoints=listed,
+        )
     else:
         _print_list(target, labels, used, refusal)
     if refused:
@@ -71,7 +88,10 @@ def list_command(run: RunDirectory, as_json: AsJson = False) -> None:
 
 
 def _print_list(
-    target: CheckpointSelection, labels: dict[Path, list[str]], used: CheckpointInfo | None, refusal: str | None
+    target: CheckpointSelection,
+    labels: dict[Path, list[str]],
+    used: CheckpointInfo | None,
+    refusal: str | None,
 ) -> None:
     from drillyard.training.checkpoint.inventory import lost_checkpoints
 
@@ -93,38 +113,56 @@ def _print_list(
 def verify_command(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN_DIR", help="A run directory, its `checkpoints`, or one step-N of them."),
+        typer.Argument(
+            metavar="RUN_DIR", help="A run directory, its `checkpoints`, or one step-N of them."
+        ),
     ],
-    step: Annotated[int | None, typer.Option(metavar="N", help="Only the checkpoint of this step.")] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the checkpoint of this step.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of the checkpoints and compare it with the checksums from when it was written.
+    """Read every byte of the checkpoints and compare it with the checksums from when it was
+    written.
 
-    Exit code 0: all complete ones are undamaged. 1: a file is damaged, a manifest is invalid or of a later format, or
-    there is no complete checkpoint (or the requested one is not). 2: an error, or a file that could run code. The
-    remains of interrupted saves are listed and are no damage.
+    Exit code 0: all complete ones are undamaged. 1: a file is damaged, a manifest is invalid or of
+    a later format, or there is no complete checkpoint (or the requested one is not). 2: an error,
+    or a file that could run code. The remains of interrupted saves are listed and are no damage.
     """
-    from drillyard.training.checkpoint.verification import choose_step, select_checkpoints, verify_all_files
+    from drillyard.training.checkpoint.verification import (
+        choose_step,
+        select_checkpoints,
+        verify_all_files,
+    )
 
     target = select_checkpoints(find_run(run))
     one = target.one if step is None else choose_step(target, step)
     chosen = target.checkpoints if one is None else [one]
     with _progress(chosen) as read:
         results = [verify_all_files(info, read) for info in chosen]
-    judged = [result for result in results if one is not None or result.info.status not in ("incomplete", "abandoned")]
+    judged = [
+        result
+        for result in results
+        if one is not None or result.info.status not in ("incomplete", "abandoned")
+    ]
     good = [result for result in judged if result.good]
     if as_json:
         _print_json(
             directory=str(target.directory),
             undamaged=bool(good) and len(good) == len(judged),
-            checkpoints=[{**_facts(r.info), "good": r.good, "files": [vars(f) for f in r.files]} for r in results],
+            checkpoints=[
+                {**_facts(r.info), "good": r.good, "files": [vars(f) for f in r.files]}
+                for r in results
+            ],
         )
     else:
         for result in results:
             _print_verified(result)
         if not results:
             typer.echo(f"{target.directory}: no checkpoint is there to verify.")
-    if refused := [file.detail for result in results for file in result.files if file.verdict == "refused"]:
+    if refused := [
+        file.detail for result in results for file in result.files if file.verdict == "refused"
+    ]:
         raise UserError("\n".join(refused))
     if not good or len(good) < len(judged):
         raise typer.Exit(1)
@@ -133,26 +171,37 @@ def verify_command(
 def prune_command(
     run: RunDirectory,
     keep: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Newest good ones to keep. [default: the run's own setting]")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Newest good ones to keep. [default: the run's own setting]"
+        ),
     ] = None,
     left_overs: Annotated[
-        bool, typer.Option("--left-overs", help="Also delete remains of interrupted saves and of abandoned steps.")
+        bool,
+        typer.Option(
+            "--left-overs", help="Also delete remains of interrupted saves and of abandoned steps."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Verify and print what would be deleted; delete nothing.")
+        bool,
+        typer.Option("--dry-run", help="Verify and print what would be deleted; delete nothing."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete all but the newest good checkpoints and the best one.
 
-    The checkpoints to keep are read and verified in full before anything is deleted. A damaged one does not count and
-    is not deleted; without a good one nothing is deleted. Refused while a run started with `drillyard train` is active
-    in the directory (other launchers hold no lock).
+    The checkpoints to keep are read and verified in full before anything is deleted. A damaged one
+    does not count and is not deleted; without a good one nothing is deleted. Refused while a run
+    started with `drillyard train` is active in the directory (other launchers hold no lock).
 
     Exit code 0: done; 1: a checkpoint to keep is damaged, or none is undamaged; 2: an error.
     """
     from drillyard.supervise.run_lock import exclusive_run_lock
-    from drillyard.training.checkpoint.verification import plan_prune, select_checkpoints, verify_all_files
+    from drillyard.training.checkpoint.verification import (
+        plan_prune,
+        select_checkpoints,
+        verify_all_files,
+    )
 
     target = select_checkpoints(find_run(run))
     if target.run_directory is None or target.one is not None:
@@ -187,7 +236,8 @@ def prune_command(
 
 
 def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool]:
-    """Return how many checkpoints to keep, and whether the best: from `keep` and run.yaml. UserError without either."""
+    """Return how many checkpoints to keep, and whether the best: from `keep` and run.yaml.
+    UserError without either."""
     from drillyard.config.load import load_run_config
 
     assert target.run_directory is not None
@@ -196,7 +246,9 @@ def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool
         settings = load_run_config(saved, resolve_environment=False).checkpoint
         return keep or settings.keep, settings.keep_best
     if keep is None:
-        raise UserError(f"{saved}: is not there to say how many checkpoints the run keeps; give --keep N")
+        raise UserError(
+            f"{saved}: is not there to say how many checkpoints the run keeps; give --keep N"
+        )
     return keep, True
 
 
@@ -209,7 +261,10 @@ def _remove(plan: PrunePlan) -> list[str]:
         try:
             remove_checkpoint(info.path)
         except OSError as error:
-            failures.append(f"{info.path}: could not be deleted: {error.strerror}; check its rights and try again")
+            failures.append(
+                f"{info.path}: could not be deleted: {error.strerror}; check its rights and try"
+                " again"
+            )
     return failures
 
 
@@ -249,7 +304,15 @@ def _print_table(checkpoints: list[CheckpointInfo], labels: dict[Path, list[str]
         ranks = str(info.manifest.world_size) if info.manifest else ""
         status = f"[{_style(info.status)}]{info.status}[/]"
         made = "" if (seconds := _age_seconds(info)) is None else age(seconds)
-        table.add_row(str(info.step), size(info.bytes), made, ranks, loss, status, ", ".join(labels[info.path]))
+        table.add_row(
+            str(info.step),
+            size(info.bytes),
+            made,
+            ranks,
+            loss,
+            status,
+            ", ".join(labels[info.path]),
+        )
     if checkpoints:
         SafeConsole(highlight=False).print(table)
 
@@ -263,7 +326,8 @@ def _print_verified(result: VerifiedCheckpoint) -> None:
     info = result.info
     whole = "undamaged" if result.good else info.status if not info.complete else "damaged"
     console.print(
-        f"{escape(info.path.name)}  [{_style('complete' if result.good else whole)}]{whole}[/]  {size(info.bytes)}"
+        f"{escape(info.path.name)}  [{_style('complete' if result.good else whole)}]{whole}[/] "
+        f" {size(info.bytes)}"
     )
     width = max(len(file.verdict) for file in result.files)
     for file in result.files:
@@ -278,14 +342,18 @@ def _print_pruned(plan: PrunePlan, target: CheckpointSelection, dry_run: bool) -
     for info in sorted(plan.keep, key=lambda info: info.step):
         typer.echo(f"{info.path.name}: kept, {size(info.bytes)}")
     for info in plan.remove:
-        typer.echo(f"{info.path.name}: {'would be deleted' if dry_run else 'deleted'}, {size(info.bytes)}")
+        typer.echo(
+            f"{info.path.name}: {'would be deleted' if dry_run else 'deleted'}, {size(info.bytes)}"
+        )
     if not plan.keep:
         typer.echo(f"{target.directory}: holds no undamaged checkpoint; nothing is deleted.")
     elif not plan.remove:
         typer.echo("Nothing to delete.")
     else:
         freed = size(sum(info.bytes for info in plan.remove))
-        typer.echo(f"{freed} would be freed; nothing was deleted." if dry_run else f"{freed} freed.")
+        typer.echo(
+            f"{freed} would be freed; nothing was deleted." if dry_run else f"{freed} freed."
+        )
 
 
 def _print_json(**values: Any) -> None:
@@ -294,8 +362,15 @@ def _print_json(**values: Any) -> None:
 
 @contextmanager
 def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on stderr if it is a terminal; yields the function to call with the number of bytes read."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    """A progress bar on stderr if it is a terminal; yields the function to call with the number of
+    bytes read."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     from drillyard.console import SafeConsole
 
@@ -310,16 +385,23 @@ def _progress(checkpoints: list[CheckpointInfo]) -> Iterator[Callable[[int], Non
 
 
 def _style(status: str) -> str:
-    return {"complete": "green", "damaged": "red", "later-format": "red", "refused": "red"}.get(status, "yellow")
+    return {"complete": "green", "damaged": "red", "later-format": "red", "refused": "red"}.get(
+        status, "yellow"
+    )
 
 
 def _age_seconds(info: CheckpointInfo) -> int | None:
-    """Since the manifest was written; without one, since the directory last changed. None when it is gone."""
+    """Since the manifest was written; without one, since the directory last changed. None when it
+    is gone."""
     import time
     from datetime import datetime
 
     try:
-        made = info.path.lstat().st_mtime if info.created is None else datetime.fromisoformat(info.created).timestamp()
+        made = (
+            info.path.lstat().st_mtime
+            if info.created is None
+            else datetime.fromisoformat(info.created).timestamp()
+        )
     except (FileNotFoundError, ValueError, OverflowError):
         return None
     return max(0, round(time.time() - made))

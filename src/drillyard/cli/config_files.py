@@ -1,6 +1,8 @@
-"""`drillyard init [DIR]` writes commented configs to start from; `drillyard schema` prints JSON Schemas.
+"""`drillyard init [DIR]` writes commented configs to start from; `drillyard schema` prints JSON
+Schemas.
 
-The schemas of configs are for editors that complete and check YAML, that of estimates for programs that read them.
+The schemas of configs are for editors that complete and check YAML, that of estimates for programs
+that read them.
 """
 
 from __future__ import annotations
@@ -36,13 +38,16 @@ def init(
         Path, typer.Argument(metavar="[DIR]", help="Where to write; created if it is missing.")
     ] = Path("."),
     from_deepspeed: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take over the settings of a DeepSpeed config (JSON).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Take over the settings of a DeepSpeed config (JSON)."),
     ] = None,
     from_trl: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take over the settings of `trl sft --config FILE`.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Take over the settings of `trl sft --config FILE`."),
     ] = None,
     from_axolotl: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take over the settings of an Axolotl config.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Take over the settings of an Axolotl config."),
     ] = None,
 ) -> None:
     """Write a commented run.yaml and cluster.yaml to start from. Never overwrites a file.
@@ -64,11 +69,17 @@ def init(
         print(f"not taken over: {key}: {reason}", file=sys.stderr)
     run, cluster = directory / "run.yaml", directory / "cluster.yaml"
     print(f"next: drillyard train {run}")
-    print(f"or, to keep it running when the terminal closes: drillyard launch {run} --cluster {cluster}")
+    print(
+        f"or, to keep it running when the terminal closes: drillyard launch {run} --cluster"
+        f" {cluster}"
+    )
 
 
-def schema(which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workload or estimate.")]) -> None:
-    """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, or `drillyard estimate --json`.
+def schema(
+    which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workload or estimate.")],
+) -> None:
+    """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, or `drillyard
+    estimate --json`.
 
     In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
     `# yaml-language-server: $schema=run.schema.json`.

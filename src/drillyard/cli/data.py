@@ -1,4 +1,5 @@
-"""`drillyard data`: the first packed sequences in colour and a report on the documents; the batch of any step."""
+"""`drillyard data`: the first packed sequences in colour and a report on the documents; the batch
+of any step."""
 
 from __future__ import annotations
 
@@ -25,14 +26,16 @@ def register(app: typer.Typer) -> None:
         run: Annotated[Path, typer.Argument(metavar="run.yaml", help="The run config.")],
         overrides: Annotated[
             list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as data.packing=false."),
+            typer.Option(
+                "--set", metavar="KEY=VALUE", help="Change a setting, such as data.packing=false."
+            ),
         ] = None,
         samples: Annotated[int, typer.Option(min=1, help="Sequences to show.")] = 3,
     ) -> None:
         """Show the first packed sequences: green tokens carry loss, dim ones are context only.
 
-        Tokenizes the data if it is not cached; a later run uses the cache. Exit code 2 if all (with loss on
-        completions) or no tokens of a document carry loss.
+        Tokenizes the data if it is not cached; a later run uses the cache. Exit code 2 if all (with
+        loss on completions) or no tokens of a document carry loss.
         """
         from rich.markup import escape
         from tokenizers import Tokenizer
@@ -47,11 +50,16 @@ def register(app: typer.Typer) -> None:
         console = SafeConsole(highlight=False)
         with console.status("preparing the data") as status:
             prepared = prepare(
-                config, on_progress=lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
+                config,
+                on_progress=lambda what, done, total: status.update(
+                    f"{what}: {_share(done, total)}"
+                ),
             )
         tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
         # In a piece of a split completion, all tokens but the first carry loss.
-        completions_only = row_format(config.data).loss_on != "all" and config.data.too_long != "split"
+        completions_only = (
+            row_format(config.data).loss_on != "all" and config.data.too_long != "split"
+        )
         wrong = []
         for source in prepared.train.sources:
             shown = min(samples, len(source))
@@ -59,13 +67,17 @@ def register(app: typer.Typer) -> None:
             for number in range(shown):
                 valid = int(source.valid_tokens[number])
                 console.rule(
-                    f"{escape(source.name)}, sequence {number + 1} of {len(source):,}: {valid} tokens carry loss"
+                    f"{escape(source.name)}, sequence {number + 1} of {len(source):,}: {valid}"
+                    " tokens carry loss"
                 )
                 console.print(coloured_tokens(batch, number, tokenizer), soft_wrap=True)
                 found = loss_problems(batch, number, completions_only)
                 wrong += [f"{source.name}, sequence {number + 1}, {fault}" for fault in found]
         console.rule()
-        for line in [*prepared.report.lines(), *prepared.before_training(config, smallest_global_batch(config))]:
+        for line in [
+            *prepared.report.lines(),
+            *prepared.before_training(config, smallest_global_batch(config)),
+        ]:
             console.print(line, markup=False, soft_wrap=True)
         if wrong:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -73,12 +85,17 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, runs/NAME.")],
-    step: Annotated[int, typer.Option(help="The step, counted from 1 as in metrics.jsonl.", metavar="N")],
+    run_directory: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, runs/NAME.")
+    ],
+    step: Annotated[
+        int, typer.Option(help="The step, counted from 1 as in metrics.jsonl.", metavar="N")
+    ],
     rank: Annotated[int | None, typer.Option(help="Only what this rank read.", metavar="R")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Sequences to show.", metavar="K")] = 8,
 ) -> None:
-    """Show the batch that a step trained on: where each document comes from, and its text as in `data preview`.
+    """Show the batch that a step trained on: where each document comes from, and its text as in
+    `data preview`.
 
     Works for any step, also a future one. Exit code 2 if the data has changed since the run.
     """
@@ -92,7 +109,9 @@ def show(
     console = SafeConsole(highlight=False)
     with console.status("opening the data") as status:
         batch = batch_of_step(
-            find_run(run_directory), step, lambda what, done, total: status.update(f"{what}: {_share(done, total)}")
+            find_run(run_directory),
+            step,
+            lambda what, done, total: status.update(f"{what}: {_share(done, total)}"),
         )
     samples = batch.samples if rank is None else batch.of_rank(rank)
     mixture, tokenizer = batch.data.train, Tokenizer.from_str(batch.data.text_tokenizer.json)
@@ -100,8 +119,9 @@ def show(
         number_of_source, index = sample.ref
         source = mixture.sources[number_of_source]
         console.rule(
-            f"step {step}, sample {sample.number} (rank {sample.rank}, micro-batch {sample.micro_batch}): "
-            f"{escape(source.name)}, sequence {index}: {int(source.valid_tokens[index])} tokens carry loss"
+            f"step {step}, sample {sample.number} (rank {sample.rank}, micro-batch"
+            f" {sample.micro_batch}): {escape(source.name)}, sequence {index}:"
+            f" {int(source.valid_tokens[index])} tokens carry loss"
         )
         for number, place in enumerate(batch.places(sample), 1):
             console.print(f"document {number}: {place}", style="cyan", markup=False, soft_wrap=True)
@@ -111,7 +131,10 @@ def show(
             raise UserError(str(damage)) from None
     console.rule()
     shown = min(limit, len(samples))
-    console.print(f"{shown} of {len(samples)} sequences of step {step}" + ("" if rank is None else f" on rank {rank}"))
+    console.print(
+        f"{shown} of {len(samples)} sequences of step {step}"
+        + ("" if rank is None else f" on rank {rank}")
+    )
     for note in batch.data.report.notes:
         console.print(note, markup=False, soft_wrap=True)
 
@@ -120,19 +143,31 @@ def build(
     run: Annotated[Path, typer.Argument(metavar="run.yaml", help="The run config.")],
     to: Annotated[
         str,
-        typer.Option(help="`cache`: the tokenised cache, which training reads; `megatron`: .bin and .idx files."),
+        typer.Option(
+            help=(
+                "`cache`: the tokenised cache, which training reads; `megatron`: .bin and .idx"
+                " files."
+            )
+        ),
     ] = "cache",
-    output: Annotated[Path | None, typer.Option(help="With --to megatron: the directory for the files.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="With --to megatron: the directory for the files.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as data.sequence_length=4096."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting, such as data.sequence_length=4096.",
+        ),
     ] = None,
 ) -> None:
-    """Tokenize the training data: into the cache, ahead of a run, or into files that Megatron-LM and NeMo read.
+    """Tokenize the training data: into the cache, ahead of a run, or into files that Megatron-LM
+    and NeMo read.
 
-    Megatron files have each document with the tokens that training puts around it (BOS if the tokenizer has one, EOS),
-    in the order of the source: `OUTPUT/NAME.bin` and `.idx` for each source, and `OUTPUT/tokenizer` if it is trained
-    from them. Existing files are not replaced.
+    Megatron files have each document with the tokens that training puts around it (BOS if the
+    tokenizer has one, EOS), in the order of the source: `OUTPUT/NAME.bin` and `.idx` for each
+    source, and `OUTPUT/tokenizer` if it is trained from them. Existing files are not replaced.
     """
     from drillyard.config.load import load_run_config
     from drillyard.data.megatron.export import write_megatron

@@ -1,4 +1,5 @@
-"""`drillyard estimate run.yaml`: will it fit, how fast, how long, how much, how often will it fail."""
+"""`drillyard estimate run.yaml`: will it fit, how fast, how long, how much, how often will it
+fail."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def register(app: typer.Typer) -> None:
                 rich_help_panel=FAILURES,
             ),
         ] = False,
-        seed: Annotated[int, typer.Option(help="Seed of --simulate.", rich_help_panel=FAILURES)] = 0,
+        seed: Annotated[
+            int, typer.Option(help="Seed of --simulate.", rich_help_panel=FAILURES)
+        ] = 0,
         sweep: Annotated[
             list[str] | None,
             typer.Option(
@@ -57,31 +60,48 @@ def register(app: typer.Typer) -> None:
         ] = None,
         plot: Annotated[
             Path | None,
-            typer.Option(help="Write the plot of --sweep as SVG.", metavar="FILE", rich_help_panel=SHOW),
+            typer.Option(
+                help="Write the plot of --sweep as SVG.", metavar="FILE", rich_help_panel=SHOW
+            ),
         ] = None,
         overwrite: Annotated[
             bool,
             typer.Option(
-                "--overwrite", help="Replace the FILE of --plot if it is no plot, or edited.", rich_help_panel=SHOW
+                "--overwrite",
+                help="Replace the FILE of --plot if it is no plot, or edited.",
+                rich_help_panel=SHOW,
             ),
         ] = False,
         explain: Annotated[
-            bool, typer.Option("--explain", help="Print quantities with formulas and sources.", rich_help_panel=SHOW)
+            bool,
+            typer.Option(
+                "--explain",
+                help="Print quantities with formulas and sources.",
+                rich_help_panel=SHOW,
+            ),
         ] = False,
         as_json: Annotated[
-            bool, typer.Option("--json", help="Print as JSON (`drillyard schema estimate`).", rich_help_panel=SHOW)
+            bool,
+            typer.Option(
+                "--json", help="Print as JSON (`drillyard schema estimate`).", rich_help_panel=SHOW
+            ),
         ] = False,
     ) -> None:
-        """Estimate a run before money is spent: memory, speed, time, cost, failures. Needs no GPU, torch or weights.
+        """Estimate a run before money is spent: memory, speed, time, cost, failures. Needs no GPU,
+        torch or weights.
 
-        Where: --cluster FILE, or --machine and --nodes, or --accelerator and --num-gpus. Exit code 1: it does not fit.
+        Where: --cluster FILE, or --machine and --nodes, or --accelerator and --num-gpus. Exit code
+        1: it does not fit.
 
-        With --sweep, a key is a setting of the run config, nodes or machine: a..b, a..b..step, a..b..xfactor or a list.
+        With --sweep, a key is a setting of the run config, nodes or machine: a..b, a..b..step,
+        a..b..xfactor or a list.
         """
         if plot is not None and not sweep:
             raise UserError("--plot draws a sweep: give --sweep too")
         if sweep and (simulate or explain):
-            raise UserError("--sweep gives a table of runs; take --simulate and --explain for one of them")
+            raise UserError(
+                "--sweep gives a table of runs; take --simulate and --explain for one of them"
+            )
         request = build_request(options, build=_builder() if build else None)
         if sweep:
             _sweep(request, sweep, plot, overwrite=overwrite, as_json=as_json)
@@ -90,7 +110,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _estimate(request: EstimateRequest, *, explain: bool, as_json: bool, seed: int | None) -> None:
-    """Print one estimate, simulated where there is a `seed`. Exit with 1 where the run does not fit."""
+    """Print one estimate, simulated where there is a `seed`. Exit with 1 where the run does not
+    fit."""
     from drillyard.estimation.estimate_text import explanation, simulation_text, summary
     from drillyard.estimation.run_estimate import estimate_run
     from drillyard.estimation.simulation_estimate import simulate_run
@@ -112,7 +133,9 @@ def _estimate(request: EstimateRequest, *, explain: bool, as_json: bool, seed: i
         raise typer.Exit(1)
 
 
-def _sweep(request: EstimateRequest, keys: list[str], plot: Path | None, *, overwrite: bool, as_json: bool) -> None:
+def _sweep(
+    request: EstimateRequest, keys: list[str], plot: Path | None, *, overwrite: bool, as_json: bool
+) -> None:
     """Print a sweep, and write its plot."""
     from rich.progress import track
 
@@ -123,7 +146,9 @@ def _sweep(request: EstimateRequest, keys: list[str], plot: Path | None, *, over
     if plot is not None and not plot.parent.is_dir():
         raise UserError(f"{plot}: cannot be written: there is no directory {plot.parent}")
     waiting = SafeConsole(stderr=True, quiet=not sys.stderr.isatty())
-    swept = run_sweep(request, parse_axes(keys), lambda points: track(points, "estimating", console=waiting))
+    swept = run_sweep(
+        request, parse_axes(keys), lambda points: track(points, "estimating", console=waiting)
+    )
     if as_json:
         from drillyard.estimation.document import sweep_document
 
@@ -135,7 +160,8 @@ def _sweep(request: EstimateRequest, keys: list[str], plot: Path | None, *, over
 
 
 def console(at_least: int = 0) -> SafeConsole:
-    """As wide as the terminal, and `at_least` so many columns; a file gets lines of a fixed width."""
+    """As wide as the terminal, and `at_least` so many columns; a file gets lines of a fixed
+    width."""
     found = SafeConsole(highlight=False, markup=False, emoji=False)
     width = found.width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_FILES
     found.width = max(width, at_least)

@@ -1,4 +1,5 @@
-"""`drillyard hardware [NAME]`: facts about accelerators, machines and network stacks, with sources and dates."""
+"""`drillyard hardware [NAME]`: facts about accelerators, machines and network stacks, with sources
+and dates."""
 
 from __future__ import annotations
 
@@ -18,25 +19,39 @@ def register(app: typer.Typer) -> None:
         name: Annotated[
             str | None,
             typer.Argument(
-                help="Accelerator, machine, network stack, or a GPU by its driver's name. Default: list all."
+                help=(
+                    "Accelerator, machine, network stack, or a GPU by its driver's name. Default:"
+                    " list all."
+                )
             ),
         ] = None,
         own: Annotated[
             Path | None,
-            typer.Option("--hardware", metavar="FILE", help="Your own hardware, added to the built-in one."),
+            typer.Option(
+                "--hardware", metavar="FILE", help="Your own hardware, added to the built-in one."
+            ),
         ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Show the facts behind estimates and plans; `?` and `unverified` mark unconfirmed ones.
 
-        A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths and prices, such as
+        A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths and
+        prices, such as
 
-        machines: [{name: my-node, accelerator: h100, num_accelerators: 8, network_stack: infiniband}]
+        machines: [{name: my-node, accelerator: h100, num_accelerators: 8, network_stack:
+        infiniband}]
 
-        Its fields are those that `drillyard hardware NAME` shows; a row with a known name changes only what it gives.
+        Its fields are those that `drillyard hardware NAME` shows; a row with a known name changes
+        only what it gives.
         """
         from drillyard.hardware import load_catalog
-        from drillyard.hardware.catalog_output import entry_json, entry_text, find_entry, list_json, list_text
+        from drillyard.hardware.catalog_output import (
+            entry_json,
+            entry_text,
+            find_entry,
+            list_json,
+            list_text,
+        )
 
         catalog = load_catalog(own)
         entry = None if name is None else find_entry(catalog, name)

@@ -18,9 +18,15 @@ SHOW, HOW = "Show the plan", "Launch"
 
 
 FLAGS = {
-    "run": typer.Argument(metavar="RUN.YAML", help="The run config: a training run, or a `workload:`."),
-    "cluster": typer.Option(metavar="FILE", help="The cluster config: where to run.", show_default="cluster.yaml"),
-    "overrides": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."),
+    "run": typer.Argument(
+        metavar="RUN.YAML", help="The run config: a training run, or a `workload:`."
+    ),
+    "cluster": typer.Option(
+        metavar="FILE", help="The cluster config: where to run.", show_default="cluster.yaml"
+    ),
+    "overrides": typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting of the run config; repeatable."
+    ),
     "nodes": typer.Option(min=1, metavar="N", help="Nodes, in place of the cluster config's."),
     "sweep": typer.Option(
         metavar="KEY=VALUES",
@@ -28,24 +34,46 @@ FLAGS = {
         rich_help_panel=HOW,
     ),
     "sync": typer.Option(
-        "--sync", help="Copy this directory to the nodes, without what git ignores.", rich_help_panel=HOW
+        "--sync",
+        help="Copy this directory to the nodes, without what git ignores.",
+        rich_help_panel=HOW,
     ),
-    "replace": typer.Option("--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW),
-    "after": typer.Option(metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW),
-    "max_failures": typer.Option(min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW),
+    "replace": typer.Option(
+        "--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW
+    ),
+    "after": typer.Option(
+        metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW
+    ),
+    "max_failures": typer.Option(
+        min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW
+    ),
     "force": typer.Option(
-        "--force", help="Launch even if the estimate says that it does not fit.", rich_help_panel=HOW
+        "--force",
+        help="Launch even if the estimate says that it does not fit.",
+        rich_help_panel=HOW,
     ),
-    "wait": typer.Option("--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW),
-    "dry_run": typer.Option("--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW),
-    "files": typer.Option("--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW),
+    "wait": typer.Option(
+        "--wait", help="Wait for the end; exit with the run's code.", rich_help_panel=HOW
+    ),
+    "dry_run": typer.Option(
+        "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW
+    ),
+    "files": typer.Option(
+        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW
+    ),
     "explain": typer.Option(
-        "--explain", help="Print the reason of each generated field, and stop.", rich_help_panel=SHOW
+        "--explain",
+        help="Print the reason of each generated field, and stop.",
+        rich_help_panel=SHOW,
     ),
     "output": typer.Option(
-        metavar="DIR", help="Write everything as files, with apply.sh, and stop.", rich_help_panel=SHOW
+        metavar="DIR",
+        help="Write everything as files, with apply.sh, and stop.",
+        rich_help_panel=SHOW,
     ),
-    "overwrite": typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW),
+    "overwrite": typer.Option(
+        "--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW
+    ),
     "as_json": typer.Option("--json", help="Print as JSON.", rich_help_panel=SHOW),
 }
 
@@ -74,12 +102,14 @@ def launch(
     overwrite: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Submit a run to a cluster's scheduler, or start it on hosts. It continues when this terminal is closed.
+    """Submit a run to a cluster's scheduler, or start it on hosts. It continues when this terminal
+    is closed.
 
-    Prints the run's handle, platform://cluster/run, for `drillyard runs status | logs | watch | cancel | artifacts`.
+    Prints the run's handle, platform://cluster/run, for `drillyard runs status | logs | watch |
+    cancel | artifacts`.
 
-    Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's own: 0 succeeded,
-    1 failed, 2 refused, 130 cancelled.
+    Exit codes: 0 it was submitted; 2 a mistake to fix, nothing was submitted. With --wait the run's
+    own: 0 succeeded, 1 failed, 2 refused, 130 cancelled.
     """
     from drillyard.launch.plan_output import write_plan
     from drillyard.launch.submission import check_memory, plan_launch
@@ -98,9 +128,19 @@ def launch(
         for plan in plans:
             directory = output if len(plans) == 1 else output / plan.handle.run
             written = write_plan(plan, directory, overwrite=overwrite)
-            print(f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them", file=sys.stderr)
+            print(
+                f"{len(written)} files in {directory}; {directory / 'apply.sh'} executes them",
+                file=sys.stderr,
+            )
     if dry_run or explain:
-        _show(requests[0].cluster, plans, dry_run=dry_run, files=files, explain=explain, as_json=as_json)
+        _show(
+            requests[0].cluster,
+            plans,
+            dry_run=dry_run,
+            files=files,
+            explain=explain,
+            as_json=as_json,
+        )
     if output is not None or dry_run or explain:
         return
     for line in check_memory(requests, force=force):
@@ -112,7 +152,13 @@ def launch(
 
 
 def _show(
-    cluster: ClusterConfig, plans: list[Plan], *, dry_run: bool, files: bool, explain: bool, as_json: bool
+    cluster: ClusterConfig,
+    plans: list[Plan],
+    *,
+    dry_run: bool,
+    files: bool,
+    explain: bool,
+    as_json: bool,
 ) -> None:
     from drillyard.launch.launcher import launcher_for
     from drillyard.launch.plan_output import explain_text, plan_json, plan_text
@@ -129,7 +175,9 @@ def _show(
             print(explain_text(plan), end="")
 
 
-def _submit(cluster: ClusterConfig, plans: list[Plan], *, replace: bool, wait: bool, as_json: bool) -> None:
+def _submit(
+    cluster: ClusterConfig, plans: list[Plan], *, replace: bool, wait: bool, as_json: bool
+) -> None:
     from drillyard.launch.submission import submit_plans
 
     handles = []

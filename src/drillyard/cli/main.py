@@ -1,10 +1,11 @@
 """`drillyard`: the table of commands, and their exit codes.
 
-A command is a row of `COMMANDS` and a function that a module's `register(app)` adds. The module is imported when its
-command is called, so `drillyard --help` imports only typer and rich (about 0.15 s).
+A command is a row of `COMMANDS` and a function that a module's `register(app)` adds. The module is
+imported when its command is called, so `drillyard --help` imports only typer and rich (about 0.15
+s).
 
-Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130 interrupted; that of a
-command's `typer.Exit`; 70 for a bug of ours (`process_exit.py`).
+Exit codes: 0 done; 2 the user's mistake, as `error: ...` on stderr without a traceback; 130
+interrupted; that of a command's `typer.Exit`; 70 for a bug of ours (`process_exit.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from drillyard.cli.process_exit import EXIT_UNEXPECTED, describe_unexpected, disk_problem, is_rank, missing_extra
+from drillyard.cli.process_exit import (
+    EXIT_UNEXPECTED,
+    describe_unexpected,
+    disk_problem,
+    is_rank,
+    missing_extra,
+)
 from drillyard.control_characters import CleanedText, clean, clean_standard_streams
 from drillyard.deprecation import RENAMED_FLAGS, RenamedWarning, rename_flags
 from drillyard.errors import UserError
@@ -32,29 +39,54 @@ from drillyard.version import __version__
 
 
 class Command(NamedTuple):
-    """A command by name: the module whose `register(app)` adds it, and its line in `drillyard --help`."""
+    """A command by name: the module whose `register(app)` adds it, and its line in `drillyard
+    --help`."""
 
     module: str
     help: str
 
 
 COMMANDS = {
-    "init": Command("drillyard.cli.config_files", "Write a commented run.yaml and cluster.yaml to start from."),
-    "schema": Command("drillyard.cli.config_files", "Print the JSON Schema of a config, or of an estimate."),
+    "init": Command(
+        "drillyard.cli.config_files", "Write a commented run.yaml and cluster.yaml to start from."
+    ),
+    "schema": Command(
+        "drillyard.cli.config_files", "Print the JSON Schema of a config, or of an estimate."
+    ),
     "data": Command("drillyard.cli.data", "Show the data as the model sees it."),
-    "hardware": Command("drillyard.cli.hardware", "Look up accelerators, machines, network stacks and prices."),
-    "estimate": Command("drillyard.cli.estimate", "Estimate memory, speed, cost and failures before a run."),
-    "train": Command("drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."),
-    "launch": Command("drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."),
-    "runs": Command("drillyard.cli.runs", "List and follow launched runs: status, logs, watch, cancel, artifacts."),
+    "hardware": Command(
+        "drillyard.cli.hardware", "Look up accelerators, machines, network stacks and prices."
+    ),
+    "estimate": Command(
+        "drillyard.cli.estimate", "Estimate memory, speed, cost and failures before a run."
+    ),
+    "train": Command(
+        "drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."
+    ),
+    "launch": Command(
+        "drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."
+    ),
+    "runs": Command(
+        "drillyard.cli.runs",
+        "List and follow launched runs: status, logs, watch, cancel, artifacts.",
+    ),
     "eval": Command("drillyard.cli.saved_model", "Measure a checkpoint or a finished model."),
-    "export": Command("drillyard.cli.saved_model", "Write a checkpoint as a Hugging Face model directory."),
-    "checkpoint": Command("drillyard.cli.checkpoint", "List, verify and prune the checkpoints of a run."),
-    "chaos": Command("drillyard.cli.chaos", "Inject faults into a run, and check that it ends with the same bits."),
+    "export": Command(
+        "drillyard.cli.saved_model", "Write a checkpoint as a Hugging Face model directory."
+    ),
+    "checkpoint": Command(
+        "drillyard.cli.checkpoint", "List, verify and prune the checkpoints of a run."
+    ),
+    "chaos": Command(
+        "drillyard.cli.chaos",
+        "Inject faults into a run, and check that it ends with the same bits.",
+    ),
     "watch": Command("drillyard.cli.watch", "Follow a run live in the terminal."),
     "report": Command("drillyard.cli.report", "Write a report of a run as one HTML file."),
     "metrics": Command("drillyard.cli.metrics", "Measure a run of any framework from its log."),
-    "diff": Command("drillyard.cli.report", "Find the first step at which two runs differ, and by how much."),
+    "diff": Command(
+        "drillyard.cli.report", "Find the first step at which two runs differ, and by how much."
+    ),
 }
 
 
@@ -102,12 +134,18 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: TyperCommand(name=name, help=row.help) for name, row in COMMANDS.items()}
+        self.commands = {
+            name: TyperCommand(name=name, help=row.help) for name, row in COMMANDS.items()
+        }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         command = listed and load_command(listed.name or "")
-        inner = f"{name} {rest[0]}" if rest and rest[0] in getattr(command, "commands", {}) else str(name)
+        inner = (
+            f"{name} {rest[0]}"
+            if rest and rest[0] in getattr(command, "commands", {})
+            else str(name)
+        )
         if inner in RENAMED_FLAGS:
             rest = rename_flags(rest, RENAMED_FLAGS[inner])
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -146,13 +184,18 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def drillyard(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """From two YAML files to a trained, measured model."""
 
 
-def _format_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+def _format_warning(
+    message: Warning | str, category: type[Warning], *place: Any, **more: Any
+) -> str:
     """`warning: text` for old names; other warnings as Python formats them."""
     if issubclass(category, RenamedWarning):
         return f"warning: {message}\n"
@@ -217,7 +260,11 @@ def print_error(message: str) -> None:
 
 def error_text(message: str) -> str:
     """`error: message`, cleaned, with further lines indented below the first."""
-    word = "\033[1;31merror:\033[0m" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "error:"
+    word = (
+        "\033[1;31merror:\033[0m"
+        if sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        else "error:"
+    )
     return f"{word} " + clean(redact(message)).replace("\n", "\n       ")
 
 

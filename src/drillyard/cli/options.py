@@ -13,7 +13,11 @@ import typer
 
 from drillyard.errors import NotFoundError
 
-RUN, RANGE, MONEY = "What the run was, if its log does not say", "Which steps and which time", "Money"
+RUN, RANGE, MONEY = (
+    "What the run was, if its log does not say",
+    "Which steps and which time",
+    "Money",
+)
 OUTPUT = "Output"
 _RUNS: Final = Path("runs")
 _MOST_SHOWN: Final = 8
@@ -21,21 +25,37 @@ _MOST_SHOWN: Final = 8
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, such as training.steps=100; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting, such as training.steps=100; repeatable.",
+    ),
 ]
 PricePerGpuHour = Annotated[
     float | None,
-    typer.Option("--price-per-gpu-hour", metavar="DOLLARS", help="For the cost; default: the machine's price."),
+    typer.Option(
+        "--price-per-gpu-hour",
+        metavar="DOLLARS",
+        help="For the cost; default: the machine's price.",
+    ),
 ]
 Interval = Annotated[
     float | None,
-    typer.Option("--interval", min=0.05, metavar="SECONDS", help="Between updates; default: 1 on a terminal, else 10."),
+    typer.Option(
+        "--interval",
+        min=0.05,
+        metavar="SECONDS",
+        help="Between updates; default: 1 on a terminal, else 10.",
+    ),
 ]
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, or its name in runs/.")]
+RunDirectory = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, or its name in runs/.")
+]
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Handles and names of runs with this prefix, from the cache: completion contacts no cluster."""
+    """Handles and names of runs with this prefix, from the cache: completion contacts no
+    cluster."""
     from drillyard.launch.completion_cache import remembered_runs
 
     handles = remembered_runs()
@@ -44,18 +64,24 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 _RUN = typer.Argument(
-    metavar="RUN", help="Handle platform://cluster/run, or the run's name.", autocompletion=complete_run
+    metavar="RUN",
+    help="Handle platform://cluster/run, or the run's name.",
+    autocompletion=complete_run,
 )
 RunArgument = Annotated[str, _RUN]
 RunsArgument = Annotated[list[str], _RUN]
 Cluster = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Search this cluster only; default: those launched on, else ./cluster.yaml."),
+    typer.Option(
+        metavar="FILE",
+        help="Search this cluster only; default: those launched on, else ./cluster.yaml.",
+    ),
 ]
 
 
 class SharedOption(NamedTuple):
-    """An option of several commands. `names` are its flags where they do not follow from the parameter's name."""
+    """An option of several commands. `names` are its flags where they do not follow from the
+    parameter's name."""
 
     type: Any
     help: str
@@ -64,9 +90,13 @@ class SharedOption(NamedTuple):
     names: tuple[str, ...] = ()
 
     def option(self, panel: str | None = None, help: str | None = None) -> Any:
-        """The option for typer, in another panel or with another help text where a command needs that."""
+        """The option for typer, in another panel or with another help text where a command needs
+        that."""
         return typer.Option(
-            *self.names, help=help or self.help, metavar=self.metavar, rich_help_panel=panel or self.panel
+            *self.names,
+            help=help or self.help,
+            metavar=self.metavar,
+            rich_help_panel=panel or self.panel,
         )
 
 
@@ -81,26 +111,48 @@ RUN_FACTS: Final = {
     "sequence_length": SharedOption(int, "Tokens of a sequence.", RUN),
     "precision": SharedOption(str, "Precision of the peak: bf16 (default), fp8, ...", RUN),
     "formula": SharedOption(
-        str, "FLOPs per token: 6N (default), palm, causal, torchtitan, megatron, hfu-full, hfu-attention.", RUN
+        str,
+        "FLOPs per token: 6N (default), palm, causal, torchtitan, megatron, hfu-full,"
+        " hfu-attention.",
+        RUN,
     ),
-    "hardware": SharedOption(Path, "Your own hardware and prices, added to the built-in ones.", RUN, "FILE"),
+    "hardware": SharedOption(
+        Path, "Your own hardware and prices, added to the built-in ones.", RUN, "FILE"
+    ),
     "gpus_per_node": SharedOption(int, "GPUs in a node, for a price per node.", MONEY),
     "price_per_gpu_hour": SharedOption(
-        float, "Price of a GPU; the report of a run directory has that of cluster.yaml's machine.", MONEY, "DOLLARS"
+        float,
+        "Price of a GPU; the report of a run directory has that of cluster.yaml's machine.",
+        MONEY,
+        "DOLLARS",
     ),
-    "price_per_node_hour": SharedOption(float, "Price of a node, instead of a GPU.", MONEY, "DOLLARS"),
-    "framework": SharedOption(str, "Read as this format only, such as megatron; default: detected.", RANGE),
+    "price_per_node_hour": SharedOption(
+        float, "Price of a node, instead of a GPU.", MONEY, "DOLLARS"
+    ),
+    "framework": SharedOption(
+        str, "Read as this format only, such as megatron; default: detected.", RANGE
+    ),
     "start_step": SharedOption(
-        int, "First step that counts; default: warm-up is detected.", RANGE, None, ("--start-step", "--start_step")
+        int,
+        "First step that counts; default: warm-up is detected.",
+        RANGE,
+        None,
+        ("--start-step", "--start_step"),
     ),
-    "end_step": SharedOption(int, "Last step that counts.", RANGE, None, ("--end-step", "--end_step")),
-    "timezone": SharedOption(str, "Zone of time stamps without one, such as Europe/Zurich; default: UTC.", RANGE),
+    "end_step": SharedOption(
+        int, "Last step that counts.", RANGE, None, ("--end-step", "--end_step")
+    ),
+    "timezone": SharedOption(
+        str, "Zone of time stamps without one, such as Europe/Zurich; default: UTC.", RANGE
+    ),
 }
-"""Facts of a run that its log may not contain and the user knows: options of `metrics` and `report`."""
+"""Facts of a run that its log may not contain and the user knows: options of `metrics` and
+`report`."""
 
 
 def with_flags(function: Callable[..., None], flags: Mapping[str, Any]) -> Callable[..., None]:
-    """Give parameters of a command what a table has for them: typer's options and arguments by parameter name."""
+    """Give parameters of a command what a table has for them: typer's options and arguments by
+    parameter name."""
     hints = get_type_hints(function)
     function.__annotations__ |= {name: Annotated[hints[name], flag] for name, flag in flags.items()}
     return function
@@ -143,7 +195,9 @@ def find_run(path: Path, *, is_model: bool = False) -> Path:
         return path
     found = sorted(each.parent.name for each in _RUNS.glob("*/events.jsonl"))
     more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
-    there = f"{_RUNS}/ has: {', '.join(found[:_MOST_SHOWN])}{more}" if found else f"{_RUNS}/ has no run"
+    there = (
+        f"{_RUNS}/ has: {', '.join(found[:_MOST_SHOWN])}{more}" if found else f"{_RUNS}/ has no run"
+    )
     raise NotFoundError(f"there is neither {path} nor {named} in {Path.cwd()}; {there}")
 
 
@@ -153,14 +207,17 @@ def find_runs(paths: list[str]) -> list[str]:
 
 
 def print_json(document: Any, *, indent: int | None = 2, allow_nan: bool = False) -> None:
-    """Print a JSON document on standard output, in one line without `indent`. `allow_nan`: it has numbers of others."""
+    """Print a JSON document on standard output, in one line without `indent`. `allow_nan`: it has
+    numbers of others."""
     typer.echo(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=allow_nan))
 
 
 def with_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command whose first parameter is `options`, a dataclass, one parameter for each of its fields.
+    """Give a command whose first parameter is `options`, a dataclass, one parameter for each of its
+    fields.
 
-    A field is annotated with its help (`estimation/request.py`, Flag); one without a default is an argument.
+    A field is annotated with its help (`estimation/request.py`, Flag); one without a default is an
+    argument.
     """
     hints = get_type_hints(options, include_extras=True)
     flags = []
@@ -169,7 +226,9 @@ def with_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable
         shown = {"help": flag.help, "metavar": flag.metavar}
         info = typer.Argument(**shown)
         if parameter.default is not inspect.Parameter.empty:
-            info = typer.Option(*([flag.name] if flag.name else []), **shown, rich_help_panel=flag.panel)
+            info = typer.Option(
+                *([flag.name] if flag.name else []), **shown, rich_help_panel=flag.panel
+            )
         flags.append(parameter.replace(annotation=Annotated[kind, info]))
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,5 @@
-"""`drillyard report` writes a run's results as one HTML file; `drillyard diff` compares two runs step by step."""
+"""`drillyard report` writes a run's results as one HTML file; `drillyard diff` compares two runs
+step by step."""
 
 from __future__ import annotations
 
@@ -21,11 +22,16 @@ def register(app: typer.Typer) -> None:
 def report(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="RUN_DIR | PATH...", help="Directory of a run, or logs of one run of any framework."),
+        typer.Argument(
+            metavar="RUN_DIR | PATH...",
+            help="Directory of a run, or logs of one run of any framework.",
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Default: RUN_DIR/report.html, or ./report.html."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: RUN_DIR/report.html, or ./report.html."
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace FILE if it is no report, or an edited one.")
@@ -34,8 +40,9 @@ def report(
 ) -> None:
     """Write a report of a run as one HTML file: curves, goodput, evaluation, events, configuration.
 
-    The run may still be going, and may be of any framework whose logs `drillyard metrics` reads. The file needs no
-    network, follows light and dark mode, and shows its charts as tables without JavaScript.
+    The run may still be going, and may be of any framework whose logs `drillyard metrics` reads.
+    The file needs no network, follows light and dark mode, and shows its charts as tables without
+    JavaScript.
     """
     from drillyard import api, formatting
 

@@ -1,7 +1,8 @@
-"""`drillyard runs list | status | logs | watch | wait | cancel | resume | artifacts`: launched runs, wherever they are.
+"""`drillyard runs list | status | logs | watch | wait | cancel | resume | artifacts`: launched
+runs, wherever they are.
 
-A run is given by its handle, `platform://cluster/run`, or by its name, which is looked up on the clusters that this
-user has launched on. The status always comes from the cluster.
+A run is given by its handle, `platform://cluster/run`, or by its name, which is looked up on the
+clusters that this user has launched on. The status always comes from the cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def register(app: typer.Typer) -> None:
     """Add the commands on launched runs to the app."""
     from drillyard.cli.watch import runs_logs, runs_watch
 
-    group = typer.Typer(help="List, follow and stop runs that were launched, wherever they are.", no_args_is_help=True)
+    group = typer.Typer(
+        help="List, follow and stop runs that were launched, wherever they are.",
+        no_args_is_help=True,
+    )
     app.add_typer(group, name="runs")
 
     group.command("list")(list_command)
@@ -62,7 +66,8 @@ def list_command(
 
     States: queued, starting, running, restarting, succeeded, failed, cancelled.
 
-    Exit code 0; 1 when a cluster did not answer: its error is printed, and the other clusters are listed.
+    Exit code 0; 1 when a cluster did not answer: its error is printed, and the other clusters are
+    listed.
     """
     from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
@@ -81,7 +86,10 @@ def list_command(
         typer.echo("no runs" + (" in that state" if state and found else ""), err=True)
     for name, why in silent.items():
         first, *more = why.splitlines()
-        typer.echo("\n".join([f"cluster {name}: no answer: {first}", *(f"    {line}" for line in more)]), err=True)
+        typer.echo(
+            "\n".join([f"cluster {name}: no answer: {first}", *(f"    {line}" for line in more)]),
+            err=True,
+        )
     if silent:
         raise typer.Exit(1)
 
@@ -100,10 +108,14 @@ def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     readable = status.run_directory and (found.launcher.reads_after_end or not status.state.over)
     progress = read_progress(found.launcher, found.handle.run) if readable else None
     if as_json:
-        _print_json({**status_json(status), "progress": None if progress is None else progress.as_json()})
+        _print_json(
+            {**status_json(status), "progress": None if progress is None else progress.as_json()}
+        )
         return
     text = status_text(
-        status, progress=None if progress is None else progress.line, where=found.cluster.section.head_host
+        status,
+        progress=None if progress is None else progress.line,
+        where=found.cluster.section.head_host,
     )
     _print_status(status, text)
 
@@ -126,11 +138,12 @@ def wait_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = Fa
 def cancel_command(runs: RunsArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
     """Stop runs and wait until none of their processes is left; does nothing to runs that are over.
 
-    A run gets time to save: as long as before its scheduler's time limit, or two minutes where there is none. `resume`
-    continues from what it saved. Cancel a run again meanwhile to kill it at once. Ctrl-C ends the waiting only.
+    A run gets time to save: as long as before its scheduler's time limit, or two minutes where
+    there is none. `resume` continues from what it saved. Cancel a run again meanwhile to kill it at
+    once. Ctrl-C ends the waiting only.
 
-    Exit code 0, also for a run that was over already; 2 when one could not be cancelled (the others are); 130 for
-    Ctrl-C.
+    Exit code 0, also for a run that was over already; 2 when one could not be cancelled (the others
+    are); 130 for Ctrl-C.
     """
     from drillyard.launch.cluster_registry import clusters_to_search
     from drillyard.launch.status_text import status_json
@@ -139,10 +152,14 @@ def cancel_command(runs: RunsArgument, cluster: Cluster = None, as_json: AsJson 
     outcomes = _cancelled(found)
     failed = [pair for pair in zip(found, outcomes, strict=True) if isinstance(pair[1], UserError)]
     # Some messages begin with the handle already.
-    problems = [f"{each.handle}: {str(error).removeprefix(f'{each.handle}: ')}" for each, error in failed]
+    problems = [
+        f"{each.handle}: {str(error).removeprefix(f'{each.handle}: ')}" for each, error in failed
+    ]
     done = [outcome for outcome in outcomes if not isinstance(outcome, UserError)]
     if as_json:
-        cancelled = [{**status_json(each.status), "was_over": each.before is not None} for each in done]
+        cancelled = [
+            {**status_json(each.status), "was_over": each.before is not None} for each in done
+        ]
         _print_json({"runs": cancelled, "problems": problems})
     else:
         for each in done:
@@ -152,7 +169,8 @@ def cancel_command(runs: RunsArgument, cluster: Cluster = None, as_json: AsJson 
 
 
 def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = False) -> None:
-    """Submit a run that is over again, as it was launched; it continues from its last checkpoint."""
+    """Submit a run that is over again, as it was launched; it continues from its last
+    checkpoint."""
     from drillyard.launch.cluster_registry import find_launched_run
 
     found = find_launched_run(run, cluster)
@@ -182,13 +200,17 @@ def artifacts_command(
     run: RunArgument,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATTERN", help="Only files whose path matches, such as 'final/*' or '*.json'."),
+        typer.Argument(
+            metavar="PATTERN", help="Only files whose path matches, such as 'final/*' or '*.json'."
+        ),
     ] = None,
     fetch: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy the files here, with their directories.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Copy the files here, with their directories."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace files of the same names in the DIR of --fetch.")
+        bool,
+        typer.Option("--overwrite", help="Replace files of the same names in the DIR of --fetch."),
     ] = False,
     cluster: Cluster = None,
     as_json: AsJson = False,
@@ -204,18 +226,33 @@ def artifacts_command(
 
     found = find_launched_run(run, cluster)
     files = found.launcher.artifacts(found.handle.run)
-    chosen = [(path, size) for path, size in files if not patterns or any(fnmatch(path, each) for each in patterns)]
+    chosen = [
+        (path, size)
+        for path, size in files
+        if not patterns or any(fnmatch(path, each) for each in patterns)
+    ]
     if patterns and not chosen:
-        raise UserError(f"{found.handle}: none of its {len(files)} files matches {' '.join(patterns)}")
+        raise UserError(
+            f"{found.handle}: none of its {len(files)} files matches {' '.join(patterns)}"
+        )
     if fetch is not None:
         if not overwrite:
             _refuse_existing(fetch, [path for path, _ in chosen])
         found.launcher.fetch(found.handle.run, [path for path, _ in chosen], str(fetch))
     if as_json:
         listed = [{"path": path, "bytes": size} for path, size in chosen]
-        _print_json({"handle": str(found.handle), "files": listed, "fetched_to": None if fetch is None else str(fetch)})
+        _print_json(
+            {
+                "handle": str(found.handle),
+                "files": listed,
+                "fetched_to": None if fetch is None else str(fetch),
+            }
+        )
         return
-    total = f"{formatting.plural(len(chosen), 'file')}, {formatting.size(sum(size for _, size in chosen))}"
+    total = (
+        f"{formatting.plural(len(chosen), 'file')},"
+        f" {formatting.size(sum(size for _, size in chosen))}"
+    )
     if fetch is not None:
         typer.echo(f"{fetch}: {total}")
         return
@@ -230,8 +267,8 @@ def _refuse_existing(directory: Path, paths: Sequence[str]) -> None:
     if there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
         raise UserError(
-            f"{directory / there[0]}{more}: exists already, so nothing was copied; give --overwrite to replace files "
-            "of the same names, or name another directory"
+            f"{directory / there[0]}{more}: exists already, so nothing was copied; give --overwrite"
+            " to replace files of the same names, or name another directory"
         )
 
 
@@ -272,7 +309,8 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
-    """The result of cancelling each of these runs. At Ctrl-C, names those that are still stopping."""
+    """The result of cancelling each of these runs. At Ctrl-C, names those that are still
+    stopping."""
     from drillyard.launch.programs import parallel_map
     from drillyard.launch.remote_files import print_notice
 
@@ -293,7 +331,10 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     except KeyboardInterrupt:
         for handle in list(waited_for):
             # Within the first moment, the request to stop may not have been sent yet.
-            print_notice(f"{handle}: still stopping; this command no longer waits: drillyard runs status {handle}")
+            print_notice(
+                f"{handle}: still stopping; this command no longer waits: drillyard runs status"
+                f" {handle}"
+            )
         raise
 
 
@@ -303,7 +344,11 @@ def _after_cancel(done: Cancellation) -> str:
         return "was already cancelled" if before is State.cancelled else f"had already {before}"
     if status.state is State.cancelled:
         return "cancelled"
-    return f"ended by itself meanwhile: {status.state}" if status.state.over else f"is being stopped ({status.state})"
+    return (
+        f"ended by itself meanwhile: {status.state}"
+        if status.state.over
+        else f"is being stopped ({status.state})"
+    )
 
 
 def _print_runs(statuses: Sequence[RunStatus]) -> None:

@@ -1,4 +1,5 @@
-"""`drillyard eval` measures a saved model on held-out data; `drillyard export` writes it in Hugging Face's format."""
+"""`drillyard eval` measures a saved model on held-out data; `drillyard export` writes it in Hugging
+Face's format."""
 
 from __future__ import annotations
 
@@ -42,26 +43,49 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A checkpoint, a final/ directory, or a run: its directory or name.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="A checkpoint, a final/ directory, or a run: its directory or name."),
+    ],
     data: Annotated[
-        str | None, typer.Option(help="A run.yaml, or a source of held-out documents; default: the run's own.")
+        str | None,
+        typer.Option(help="A run.yaml, or a source of held-out documents; default: the run's own."),
     ] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="Format of the source's rows.")] = None,
-    metric: Annotated[list[Metric] | None, typer.Option(help="What to measure; repeatable.")] = None,
-    part: Annotated[list[str] | None, typer.Option(help="Held-out part to measure; repeatable.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Questions per part for generated answers.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(min=8, help="Tokens per sequence for the loss.")] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="Format of the source's rows.")
+    ] = None,
+    metric: Annotated[
+        list[Metric] | None, typer.Option(help="What to measure; repeatable.")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Held-out part to measure; repeatable.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Questions per part for generated answers.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=8, help="Tokens per sequence for the loss.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Directory for predictions; default: evaluations/ in the run.")
+        Path | None,
+        typer.Option(help="Directory for predictions; default: evaluations/ in the run."),
     ] = None,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on this host.", metavar="N")] = 1,
+    nproc_per_node: Annotated[
+        int, typer.Option(min=1, help="Ranks on this host.", metavar="N")
+    ] = 1,
 ) -> None:
-    """Measure MODEL: loss, perplexity, bits per byte, or the share of questions answered by right SQL or right calls.
+    """Measure MODEL: loss, perplexity, bits per byte, or the share of questions answered by right
+    SQL or right calls.
 
     Prints a table and writes every prediction to a file.
     """
     from drillyard.errors import UserError
-    from drillyard.training.saved_evaluation import EvaluationRequest, check_request, evaluate_saved, flags_for
+    from drillyard.training.saved_evaluation import (
+        EvaluationRequest,
+        check_request,
+        evaluate_saved,
+        flags_for,
+    )
     from drillyard.training.saved_model import run_directory_above
 
     model = find_run(model, is_model=True)
@@ -109,17 +133,22 @@ def export(
         bool, typer.Option("--overwrite", help="Replace an earlier export, and nothing else.")
     ] = False,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Add the trained adapters to the base model's weights, and write those.")
+        bool,
+        typer.Option(
+            "--merge", help="Add the trained adapters to the base model's weights, and write those."
+        ),
     ] = False,
 ) -> None:
-    """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config, tokenizer.
+    """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config,
+    tokenizer.
 
-    transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Weights have the dtype of the base model;
-    without one, that of the model's config, or else that of training (fp32 under bf16). Needs the run directory, not
-    the base model. Under torchrun the ranks share the files.
+    transformers loads it: AutoModelForCausalLM.from_pretrained(DIRECTORY). Weights have the dtype
+    of the base model; without one, that of the model's config, or else that of training (fp32 under
+    bf16). Needs the run directory, not the base model. Under torchrun the ranks share the files.
 
-    Of a run with adapters (model.lora) those alone are written, for PeftModel.from_pretrained(BASE, DIRECTORY), or with
-    --merge a model that needs no peft; both read the base model, which without a GPU may exceed the memory.
+    Of a run with adapters (model.lora) those alone are written, for PeftModel.from_pretrained(BASE,
+    DIRECTORY), or with --merge a model that needs no peft; both read the base model, which without
+    a GPU may exceed the memory.
     """
     from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
 
@@ -164,7 +193,9 @@ def _print_table(results: dict[str, dict[str, Any]]) -> None:
 
     columns: list[str] = []
     for result in results.values():
-        columns += [key for key, value in result.items() if value is not None and key not in columns]
+        columns += [
+            key for key, value in result.items() if value is not None and key not in columns
+        ]
     table = Table(*(Column(name, overflow="fold") for name in ["held-out part", *columns]))
     for name, result in results.items():
         table.add_row(name, *(_cell(key, result.get(key)) for key in columns))

@@ -1,4 +1,5 @@
-"""`drillyard train`: start a run's ranks under a supervisor, or be one of them; with --replay repeat a step."""
+"""`drillyard train`: start a run's ranks under a supervisor, or be one of them; with --replay
+repeat a step."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ import typer
 
 from drillyard.cli.imports import import_without_collection
 from drillyard.cli.options import Overrides, with_flags
-from drillyard.cli.process_exit import exit_on_signal, exit_process, is_rank, missing_extra, require_training
+from drillyard.cli.process_exit import (
+    exit_on_signal,
+    exit_process,
+    is_rank,
+    missing_extra,
+    require_training,
+)
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,21 +43,32 @@ FLAGS = {
     "console": typer.Option(help="Lines for people, JSON objects for programs, or none."),
     "replay": typer.Option(
         min=1,
-        help="Do not train: repeat STEP from the checkpoint before it and compare loss and gradient norm with "
-        "metrics.jsonl to the bit, a test for silent data corruption. Exit code 0: equal; 1: different.",
+        help=(
+            "Do not train: repeat STEP from the checkpoint before it and compare loss and gradient"
+            " norm with metrics.jsonl to the bit, a test for silent data corruption. Exit code 0:"
+            " equal; 1: different."
+        ),
         metavar="STEP",
     ),
     # The ranks of this host.
-    "nproc_per_node": typer.Option(min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N"),
+    "nproc_per_node": typer.Option(
+        min=1, help="Ranks on this host; default: one per GPU, or one.", metavar="N"
+    ),
     "max_restarts": typer.Option(
         min=0,
-        help="Restarts of the ranks after a crash; none with several nodes, which must all start again together.",
+        help=(
+            "Restarts of the ranks after a crash; none with several nodes, which must all start"
+            " again together."
+        ),
         metavar="N",
         show_default="3",
     ),
     "watchdog": typer.Option(
         min=0,
-        help="Restart ranks that make no progress for so long; 0: never. Sets timeouts.watchdog_seconds.",
+        help=(
+            "Restart ranks that make no progress for so long; 0: never. Sets"
+            " timeouts.watchdog_seconds."
+        ),
         metavar="SECONDS",
         show_default="1800",
     ),
@@ -60,9 +78,13 @@ FLAGS = {
         show_default="where there are 4 cores per rank",
     ),
     # The nodes of a run that no launcher starts.
-    "nnodes": typer.Option(min=1, help="Nodes of the run; run the same command on each.", metavar="N"),
+    "nnodes": typer.Option(
+        min=1, help="Nodes of the run; run the same command on each.", metavar="N"
+    ),
     "node_rank": typer.Option(min=0, help="This node's number, from 0.", metavar="N"),
-    "master_addr": typer.Option(help="Name or address of node 0, where all ranks meet.", metavar="HOST"),
+    "master_addr": typer.Option(
+        help="Name or address of node 0, where all ranks meet.", metavar="HOST"
+    ),
     "master_port": typer.Option(min=1, max=65535, help="A free port of node 0.", metavar="PORT"),
 }
 
@@ -86,15 +108,18 @@ def train(
     console: Console = Console.text,
     replay: int | None = None,
 ) -> None:
-    """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank of the run.
+    """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank
+    of the run.
 
-    On SIGTERM, SIGUSR1 or Ctrl-C the ranks finish their step, save and stop; a second one 2 s later kills them.
+    On SIGTERM, SIGUSR1 or Ctrl-C the ranks finish their step, save and stop; a second one 2 s later
+    kills them.
 
     The same command resumes a stopped or crashed run from its newest checkpoint.
 
     Exit codes:
 
-    [bold]0[/bold] The run is done (1 with evaluation.required where a metric could not be measured).
+    [bold]0[/bold] The run is done (1 with evaluation.required where a metric could not be
+    measured).
 
     [bold]2[/bold] The config or the data must be fixed; a retry does not help.
 
@@ -102,13 +127,16 @@ def train(
 
     [bold]128+N[/bold] Killed by signal N (137: often out of memory).
 
-    Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that hung, or a stop whose
-    checkpoint could not be saved; the one before it is intact).
+    Any other: that of the rank that failed first, after all restarts (1: an exception, ranks that
+    hung, or a stop whose checkpoint could not be saved; the one before it is intact).
     """
     from drillyard.config.load import load_run_config
 
     node = _node(nnodes, node_rank, master_addr, master_port, max_restarts)
-    overrides = [*(set_ or []), *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"])]
+    overrides = [
+        *(set_ or []),
+        *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"]),
+    ]
     run = load_run_config(config, overrides)
     require_training()
     if replay is not None:
@@ -129,7 +157,8 @@ def _supervise(
     max_restarts: int | None,
     standby: bool | None,
 ) -> NoReturn:
-    """Run the ranks of this host until the run is over; exit with its code. `run`: `config` with `overrides`."""
+    """Run the ranks of this host until the run is over; exit with its code. `run`: `config` with
+    `overrides`."""
     from drillyard.config.auto_values import num_gpus
     from drillyard.config.checks import require_valid
     from drillyard.config.model_files import require_weight_files
@@ -139,13 +168,19 @@ def _supervise(
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
     from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
-    from drillyard.training.run_directory import SAVED_CONFIG, claim_run_directory, is_finished, run_directory_of
+    from drillyard.training.run_directory import (
+        SAVED_CONFIG,
+        claim_run_directory,
+        is_finished,
+        run_directory_of,
+    )
 
     directory = run_directory_of(run)
     if not directory.exists() and run.checkpoint.resume in ("auto", "never"):
         require_weight_files(run.model)
-    # Ranks read the saved config in every attempt: later edits of RUN.YAML change nothing. With several nodes only the
-    # first one saves it, perhaps after the others start: there the launcher provides the same file to all.
+    # Ranks read the saved config in every attempt: later edits of RUN.YAML change nothing. With
+    # several nodes only the first one saves it, perhaps after the others start: there the launcher
+    # provides the same file to all.
     saved = directory / SAVED_CONFIG if node.count == 1 else config
     command = [sys.executable, "-m", "drillyard", "train", str(saved), "--console", console]
     if node.count > 1:
@@ -166,14 +201,16 @@ def _supervise(
                 run,
                 num_ranks=num_ranks,
                 lock=lock,
-                max_restarts=(3 if node.count == 1 else 0) if max_restarts is None else max_restarts,
+                max_restarts=(
+                    (3 if node.count == 1 else 0) if max_restarts is None else max_restarts
+                ),
                 standby=standby,
                 node=node,
             )
         elif node.is_first:
             typer.echo(
-                f"{directory}: this run is finished; its model is in final/, its figures in summary.txt. "
-                "To train longer, raise training.steps (or epochs)"
+                f"{directory}: this run is finished; its model is in final/, its figures in"
+                " summary.txt. To train longer, raise training.steps (or epochs)"
             )
     if restarts is not None:
         code = restarts.exit_code(code)
@@ -181,21 +218,34 @@ def _supervise(
 
 
 def _node(
-    nnodes: int, node_rank: int, master_addr: str | None, master_port: int | None, max_restarts: int | None
+    nnodes: int,
+    node_rank: int,
+    master_addr: str | None,
+    master_port: int | None,
+    max_restarts: int | None,
 ) -> NodePlacement:
-    """This host's place among the run's nodes. Raises UserError for options that contradict each other."""
+    """This host's place among the run's nodes. Raises UserError for options that contradict each
+    other."""
     from drillyard.supervise.rank_process import NodePlacement
 
     if nnodes == 1:
         if node_rank or master_addr is not None or master_port is not None:
-            raise UserError("--node-rank, --master-addr and --master-port need --nnodes N with more than one node")
+            raise UserError(
+                "--node-rank, --master-addr and --master-port need --nnodes N with more than one"
+                " node"
+            )
         return NodePlacement()
     if node_rank >= nnodes:
         raise UserError(f"--node-rank {node_rank}: of {nnodes} nodes the last one is {nnodes - 1}")
     if master_addr is None or master_port is None:
-        raise UserError("--nnodes needs --master-addr and --master-port: the address of node 0, and a free port of it")
+        raise UserError(
+            "--nnodes needs --master-addr and --master-port: the address of node 0, and a free port"
+            " of it"
+        )
     if max_restarts:
-        raise UserError("--max-restarts: one node of several cannot restart alone; restart all of them together")
+        raise UserError(
+            "--max-restarts: one node of several cannot restart alone; restart all of them together"
+        )
     return NodePlacement(nnodes, node_rank, master_addr, master_port)
 
 
@@ -212,18 +262,23 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
         await_turn(_import_trainer)
     # stderr is a log in the run directory: a full disk must not turn a warning into a crash.
     dropped = tolerate_lost_stderr()
-    attempt = int(os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    attempt = int(
+        os.environ.get("DRILLYARD_ROUND", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    )
     is_claimed = os.environ.get("DRILLYARD_SUPERVISED") == "1"
     directory = Path(run.output) / run.name
     # Before torch is imported, so that signals and stack requests are answered from here on.
-    side = RankSupervision(directory, run.timeouts.watchdog_seconds, attempt=attempt, is_claimed=is_claimed)
+    side = RankSupervision(
+        directory, run.timeouts.watchdog_seconds, attempt=attempt, is_claimed=is_claimed
+    )
     _import_trainer()
     from drillyard.cli.main import error_text
     from drillyard.supervise.launch_contract import EXIT_NOT_SAVED
     from drillyard.training import run as training
 
     def report(error: Exception) -> None:
-        # One write that ends in an empty line: the supervisor reads it from a log that other processes append to.
+        # One write that ends in an empty line: the supervisor reads it from a log that other
+        # processes append to.
         sys.stderr.write(f"{error_text(str(error))}\n\n")
         if dropped():
             sys.stdout.write(f"{error_text(str(error))}\n")
@@ -247,7 +302,8 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
 
 
 def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
-    """Replay `step` of the run that `run` names; exit with 0 when the bits agree, with 1 when they do not."""
+    """Replay `step` of the run that `run` names; exit with 0 when the bits agree, with 1 when they
+    do not."""
     from drillyard.config.load import load_run_config
     from drillyard.telemetry.events import refusing_odd_values
     from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
@@ -262,8 +318,8 @@ def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
     require_same_run(run_directory, load_run_config(saved, resolve_environment=False), run)
     if nproc_per_node not in (None, plan.world_size):
         raise UserError(
-            f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only as many give the "
-            "same bits; leave the option out"
+            f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only"
+            " as many give the same bits; leave the option out"
         )
     from drillyard.console import SafeConsole
     from drillyard.supervise.run_lock import exclusive_run_lock

@@ -1,4 +1,5 @@
-"""Follow a run until it is over: `drillyard watch RUN_DIR`, and `runs watch` and `runs logs` of a launched run."""
+"""Follow a run until it is over: `drillyard watch RUN_DIR`, and `runs watch` and `runs logs` of a
+launched run."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from drillyard.cli.options import Cluster, Interval, PricePerGpuHour, RunArgument, RunDirectory, find_run
+from drillyard.cli.options import (
+    Cluster,
+    Interval,
+    PricePerGpuHour,
+    RunArgument,
+    RunDirectory,
+    find_run,
+)
 
 if TYPE_CHECKING:
     from drillyard.launch.cluster_registry import FoundRun
@@ -21,10 +29,14 @@ def register(app: typer.Typer) -> None:
     app.command("watch")(watch)
 
 
-def watch(run_directory: RunDirectory, price: PricePerGpuHour = None, interval: Interval = None) -> None:
-    """Follow a run live: loss, speed, time left, cost and the last events, until it ends or you press q.
+def watch(
+    run_directory: RunDirectory, price: PricePerGpuHour = None, interval: Interval = None
+) -> None:
+    """Follow a run live: loss, speed, time left, cost and the last events, until it ends or you
+    press q.
 
-    Without a terminal it prints a line for each event and, at intervals, one for the steps. The run may be finished.
+    Without a terminal it prints a line for each event and, at intervals, one for the steps. The run
+    may be finished.
 
     Exit code 0; 1 if the run has failed.
     """
@@ -33,14 +45,20 @@ def watch(run_directory: RunDirectory, price: PricePerGpuHour = None, interval: 
     from drillyard.watch.watcher import FollowedRun, watch_run
 
     run_directory = find_run(run_directory)
-    if watch_run(FollowedRun(run_directory, gpu_price(run_directory, price)), SafeConsole(), interval).failed:
+    if watch_run(
+        FollowedRun(run_directory, gpu_price(run_directory, price)), SafeConsole(), interval
+    ).failed:
         raise typer.Exit(1)
 
 
 def runs_watch(
-    run: RunArgument, cluster: Cluster = None, price: PricePerGpuHour = None, interval: Interval = None
+    run: RunArgument,
+    cluster: Cluster = None,
+    price: PricePerGpuHour = None,
+    interval: Interval = None,
 ) -> None:
-    """Follow a run live: loss, speed, time left, cost and the last events, until it ends or you press q.
+    """Follow a run live: loss, speed, time left, cost and the last events, until it ends or you
+    press q.
 
     Waits for a queued run. The log of a `workload:` is measured as by `drillyard metrics`.
 
@@ -59,33 +77,49 @@ def runs_logs(
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Follow from its newest submission on until the run is over.", rich_help_panel=LINES
+            "--follow",
+            "-f",
+            help="Follow from its newest submission on until the run is over.",
+            rich_help_panel=LINES,
         ),
     ] = False,
     node: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Only of this node.", rich_help_panel=LINES)
+        int | None,
+        typer.Option(min=0, metavar="K", help="Only of this node.", rich_help_panel=LINES),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, metavar="R", help="Only of this rank.", rich_help_panel=LINES)
+        int | None,
+        typer.Option(min=0, metavar="R", help="Only of this rank.", rich_help_panel=LINES),
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Only the last N.", rich_help_panel=LINES)
+        int | None,
+        typer.Option(
+            "--tail", "-n", min=0, metavar="N", help="Only the last N.", rich_help_panel=LINES
+        ),
     ] = None,
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Only newer ones: 90s, 10m, 2h, 3d or 2026-01-31T12:00:00Z.", rich_help_panel=LINES
+            metavar="TIME",
+            help="Only newer ones: 90s, 10m, 2h, 3d or 2026-01-31T12:00:00Z.",
+            rich_help_panel=LINES,
         ),
     ] = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", "-t", help="With the time of each line, UTC.", rich_help_panel=FORM)
+        bool,
+        typer.Option(
+            "--timestamps", "-t", help="With the time of each line, UTC.", rich_help_panel=FORM
+        ),
     ] = False,
     cluster: Cluster = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=FORM)] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line.", rich_help_panel=FORM)
+    ] = False,
 ) -> None:
     """Print the output of a run's nodes in order of time, each line after its node's number.
 
-    Without -f this includes all submissions of the run; -f begins with the newest one, or at --since.
+    Without -f this includes all submissions of the run; -f begins with the newest one, or at
+    --since.
 
     `drillyard metrics` reads it: drillyard runs logs -t RUN | drillyard metrics -
 
@@ -95,7 +129,9 @@ def runs_logs(
     from drillyard.launch.request import LogSelection, parse_since
 
     found = find_launched_run(run, cluster)
-    wanted = LogSelection(follow, rank, node, tail, None if since is None else parse_since(since, time.time()))
+    wanted = LogSelection(
+        follow, rank, node, tail, None if since is None else parse_since(since, time.time())
+    )
     try:
         _print_logs(found, wanted, timestamps=timestamps, as_json=as_json)
     except KeyboardInterrupt:
@@ -118,7 +154,9 @@ def _print_logs(found: FoundRun, wanted: LogSelection, *, timestamps: bool, as_j
     printed = False
     for piece in found.logs(wanted, status):
         printed = True
-        lines = as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes)
+        lines = (
+            as_json_lines(piece) if as_json else plain(piece, stamps=timestamps, prefixes=prefixes)
+        )
         out.write_lines(lines, colours=colours)
     if wanted.follow or not printed:
         status = found.status()

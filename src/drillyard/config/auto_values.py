@@ -1,7 +1,9 @@
-"""Values of settings that are left open (`auto`, null) where a fixed rule decides: one rule each, for all packages.
+"""Values of settings that are left open (`auto`, null) where a fixed rule decides: one rule each,
+for all packages.
 
-The trainer calls these before it lays out a model, the estimate before anything runs, so the two cannot disagree.
-`activation_checkpointing: auto` is no such setting: it depends on what fits (`estimation/resolved_setup.py`).
+The trainer calls these before it lays out a model, the estimate before anything runs, so the two
+cannot disagree. `activation_checkpointing: auto` is no such setting: it depends on what fits
+(`estimation/resolved_setup.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, as are the head
 FLASH_HEAD_MULTIPLE: Final = 8
 LARGEST_FLASH_HEAD: Final = 256
 SMALLEST_FLEX_HEAD: Final = 16
-"""FlexAttention's compiled kernels refuse smaller heads (torch/_inductor/kernel/flex/flex_attention.py)."""
+"""FlexAttention's compiled kernels refuse smaller heads
+(torch/_inductor/kernel/flex/flex_attention.py)."""
 NF4_BLOCK: Final = 64
 """Numbers of a row that share a magnitude in nf4 (models/nf4.py)."""
 MASTER_BYTES: Final = {"bf16": 4, "fp32": 4, "fp64": 8}
@@ -41,20 +44,25 @@ def resolve_compile(training: TrainingConfig, device_type: str) -> bool:
 
 
 def resolve_loss_chunk(tokens_per_micro_batch: int, configured: int | None) -> int:
-    """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at most LARGEST_CHUNK."""
+    """Rows of logits in memory at once: as configured, else a quarter of the micro-batch and at
+    most LARGEST_CHUNK."""
     return configured or max(1, min(LARGEST_CHUNK, -(-tokens_per_micro_batch // 4)))
 
 
 def unsharded_is_small(num_parameters: int, precision: str, memory_bytes: float) -> bool:
     """Whether the whole model's weights, or gradients, take a small part of a rank's memory.
 
-    Then it is faster to keep them whole within a step: weights from forward to backward, gradients over micro-batches.
+    Then it is faster to keep them whole within a step: weights from forward to backward, gradients
+    over micro-batches.
     """
     return num_parameters * MASTER_BYTES[precision] <= SMALL_SHARE_OF_MEMORY * memory_bytes
 
 
-def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: tuple[int, int] | None = None) -> bool:
-    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or fp16).
+def kernel_can_train(
+    kernel: str, device_type: str, *, half: bool, capability: tuple[int, int] | None = None
+) -> bool:
+    """Whether an attention kernel has a backward on the device; `half`: it computes in bf16 (or
+    fp16).
 
     `capability` is the GPU's compute capability; None: one that flash attention supports.
     """
@@ -64,31 +72,39 @@ def kernel_can_train(kernel: str, device_type: str, *, half: bool, capability: t
 
 
 class AttentionNeeds(TypedDict):
-    """Needs of a model from an attention kernel: a cap on scores (None: none), dropout of attention weights
-    (0: none), and the size of a head (None: not known)."""
+    """Needs of a model from an attention kernel: a cap on scores (None: none), dropout of attention
+    weights (0: none), and the size of a head (None: not known)."""
 
     softcap: float | None
     dropout: float
     head_dim: int | None
 
 
-def kernel_limitation(kernel: str, *, softcap: float | None, dropout: float, head_dim: int | None = None) -> str | None:
-    """Reason why `kernel` does not fit a model's needs (see `AttentionNeeds`), and what to use instead; None if it
-    does."""
+def kernel_limitation(
+    kernel: str, *, softcap: float | None, dropout: float, head_dim: int | None = None
+) -> str | None:
+    """Reason why `kernel` does not fit a model's needs (see `AttentionNeeds`), and what to use
+    instead; None if it does."""
     if softcap is not None and kernel in ("sdpa", "varlen"):
         return "it cannot soft-cap attention scores; use attention: flex on GPUs, else eager"
     if dropout > 0 and kernel in ("varlen", "flex"):
-        return f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or use attention: sdpa"
+        return (
+            f"it has no dropout and the model's attention dropout is {dropout}; set that to 0 or"
+            " use attention: sdpa"
+        )
     if head_dim is None:
         return None
     if kernel == "varlen" and (head_dim > LARGEST_FLASH_HEAD or head_dim % FLASH_HEAD_MULTIPLE):
         return (
-            f"its head sizes are multiples of {FLASH_HEAD_MULTIPLE} up to {LARGEST_FLASH_HEAD} and the model's is "
-            f"{head_dim}; use attention: sdpa"
+            f"its head sizes are multiples of {FLASH_HEAD_MULTIPLE} up to {LARGEST_FLASH_HEAD} and"
+            f" the model's is {head_dim}; use attention: sdpa"
         )
     if kernel == "flex" and head_dim < SMALLEST_FLEX_HEAD:
         instead = "sdpa" if softcap is None else "eager"
-        return f"its smallest head size is {SMALLEST_FLEX_HEAD} and the model's is {head_dim}; use attention: {instead}"
+        return (
+            f"its smallest head size is {SMALLEST_FLEX_HEAD} and the model's is {head_dim}; use"
+            f" attention: {instead}"
+        )
     return None
 
 
@@ -101,7 +117,8 @@ def fastest_kernel(
     head_dim: int | None = None,
     capability: tuple[int, int] | None = None,
 ) -> AttentionKernel:
-    """Resolve `attention: auto`: the fastest kernel that can train here and computes what the model needs.
+    """Resolve `attention: auto`: the fastest kernel that can train here and computes what the model
+    needs.
 
     One always exists: eager attention supports everything, everywhere.
     """
@@ -114,7 +131,8 @@ def fastest_kernel(
 
 
 def num_gpus() -> int:
-    """GPUs that ranks may use, without importing torch: CUDA_VISIBLE_DEVICES, or this host's device files."""
+    """GPUs that ranks may use, without importing torch: CUDA_VISIBLE_DEVICES, or this host's device
+    files."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])

@@ -1,10 +1,12 @@
 """Find contradictions between settings of a run config before anything starts.
 
-Each check yields the problems of one part of the config. No check reads data or devices; the only file read is a local
-model's config.json (`model_files.py`). Problems that depend on the data (a missing column) are found where it is read.
+Each check yields the problems of one part of the config. No check reads data or devices; the only
+file read is a local model's config.json (`model_files.py`). Problems that depend on the data (a
+missing column) are found where it is read.
 
-The batch: a step trains `micro_batch_size` x data-parallel ranks x `gradient_accumulation` sequences, where the
-data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the same sequences).
+The batch: a step trains `micro_batch_size` x data-parallel ranks x `gradient_accumulation`
+sequences, where the data-parallel ranks are `shard` x `replicate` (tensor and context ranks see the
+same sequences).
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ import math
 from collections.abc import Iterator
 
 from drillyard.config.model_files import local_model_config, model_problems, position_problems
-from drillyard.config.problems import Path, Problem, closest_name, raise_all, refused_address, remote_scheme
+from drillyard.config.problems import (
+    Path,
+    Problem,
+    closest_name,
+    raise_all,
+    refused_address,
+    remote_scheme,
+)
 from drillyard.config.run import RunConfig, ScheduleConfig, SourceConfig, TrainTokenizer
 from drillyard.errors import ConfigError, UserError
 
@@ -48,8 +57,11 @@ NOT_AVAILABLE = {
 """Settings that train accepts in their default alone, and what to do instead."""
 
 
-def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None) -> list[Problem]:
-    """Every contradiction in `config`, and those with the number of ranks or the training host where they are given."""
+def check_run(
+    config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool | None = None
+) -> list[Problem]:
+    """Every contradiction in `config`, and those with the number of ranks or the training host
+    where they are given."""
     return [
         *_model(config),
         *model_problems(config.model),
@@ -67,7 +79,9 @@ def check_run(config: RunConfig, *, num_ranks: int | None = None, has_gpu: bool 
     ]
 
 
-def require_valid(config: RunConfig, num_ranks: int | None = None, *, has_gpu: bool | None = None) -> None:
+def require_valid(
+    config: RunConfig, num_ranks: int | None = None, *, has_gpu: bool | None = None
+) -> None:
     """Raise one UserError with every contradiction, each with its line of the config file."""
     raise_all(check_run(config, num_ranks=num_ranks, has_gpu=has_gpu), config._origin.places)
 
@@ -83,7 +97,8 @@ def num_data_ranks(config: RunConfig, num_ranks: int) -> int:
 
 
 def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
-    """Micro-batches per step on each rank. UserError when the global batch does not divide into them."""
+    """Micro-batches per step on each rank. UserError when the global batch does not divide into
+    them."""
     training = config.training
     total, accumulation = training.global_batch_size, training.gradient_accumulation
     if total is None:
@@ -96,44 +111,58 @@ def resolve_accumulation(config: RunConfig, num_data_ranks: int) -> int:
         smaller = ""
         if total % num_data_ranks == 0 and accumulation is None:
             of_rank = total // num_data_ranks
-            divisor = next(size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0)
+            divisor = next(
+                size for size in range(training.micro_batch_size, 0, -1) if of_rank % size == 0
+            )
             smaller = f", or micro_batch_size to {divisor}"
         raise ConfigError(
-            f"training.global_batch_size: {total} is not a multiple of {product} = {at_once}; set it to {near}{smaller}"
+            f"training.global_batch_size: {total} is not a multiple of {product} = {at_once}; set"
+            f" it to {near}{smaller}"
         )
     if accumulation is not None and accumulation * at_once != total:
         raise ConfigError(
-            f"training.gradient_accumulation: {product} x gradient_accumulation {accumulation} = "
-            f"{accumulation * at_once}, "
-            f"but global_batch_size is {total}; give one of the two, or gradient_accumulation: {total // at_once}"
+            f"training.gradient_accumulation: {product} x gradient_accumulation {accumulation} ="
+            f" {accumulation * at_once}, but global_batch_size is {total}; give one of the two, or"
+            f" gradient_accumulation: {total // at_once}"
         )
     return total // at_once
 
 
 def resolve_global_batch(config: RunConfig, num_data_ranks: int) -> int:
     """Sequences per step over all ranks. UserError as for `resolve_accumulation`."""
-    return config.training.micro_batch_size * num_data_ranks * resolve_accumulation(config, num_data_ranks)
+    return (
+        config.training.micro_batch_size
+        * num_data_ranks
+        * resolve_accumulation(config, num_data_ranks)
+    )
 
 
 def smallest_global_batch(config: RunConfig) -> int:
-    """Sequences per step on the fewest ranks that the config allows; UserError as for `resolve_accumulation`."""
+    """Sequences per step on the fewest ranks that the config allows; UserError as for
+    `resolve_accumulation`."""
     if config.training.global_batch_size is not None:
         return config.training.global_batch_size
     sizes = config.parallelism
-    return resolve_global_batch(config, (1 if sizes.shard == "auto" else sizes.shard) * sizes.replicate)
+    return resolve_global_batch(
+        config, (1 if sizes.shard == "auto" else sizes.shard) * sizes.replicate
+    )
 
 
 def normalized_sources(source: str | SourceConfig | list[str | SourceConfig]) -> list[SourceConfig]:
     """A source setting as a list of SourceConfig."""
     each = source if isinstance(source, list) else [source]
     # Not validated: that would resolve references to the environment.
-    return [SourceConfig.model_construct(path=item) if isinstance(item, str) else item for item in each]
+    return [
+        SourceConfig.model_construct(path=item) if isinstance(item, str) else item for item in each
+    ]
 
 
 def has_held_out(config: RunConfig) -> bool:
     """Whether there will be held-out data: configured, or part of a built-in source."""
     held_out = config.data.held_out
-    built_in = any(source.path.startswith(BUILTIN) for source in normalized_sources(config.data.source))
+    built_in = any(
+        source.path.startswith(BUILTIN) for source in normalized_sources(config.data.source)
+    )
     return held_out.source is not None or held_out.fraction > 0 or built_in
 
 
@@ -144,23 +173,45 @@ def _model(config: RunConfig) -> Iterator[Problem]:
         if refused := refused_address(name):
             yield problem(key, refused)
     if model.id is None and model.config is None:
-        yield problem("model", "name a model: `id: Qwen/Qwen3-0.6B`, or an inline `config: {architecture: llama, ...}`")
+        yield problem(
+            "model",
+            "name a model: `id: Qwen/Qwen3-0.6B`, or an inline `config: {architecture: llama,"
+            " ...}`",
+        )
     if model.id is not None and model.config is not None:
-        yield problem("model.config", "a model is given by `id` or by an inline `config`, not by both; remove one")
+        yield problem(
+            "model.config",
+            "a model is given by `id` or by an inline `config`, not by both; remove one",
+        )
     if inline and model.init == "pretrained":
-        yield problem("model.init", "an inline config has no pretrained weights; write init: random, or give model.id")
+        yield problem(
+            "model.init",
+            "an inline config has no pretrained weights; write init: random, or give model.id",
+        )
     if model.config is not None and not isinstance(model.config.get("architecture"), str):
-        yield problem("model.config.architecture", "missing: a transformers model_type such as llama, qwen3 or gpt2")
+        yield problem(
+            "model.config.architecture",
+            "missing: a transformers model_type such as llama, qwen3 or gpt2",
+        )
     if inline and tokenizer is None:
-        message = "missing: an inline model config has none; give a path, an id or {train: bpe, vocab_size: 4096}"
+        message = (
+            "missing: an inline model config has none; give a path, an id or {train: bpe,"
+            " vocab_size: 4096}"
+        )
         yield problem("data.tokenizer", message)
     if isinstance(tokenizer, TrainTokenizer):
         vocabulary, smallest = (model.config or {}).get("vocab_size"), tokenizer.vocab_size
         if isinstance(vocabulary, int) and vocabulary < smallest:
-            message = f"{vocabulary} is less than the tokenizer's {smallest}; remove it to use the tokenizer's size"
+            message = (
+                f"{vocabulary} is less than the tokenizer's {smallest}; remove it to use the"
+                " tokenizer's size"
+            )
             yield problem("model.config.vocab_size", message)
         if model.init == "pretrained" and model.id is not None:
-            message = "pretrained weights work with their own tokenizer only; remove it, or write init: random"
+            message = (
+                "pretrained weights work with their own tokenizer only; remove it, or write init:"
+                " random"
+            )
             yield problem("data.tokenizer", message)
 
 
@@ -168,14 +219,22 @@ def _adapters(config: RunConfig) -> Iterator[Problem]:
     lora = config.model.lora
     if lora is None:
         if config.model.quantization is not None:
-            message = "quantized weights cannot be trained; add model.lora to train adapters on them, or remove it"
+            message = (
+                "quantized weights cannot be trained; add model.lora to train adapters on them, or"
+                " remove it"
+            )
             yield problem("model.quantization", message)
         return
     if config.model.init == "random":
-        message = "adapters are trained on pretrained weights; write init: pretrained and model.id, or remove lora"
+        message = (
+            "adapters are trained on pretrained weights; write init: pretrained and model.id, or"
+            " remove lora"
+        )
         yield problem("model.lora", message)
     if not lora.target_modules:
-        message = "is an empty list; name linear layers of the model, such as q_proj, or write all-linear"
+        message = (
+            "is an empty list; name linear layers of the model, such as q_proj, or write all-linear"
+        )
         yield problem("model.lora.target_modules", message)
     if lora.adapter is not None and (refused := refused_address(lora.adapter)):
         yield problem("model.lora.adapter", refused)
@@ -185,13 +244,20 @@ def _sources(config: RunConfig) -> Iterator[Problem]:
     held_out = config.data.held_out
     yield from _source_list(config, ("data", "source"), normalized_sources(config.data.source))
     if held_out.source is not None:
-        yield from _source_list(config, ("data", "held_out", "source"), normalized_sources(held_out.source))
+        yield from _source_list(
+            config, ("data", "held_out", "source"), normalized_sources(held_out.source)
+        )
         if held_out.fraction > 0 or held_out.split_by is not None:
             yield problem(
-                "data.held_out", "held-out documents come from `source` or from `fraction`, not from both; remove one"
+                "data.held_out",
+                "held-out documents come from `source` or from `fraction`, not from both;"
+                " remove one",
             )
     elif held_out.split_by is not None and held_out.fraction == 0:
-        yield problem("data.held_out.fraction", "missing: split_by needs the fraction to hold out, such as 0.1")
+        yield problem(
+            "data.held_out.fraction",
+            "missing: split_by needs the fraction to hold out, such as 0.1",
+        )
 
 
 def _source_list(config: RunConfig, path: Path, sources: list[SourceConfig]) -> Iterator[Problem]:
@@ -202,18 +268,32 @@ def _source_list(config: RunConfig, path: Path, sources: list[SourceConfig]) -> 
         at = (*path, index) if len(sources) > 1 else path
         name = source.name or source.path.rstrip("/").rpartition("/")[2]
         if name in names:
-            yield Problem(at, f"has the name '{name}' of entry {names[name]}; give each a `name`, for the metrics")
+            yield Problem(
+                at,
+                f"has the name '{name}' of entry {names[name]}; give each a `name`, for the"
+                " metrics",
+            )
         names.setdefault(name, index)
         if source.path.startswith(BUILTIN):
             needed = BUILTIN_FORMATS.get(source.path)
             if needed is None:
-                yield Problem(at, f"there is no '{source.path}'; built in are {' and '.join(BUILTIN_FORMATS)}")
+                yield Problem(
+                    at, f"there is no '{source.path}'; built in are {' and '.join(BUILTIN_FORMATS)}"
+                )
             elif needed != config.data.format:
-                yield problem("data.format", f"found '{config.data.format}'; {source.path} needs format: {needed}")
+                yield problem(
+                    "data.format",
+                    f"found '{config.data.format}'; {source.path} needs format: {needed}",
+                )
         elif remote_scheme(source.path) is None and (refused := refused_address(source.path)):
             yield Problem(at, refused)
-        elif source.options and (source.path.endswith(FILE_ENDINGS) or source.path.startswith(DIRECTORY_BEGINNINGS)):
-            message = f"only built-in sources and Hugging Face data sets have options; '{source.path}' is neither"
+        elif source.options and (
+            source.path.endswith(FILE_ENDINGS) or source.path.startswith(DIRECTORY_BEGINNINGS)
+        ):
+            message = (
+                f"only built-in sources and Hugging Face data sets have options; '{source.path}' is"
+                " neither"
+            )
             yield Problem((*at, "options"), message)
 
 
@@ -225,13 +305,20 @@ def _format(config: RunConfig) -> Iterator[Problem]:
             message = f"format {data.format} has no such column; its columns are {', '.join(roles)}"
             yield Problem(("data", "columns", role), message)
     if data.format == "text" and data.loss_on == "completion":
-        yield problem("data.loss_on", "format text has no completions; write loss_on: all, or choose another format")
+        yield problem(
+            "data.loss_on",
+            "format text has no completions; write loss_on: all, or choose another format",
+        )
     if data.train_on != "all" and data.format not in CHAT_FORMATS:
-        message = f"{data.train_on} is for the turns of a chat, and the format is {data.format}; remove it"
+        message = (
+            f"{data.train_on} is for the turns of a chat, and the format is {data.format};"
+            " remove it"
+        )
         yield problem("data.train_on", message)
     elif data.train_on != "all" and data.loss_on == "all":
         yield problem(
-            "data.train_on", f"{data.train_on} chooses among turns, and loss_on: all learns every token; remove one"
+            "data.train_on",
+            f"{data.train_on} chooses among turns, and loss_on: all learns every token; remove one",
         )
 
 
@@ -239,7 +326,10 @@ def _length(config: RunConfig) -> Iterator[Problem]:
     length, model = config.data.sequence_length, config.model
     positions = (model.config or {}).get("max_position_embeddings")
     if isinstance(positions, int) and length > positions:
-        yield problem("data.sequence_length", f"{length} is over the model's max_position_embeddings {positions}")
+        yield problem(
+            "data.sequence_length",
+            f"{length} is over the model's max_position_embeddings {positions}",
+        )
     if model.id is not None and model.config is None and model.init == "pretrained":
         yield from position_problems(length, local_model_config(model.id), model.id)
 
@@ -249,19 +339,25 @@ def _schedule(config: RunConfig) -> Iterator[Problem]:
     if training.steps is None and training.epochs is None:
         yield problem("training.steps", "missing: give the length by `steps` or by `epochs`")
     if training.steps is not None and training.epochs is not None:
-        message = "give `steps` or `epochs`, not both; remove one (in a command: --set training.steps=null)"
+        message = (
+            "give `steps` or `epochs`, not both; remove one (in a command: --set"
+            " training.steps=null)"
+        )
         yield problem("training.epochs", message)
     if schedule.decay_steps is not None and schedule.name != "warmup-stable-decay":
         message = f"only warmup-stable-decay uses it; the schedule is {schedule.name}"
         yield problem("training.schedule.decay_steps", message)
     if schedule.name == "constant" and schedule.final_fraction not in (0.0, 1.0):
-        yield problem("training.schedule.final_fraction", "a constant schedule has no decay; remove it")
+        yield problem(
+            "training.schedule.final_fraction", "a constant schedule has no decay; remove it"
+        )
     if training.steps is not None:
         yield from schedule_problems(schedule, training.steps)
 
 
 def schedule_problems(schedule: ScheduleConfig, total_steps: int) -> Iterator[Problem]:
-    """Check that a schedule fits into `total_steps`; with `training.epochs` they are known once the data is read."""
+    """Check that a schedule fits into `total_steps`; with `training.epochs` they are known once the
+    data is read."""
     warmup, decay = schedule.warmup_steps, resolve_decay_steps(schedule, total_steps)
     if warmup >= total_steps and warmup > 0:
         message = f"{warmup} warmup steps of {total_steps} steps never reach the peak; lower it"
@@ -281,7 +377,8 @@ def resolve_decay_steps(schedule: ScheduleConfig, total_steps: int) -> int:
 
 
 def steps_for_epochs(epochs: float, num_sequences: float, global_batch_size: int) -> int:
-    """Optimizer steps of `epochs` passes over `num_sequences`: each epoch ends with a step of what is left of it.
+    """Optimizer steps of `epochs` passes over `num_sequences`: each epoch ends with a step of what
+    is left of it.
 
     A part of an epoch is rounded up to whole steps.
     """
@@ -292,13 +389,28 @@ def steps_for_epochs(epochs: float, num_sequences: float, global_batch_size: int
 
 
 def _device(config: RunConfig, has_gpu: bool | None) -> Iterator[Problem]:
-    attention, device, precision = config.model.attention, config.training.device, config.training.precision
-    if attention in ("varlen", "flex") and (device == "cpu" or (device == "auto" and has_gpu is False)):
-        why = "" if device == "cpu" else ", and there is no GPU here (where there is one: training.device: cuda)"
-        message = f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager"
+    attention, device, precision = (
+        config.model.attention,
+        config.training.device,
+        config.training.precision,
+    )
+    if attention in ("varlen", "flex") and (
+        device == "cpu" or (device == "auto" and has_gpu is False)
+    ):
+        why = (
+            ""
+            if device == "cpu"
+            else ", and there is no GPU here (where there is one: training.device: cuda)"
+        )
+        message = (
+            f"{attention} attention cannot train on a CPU{why}; allowed there: auto, sdpa, eager"
+        )
         yield problem("model.attention", message)
     if attention == "varlen" and precision != "bf16":
-        yield problem("model.attention", f"varlen attention computes in bf16 only, and precision is {precision}")
+        yield problem(
+            "model.attention",
+            f"varlen attention computes in bf16 only, and precision is {precision}",
+        )
 
 
 def _not_available(config: RunConfig) -> Iterator[Problem]:
@@ -318,8 +430,13 @@ def _ranks(config: RunConfig, num_ranks: int | None) -> Iterator[Problem]:
     elif sizes.shard == "auto" and num_ranks % fixed:
         yield problem("parallelism", f"{num_ranks} ranks do not divide by replicate {fixed}")
     elif sizes.shard != "auto" and sizes.shard * fixed != num_ranks:
-        message = f"shard {sizes.shard} x replicate {fixed} = {sizes.shard * fixed}, but there are {num_ranks} ranks; "
-        yield problem("parallelism.shard", f"{message}write shard: auto, or start {sizes.shard * fixed} ranks")
+        message = (
+            f"shard {sizes.shard} x replicate {fixed} = {sizes.shard * fixed}, but there are"
+            f" {num_ranks} ranks; "
+        )
+        yield problem(
+            "parallelism.shard", f"{message}write shard: auto, or start {sizes.shard * fixed} ranks"
+        )
     else:
         yield from _batch(config, num_data_ranks(config, num_ranks))
 
@@ -335,7 +452,10 @@ def _batch(config: RunConfig, data_ranks: int) -> Iterator[Problem]:
     if samples is None:
         return
     if config.training.steps is None:
-        yield problem("data.megatron.samples", "Megatron-LM's order has no epochs; give training.steps, or write null")
+        yield problem(
+            "data.megatron.samples",
+            "Megatron-LM's order has no epochs; give training.steps, or write null",
+        )
     elif samples < (needed := config.training.steps * size):
         yield problem(
             "data.megatron.samples",
@@ -348,11 +468,14 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
     evaluation, data_format = config.evaluation, config.data.format
     if not evaluation.metrics:
         yield problem(
-            "evaluation.metrics", f"is an empty list; name at least one metric: {', '.join(['loss', *METRIC_FORMATS])}"
+            "evaluation.metrics",
+            f"is an empty list; name at least one metric: {', '.join(['loss', *METRIC_FORMATS])}",
         )
     for metric, needed in METRIC_FORMATS.items():
         if metric in evaluation.metrics and data_format != needed:
-            yield problem("evaluation.metrics", f"{metric} needs data.format: {needed}; it is {data_format}")
+            yield problem(
+                "evaluation.metrics", f"{metric} needs data.format: {needed}; it is {data_format}"
+            )
     needs_held_out = {
         "every_steps": evaluation.every_steps is not None,
         "at_start": evaluation.at_start,
@@ -377,7 +500,8 @@ def _checkpoint(config: RunConfig) -> Iterator[Problem]:
 
 
 def _timeouts(config: RunConfig) -> Iterator[Problem]:
-    """collective < watchdog < launcher, so that the innermost limit, which names the cause, is reached first."""
+    """collective < watchdog < launcher, so that the innermost limit, which names the cause, is
+    reached first."""
     timeouts = config.timeouts
     limits = {
         "collective_seconds": timeouts.collective,
@@ -386,5 +510,9 @@ def _timeouts(config: RunConfig) -> Iterator[Problem]:
     }
     given = [limit for limit in limits.values() if limit is not None]
     if any(shorter >= longer for shorter, longer in itertools.pairwise(given)):
-        values = (f"{name} {'off' if limit is None else f'{limit:g}'}" for name, limit in limits.items())
-        yield problem("timeouts", f"{' < '.join(values)} must hold; raise the later ones or lower the earlier")
+        values = (
+            f"{name} {'off' if limit is None else f'{limit:g}'}" for name, limit in limits.items()
+        )
+        yield problem(
+            "timeouts", f"{' < '.join(values)} must hold; raise the later ones or lower the earlier"
+        )

@@ -1,8 +1,8 @@
 """Cluster config of the user: `cluster.yaml`, where a run config is trained.
 
-`ClusterConfig` has the settings that every platform shares; the model that files are checked against (`cluster_model`)
-adds a section for each platform of the registry (`platforms.py`). `cluster_problems` compares a config with its
-platform's facts.
+`ClusterConfig` has the settings that every platform shares; the model that files are checked
+against (`cluster_model`) adds a section for each platform of the registry (`platforms.py`).
+`cluster_problems` compares a config with its platform's facts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, p
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
-Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
+Consumption = Literal[
+    "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
+]
 
 Section = TypeVar("Section", bound=PlatformSection)
 
@@ -26,7 +28,9 @@ Section = TypeVar("Section", bound=PlatformSection)
 class Location(StrictModel):
     """Location of a cloud's machines, and the project that pays for them."""
 
-    project: str | None = Field(default=None, description="Id of the project that pays for the machines.")
+    project: str | None = Field(
+        default=None, description="Id of the project that pays for the machines."
+    )
     region: str | None = Field(default=None, description="Region, such as us-central1.")
     zone: str | None = Field(default=None, description="Zone, such as us-central1-b.")
 
@@ -34,52 +38,75 @@ class Location(StrictModel):
 class StorageConfig(StrictModel):
     """Storage of run directories and data that every node reads and writes."""
 
-    bucket: str | None = Field(default=None, description="Object storage bucket, without gs:// or s3://.")
-    directory: str | None = Field(default=None, description="Shared directory, at the same path on every node.")
+    bucket: str | None = Field(
+        default=None, description="Object storage bucket, without gs:// or s3://."
+    )
+    directory: str | None = Field(
+        default=None, description="Shared directory, at the same path on every node."
+    )
 
 
 class ClusterConfig(StrictModel):
     """A cluster: where to train. `run.yaml` says what."""
 
     name: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")] = Field(
-        description="Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a letter.",
+        description=(
+            "Name of the cluster: at most 40 lower case letters, digits and '-', beginning with a"
+            " letter."
+        ),
         examples=["my-cluster"],
     )
     platform: str = Field(description="Where the run is launched.", examples=["local"])
-    location: Location | None = Field(default=None, description="Project, region and zone of a cloud platform.")
+    location: Location | None = Field(
+        default=None, description="Project, region and zone of a cloud platform."
+    )
     machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
     nodes: PositiveInt = Field(default=1, description="Number of machines.")
     hardware: str | None = Field(
         default=None,
-        description="File with your own hardware and prices, laid over what is known; a relative path is relative to "
-        "this file.",
+        description=(
+            "File with your own hardware and prices, laid over what is known; a relative path is"
+            " relative to this file."
+        ),
     )
     consumption: Consumption | None = Field(
         default=None,
-        description="How capacity is bought: on-demand, reservation, spot, flex-start, flex-start-queued or calendar.",
+        description=(
+            "How capacity is bought: on-demand, reservation, spot, flex-start, flex-start-queued or"
+            " calendar."
+        ),
     )
     reservation: str | None = Field(
-        default=None, description="Name of the reservation, for consumption: reservation or calendar."
+        default=None,
+        description="Name of the reservation, for consumption: reservation or calendar.",
     )
-    storage: StorageConfig = Field(default=StorageConfig(), description="Storage that every node shares.")
+    storage: StorageConfig = Field(
+        default=StorageConfig(), description="Storage that every node shares."
+    )
     image: str | None = Field(default=None, description="Container image of the run.")
     mounts: list[Annotated[str, Field(pattern=r"^/[^:]*(:/[^:]*)?(:ro)?$")]] = Field(
         default=[],
-        description="Further directories of the nodes for the container: [/data, /scratch:/tmp/scratch].",
+        description=(
+            "Further directories of the nodes for the container: [/data, /scratch:/tmp/scratch]."
+        ),
     )
     python: str | None = Field(
         default=None,
-        description="Python interpreter on the nodes, or in the image, that has drillyard; default: python3 in an "
-        "image, else .venv/bin/python of the project's directory.",
+        description=(
+            "Python interpreter on the nodes, or in the image, that has drillyard; default: python3"
+            " in an image, else .venv/bin/python of the project's directory."
+        ),
     )
     processes_per_node: PositiveInt | None = Field(
         default=None, description="Ranks per node; default: the accelerators of `machine`."
     )
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
-        default={}, description="Environment variables of every rank; they win over the network stack's."
+        default={},
+        description="Environment variables of every rank; they win over the network stack's.",
     )
     network_stack: Literal["tcpx", "tcpxo", "gib", "infiniband", "efa", "ethernet"] | None = Field(
-        default=None, description="How NCCL reaches the data NICs; default: the machine's own stack."
+        default=None,
+        description="How NCCL reaches the data NICs; default: the machine's own stack.",
     )
 
     @property
@@ -101,14 +128,18 @@ class ClusterConfig(StrictModel):
 
     @property
     def has_own_machines(self) -> bool:
-        """Whether the machines exist already, and no cloud creates them: no quota is needed, nothing is bought."""
+        """Whether the machines exist already, and no cloud creates them: no quota is needed,
+        nothing is bought."""
         machines = platforms()[self.platform].machines
-        return machines == "own" or (machines == "own or bought" and self.location is None and self.consumption is None)
+        return machines == "own" or (
+            machines == "own or bought" and self.location is None and self.consumption is None
+        )
 
 
 @cache
 def cluster_model() -> type[ClusterConfig]:
-    """`ClusterConfig` with the names of all platforms and a section for each that has settings of its own.
+    """`ClusterConfig` with the names of all platforms and a section for each that has settings of
+    its own.
 
     Plug-ins add platforms, so the model is built when the first cluster config is loaded.
     """
@@ -117,11 +148,14 @@ def cluster_model() -> type[ClusterConfig]:
     description = f"What runs the job: {', '.join(launched[:-1])} or {launched[-1]}."
     if estimated:
         description += f" For estimates alone: {', '.join(estimated)}."
-    return with_sections(platforms(), platform=(Literal[names], Field(description=description, examples=["local"])))
+    return with_sections(
+        platforms(), platform=(Literal[names], Field(description=description, examples=["local"]))
+    )
 
 
 def with_sections(facts: Mapping[str, PlatformFacts], **fields: Any) -> type[ClusterConfig]:
-    """`ClusterConfig` with further `fields` and a section for each platform of `facts` that has one."""
+    """`ClusterConfig` with further `fields` and a section for each platform of `facts` that has
+    one."""
     named: dict[str, list[str]] = {}
     for name, each in facts.items():
         if each.section is not PlatformSection:
@@ -130,7 +164,9 @@ def with_sections(facts: Mapping[str, PlatformFacts], **fields: Any) -> type[Clu
         section, plural = facts[users[0]].section, "s" if len(users) > 1 else ""
         description = f"Settings of platform{plural} {' and '.join(users)}."
         fields[key] = (section | None, Field(default=None, description=description))
-    return create_model("ClusterConfig", __base__=ClusterConfig, __doc__=ClusterConfig.__doc__, **fields)
+    return create_model(
+        "ClusterConfig", __base__=ClusterConfig, __doc__=ClusterConfig.__doc__, **fields
+    )
 
 
 def find_setting(model: type[BaseModel], path: Path) -> FieldInfo | None:
@@ -140,11 +176,21 @@ def find_setting(model: type[BaseModel], path: Path) -> FieldInfo | None:
     if field is None or not rest:
         return field
     kinds = (field.annotation, *get_args(field.annotation))
-    section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    section = next(
+        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
     return None if section is None else find_setting(section, tuple(rest))
 
 
-_EVERYWHERE = ("name", "platform", "nodes", "hardware", "processes_per_node", "environment", "network_stack")
+_EVERYWHERE = (
+    "name",
+    "platform",
+    "nodes",
+    "hardware",
+    "processes_per_node",
+    "environment",
+    "network_stack",
+)
 
 
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
@@ -162,9 +208,19 @@ def _fields(config: ClusterConfig) -> Iterator[Problem]:
     known = {*_EVERYWHERE, *facts.optional, *(name.split(".")[0] for name in facts.required)}
     for name, field in type(config).model_fields.items():
         if name not in known and getattr(config, name) != field.get_default():
-            paths = {platform: (*each.optional, *each.required) for platform, each in platforms().items()}
-            others = [platform for platform, its in paths.items() if name in {path.split(".")[0] for path in its}]
-            yield Problem((name,), f"platform {config.platform} has no such setting; it belongs to {', '.join(others)}")
+            paths = {
+                platform: (*each.optional, *each.required) for platform, each in platforms().items()
+            }
+            others = [
+                platform
+                for platform, its in paths.items()
+                if name in {path.split(".")[0] for path in its}
+            ]
+            yield Problem(
+                (name,),
+                f"platform {config.platform} has no such setting; it belongs to"
+                f" {', '.join(others)}",
+            )
 
 
 def _capacity(config: ClusterConfig) -> Iterator[Problem]:
@@ -172,25 +228,43 @@ def _capacity(config: ClusterConfig) -> Iterator[Problem]:
     bought = config.consumption
     if bought is not None and facts.consumption and bought not in facts.consumption:
         offered = ", ".join(facts.consumption)
-        yield Problem(("consumption",), f"found '{bought}'; platform {config.platform} allows {offered}")
+        yield Problem(
+            ("consumption",), f"found '{bought}'; platform {config.platform} allows {offered}"
+        )
     if bought in ("reservation", "calendar") and config.reservation is None:
-        yield Problem(("reservation",), f"missing: consumption {bought} needs the name of the reservation")
+        yield Problem(
+            ("reservation",), f"missing: consumption {bought} needs the name of the reservation"
+        )
     if config.reservation is not None and bought not in ("reservation", "calendar"):
         yield Problem(
             ("reservation",),
-            f"only consumption reservation or calendar uses it; consumption is {bought or 'not given'}",
+            "only consumption reservation or calendar uses it; consumption is"
+            f" {bought or 'not given'}",
         )
-    if facts.machines == "own or bought" and config.machine is not None and not config.has_own_machines:
+    if (
+        facts.machines == "own or bought"
+        and config.machine is not None
+        and not config.has_own_machines
+    ):
         for path in (("location", "project"), ("location", "zone"), ("consumption",)):
             if _value(config, path) is None:
-                message = "missing: a cloud needs it; of machines of one's own give neither location nor consumption"
+                message = (
+                    "missing: a cloud needs it; of machines of one's own give neither location nor"
+                    " consumption"
+                )
                 yield Problem(path, message)
 
 
 def _nodes(config: ClusterConfig) -> Iterator[Problem]:
     if (limit := platforms()[config.platform].max_nodes) is not None and config.nodes > limit:
-        yield Problem(("nodes",), f"found {config.nodes}; platform {config.platform} is this machine alone: {limit}")
-    if getattr(config, platforms()[config.platform].section_key or config.platform, None) is not None:
+        yield Problem(
+            ("nodes",),
+            f"found {config.nodes}; platform {config.platform} is this machine alone: {limit}",
+        )
+    if (
+        getattr(config, platforms()[config.platform].section_key or config.platform, None)
+        is not None
+    ):
         yield from config.section.problems(config.nodes)
 
 

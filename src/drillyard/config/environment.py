@@ -1,12 +1,12 @@
 """`${env:NAME}` in a config: a secret is resolved where it is used and never written.
 
-A text with a reference becomes an `EnvironmentText`: a str with the resolved value, whose repr, pickle and pydantic
-serialisation are the reference. So a saved `run.yaml`, a checkpoint's config, `repr(config)` and a config sent to a
-tracker show `${env:WANDB_API_KEY}`.
+A text with a reference becomes an `EnvironmentText`: a str with the resolved value, whose repr,
+pickle and pydantic serialisation are the reference. So a saved `run.yaml`, a checkpoint's config,
+`repr(config)` and a config sent to a tracker show `${env:WANDB_API_KEY}`.
 
-A text derived from it (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps`) is an ordinary str
-with the value. So each resolved value goes to `drillyard.redaction`, which removes it from everything that this process
-writes.
+A text derived from it (a slice, a concatenation, an f-string without `!r`, a plain `json.dumps`) is
+an ordinary str with the value. So each resolved value goes to `drillyard.redaction`, which removes
+it from everything that this process writes.
 """
 
 from __future__ import annotations
@@ -54,12 +54,20 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, list):
         return [_map_texts(item, change) for item in value]
-    return {key: _map_texts(item, change) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: _map_texts(item, change) for key, item in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def _resolved(text: str) -> str:
     # A resolved value may look like a reference itself; it is not resolved again.
-    return EnvironmentText(text) if REFERENCE.search(text) and not isinstance(text, EnvironmentText) else text
+    return (
+        EnvironmentText(text)
+        if REFERENCE.search(text) and not isinstance(text, EnvironmentText)
+        else text
+    )
 
 
 def resolve_secrets(value: Any) -> Any:
@@ -69,19 +77,30 @@ def resolve_secrets(value: Any) -> Any:
 
 def hide_secrets(value: Any) -> Any:
     """`value` with every EnvironmentText replaced by its reference."""
-    return _map_texts(value, lambda text: text.reference if isinstance(text, EnvironmentText) else text)
+    return _map_texts(
+        value, lambda text: text.reference if isinstance(text, EnvironmentText) else text
+    )
 
 
-def reference_problems(value: Any, path: Path = (), *, must_be_set: bool = True) -> Iterator[Problem]:
-    """References that are malformed or, where `must_be_set`, name a variable that the environment lacks."""
+def reference_problems(
+    value: Any, path: Path = (), *, must_be_set: bool = True
+) -> Iterator[Problem]:
+    """References that are malformed or, where `must_be_set`, name a variable that the environment
+    lacks."""
     if isinstance(value, list | dict):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from reference_problems(item, (*path, key), must_be_set=must_be_set)
     elif isinstance(value, str):
         if OPENING in REFERENCE.sub("", value):
-            yield Problem(path, f"found {value!r}: a reference reads ${{env:NAME}}, NAME of letters, digits and '_'")
+            yield Problem(
+                path,
+                f"found {value!r}: a reference reads ${{env:NAME}}, NAME of letters, digits"
+                " and '_'",
+            )
         for name in dict.fromkeys(REFERENCE.findall(value)) if must_be_set else ():
             if name not in os.environ:
                 near = closest_name(name, os.environ)
                 hint = f" (there is {near})" if near else ""
-                yield Problem(path, f"environment variable {name} is not set{hint}; set it: export {name}=...")
+                yield Problem(
+                    path, f"environment variable {name} is not set{hint}; set it: export {name}=..."
+                )

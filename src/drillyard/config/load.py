@@ -1,14 +1,17 @@
-"""Read `run.yaml` and `cluster.yaml` into configs, and save a config with every default spelled out.
+"""Read `run.yaml` and `cluster.yaml` into configs, and save a config with every default spelled
+out.
 
 All mistakes of a file are reported at once, each with its file, line and key:
 
     run.yaml:7: training.optimzer: unknown key; did you mean 'optimizer'?
 
-`--set a.b=c` changes one value before validation: its path is keys and list positions joined by dots
-(`data.source.0.weight=2`), missing sections are created, and mistakes are reported at `--set training.stps=3`.
+`--set a.b=c` changes one value before validation: its path is keys and list positions joined by
+dots (`data.source.0.weight=2`), missing sections are created, and mistakes are reported at `--set
+training.stps=3`.
 
-Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1. A text
-`${env:NAME}` resolves to the variable's value but is shown and saved as the reference (`environment.py`).
+Values are typed by YAML and never coerced: `steps: "3"` and `seed: true` are mistakes, not 3 and 1.
+A text `${env:NAME}` resolves to the variable's value but is shown and saved as the reference
+(`environment.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
 from drillyard.config.run import RunConfig, WorkloadRunConfig
 from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
-from drillyard.config.yaml_document import FLOAT, STANDARD_TAG, YamlDocument, parse_document, read_document
+from drillyard.config.yaml_document import (
+    FLOAT,
+    STANDARD_TAG,
+    YamlDocument,
+    parse_document,
+    read_document,
+)
 from drillyard.deprecation import RENAMED_KEYS, rename_key, rename_override
 from drillyard.errors import ConfigError, UserError
 from drillyard.safe_files import replace_file
@@ -52,9 +61,9 @@ def load_run_config(
 ) -> RunConfig:
     """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
 
-    Commands that train nothing pass `needs_learning_rate=False`; those that read a finished run pass
-    `resolve_environment=False`, so variables need not be set. `checks.require_valid` finds contradictions.
-    Raises UserError with every mistake of the file and the overrides.
+    Commands that train nothing pass `needs_learning_rate=False`; those that read a finished run
+    pass `resolve_environment=False`, so variables need not be set. `checks.require_valid` finds
+    contradictions. Raises UserError with every mistake of the file and the overrides.
     """
     return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
 
@@ -62,7 +71,8 @@ def load_run_config(
 def load_launch_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> RunConfig | WorkloadRunConfig:
-    """The run config at `path`, which trains a model or has a `workload`. Raises UserError as `load_run_config`."""
+    """The run config at `path`, which trains a model or has a `workload`. Raises UserError as
+    `load_run_config`."""
     value = apply_overrides(read_document(path), overrides).value
     model: type[RunConfig | WorkloadRunConfig]
     model = WorkloadRunConfig if isinstance(value, dict) and "workload" in value else RunConfig
@@ -72,7 +82,8 @@ def load_launch_config(
 def load_cluster_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> ClusterConfig:
-    """The cluster config at `path`, changed by `overrides`. `hardware` is absolute, so a copy can be saved anywhere.
+    """The cluster config at `path`, changed by `overrides`. `hardware` is absolute, so a copy can
+    be saved anywhere.
 
     UserError as `load_run_config`.
     """
@@ -81,7 +92,9 @@ def load_cluster_config(
     if config.hardware is None:
         return config
     directory = FilePath(path).absolute().parent
-    return config.model_copy(update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())})
+    return config.model_copy(
+        update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())}
+    )
 
 
 def config_model(which: str) -> type[StrictModel]:
@@ -91,12 +104,17 @@ def config_model(which: str) -> type[StrictModel]:
 
 
 def json_schema(which: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of `run`, `cluster` or `workload`, with meanings, defaults and limits."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **config_model(which).model_json_schema()}
+    """The JSON Schema (draft 2020-12) of `run`, `cluster` or `workload`, with meanings, defaults
+    and limits."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **config_model(which).model_json_schema(),
+    }
 
 
 def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
-    """`config` with the references of one section resolved. UserError, with file and key, for unset variables."""
+    """`config` with the references of one section resolved. UserError, with file and key, for unset
+    variables."""
     part: StrictModel = getattr(config, section)
     values = part.model_dump(mode="json")
     problems = [Problem((section, *each.path), each.message) for each in reference_problems(values)]
@@ -107,7 +125,8 @@ def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
 
 
 def config_from_options(model: type[Config], values: dict[str, Any]) -> Config:
-    """A config made of `values` that a command's options gave. Raises UserError with every mistake in them."""
+    """A config made of `values` that a command's options gave. Raises UserError with every mistake
+    in them."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -127,10 +146,13 @@ def save_resolved(config: StrictModel, path: str | os.PathLike[str]) -> None:
 
 
 def resolved_text(config: StrictModel) -> str:
-    """`config` as YAML with every default spelled out; references to the environment stay references."""
+    """`config` as YAML with every default spelled out; references to the environment stay
+    references."""
     header = f"# Resolved by drillyard {__version__}: every default is spelled out.\n"
     values = config.model_dump(mode="json")
-    return header + yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return header + yaml.dump(
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
 def _load(
@@ -148,14 +170,21 @@ def _load(
     _require_kind(document, model)
     if not needs_learning_rate:
         _fill_in_learning_rate(document.value)
-    problems = [*document.problems, *reference_problems(document.value, must_be_set=resolve_environment)]
+    problems = [
+        *document.problems,
+        *reference_problems(document.value, must_be_set=resolve_environment),
+    ]
     try:
         config = model.model_validate_json(
-            json.dumps(document.value), strict=True, context={"resolve_environment": resolve_environment}
+            json.dumps(document.value),
+            strict=True,
+            context={"resolve_environment": resolve_environment},
         )
     except ValidationError as error:
         found = list(find_problems(model, document.value))
-        raise_all([*problems, *(found or (() if problems else pydantic_problems(error)))], document.places)
+        raise_all(
+            [*problems, *(found or (() if problems else pydantic_problems(error)))], document.places
+        )
         raise
     raise_all(problems, document.places)
     config._origin = ConfigOrigin(document.places)
@@ -163,7 +192,8 @@ def _load(
 
 
 def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDocument:
-    """The document with every override applied in order; mistakes in applying them are among its problems.
+    """The document with every override applied in order; mistakes in applying them are among its
+    problems.
 
     UserError when an override is not `key=value` or its value is not YAML.
     """
@@ -173,7 +203,8 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
     for number, override in enumerate(overrides):
         path, new, mistakes = _parse_override(override)
         place = SourceLocation(
-            f"--set {override if len(override) <= 80 else override[:77] + '...'}", AFTER_FILES + number
+            f"--set {override if len(override) <= 80 else override[:77] + '...'}",
+            AFTER_FILES + number,
         )
         if (refusal := _put(value, path, new)) is not None:
             problems.append(Problem(path, refusal, place))
@@ -183,7 +214,9 @@ def apply_overrides(document: YamlDocument, overrides: Sequence[str]) -> YamlDoc
         for depth in range(1, len(path)):
             places.setdefault(path[:depth], place)
         places[path] = place
-        problems.extend(Problem((*path, *mistake.path), mistake.message, place) for mistake in mistakes)
+        problems.extend(
+            Problem((*path, *mistake.path), mistake.message, place) for mistake in mistakes
+        )
     return YamlDocument(value, places, tuple(problems))
 
 
@@ -194,7 +227,8 @@ def _parse_override(override: str) -> tuple[KeyPath, Any, tuple[Problem, ...]]:
         raise ConfigError(f"--set {override}: expected KEY=VALUE, such as training.steps=100")
     if not text.strip():
         raise ConfigError(
-            f"--set {override}: the value is missing; write {key}=null for none, {key}='\"\"' for empty text"
+            f"--set {override}: the value is missing; write {key}=null for none, {key}='\"\"' for"
+            " empty text"
         )
     document = parse_document(text, f"--set {override}")
     path = tuple(int(part) if part.isascii() and part.isdigit() else part for part in parts)
@@ -202,7 +236,8 @@ def _parse_override(override: str) -> tuple[KeyPath, Any, tuple[Problem, ...]]:
 
 
 def _put(top: Any, path: KeyPath, new: Any) -> str | None:
-    """Set `path` in the mapping `top` and create missing sections. Returns why that is not possible, or None."""
+    """Set `path` in the mapping `top` and create missing sections. Returns why that is not
+    possible, or None."""
     here = top
     for depth, key in enumerate(path):
         known = dotted(path[:depth]) or "the file"
@@ -223,7 +258,10 @@ def _put(top: Any, path: KeyPath, new: Any) -> str | None:
                 here[key] = new
             here = here[key]
         else:
-            return f"{known} is {describe_value(here)}, which has no settings of its own; set {known} as a whole"
+            return (
+                f"{known} is {describe_value(here)}, which has no settings of its own; set {known}"
+                " as a whole"
+            )
     return None
 
 
@@ -244,13 +282,16 @@ _KINDS: Final[dict[type[StrictModel], str]] = {
 
 def _require_kind(document: YamlDocument, model: type[StrictModel]) -> None:
     """Raise UserError for a file whose keys are those of another kind of config."""
-    kinds = {cluster_model() if kind is ClusterConfig else kind: title for kind, title in _KINDS.items()}
+    kinds = {
+        cluster_model() if kind is ClusterConfig else kind: title for kind, title in _KINDS.items()
+    }
     known = {kind: [key for key in document.value if key in kind.model_fields] for kind in kinds}
     likeliest = max(kinds, key=lambda kind: len(known[kind]))
     if len(known[likeliest]) > len(known[model]):
         label, needed = document.places[()].label, kinds[model].partition(",")[0]
         raise ConfigError(
-            f"{label}: is {kinds[likeliest]}, as it has {', '.join(known[likeliest])}; needed here is {needed}"
+            f"{label}: is {kinds[likeliest]}, as it has {', '.join(known[likeliest])}; needed here"
+            f" is {needed}"
         )
 
 
@@ -271,7 +312,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Text, escaped where PyYAML would write a line separator that it reads back as a line break."""
+    """Text, escaped where PyYAML would write a line separator that it reads back as a line
+    break."""
     style = '"' if any(separator in text for separator in "\x85\u2028\u2029") else None
     return dumper.represent_scalar(f"{STANDARD_TAG}str", text, style)
 

@@ -1,7 +1,7 @@
 """Check a model's own config before anything starts, without transformers.
 
-The config is inline, in a directory, or in the local Hugging Face cache. Where it is not on this machine nothing is
-checked here, and the ranks check again before they prepare data.
+The config is inline, in a directory, or in the local Hugging Face cache. Where it is not on this
+machine nothing is checked here, and the ranks check again before they prepare data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ NAMES_SHOWN = 5
 class Architecture:
     """Structure of one transformers `model_type`.
 
-    `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks` says what its
-    forward takes as attention_mask: one causal mask for all layers (`full`), one that is limited to the sliding window
-    where the config has one (`window`), or a dictionary with a mask per layer type (`by-layer-type`).
-    `undeclared` are settings that the model reads and its config class does not declare. `mixture`: it has experts.
+    `blocks` is the attribute of the base model that holds the transformer blocks in order. `masks`
+    says what its forward takes as attention_mask: one causal mask for all layers (`full`), one that
+    is limited to the sliding window where the config has one (`window`), or a dictionary with a
+    mask per layer type (`by-layer-type`). `undeclared` are settings that the model reads and its
+    config class does not declare. `mixture`: it has experts.
     """
 
     masks: Literal["full", "window", "by-layer-type"]
@@ -41,7 +42,8 @@ class Architecture:
     mixture: bool = False
 
 
-# transformers' model_type of each architecture that the tests train and whose memory estimate they compare.
+# transformers' model_type of each architecture that the tests train and whose memory estimate they
+# compare.
 ARCHITECTURES: dict[str, Architecture] = {
     "cohere": Architecture("full"),
     "cohere2": Architecture("by-layer-type"),
@@ -63,32 +65,39 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 # Settings of transformers' configs that the trainer ignores, and what to use instead.
 SETTINGS_WITHOUT_EFFECT = {
-    "output_router_logits": "the auxiliary loss that balances a mixture's experts is not computed; remove it",
+    "output_router_logits": (
+        "the auxiliary loss that balances a mixture's experts is not computed; remove it"
+    ),
     "dtype": "training.precision says in what the model computes; remove it",
     "torch_dtype": "training.precision says in what the model computes; remove it",
 }
 
-REMOTE_CODE_REFUSED = "needs Python code of its own, which Drillyard never runs: it is named by auto_map"
+REMOTE_CODE_REFUSED = (
+    "needs Python code of its own, which Drillyard never runs: it is named by auto_map"
+)
 
 
 def requires_remote_code(error: Exception) -> bool:
-    """Whether transformers refused to run the code of a model's or tokenizer's repository (trust_remote_code=False)."""
+    """Whether transformers refused to run the code of a model's or tokenizer's repository
+    (trust_remote_code=False)."""
     return isinstance(error, ValueError) and "trust_remote_code" in str(error)
 
 
 def unsupported_architecture(model_type: str) -> str:
-    """Reason why a model of this type is refused, with the nearest spelling and all that are supported."""
+    """Reason why a model of this type is refused, with the nearest spelling and all that are
+    supported."""
     longer = (name for name in ARCHITECTURES if name.startswith(f"{model_type}_"))
     near = next(longer, None) or closest_name(model_type, ARCHITECTURES, cutoff=0.75)
     meant = f"did you mean {near}? " if near else ""
     return (
-        f"architecture '{model_type}' is not supported: neither the isolation of packed documents nor its weight "
-        f"format is proven for it; {meant}supported: {', '.join(ARCHITECTURES)}"
+        f"architecture '{model_type}' is not supported: neither the isolation of packed documents"
+        f" nor its weight format is proven for it; {meant}supported: {', '.join(ARCHITECTURES)}"
     )
 
 
 def model_problems(model: ModelConfig) -> Iterator[Problem]:
-    """Reasons not to train the model: its architecture, and settings of an inline config that would be ignored."""
+    """Reasons not to train the model: its architecture, and settings of an inline config that would
+    be ignored."""
     if model.config is not None:
         model_type = model.config.get("architecture")
         if isinstance(model_type, str) and model_type not in ARCHITECTURES:
@@ -102,35 +111,52 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
             yield Problem(("model", "id"), f"{model.id}: {unsupported_architecture(model_type)}")
 
 
-def position_problems(sequence_length: int, content: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """Reason why pretrained weights whose config.json is `content` cannot be trained at `sequence_length`."""
+def position_problems(
+    sequence_length: int, content: Mapping[str, Any], name: str
+) -> Iterator[Problem]:
+    """Reason why pretrained weights whose config.json is `content` cannot be trained at
+    `sequence_length`."""
     positions = content.get("max_position_embeddings", content.get("n_positions"))
     if isinstance(positions, int) and sequence_length > positions:
         yield Problem(
             ("data", "sequence_length"),
-            f"{sequence_length} is more than the {positions} positions that {name} was trained for; "
-            f"set data.sequence_length to {positions} or less",
+            f"{sequence_length} is more than the {positions} positions that {name} was trained for;"
+            f" set data.sequence_length to {positions} or less",
         )
 
 
 def weight_files(directory: FilePath) -> list[FilePath]:
-    """The safetensors files of a model directory, as its index lists them. Raises UserError when one is missing."""
+    """The safetensors files of a model directory, as its index lists them. Raises UserError when
+    one is missing."""
     index = directory / INDEX
     if index.is_file():
         try:
-            names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+            names = sorted(
+                {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+            )
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{index} is damaged ({error})\nfetch or export the model again") from error
-        if outside := [name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts]:
             raise ConfigError(
-                f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export the model again"
+                f"{index} is damaged ({error})\nfetch or export the model again"
+            ) from error
+        if outside := [
+            name for name in names if FilePath(name).is_absolute() or ".." in FilePath(name).parts
+        ]:
+            raise ConfigError(
+                f"{index} names {outside[0]!r}, which is not a file of {directory}\nfetch or export"
+                " the model again"
             )
         if absent := [name for name in names if not (directory / name).is_file()]:
-            raise ConfigError(f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one")
+            raise ConfigError(
+                f"{directory} lacks {len(absent)} of {len(names)} weight files, {absent[0]} for one"
+            )
         return [directory / name for name in names]
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
-    other = sorted(path.name for pattern in ("*.bin", "*.pth", "*.safetensors") for path in directory.glob(pattern))
+    other = sorted(
+        path.name
+        for pattern in ("*.bin", "*.pth", "*.safetensors")
+        for path in directory.glob(pattern)
+    )
     found = f"it has {', '.join(other[:NAMES_SHOWN])}" if other else "it has no weights"
     raise ConfigError(
         f"{directory} has no {WEIGHTS} and no {INDEX}; {found}\n"
@@ -139,26 +165,31 @@ def weight_files(directory: FilePath) -> list[FilePath]:
 
 
 def read_adapter_config(path: str | FilePath) -> dict[str, Any]:
-    """The content of adapter_config.json in the directory of an adapter. Raises UserError where there is none."""
+    """The content of adapter_config.json in the directory of an adapter. Raises UserError where
+    there is none."""
     file = FilePath(path).expanduser() / ADAPTER_CONFIG
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"model.lora.adapter: {file} cannot be read: {reason}\ngive the directory of an adapter in PEFT's format"
+            f"model.lora.adapter: {file} cannot be read: {reason}\ngive the directory of an adapter"
+            " in PEFT's format"
         ) from None
     if not isinstance(content, dict) or content.get("peft_type") != "LORA":
-        raise ConfigError(f"model.lora.adapter: {file} describes no LoRA adapter\ngive the directory of one")
+        raise ConfigError(
+            f"model.lora.adapter: {file} describes no LoRA adapter\ngive the directory of one"
+        )
     # peft's own values where a file does not say them.
     return {"r": 8, "lora_alpha": 8} | content
 
 
 def read_adapted_layers(path: str | FilePath) -> list[str]:
-    """The last part of the names of the layers that an adapter in PEFT's format has weights for, without torch.
+    """The last part of the names of the layers that an adapter in PEFT's format has weights for,
+    without torch.
 
-    The target_modules of its config may also be whole names or a pattern. Raises UserError where the file cannot be
-    read.
+    The target_modules of its config may also be whole names or a pattern. Raises UserError where
+    the file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -174,39 +205,50 @@ def read_adapted_layers(path: str | FilePath) -> list[str]:
 
 def unreadable_adapter(file: FilePath, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.lora.adapter: {file} cannot be read: {error}\nsave the adapter again with peft's save_pretrained"
+        f"model.lora.adapter: {file} cannot be read: {error}\nsave the adapter again with peft's"
+        " save_pretrained"
     )
 
 
 def require_weight_files(model: ModelConfig) -> None:
-    """Raise UserError where pretrained weights are to come from a directory of this host that lacks their files."""
+    """Raise UserError where pretrained weights are to come from a directory of this host that lacks
+    their files."""
     directory = FilePath(model.id or "").expanduser()
     if model.init == "pretrained" and model.id is not None and directory.is_dir():
         weight_files(directory)
 
 
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:
-    """Raise UserError where a model with a vocabulary of `vocab_size` lacks some of a tokenizer's `num_tokens`."""
+    """Raise UserError where a model with a vocabulary of `vocab_size` lacks some of a tokenizer's
+    `num_tokens`."""
     if vocab_size < num_tokens:
         raise ConfigError(
             f"the tokenizer has {num_tokens} entries, the model only {vocab_size}\n"
             "use the model's own tokenizer, or "
-            + ("leave model.config.vocab_size out" if model.config else "train from an inline model.config")
+            + (
+                "leave model.config.vocab_size out"
+                if model.config
+                else "train from an inline model.config"
+            )
         )
 
 
 def configured_vocab_size(model: ModelConfig) -> int | None:
-    """The vocabulary of a model as its config says; None where it follows the tokenizer, or no config is here."""
+    """The vocabulary of a model as its config says; None where it follows the tokenizer, or no
+    config is here."""
     content = model.config if model.config is not None else local_model_config(model.id or "")
     vocab_size = content.get("vocab_size")
     return vocab_size if isinstance(vocab_size, int) else None
 
 
 def local_model_config(model_id: str) -> dict[str, Any]:
-    """The config.json of a model directory, or of a hub id from the local cache; empty where there is none to read."""
+    """The config.json of a model directory, or of a hub id from the local cache; empty where there
+    is none to read."""
     path = FilePath(model_id).expanduser() / "config.json"
     try:
-        content = json.loads((path if path.is_file() else cached_config_path(model_id)).read_bytes())
+        content = json.loads(
+            (path if path.is_file() else cached_config_path(model_id)).read_bytes()
+        )
     except (OSError, ValueError, RecursionError):
         # The ranks report a missing or damaged config with the error of transformers.
         return {}
@@ -214,8 +256,11 @@ def local_model_config(model_id: str) -> dict[str, Any]:
 
 
 def cached_config_path(model_id: str) -> FilePath:
-    """Path at which huggingface_hub keeps config.json of an id's main revision (its documented cache layout)."""
-    home = os.environ.get("HF_HOME") or FilePath(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    """Path at which huggingface_hub keeps config.json of an id's main revision (its documented
+    cache layout)."""
+    home = os.environ.get("HF_HOME") or FilePath(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
     hub = FilePath(os.environ.get("HF_HUB_CACHE") or FilePath(home, "hub")).expanduser()
     repository = hub / f"models--{model_id.replace('/', '--')}"
     commit = (repository / "refs" / "main").read_text(encoding="utf-8").strip()

@@ -1,10 +1,13 @@
-"""Configs of DeepSpeed, TRL and Axolotl as settings of a run config, for `drillyard init --from-...`.
+"""Configs of DeepSpeed, TRL and Axolotl as settings of a run config, for `drillyard init
+--from-...`.
 
-What a file leaves to its tool's default is written out where that default is another than ours, so the run stays the
-same. Keys without a counterpart are returned with the reason: nothing is dropped in silence.
+What a file leaves to its tool's default is written out where that default is another than ours, so
+the run stays the same. Keys without a counterpart are returned with the reason: nothing is dropped
+in silence.
 
-Names and defaults: DeepSpeed's config JSON (deepspeed.ai/docs/config-json), TRL 0.24 (SFTConfig, ModelConfig,
-ScriptArguments, which begin with transformers' TrainingArguments), Axolotl 0.13 (its config reference).
+Names and defaults: DeepSpeed's config JSON (deepspeed.ai/docs/config-json), TRL 0.24 (SFTConfig,
+ModelConfig, ScriptArguments, which begin with transformers' TrainingArguments), Axolotl 0.13 (its
+config reference).
 """
 
 from __future__ import annotations
@@ -21,12 +24,17 @@ from drillyard.errors import ConfigError
 
 NO_SOURCE = "documents.jsonl"
 _FP16 = "computes in fp16 with loss scaling, which is not available; bf16 is written"
-_QUANTIZED = "of quantized weights only those in 4 bits beside adapters are available (model.quantization: nf4)"
+_QUANTIZED = (
+    "of quantized weights only those in 4 bits beside adapters are available (model.quantization:"
+    " nf4)"
+)
 _NESTED = "the blocks' magnitudes stay in fp32, for exactness"
 _ALWAYS = "FSDP2 shards weights, gradients and moments in every run"
 _REASONS = {
     "accelerator_config": _ALWAYS,
-    "activation_checkpointing": "says how DeepSpeed recomputes, not whether; set training.activation_checkpointing",
+    "activation_checkpointing": (
+        "says how DeepSpeed recomputes, not whether; set training.activation_checkpointing"
+    ),
     "attn_implementation": "auto takes the fastest kernel that the device can train with",
     "bf16_full_eval": "evaluation computes in training.precision",
     "ddp_backend": _ALWAYS,
@@ -42,7 +50,9 @@ _REASONS = {
     "load_in_8bit": _QUANTIZED,
     "pad_to_sequence_len": "sequences always have one length",
     "per_device_eval_batch_size": "set evaluation.batch_size",
-    "report_to": "TensorBoard files are always written; for others set logging.wandb or logging.mlflow",
+    "report_to": (
+        "TensorBoard files are always written; for others set logging.wandb or logging.mlflow"
+    ),
     "saves_per_epoch": "set checkpoint.every_steps",
     "special_tokens": "the tokenizer's own are used",
     "tf32": "PyTorch's default holds",
@@ -66,7 +76,8 @@ _DEEPSPEED_SCHEDULES = {
     # A share of the optimizer's own rate.
     "WarmupCosineLR": {"warmup_num_steps": 1000, "warmup_type": "log", "cos_min_ratio": 0.0001},
 }
-"""What DeepSpeed's schedulers take where a file says nothing (deepspeed.readthedocs.io/en/latest/schedulers.html)."""
+"""What DeepSpeed's schedulers take where a file says nothing
+(deepspeed.readthedocs.io/en/latest/schedulers.html)."""
 _AS_THEY_ARE = {
     "learning_rate": "training.optimizer.learning_rate",
     "weight_decay": "training.optimizer.weight_decay",
@@ -127,7 +138,12 @@ _AXOLOTL_DEFAULTS = {
     "lora_alpha": 16,
     "lora_dropout": 0.0,
 }
-_AXOLOTL_FORMATS = {"chat_template": "chat", "sharegpt": "chat", "alpaca": "chat", "completion": "text"}
+_AXOLOTL_FORMATS = {
+    "chat_template": "chat",
+    "sharegpt": "chat",
+    "alpaca": "chat",
+    "completion": "text",
+}
 
 
 @dataclass
@@ -150,13 +166,16 @@ class ConvertedConfig:
 
 
 def convert(tool: str, path: str | os.PathLike[str]) -> ConvertedConfig:
-    """The config of `tool` (deepspeed, trl or axolotl) in the file at `path`. Raises UserError if it cannot be read."""
+    """The config of `tool` (deepspeed, trl or axolotl) in the file at `path`. Raises UserError if
+    it cannot be read."""
     content = read_document(path).value
     if not isinstance(content, dict):
         raise ConfigError(f"{os.fspath(path)}: is no config of {tool}: its top level has no keys")
     found = ConvertedConfig()
     _TOOLS[tool](dict(content), found)
-    found.settings.setdefault("name", _name_of(found.settings.pop("output_dir", None) or Path(path).stem))
+    found.settings.setdefault(
+        "name", _name_of(found.settings.pop("output_dir", None) or Path(path).stem)
+    )
     return found
 
 
@@ -171,7 +190,10 @@ def _from_trl(content: dict[str, Any], found: ConvertedConfig) -> None:
     if "max_seq_length" in content:
         content.pop("max_length", None)
     _length(content, found, "num_train_epochs")
-    dataset, test_split = content.pop("dataset_name", None), content.pop("dataset_test_split", "test")
+    dataset, test_split = (
+        content.pop("dataset_name", None),
+        content.pop("dataset_test_split", "test"),
+    )
     _source(found, dataset, content.pop("dataset_train_split", "train"))
     _strategies(content, found)
     if content.pop("eval_strategy", "no") != "no" and dataset is not None:
@@ -187,7 +209,10 @@ def _from_trl(content: dict[str, Any], found: ConvertedConfig) -> None:
         found.put("model.lora.target_modules", _targets(targets) or ["q_proj", "v_proj"])
         _variant(content, found, "use_dora", "use_rslora")
         # nf4 is the default of TRL's quantization.
-        if content.get("load_in_4bit") is True and content.get("bnb_4bit_quant_type", "nf4") == "nf4":
+        if (
+            content.get("load_in_4bit") is True
+            and content.get("bnb_4bit_quant_type", "nf4") == "nf4"
+        ):
             content.pop("bnb_4bit_quant_type", None)
             content.pop("load_in_4bit")
             found.put("model.quantization", "nf4")
@@ -216,7 +241,10 @@ def _from_axolotl(content: dict[str, Any], found: ConvertedConfig) -> None:
     if has_adapter:
         targets = content.pop("lora_target_modules", None)
         linear = content.pop("lora_target_linear", False) is True
-        found.put("model.lora.target_modules", "all-linear" if linear else _targets(targets) or ["q_proj", "v_proj"])
+        found.put(
+            "model.lora.target_modules",
+            "all-linear" if linear else _targets(targets) or ["q_proj", "v_proj"],
+        )
         _variant(content, found, "peft_use_dora", "peft_use_rslora")
     else:
         _without_adapter(content, found)
@@ -257,14 +285,21 @@ def _from_deepspeed(content: dict[str, Any], found: ConvertedConfig) -> None:
             found.leave_out(f"zero_optimization.{key}", reason)
     wandb = content.pop("wandb", None)
     if isinstance(wandb, dict) and wandb.get("enabled") is True:
-        found.put("logging.wandb", {key: value for key, value in wandb.items() if key in ("project", "group")})
+        found.put(
+            "logging.wandb",
+            {key: value for key, value in wandb.items() if key in ("project", "group")},
+        )
     for key in content:
         found.leave_out(key)
 
 
 def _deepspeed_precision(content: dict[str, Any], found: ConvertedConfig) -> None:
     sections = {name: content.pop(name, None) for name in ("bf16", "fp16")}
-    enabled = {name: section.get("enabled") for name, section in sections.items() if isinstance(section, dict)}
+    enabled = {
+        name: section.get("enabled")
+        for name, section in sections.items()
+        if isinstance(section, dict)
+    }
     if True in enabled.values():
         found.put("training.precision", "bf16")
         if enabled.get("fp16") is True:
@@ -272,7 +307,9 @@ def _deepspeed_precision(content: dict[str, Any], found: ConvertedConfig) -> Non
     elif "auto" in enabled.values():
         for name, value in enabled.items():
             if value == "auto":
-                found.leave_out(f"{name}.enabled", "is auto, decided elsewhere; set training.precision")
+                found.leave_out(
+                    f"{name}.enabled", "is auto, decided elsewhere; set training.precision"
+                )
     else:
         found.put("training.precision", "fp32")
 
@@ -281,13 +318,30 @@ def _deepspeed_optimizer(optimizer: Mapping[str, Any], found: ConvertedConfig) -
     kind = optimizer.get("type")
     if kind not in ("Adam", "AdamW", "FusedAdam"):
         found.leave_out(f"optimizer.type: {kind}", "adamw is the optimizer there is")
-    parameters = {"betas": [0.9, 0.999], "weight_decay": 0.0, **_parameters(optimizer, "optimizer", found)}
-    names = {"lr": "learning_rate", "betas": "betas", "eps": "epsilon", "weight_decay": "weight_decay"}
+    parameters = {
+        "betas": [0.9, 0.999],
+        "weight_decay": 0.0,
+        **_parameters(optimizer, "optimizer", found),
+    }
+    names = {
+        "lr": "learning_rate",
+        "betas": "betas",
+        "eps": "epsilon",
+        "weight_decay": "weight_decay",
+    }
     for key in list(parameters):
         if key in names:
-            _move(parameters, found, key, f"training.optimizer.{names[key]}", f"optimizer.params.{key}")
+            _move(
+                parameters,
+                found,
+                key,
+                f"training.optimizer.{names[key]}",
+                f"optimizer.params.{key}",
+            )
         elif key == "adam_w_mode" and parameters[key] is False:
-            found.leave_out("optimizer.params.adam_w_mode: false", "weight decay is that of AdamW, decoupled")
+            found.leave_out(
+                "optimizer.params.adam_w_mode: false", "weight decay is that of AdamW, decoupled"
+            )
         elif key not in ("torch_adam", "adam_w_mode"):
             found.leave_out(f"optimizer.params.{key}")
 
@@ -302,7 +356,10 @@ def _parameters(section: Mapping[str, Any], name: str, found: ConvertedConfig) -
 
 def _deepspeed_schedule(scheduler: Mapping[str, Any], found: ConvertedConfig) -> None:
     kind = str(scheduler.get("type"))
-    parameters = {**_DEEPSPEED_SCHEDULES.get(kind, {}), **_parameters(scheduler, "scheduler", found)}
+    parameters = {
+        **_DEEPSPEED_SCHEDULES.get(kind, {}),
+        **_parameters(scheduler, "scheduler", found),
+    }
     found.put("training.schedule.name", _SCHEDULES.get(kind, "cosine"))
     if kind not in _SCHEDULES:
         found.leave_out(f"scheduler.type: {kind}", "cosine is written")
@@ -361,7 +418,9 @@ def _strategies(content: dict[str, Any], found: ConvertedConfig) -> None:
     for key, value in strategies.items():
         if value not in ("steps", "no"):
             name = "evaluation" if key == "eval_strategy" else "checkpoint"
-            found.leave_out(f"{key}: {value}", f"set {name}.every_steps; the end of a run has one in any case")
+            found.leave_out(
+                f"{key}: {value}", f"set {name}.every_steps; the end of a run has one in any case"
+            )
 
 
 def _source(found: ConvertedConfig, path: Any, split: Any) -> None:
@@ -373,7 +432,11 @@ def _source(found: ConvertedConfig, path: Any, split: Any) -> None:
 
 
 def _axolotl_datasets(datasets: Any, found: ConvertedConfig) -> None:
-    rows = [each for each in datasets if isinstance(each, dict)] if isinstance(datasets, Sequence) else []
+    rows = (
+        [each for each in datasets if isinstance(each, dict)]
+        if isinstance(datasets, Sequence)
+        else []
+    )
     if not rows:
         _source(found, None, "train")
         return
@@ -391,14 +454,21 @@ def _axolotl_datasets(datasets: Any, found: ConvertedConfig) -> None:
             found.leave_out(f"datasets type {kind}", "is not known; set data.format")
     known = sorted({name for name in formats.values() if name})
     if len(known) > 1:
-        found.leave_out("datasets", f"have the formats {' and '.join(known)}, and a run has one; {known[0]} is written")
+        found.leave_out(
+            "datasets",
+            f"have the formats {' and '.join(known)}, and a run has one; {known[0]} is written",
+        )
     found.put("data.format", known[0] if known else "chat")
     plain = len(sources) == 1 and sources[0].keys() == {"path"}
     found.put("data.source", sources[0]["path"] if plain else sources)
 
 
 def _variant(content: dict[str, Any], found: ConvertedConfig, dora: str, rslora: str) -> None:
-    chosen = [name for name, key in (("dora", dora), ("rslora", rslora)) if content.pop(key, False) is True]
+    chosen = [
+        name
+        for name, key in (("dora", dora), ("rslora", rslora))
+        if content.pop(key, False) is True
+    ]
     if chosen:
         found.put("model.lora.variant", chosen[0])
     if len(chosen) > 1:
@@ -411,7 +481,9 @@ def _targets(value: Any) -> str | list[str] | None:
     return value if value == "all-linear" else [value] if isinstance(value, str) else None
 
 
-def _shared(content: dict[str, Any], found: ConvertedConfig, own: Mapping[str, str], schedule: str) -> None:
+def _shared(
+    content: dict[str, Any], found: ConvertedConfig, own: Mapping[str, str], schedule: str
+) -> None:
     """What TRL and Axolotl have in common, and then whatever is left."""
     betas = [content.pop("adam_beta1", 0.9), content.pop("adam_beta2", 0.999)]
     found.put("training.optimizer.betas", betas)
@@ -444,7 +516,9 @@ def _precision(content: dict[str, Any], found: ConvertedConfig) -> None:
     found.put("training.precision", "fp32" if bf16 is False and fp16 is not True else "bf16")
 
 
-def _move(content: dict[str, Any], found: ConvertedConfig, key: str, path: str, shown: str | None = None) -> None:
+def _move(
+    content: dict[str, Any], found: ConvertedConfig, key: str, path: str, shown: str | None = None
+) -> None:
     value = _as_number(content.pop(key, None))
     if value == "auto":
         found.leave_out(shown or key, f"is auto, decided elsewhere; set {path}")

@@ -1,9 +1,10 @@
-"""The registry of platforms: what `platform` of a cluster config may be, and which class launches there.
+"""The registry of platforms: what `platform` of a cluster config may be, and which class launches
+there.
 
-`PlatformFacts` describe a platform: what its config needs, how its machines are bought, how its nodes see network and
-storage. A launcher's facts are in its own package; those of platforms without a launcher are here. A distribution adds
-a launcher by an entry point `drillyard.launchers` under the platform's name: a subclass of
-`drillyard.launch.launcher.Launcher` with `facts`.
+`PlatformFacts` describe a platform: what its config needs, how its machines are bought, how its
+nodes see network and storage. A launcher's facts are in its own package; those of platforms without
+a launcher are here. A distribution adds a launcher by an entry point `drillyard.launchers` under
+the platform's name: a subclass of `drillyard.launch.launcher.Launcher` with `facts`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from drillyard.plugins import load_plugins
 # ssh reads a name that begins with "-" as an option, and some options run programs.
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+@\\-]*$")]
 HostAddress = Annotated[str, Field(pattern=r"^[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
-SshHost = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")]
+SshHost = Annotated[
+    str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.+@\\-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*$")
+]
 
 THIS_MACHINE = "local"
 """The platform of a new cluster config."""
 
 
 class PlatformSection(StrictModel):
-    """Base of a platform's own settings: the section of cluster.yaml that has the platform's name."""
+    """Base of a platform's own settings: the section of cluster.yaml that has the platform's
+    name."""
 
     @property
     def project_directory(self) -> str | None:
@@ -51,7 +55,8 @@ class PlatformSection(StrictModel):
 
     @property
     def limit_seconds(self) -> int | None:
-        """The time limit of one job (`time_limit`), after which the run continues in another job."""
+        """The time limit of one job (`time_limit`), after which the run continues in another
+        job."""
         return None
 
     def problems(self, nodes: int) -> Iterator[Problem]:
@@ -61,7 +66,8 @@ class PlatformSection(StrictModel):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Capabilities of a launcher; a config that asks for more is refused with the launchers that have them."""
+    """Capabilities of a launcher; a config that asks for more is refused with the launchers that
+    have them."""
 
     multi_node: bool = True
     queue: bool = False
@@ -93,7 +99,8 @@ class PlatformFacts:
     machines: Literal["own", "own or bought", "bought"] = "bought"
     is_this_machine: bool = False
     in_pods: bool = False
-    """Containers see the network as GKE's pods do: Google's installers mount libraries below /usr/local."""
+    """Containers see the network as GKE's pods do: Google's installers mount libraries below
+    /usr/local."""
     has_prolog: bool = False
     """The scheduler's prolog starts the daemon that a network stack needs on hosts, one per job."""
     bucket_mount: str | None = None
@@ -129,9 +136,14 @@ _BUILT_IN: dict[str, str | PlatformFacts] = {
 @cache
 def platforms() -> dict[str, PlatformFacts]:
     """The facts of every platform by name: built-in ones, then plug-ins."""
-    plugins = load_plugins("drillyard.launchers", "drillyard.launch.launcher:Launcher", tuple(_BUILT_IN), _why_unusable)
+    plugins = load_plugins(
+        "drillyard.launchers", "drillyard.launch.launcher:Launcher", tuple(_BUILT_IN), _why_unusable
+    )
     return {
-        **{name: resolve_name(row) if isinstance(row, str) else row for name, row in _BUILT_IN.items()},
+        **{
+            name: resolve_name(row) if isinstance(row, str) else row
+            for name, row in _BUILT_IN.items()
+        },
         **{name: replace(found.facts, launcher=found) for name, found in plugins.items()},
     }
 
@@ -143,7 +155,8 @@ def by_use() -> tuple[list[str], list[str]]:
 
 
 def _why_unusable(name: str, launcher: Any) -> str | None:
-    """Say what would break the model of cluster configs, or every later use of the facts. Other errors are raised."""
+    """Say what would break the model of cluster configs, or every later use of the facts. Other
+    errors are raised."""
     # Resolved by name, as launchers are: cluster.py builds its model from this registry.
     cluster: Any = resolve_name("drillyard.config.cluster")
     facts = launcher.facts
@@ -157,22 +170,35 @@ def _why_unusable(name: str, launcher: Any) -> str | None:
         try:
             TypeAdapter(kind).validate_python(getattr(facts, fact), strict=True)
         except ValidationError:
-            return f"facts.{fact} is {getattr(facts, fact)!r}; needed is {PlatformFacts.__annotations__[fact]}"
+            return (
+                f"facts.{fact} is {getattr(facts, fact)!r}; needed is"
+                f" {PlatformFacts.__annotations__[fact]}"
+            )
     model = cluster.with_sections({name: facts})
     model.model_json_schema()
     for setting in (*facts.required, *facts.optional):
         if cluster.find_setting(model, tuple(setting.split("."))) is None:
             return f"facts name {setting}, which is no setting of cluster.yaml"
     if name not in {setting.split(".")[0] for setting in facts.required}:
-        if unset := [key for key, field in facts.section.model_fields.items() if field.is_required()]:
+        if unset := [
+            key for key, field in facts.section.model_fields.items() if field.is_required()
+        ]:
             return f"facts.required must name {name}.{unset[0]}, which has no default"
         facts.section()
     return None
 
 
 def require_capability(platform: str, capability: str, option: str) -> None:
-    """Raise ConfigError where the platform's launcher lacks what `option` needs; it names those that have it."""
+    """Raise ConfigError where the platform's launcher lacks what `option` needs; it names those
+    that have it."""
     assert capability in {each.name for each in fields(Capabilities)}, capability
     if not getattr(platforms()[platform].capabilities, capability):
-        able = [name for name, each in platforms().items() if each.launcher and getattr(each.capabilities, capability)]
-        raise ConfigError(f"{option}: platform {platform} cannot do that ({capability}); these can: {', '.join(able)}")
+        able = [
+            name
+            for name, each in platforms().items()
+            if each.launcher and getattr(each.capabilities, capability)
+        ]
+        raise ConfigError(
+            f"{option}: platform {platform} cannot do that ({capability}); these can:"
+            f" {', '.join(able)}"
+        )

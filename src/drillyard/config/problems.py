@@ -1,4 +1,5 @@
-"""Problems of a config: where each is and what is wrong. `raise_all` makes one error of all, in file order."""
+"""Problems of a config: where each is and what is wrong. `raise_all` makes one error of all, in
+file order."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Source of a value: `run.yaml:7`, or `--set training.steps=3`. Problems are sorted by `order`."""
+    """Source of a value: `run.yaml:7`, or `--set training.steps=3`. Problems are sorted by
+    `order`."""
 
     label: str
     order: int
@@ -45,9 +47,11 @@ def remote_scheme(path: str) -> str | None:
 
 
 def refused_address(value: object) -> str | None:
-    """Reason to refuse an address, scheme://..., as the setting or argument of a path; None for what is no address.
+    """Reason to refuse an address, scheme://..., as the setting or argument of a path; None for
+    what is no address.
 
-    pathlib keeps one slash of several. So a relative path whose first directory ends with a colon is refused as well.
+    pathlib keeps one slash of several. So a relative path whose first directory ends with a colon
+    is refused as well.
     """
     text = str(value)
     if isinstance(value, PurePath):
@@ -55,8 +59,8 @@ def refused_address(value: object) -> str | None:
     if not re.match(r"[a-z][a-z0-9+.-]*://", text):
         return None
     return (
-        f"{text}: is an address of object storage or of the web, not a path on this machine; mount the bucket, "
-        "or copy the files here, and give their path"
+        f"{text}: is an address of object storage or of the web, not a path on this machine; mount"
+        " the bucket, or copy the files here, and give their path"
     )
 
 
@@ -66,7 +70,8 @@ def dotted(path: Path) -> str:
 
 
 def location_of(path: Path, places: SourceLocations) -> SourceLocation:
-    """Location of `path`, or of the innermost section around it; `places` has at least the top, ()."""
+    """Location of `path`, or of the innermost section around it; `places` has at least the top,
+    ()."""
     while path not in places:
         path = path[:-1]
     return places[path]
@@ -78,7 +83,11 @@ def raise_all(problems: Iterable[Problem], places: SourceLocations | None = None
     if not found:
         return
     if places is None:
-        raise ConfigError("\n".join(on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found))
+        raise ConfigError(
+            "\n".join(
+                on_one_line(f"{dotted(problem.path)}: {problem.message}") for problem in found
+            )
+        )
     located = [(problem.place or location_of(problem.path, places), problem) for problem in found]
     located.sort(key=lambda pair: pair[0].order)
     raise ConfigError("\n".join(problem_line(place, problem) for place, problem in located))
@@ -96,7 +105,8 @@ def on_one_line(text: str) -> str:
 
 
 def closest_name(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The word among `words` that is most similar to `word`, or None; `cutoff` is the least similarity, 0 to 1."""
+    """The word among `words` that is most similar to `word`, or None; `cutoff` is the least
+    similarity, 0 to 1."""
     by_lower = {candidate.lower(): candidate for candidate in words}
     for spelling in (word.lower().replace("-", "_"), word.lower()):
         if close := get_close_matches(spelling, by_lower, n=1, cutoff=cutoff):

@@ -1,7 +1,7 @@
 """`run.yaml` as strict models: a training run, or a `workload`, the command of any other program.
 
-Each field's description gives its meaning and unit; the JSON Schema, the starter of `drillyard init` and error messages
-use it. `checks.py` checks relations between fields.
+Each field's description gives its meaning and unit; the JSON Schema, the starter of `drillyard
+init` and error messages use it. `checks.py` checks relations between fields.
 """
 
 from __future__ import annotations
@@ -25,48 +25,67 @@ class LoraConfig(StrictModel):
     alpha: PositiveFloat = Field(
         default=32.0, description="Scale of the adapters; the update is multiplied by alpha/rank."
     )
-    dropout: Fraction = Field(default=0.0, description="Dropout probability on the adapters' input.")
+    dropout: Fraction = Field(
+        default=0.0, description="Dropout probability on the adapters' input."
+    )
     target_modules: Literal["attention", "all-linear"] | list[str] = Field(
         default=["q_proj", "k_proj", "v_proj", "o_proj"],
-        description="Linear layers that get an adapter: a list of their names, `attention` (its linear layers) or "
-        "`all-linear` (all but the head; of mixtures that peft knows also router and experts).",
+        description=(
+            "Linear layers that get an adapter: a list of their names, `attention` (its linear"
+            " layers) or `all-linear` (all but the head; of mixtures that peft knows also router"
+            " and experts)."
+        ),
     )
     variant: Literal["lora", "dora", "rslora"] = Field(
         default="lora",
-        description="`dora` also trains the length of each row of the adapted weights; `rslora` multiplies the update "
-        "by alpha/sqrt(rank) instead of alpha/rank.",
+        description=(
+            "`dora` also trains the length of each row of the adapted weights; `rslora` multiplies"
+            " the update by alpha/sqrt(rank) instead of alpha/rank."
+        ),
     )
     adapter: str | None = Field(
         default=None,
-        description="Directory of an adapter in PEFT's format to continue from; null: a new one. Rank, alpha, variant "
-        "and target_modules must be those of the adapter.",
+        description=(
+            "Directory of an adapter in PEFT's format to continue from; null: a new one. Rank,"
+            " alpha, variant and target_modules must be those of the adapter."
+        ),
     )
 
 
 class ModelConfig(StrictModel):
     """Causal language model, and the source of its weights."""
 
-    id: str | None = Field(default=None, description="Hugging Face id or local directory of a model.")
+    id: str | None = Field(
+        default=None, description="Hugging Face id or local directory of a model."
+    )
     config: dict[str, Any] | None = Field(
         default=None,
-        description="Inline model config instead of `id`: `architecture` (a transformers model_type such as llama) "
-        "and its own fields.",
+        description=(
+            "Inline model config instead of `id`: `architecture` (a transformers model_type such as"
+            " llama) and its own fields."
+        ),
     )
     init: Literal["pretrained", "random"] = Field(
-        default="pretrained", description="`pretrained` reads the weights of `id`; `random` trains from scratch."
+        default="pretrained",
+        description="`pretrained` reads the weights of `id`; `random` trains from scratch.",
     )
     lora: LoraConfig | None = Field(
         default=None,
-        description="Train low-rank adapters instead of all weights; the weights of `id` stay as they are, in the "
-        "compute precision.",
+        description=(
+            "Train low-rank adapters instead of all weights; the weights of `id` stay as they are,"
+            " in the compute precision."
+        ),
     )
     quantization: Literal["nf4"] | None = Field(
         default=None,
-        description="Beside adapters: `nf4` keeps the linear layers of the frozen model (not the head, nor stacked "
-        "experts) in 4.5 bits a number; null: in the compute precision.",
+        description=(
+            "Beside adapters: `nf4` keeps the linear layers of the frozen model (not the head, nor"
+            " stacked experts) in 4.5 bits a number; null: in the compute precision."
+        ),
     )
     attention: Literal["auto", "sdpa", "eager", "varlen", "flex"] = Field(
-        default="auto", description="Attention kernel; `auto` takes the fastest that the device can train with."
+        default="auto",
+        description="Attention kernel; `auto` takes the fastest that the device can train with.",
     )
 
 
@@ -74,17 +93,27 @@ class SourceConfig(StrictModel):
     """One source of documents, and its share of the training mixture."""
 
     path: str = Field(
-        description="File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or "
-        "builtin:text-to-sql / builtin:function-calling / builtin:python-stdlib.",
+        description=(
+            "File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or "
+            "builtin:text-to-sql / builtin:function-calling / builtin:python-stdlib."
+        ),
         examples=["documents.jsonl"],
     )
     weight: PositiveFloat = Field(
-        default=1.0, description="Share of training sequences drawn from this source, relative to the others."
+        default=1.0,
+        description="Share of training sequences drawn from this source, relative to the others.",
     )
-    name: str | None = Field(default=None, description="Name in metrics; default: the last part of `path`.")
-    split: str = Field(default="train", description="Split of a Hugging Face data set or of Megatron data.")
+    name: str | None = Field(
+        default=None, description="Name in metrics; default: the last part of `path`."
+    )
+    split: str = Field(
+        default="train", description="Split of a Hugging Face data set or of Megatron data."
+    )
     max_samples: PositiveInt | None = Field(
-        default=None, description="At most this many rows, the first ones, before documents are held out; null: all."
+        default=None,
+        description=(
+            "At most this many rows, the first ones, before documents are held out; null: all."
+        ),
     )
     options: dict[str, Any] = Field(
         default={}, description="Settings of a built-in source, such as {examples: 20000, seed: 0}."
@@ -105,20 +134,30 @@ class MegatronConfig(StrictModel):
 
     isolation: Literal["documents", "none"] = Field(
         default="documents",
-        description="`documents`: attention and positions begin again at each document; `none`: a sequence is one "
-        "text, as in Megatron-LM.",
+        description=(
+            "`documents`: attention and positions begin again at each document; `none`: a sequence"
+            " is one text, as in Megatron-LM."
+        ),
     )
     split: (
-        Annotated[str, Field(pattern=r"^([0-9]+[.]?[0-9]*|[.][0-9]+)(,([0-9]+[.]?[0-9]*|[.][0-9]+)){0,2}$")] | None
+        Annotated[
+            str,
+            Field(pattern=r"^([0-9]+[.]?[0-9]*|[.][0-9]+)(,([0-9]+[.]?[0-9]*|[.][0-9]+)){0,2}$"),
+        ]
+        | None
     ) = Field(
         default=None,
-        description="Shares of train, valid and test as in Megatron-LM, 969,30,1: the `split` of a source then names "
-        "one of them; null: each source is read whole.",
+        description=(
+            "Shares of train, valid and test as in Megatron-LM, 969,30,1: the `split` of a source"
+            " then names one of them; null: each source is read whole."
+        ),
     )
     samples: PositiveInt | None = Field(
         default=None,
-        description="Train in Megatron-LM's own sample order, as for so many training samples (its train_iters x "
-        "global_batch_size, which also decides the order); null: in Drillyard's.",
+        description=(
+            "Train in Megatron-LM's own sample order, as for so many training samples (its"
+            " train_iters x global_batch_size, which also decides the order); null: in Drillyard's."
+        ),
     )
     seed: Count = Field(default=1234, description="Seed of Megatron-LM's sample order.")
 
@@ -135,14 +174,23 @@ class HeldOutConfig(StrictModel):
 
     source: str | SourceConfig | list[str | SourceConfig] | None = Field(
         default=None,
-        description="A source of its own for held-out documents; otherwise they are taken from `data.source`.",
+        description=(
+            "A source of its own for held-out documents; otherwise they are taken from"
+            " `data.source`."
+        ),
     )
     fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        default=0.0, description="Share of each source's documents that is held out, chosen by a hash of the document."
+        default=0.0,
+        description=(
+            "Share of each source's documents that is held out, chosen by a hash of the document."
+        ),
     )
     split_by: str | None = Field(
         default=None,
-        description="Column whose values are held out as a whole (such as db_id), so that no value is in both parts.",
+        description=(
+            "Column whose values are held out as a whole (such as db_id), so that no value is in"
+            " both parts."
+        ),
     )
 
 
@@ -150,54 +198,85 @@ class DataConfig(StrictModel):
     """Data to read, its conversion to tokens, and the packing of tokens into sequences."""
 
     source: str | SourceConfig | list[str | SourceConfig] = Field(
-        description="A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}].",
+        description=(
+            "A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
+        ),
         examples=["documents.jsonl"],
     )
     format: Literal["text", "prompt-completion", "chat", "function-calling", "text-to-sql"] = Field(
         default="text",
-        description="How a row becomes a document. `function-calling` is a chat whose calls the model's own template "
-        "writes, from rows as Glaive, xLAM, Hermes, the BFCL and OpenAI have them. "
-        "Of a chat, a null in messages or tools counts as absent (in Parquet "
-        "the two are the same); write a call's arguments as JSON text to train a null.",
+        description=(
+            "How a row becomes a document. `function-calling` is a chat whose calls the model's own"
+            " template writes, from rows as Glaive, xLAM, Hermes, the BFCL and OpenAI have them. Of"
+            " a chat, a null in messages or tools counts as absent (in Parquet the two are the"
+            " same); write a call's arguments as JSON text to train a null."
+        ),
     )
     columns: dict[str, str] = Field(
         default={},
-        description="Column names where they differ from the format's own: {prompt: question, completion: answer}.",
+        description=(
+            "Column names where they differ from the format's own: {prompt: question, completion:"
+            " answer}."
+        ),
     )
-    sequence_length: Annotated[int, Field(ge=8)] = Field(description="Tokens per training sequence.", examples=[1024])
+    sequence_length: Annotated[int, Field(ge=8)] = Field(
+        description="Tokens per training sequence.", examples=[1024]
+    )
     packing: bool = Field(
-        default=True, description="Pack several documents into one sequence; attention never crosses documents."
+        default=True,
+        description="Pack several documents into one sequence; attention never crosses documents.",
     )
     loss_on: Literal["completion", "all"] | None = Field(
         default=None,
-        description="Tokens that carry loss: `completion` (of a chat the assistant's turns that `train_on` names) or "
-        "`all`; default: `all` for text, `completion` for the others.",
+        description=(
+            "Tokens that carry loss: `completion` (of a chat the assistant's turns that `train_on`"
+            " names) or `all`; default: `all` for text, `completion` for the others."
+        ),
     )
     train_on: Literal["all", "last", "each"] = Field(
         default="all",
-        description="Assistant turns of a chat that are learnt: `all`, each as it is rendered when nothing follows; "
-        "`last`; or `each` from a document of its own that ends with it.",
+        description=(
+            "Assistant turns of a chat that are learnt: `all`, each as it is rendered when nothing"
+            " follows; `last`; or `each` from a document of its own that ends with it."
+        ),
     )
     too_long: Literal["truncate", "split", "drop", "error"] | None = Field(
         default=None,
-        description="What is done with a document longer than a sequence; default: `split` for text, "
-        "`drop` for the others.",
+        description=(
+            "What is done with a document longer than a sequence; default: `split` for text, "
+            "`drop` for the others."
+        ),
     )
     tokenizer: str | TrainTokenizer | None = Field(
-        default=None, description="Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
+        default=None,
+        description=(
+            "Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
+        ),
     )
     megatron: MegatronConfig | None = Field(
-        default=None, description="Settings of Megatron data; null: its defaults. Only with a source of that kind."
+        default=None,
+        description=(
+            "Settings of Megatron data; null: its defaults. Only with a source of that kind."
+        ),
     )
-    held_out: HeldOutConfig = Field(default=HeldOutConfig(), description="Documents kept for evaluation.")
+    held_out: HeldOutConfig = Field(
+        default=HeldOutConfig(), description="Documents kept for evaluation."
+    )
     cache_directory: str | None = Field(
-        default=None, description="Where tokenised data is kept; default: $DRILLYARD_CACHE or ~/.cache/drillyard."
+        default=None,
+        description=(
+            "Where tokenised data is kept; default: $DRILLYARD_CACHE or ~/.cache/drillyard."
+        ),
     )
 
     @model_validator(mode="before")
     @classmethod
     def _rename_last(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("loss_on") == "last" and "train_on" not in values:
+        if (
+            isinstance(values, dict)
+            and values.get("loss_on") == "last"
+            and "train_on" not in values
+        ):
             warn_renamed("data.loss_on: last", "data.train_on: last")
             return {**values, "loss_on": None, "train_on": "last"}
         return values
@@ -211,7 +290,9 @@ class OptimizerConfig(StrictModel):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.95), description="Decay of the first and second moment."
     )
-    epsilon: PositiveFloat = Field(default=1e-8, description="Added to the root of the second moment.")
+    epsilon: PositiveFloat = Field(
+        default=1e-8, description="Added to the root of the second moment."
+    )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.1, description="Decoupled weight decay; not on norms and biases."
     )
@@ -224,56 +305,91 @@ class ScheduleConfig(StrictModel):
         default="cosine", description="Shape after warmup."
     )
     warmup_steps: Count = Field(default=0, description="Steps of linear warmup from 0 to the peak.")
-    final_fraction: Fraction = Field(default=0.0, description="Learning rate at the end, as a fraction of the peak.")
+    final_fraction: Fraction = Field(
+        default=0.0, description="Learning rate at the end, as a fraction of the peak."
+    )
     decay_steps: PositiveInt | None = Field(
-        default=None, description="Steps of the final decay of warmup-stable-decay; default: a fifth of all steps."
+        default=None,
+        description=(
+            "Steps of the final decay of warmup-stable-decay; default: a fifth of all steps."
+        ),
     )
 
 
 class TrainingConfig(StrictModel):
     """Length, batch size, precision and optimizer of training."""
 
-    steps: PositiveInt | None = Field(default=None, description="Optimizer steps; give this or `epochs`.")
+    steps: PositiveInt | None = Field(
+        default=None, description="Optimizer steps; give this or `epochs`."
+    )
     epochs: PositiveFloat | None = Field(
         default=None,
-        description="Passes over the data, each ending with a batch of what is left; give this or `steps`.",
+        description=(
+            "Passes over the data, each ending with a batch of what is left; give this or `steps`."
+        ),
     )
-    micro_batch_size: PositiveInt = Field(default=1, description="Sequences per rank in one forward/backward.")
+    micro_batch_size: PositiveInt = Field(
+        default=1, description="Sequences per rank in one forward/backward."
+    )
     gradient_accumulation: PositiveInt | None = Field(
-        default=None, description="Micro-batches per step; default 1, or what `global_batch_size` asks for."
+        default=None,
+        description="Micro-batches per step; default 1, or what `global_batch_size` asks for.",
     )
     global_batch_size: PositiveInt | None = Field(
-        default=None, description="Sequences per step over all ranks; fixes the batch whatever the number of ranks."
+        default=None,
+        description=(
+            "Sequences per step over all ranks; fixes the batch whatever the number of ranks."
+        ),
     )
     precision: Literal["bf16", "fp32", "fp64"] = Field(
-        default="bf16", description="Compute precision; master weights and reductions are fp32 under bf16."
+        default="bf16",
+        description="Compute precision; master weights and reductions are fp32 under bf16.",
     )
-    optimizer: OptimizerConfig = Field(description="Optimizer and its constants.", examples=[{"learning_rate": 2.0e-5}])
-    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="Learning rate over steps.")
+    optimizer: OptimizerConfig = Field(
+        description="Optimizer and its constants.", examples=[{"learning_rate": 2.0e-5}]
+    )
+    schedule: ScheduleConfig = Field(
+        default=ScheduleConfig(), description="Learning rate over steps."
+    )
     gradient_clipping: PositiveFloat | None = Field(
         default=1.0, description="Largest global gradient norm; null: no clipping."
     )
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = Field(
         default="auto",
-        description="What is recomputed in backward instead of stored; `auto`: the least that is estimated to fit.",
+        description=(
+            "What is recomputed in backward instead of stored; `auto`: the least that is estimated"
+            " to fit."
+        ),
     )
-    compile: Literal["auto"] | bool = Field(default="auto", description="torch.compile per block; `auto`: on GPUs.")
+    compile: Literal["auto"] | bool = Field(
+        default="auto", description="torch.compile per block; `auto`: on GPUs."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where ranks compute; `auto`: GPUs if there are any."
     )
     seed: Count = Field(default=0, description="Seed of weights, data order and dropout.")
-    deterministic: bool = Field(default=False, description="Only deterministic kernels, on GPUs at some cost in speed.")
+    deterministic: bool = Field(
+        default=False, description="Only deterministic kernels, on GPUs at some cost in speed."
+    )
     threads_per_rank: PositiveInt | None = Field(
         default=None,
-        description="CPU threads per rank; default: the host's cores shared among its ranks. Fixed and recorded.",
+        description=(
+            "CPU threads per rank; default: the host's cores shared among its ranks. Fixed and"
+            " recorded."
+        ),
     )
     loss_chunk_tokens: PositiveInt | None = Field(
         default=None,
-        description="Tokens whose logits are in memory at once; default: at most a quarter of a micro-batch and 2048.",
+        description=(
+            "Tokens whose logits are in memory at once; default: at most a quarter of a micro-batch"
+            " and 2048."
+        ),
     )
     max_nonfinite_steps: PositiveInt = Field(
         default=10,
-        description="Consecutive steps with a non-finite loss or gradient after which the run fails.",
+        description=(
+            "Consecutive steps with a non-finite loss or gradient after which the run fails."
+        ),
     )
 
 
@@ -282,11 +398,20 @@ class ParallelismConfig(StrictModel):
 
     shard: Literal["auto"] | PositiveInt = Field(
         default="auto",
-        description="Ranks that share one copy of the weights (FSDP2); `auto`: the number of ranks over `replicate`.",
+        description=(
+            "Ranks that share one copy of the weights (FSDP2); `auto`: the number of ranks over"
+            " `replicate`."
+        ),
     )
-    replicate: PositiveInt = Field(default=1, description="Copies of the sharded model (HSDP when over 1).")
-    tensor: PositiveInt = Field(default=1, description="Tensor-parallel ranks; training accepts 1 alone.")
-    context: PositiveInt = Field(default=1, description="Context-parallel ranks; training accepts 1 alone.")
+    replicate: PositiveInt = Field(
+        default=1, description="Copies of the sharded model (HSDP when over 1)."
+    )
+    tensor: PositiveInt = Field(
+        default=1, description="Tensor-parallel ranks; training accepts 1 alone."
+    )
+    context: PositiveInt = Field(
+        default=1, description="Context-parallel ranks; training accepts 1 alone."
+    )
 
 
 class CheckpointConfig(StrictModel):
@@ -296,13 +421,18 @@ class CheckpointConfig(StrictModel):
         default=None, description="Steps between checkpoints; null: only at the end."
     )
     keep: PositiveInt = Field(default=3, description="Newest checkpoints kept.")
-    keep_best: bool = Field(default=True, description="Keep the checkpoint with the lowest held-out loss besides.")
+    keep_best: bool = Field(
+        default=True, description="Keep the checkpoint with the lowest held-out loss besides."
+    )
     asynchronous: bool = Field(default=True, description="Write while training goes on.")
     resume: str = Field(
         default="auto",
-        description="Where a run starts. `auto`: at the newest complete checkpoint of its directory; `never`: at step "
-        "0, and a directory with checkpoints is refused; or the path of a checkpoint. A restart by the supervisor or "
-        "launcher continues from the run's own checkpoints.",
+        description=(
+            "Where a run starts. `auto`: at the newest complete checkpoint of its directory;"
+            " `never`: at step 0, and a directory with checkpoints is refused; or the path of a"
+            " checkpoint. A restart by the supervisor or launcher continues from the run's own"
+            " checkpoints."
+        ),
     )
 
 
@@ -310,7 +440,8 @@ class EvaluationConfig(StrictModel):
     """Metrics on held-out data, and when to compute them."""
 
     every_steps: PositiveInt | None = Field(
-        default=None, description="Steps between evaluations; null: only at the end, if there is held-out data."
+        default=None,
+        description="Steps between evaluations; null: only at the end, if there is held-out data.",
     )
     at_start: bool = Field(default=False, description="Evaluate before the first step too.")
     metrics: list[Literal["loss", "sql-execution", "function-call"]] = Field(
@@ -318,8 +449,10 @@ class EvaluationConfig(StrictModel):
     )
     parts: list[str] | None = Field(
         default=None,
-        description="Names of the held-out parts to evaluate, such as train/held_out for what is held out of "
-        "train.jsonl; default: all (of a built-in source its test parts).",
+        description=(
+            "Names of the held-out parts to evaluate, such as train/held_out for what is held out"
+            " of train.jsonl; default: all (of a built-in source its test parts)."
+        ),
     )
     max_sequences: PositiveInt | None = Field(
         default=None, description="At most this many held-out sequences per source for the loss."
@@ -328,13 +461,18 @@ class EvaluationConfig(StrictModel):
         default=200, description="Questions per held-out split for metrics that generate text."
     )
     batch_size: PositiveInt | None = Field(
-        default=None, description="Sequences or prompts per rank in one forward; default: training.micro_batch_size."
+        default=None,
+        description=(
+            "Sequences or prompts per rank in one forward; default: training.micro_batch_size."
+        ),
     )
     max_new_tokens: PositiveInt = Field(default=128, description="Longest generated answer.")
     required: bool = Field(
         default=False,
-        description="Exit with code 1 where the evaluation of the finished model lacks a metric; the model is exported "
-        "in any case.",
+        description=(
+            "Exit with code 1 where the evaluation of the finished model lacks a metric; the model"
+            " is exported in any case."
+        ),
     )
 
 
@@ -356,18 +494,25 @@ class TimeoutsConfig(StrictModel):
 
     collective_seconds: PositiveFloat | None = Field(
         default=None,
-        description="A collective that has not ended after this many seconds fails on all ranks that wait in it; "
-        "default: 600, or half of `watchdog_seconds` where that is less.",
+        description=(
+            "A collective that has not ended after this many seconds fails on all ranks that wait"
+            " in it; default: 600, or half of `watchdog_seconds` where that is less."
+        ),
     )
     watchdog_seconds: Annotated[float, Field(ge=0)] = Field(
         default=1800.0,
-        description="An attempt whose ranks make no progress for this many seconds (no step, no work in a phase "
-        "without steps) is stopped, its stacks are written to logs/, and it restarts; 0: never. Also limits a save.",
+        description=(
+            "An attempt whose ranks make no progress for this many seconds (no step, no work in a"
+            " phase without steps) is stopped, its stacks are written to logs/, and it restarts; 0:"
+            " never. Also limits a save."
+        ),
     )
     launcher_grace_seconds: PositiveFloat | None = Field(
         default=None,
-        description="Seconds without progress after which the scheduler or program that started the run kills it, to "
-        "check the watchdog against; null: it does not watch.",
+        description=(
+            "Seconds without progress after which the scheduler or program that started the run"
+            " kills it, to check the watchdog against; null: it does not watch."
+        ),
     )
 
     @property
@@ -386,11 +531,14 @@ class RunConfig(StrictModel):
         examples=["my-run"],
     )
     output: str = Field(
-        default="runs", description="Directory that holds run directories; this run's is <output>/<name>."
+        default="runs",
+        description="Directory that holds run directories; this run's is <output>/<name>.",
     )
     model: ModelConfig = Field(examples=[{"id": "Qwen/Qwen3-0.6B"}])
     data: DataConfig = Field(examples=[{"source": "documents.jsonl", "sequence_length": 1024}])
-    training: TrainingConfig = Field(examples=[{"steps": 1000, "optimizer": {"learning_rate": 2.0e-5}}])
+    training: TrainingConfig = Field(
+        examples=[{"steps": 1000, "optimizer": {"learning_rate": 2.0e-5}}]
+    )
     parallelism: ParallelismConfig = ParallelismConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -403,32 +551,51 @@ class WorkloadConfig(StrictModel):
 
     command: Annotated[list[str], Field(min_length=1)] | None = Field(
         default=None,
-        description="Program and arguments, each as one item: [python, pretrain_gpt.py, --tp, '8']. In them "
-        "{node_rank}, {nodes}, {processes_per_node}, {master_addr}, {master_port} and {run_directory} are replaced.",
+        description=(
+            "Program and arguments, each as one item: [python, pretrain_gpt.py, --tp, '8']. In them"
+            " {node_rank}, {nodes}, {processes_per_node}, {master_addr}, {master_port} and"
+            " {run_directory} are replaced."
+        ),
     )
     launcher_file: str | None = Field(
-        default=None, description="Instead of `command`: a shell script of this machine, carried along and run by bash."
+        default=None,
+        description=(
+            "Instead of `command`: a shell script of this machine, carried along and run by bash."
+        ),
     )
     per: Literal["node", "gpu"] = Field(
         default="node",
-        description="`node`: the command is started once on every node; `gpu`: torchrun starts it once per GPU, with "
-        "static rendezvous.",
+        description=(
+            "`node`: the command is started once on every node; `gpu`: torchrun starts it once per"
+            " GPU, with static rendezvous."
+        ),
     )
-    arguments: list[str] = Field(default=[], description="Further arguments of `command` or `launcher_file`.")
-    image: str | None = Field(default=None, description="Container image; default: the cluster's `image`.")
+    arguments: list[str] = Field(
+        default=[], description="Further arguments of `command` or `launcher_file`."
+    )
+    image: str | None = Field(
+        default=None, description="Container image; default: the cluster's `image`."
+    )
     files: dict[str, str] = Field(
         default={},
-        description="Files of this machine that the nodes need: {configs/nemo.yaml: path/here.yaml}, below the run's "
-        "launch directory on the cluster, which is {launch_directory}/files.",
+        description=(
+            "Files of this machine that the nodes need: {configs/nemo.yaml: path/here.yaml}, below"
+            " the run's launch directory on the cluster, which is {launch_directory}/files."
+        ),
     )
-    environment: dict[VariableName, str] = Field(default={}, description="Environment variables of the command.")
+    environment: dict[VariableName, str] = Field(
+        default={}, description="Environment variables of the command."
+    )
     working_directory: str | None = Field(
-        default=None, description="Where the command is started; default: the project's directory on the nodes."
+        default=None,
+        description="Where the command is started; default: the project's directory on the nodes.",
     )
     checkpoints: str | None = Field(
         default=None,
-        description="Pattern of files that appear with each checkpoint, below the run directory: "
-        "checkpoints/*/metadata.json. New ones show that a stopped run has made progress.",
+        description=(
+            "Pattern of files that appear with each checkpoint, below the run directory: "
+            "checkpoints/*/metadata.json. New ones show that a stopped run has made progress."
+        ),
     )
 
 
@@ -440,6 +607,9 @@ class WorkloadRunConfig(StrictModel):
     )
     output: str = Field(default="runs", description=RunConfig.model_fields["output"].description)
     processes_per_node: PositiveInt | None = Field(
-        default=None, description="Processes per node that the workload runs; default: the accelerators of the machine."
+        default=None,
+        description=(
+            "Processes per node that the workload runs; default: the accelerators of the machine."
+        ),
     )
     workload: WorkloadConfig = Field(examples=[{"command": ["python", "train.py"]}])

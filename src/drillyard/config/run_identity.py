@@ -1,9 +1,11 @@
-"""Whether two configs are the same run: what a resume may change, and what would make it another run.
+"""Whether two configs are the same run: what a resume may change, and what would make it another
+run.
 
-Settings that decide the samples of a step or the weights they meet (model, data, order, batch, precision) must stay.
-The length of a run and its use of gradients (optimizer, schedule, clipping) may change at a checkpoint; changes are
-recorded. Settings of where, how fast and how visibly a run computes may change freely. The caller compares batches by
-`resolve_global_batch`: 4 ranks x 1 micro-batch is the same run as 1 rank x 4.
+Settings that decide the samples of a step or the weights they meet (model, data, order, batch,
+precision) must stay. The length of a run and its use of gradients (optimizer, schedule, clipping)
+may change at a checkpoint; changes are recorded. Settings of where, how fast and how visibly a run
+computes may change freely. The caller compares batches by `resolve_global_batch`: 4 ranks x 1
+micro-batch is the same run as 1 rank x 4.
 """
 
 from __future__ import annotations
@@ -50,12 +52,13 @@ RECORDED = frozenset(
         "training.gradient_clipping",
     }
 )
-"""Settings, or whole sections, that a resume may change and that change training from there on. A checkpoint has them;
-the event `settings_changed` has old and new values."""
+"""Settings, or whole sections, that a resume may change and that change training from there on. A
+checkpoint has them; the event `settings_changed` has old and new values."""
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """List the changes that make `new` another run than `old`: `training.seed: 0 -> 1`, in the order of the config.
+    """List the changes that make `new` another run than `old`: `training.seed: 0 -> 1`, in the
+    order of the config.
 
     `training.global_batch_size` is compared when both configs give it.
     """
@@ -63,14 +66,22 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     batches = (old.training.global_batch_size, new.training.global_batch_size)
     if None not in batches:
         before["training.global_batch_size"], after["training.global_batch_size"] = batches
-    changed = {key: (before.get(key, _NOT_SET), after.get(key, _NOT_SET)) for key in {**before, **after}}
-    return [f"{key}: {_text(was)} -> {_text(now)}" for key, (was, now) in changed.items() if was != now]
+    changed = {
+        key: (before.get(key, _NOT_SET), after.get(key, _NOT_SET)) for key in {**before, **after}
+    }
+    return [
+        f"{key}: {_text(was)} -> {_text(now)}" for key, (was, now) in changed.items() if was != now
+    ]
 
 
 def recorded_settings(config: RunConfig) -> dict[str, Any]:
     """The settings of `RECORDED`, flat: dotted key -> plain value."""
     values = _leaves({"training": config.training.model_dump(mode="json")})
-    return {key: value for key, value in values if any(f"{key}.".startswith(f"{part}.") for part in RECORDED)}
+    return {
+        key: value
+        for key, value in values
+        if any(f"{key}.".startswith(f"{part}.") for part in RECORDED)
+    }
 
 
 def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -82,25 +93,34 @@ def with_recorded_settings(config: RunConfig, settings: Mapping[str, Any]) -> Ru
         for parent in parents:
             place = place[parent]
         place[last] = value
-    return config.model_copy(update={"training": TrainingConfig.model_validate_json(json.dumps(values["training"]))})
+    return config.model_copy(
+        update={"training": TrainingConfig.model_validate_json(json.dumps(values["training"]))}
+    )
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     """`config` with these values of its settings (`section.name`), which are not checked."""
     for key, value in values.items():
         section, name = key.split(".")
-        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+        config = config.model_copy(
+            update={section: getattr(config, section).model_copy(update={name: value})}
+        )
     return config
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """{key: [old value, new value]} of recorded settings; one that `old` does not have is not compared."""
-    return {key: [old[key], value] for key, value in new.items() if key in old and old[key] != value}
+    """{key: [old value, new value]} of recorded settings; one that `old` does not have is not
+    compared."""
+    return {
+        key: [old[key], value] for key, value in new.items() if key in old and old[key] != value
+    }
 
 
 def describe_changes(changes: Mapping[str, Sequence[Any]]) -> str:
     """`training.steps: 60 -> 90; training.schedule.name: "cosine" -> "constant"`."""
-    return "; ".join(f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, (old, new) in changes.items())
+    return "; ".join(
+        f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, (old, new) in changes.items()
+    )
 
 
 _NOT_SET: Any = object()
@@ -113,15 +133,23 @@ def _text(value: Any) -> str:
 def _fixed_settings(config: RunConfig) -> dict[str, Any]:
     """The settings that must stay, flat: dotted key -> value, sources in their full form."""
     values = config.model_dump(mode="json")
-    for section, source in (("data", config.data.source), ("held_out", config.data.held_out.source)):
+    for section, source in (
+        ("data", config.data.source),
+        ("held_out", config.data.held_out.source),
+    ):
         if source is not None:
             part = values["data"] if section == "data" else values["data"]["held_out"]
-            part["source"] = dict(enumerate(each.model_dump(mode="json") for each in normalized_sources(source)))
+            part["source"] = dict(
+                enumerate(each.model_dump(mode="json") for each in normalized_sources(source))
+            )
     return dict(_leaves(values, skip=MAY_CHANGE | RECORDED))
 
 
-def _leaves(value: Any, path: tuple[str, ...] = (), skip: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values below `path`, without those below a key of `skip`; a list is a value."""
+def _leaves(
+    value: Any, path: tuple[str, ...] = (), skip: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values below `path`, without those below a key of `skip`; a list is a
+    value."""
     key = dotted(path)
     if key in skip:
         return

@@ -1,7 +1,8 @@
 """Commented starters of `run.yaml` and `cluster.yaml`, made from the config models themselves.
 
-Settings that the starter chooses are written out; all others are commented out with their defaults, so that deleting a
-`#` changes nothing. Comments are the fields' own descriptions. What every run is refused for is left out.
+Settings that the starter chooses are written out; all others are commented out with their defaults,
+so that deleting a `#` changes nothing. Comments are the fields' own descriptions. What every run is
+refused for is left out.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ CLUSTER: dict[str, Any] = {"name": "this-machine", "platform": THIS_MACHINE, "no
 
 HEADERS = {
     "run": (
-        "What to train. `drillyard train run.yaml` trains it; any setting can be changed for one run by\n"
-        "`--set training.steps=100`. Settings behind a # show their defaults. Secrets: ${env:NAME}."
+        "What to train. `drillyard train run.yaml` trains it; any setting can be changed for one"
+        " run by\n`--set training.steps=100`. Settings behind a # show their defaults. Secrets:"
+        " ${env:NAME}."
     ),
     "cluster": (
         "Where to train. `drillyard launch run.yaml --cluster cluster.yaml` hands the run to it.\n"
@@ -74,14 +76,16 @@ WIDTH = 110
 
 
 def starter(which: str, chosen: dict[str, Any] | None = None) -> str:
-    """The text of a starter: `run` or `cluster`. `chosen`: the settings to write out, instead of the usual ones."""
+    """The text of a starter: `run` or `cluster`. `chosen`: the settings to write out, instead of
+    the usual ones."""
     chosen = chosen or {"run": RUN, "cluster": CLUSTER}[which]
     header = "".join(f"# {line}\n" for line in HEADERS[which].splitlines())
     return header + "\n" + "\n".join(_settings(config_model(which), chosen, "")).rstrip() + "\n"
 
 
 def completed(found: ConvertedConfig) -> dict[str, Any]:
-    """The settings of another trainer's config, with the starter's where a run needs more; those are noted in it.
+    """The settings of another trainer's config, with the starter's where a run needs more; those
+    are noted in it.
 
     Raises UserError for values that no run config may have.
     """
@@ -96,31 +100,41 @@ def completed(found: ConvertedConfig) -> dict[str, Any]:
     optimizer = training.setdefault("optimizer", {})
     if "learning_rate" not in optimizer:
         optimizer["learning_rate"] = RUN["training"]["optimizer"]["learning_rate"]
-        found.leave_out("learning_rate", f"is not in the file; {optimizer['learning_rate']} is written")
+        found.leave_out(
+            "learning_rate", f"is not in the file; {optimizer['learning_rate']} is written"
+        )
     config = config_from_options(RunConfig, chosen)
     raise_all(check_run(config))
     return chosen
 
 
 def write_starters(directory: Path, run: dict[str, Any] | None = None) -> list[Path]:
-    """Write `run.yaml` (`run`: its settings) and `cluster.yaml` into `directory`, making it if need be.
+    """Write `run.yaml` (`run`: its settings) and `cluster.yaml` into `directory`, making it if need
+    be.
 
     Raises UserError, with nothing written, when one of them is there already or cannot be written.
     """
     paths = {which: directory / f"{which}.yaml" for which in ("run", "cluster")}
     if there := [str(path) for path in paths.values() if path.exists() or path.is_symlink()]:
-        raise UserError(f"{' and '.join(there)}: there already, and nothing is overwritten; name another directory")
+        raise UserError(
+            f"{' and '.join(there)}: there already, and nothing is overwritten; name another"
+            " directory"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for which, path in paths.items():
             with open(path, "x", encoding="utf-8") as file:
                 file.write(starter(which, run if which == "run" else None))
     except OSError as error:
-        raise UserError(f"{error.filename or directory}: cannot be written: {error.strerror}") from None
+        raise UserError(
+            f"{error.filename or directory}: cannot be written: {error.strerror}"
+        ) from None
     return list(paths.values())
 
 
-def _settings(model: type[BaseModel], chosen: dict[str, Any], indent: str, path: str = "") -> Iterator[str]:
+def _settings(
+    model: type[BaseModel], chosen: dict[str, Any], indent: str, path: str = ""
+) -> Iterator[str]:
     """The lines of a section: what is chosen as it is, everything else behind a `#`."""
     for key, field in model.model_fields.items():
         section = _section(field)
@@ -143,7 +157,11 @@ def _settings(model: type[BaseModel], chosen: dict[str, Any], indent: str, path:
 def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Iterator[str]:
     """The lines of a setting that is not chosen, as they read without the `#` before each."""
     if section is None:
-        yield f"{key}:" if field.default is PydanticUndefined else f"{key}: {_flow(field.get_default())}"
+        yield (
+            f"{key}:"
+            if field.default is PydanticUndefined
+            else f"{key}: {_flow(field.get_default())}"
+        )
         return
     yield f"{key}:"
     for inner, inner_field in section.model_fields.items():
@@ -153,18 +171,27 @@ def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Ite
 
 def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> Iterator[str]:
     text = field.description or (section.__doc__ if section is not None else "") or ""
-    for line in textwrap.wrap(text.split("\n\n")[0], WIDTH - len(indent) - 2, break_on_hyphens=False):
+    for line in textwrap.wrap(
+        text.split("\n\n")[0], WIDTH - len(indent) - 2, break_on_hyphens=False
+    ):
         yield f"{indent}# {line}"
 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a setting that is a section, given always or only if wanted; None for a value."""
-    members = [member for member in get_args(field.annotation) or (field.annotation,) if member is not type(None)]
+    """The model of a setting that is a section, given always or only if wanted; None for a
+    value."""
+    members = [
+        member
+        for member in get_args(field.annotation) or (field.annotation,)
+        if member is not type(None)
+    ]
     only = members[0] if len(members) == 1 else None
     return only if isinstance(only, type) and issubclass(only, BaseModel) else None
 
 
 def _flow(value: Any) -> str:
     """A value on one line: `{train: bpe, vocab_size: 1024}`."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True)
+    text: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...")

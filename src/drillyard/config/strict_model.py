@@ -1,7 +1,7 @@
 """The base of every config model: unknown keys refused, values never changed, secrets never shown.
 
-Defaults obey the constraints of users' values. References to the environment are resolved while validating and restored
-while serialising (`environment.py`).
+Defaults obey the constraints of users' values. References to the environment are resolved while
+validating and restored while serialising (`environment.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from drillyard.config.problems import Path, SourceLocation
 
 
 class ConfigOrigin:
-    """Location of each value of a loaded config. Never part of the config's value: all origins are equal."""
+    """Location of each value of a loaded config. Never part of the config's value: all origins are
+    equal."""
 
     def __init__(self, places: Mapping[Path, SourceLocation] | None = None) -> None:
         self.places = places
@@ -40,7 +41,9 @@ class ConfigOrigin:
 class StrictModel(BaseModel):
     """A model that refuses keys it does not know: a mistyped setting is never silently ignored."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", validate_default=True, frozen=True, allow_inf_nan=False
+    )
 
     _origin: ConfigOrigin = PrivateAttr(default_factory=ConfigOrigin)
 
@@ -54,7 +57,8 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _refuse_infinite(cls, value: Any) -> Any:
-        """Also inside of values of any kind, which `allow_inf_nan` does not reach and JSON cannot write."""
+        """Also inside of values of any kind, which `allow_inf_nan` does not reach and JSON cannot
+        write."""
         if not _is_finite(value):
             raise ValueError("not all of its numbers are finite")
         return value

@@ -1,4 +1,5 @@
-"""`--sweep KEY=VALUES` of `drillyard estimate` and `drillyard launch`: the values of each key, and all combinations.
+"""`--sweep KEY=VALUES` of `drillyard estimate` and `drillyard launch`: the values of each key, and
+all combinations.
 
     --sweep micro_batch_size=1..16                    every whole number from 1 to 16
     --sweep nodes=8..64..8                            every eighth
@@ -6,9 +7,9 @@
     --sweep training.optimizer.betas=[0.9,0.95],[0.8,0.9]      lists, for `launch` only
     --sweep workload.environment.FLAGS='a=1,b=2','0..3'   texts in quotes
 
-A key is a setting of the run config, dotted as for --set or by a short name below; `nodes` and `machine` belong to
-`estimate`. Several options give every combination, the last one fastest. Ranges stay ranges until their size is known,
-so a sweep of a billion points is refused at once.
+A key is a setting of the run config, dotted as for --set or by a short name below; `nodes` and
+`machine` belong to `estimate`. Several options give every combination, the last one fastest. Ranges
+stay ranges until their size is known, so a sweep of a billion points is refused at once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ TARGETS = ("nodes", "machine")
 MAX_NAME = 63
 RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(x?)(\d+))?")
 KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*=")
-HOW = "write KEY=1..16, KEY=8..64..8, KEY=1..64..x2 or KEY=a,b,c, and a text with = or .. in quotes: KEY='a=1','0..3'"
+HOW = (
+    "write KEY=1..16, KEY=8..64..8, KEY=1..64..x2 or KEY=a,b,c, and a text with = or .. in quotes:"
+    " KEY='a=1','0..3'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class Axis:
 
     @property
     def values(self) -> list[Any]:
-        """The values, typed by YAML as after --set, each once. UserError for one that is no text or number."""
+        """The values, typed by YAML as after --set, each once. UserError for one that is no text or
+        number."""
         return list(dict.fromkeys(_value(self.key, text) for text in self.texts))
 
 
@@ -69,13 +74,18 @@ class SweepPoint:
 
 
 def parse_axes(options: Sequence[str]) -> tuple[Axis, ...]:
-    """The axes of all --sweep options. UserError for what is not one, a key twice, and more than MOST_POINTS points."""
-    split = [[(_current_name(key), values) for key, values in _split_keys(option)] for option in options]
+    """The axes of all --sweep options. UserError for what is not one, a key twice, and more than
+    MOST_POINTS points."""
+    split = [
+        [(_current_name(key), values) for key, values in _split_keys(option)] for option in options
+    ]
     axes = tuple(_axis(key, values) for key, values in itertools.chain.from_iterable(split))
     paths = [axis.path for axis in axes]
     for axis in axes:
         if paths.count(axis.path) > 1:
-            raise UserError(f"--sweep: {axis.path} is given twice; list its values: {axis.key}=1,2,4")
+            raise UserError(
+                f"--sweep: {axis.path} is given twice; list its values: {axis.key}=1,2,4"
+            )
     counts = {axis.key: _count(axis.texts) for axis in axes}
     if (size := math.prod(counts.values())) > MOST_POINTS:
         factors = " x ".join(f"{key} {count:,}" for key, count in counts.items())
@@ -97,13 +107,18 @@ def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
 
 
 def launch_points(options: Sequence[str], run: str) -> list[SweepPoint]:
-    """The runs of `drillyard launch --sweep`, named after what differs from `run`, or numbered where that would be too
-    long or ambiguous. UserError as of `parse_axes`, for a value twice, and for what the cluster config says."""
+    """The runs of `drillyard launch --sweep`, named after what differs from `run`, or numbered
+    where that would be too long or ambiguous. UserError as of `parse_axes`, for a value twice, and
+    for what the cluster config says."""
     axes = parse_axes(options)
     for axis in axes:
         if axis.path in TARGETS:
-            raise UserError(f"--sweep {axis.key}: the cluster config sets it; launch sweeps the run config")
-        if (repeated := next((text for text in axis.texts if axis.texts.count(text) > 1), None)) is not None:
+            raise UserError(
+                f"--sweep {axis.key}: the cluster config sets it; launch sweeps the run config"
+            )
+        if (
+            repeated := next((text for text in axis.texts if axis.texts.count(text) > 1), None)
+        ) is not None:
             raise UserError(f"--sweep {axis.key}: the value {repeated} is there twice")
     points = []
     for texts in itertools.product(*(axis.texts for axis in axes)):
@@ -112,7 +127,9 @@ def launch_points(options: Sequence[str], run: str) -> list[SweepPoint]:
     names = [point.name for point in points]
     if len(set(names)) < len(names) or any(len(run) + 1 + len(name) > MAX_NAME for name in names):
         width = len(str(len(points) - 1))
-        points = [SweepPoint(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)]
+        points = [
+            SweepPoint(f"{number:0{width}}", point.overrides) for number, point in enumerate(points)
+        ]
     return points
 
 
@@ -123,7 +140,8 @@ def _current_name(key: str) -> str:
 
 
 def _split_keys(option: str) -> list[tuple[str, list[str]]]:
-    """An option as its key and its values; each `key=` after a comma begins another key, as older versions wrote it."""
+    """An option as its key and its values; each `key=` after a comma begins another key, as older
+    versions wrote it."""
     found: list[tuple[str, list[str]]] = []
     for part in _split(option):
         if (key := KEY.match(part)) is not None and (not found or _may_be_key(key[1])):
@@ -136,7 +154,8 @@ def _split_keys(option: str) -> list[tuple[str, list[str]]]:
 
 
 def _may_be_key(name: str) -> bool:
-    """Whether `name=` after a comma begins another key: a known one or nearly so. Else it belongs to a text."""
+    """Whether `name=` after a comma begins another key: a known one or nearly so. Else it belongs
+    to a text."""
     known = [*SHORT, *TARGETS, *RunConfig.model_fields, *RENAMED_KEYS]
     return "." in name or name in known or closest_name(name, known) is not None
 
@@ -180,7 +199,10 @@ def _range(key: str, text: str) -> Sequence[int]:
             raise UserError(f"--sweep: {key}={text} has a step of 0; give at least 1")
         return range(first, last + 1, step)
     if step < 2 or first < 1:
-        raise UserError(f"--sweep: {key}={text}: factors begin at 1 and multiply by at least 2, such as 1..64..x2")
+        raise UserError(
+            f"--sweep: {key}={text}: factors begin at 1 and multiply by at least 2, such as"
+            " 1..64..x2"
+        )
     values = []
     while first <= last:
         values.append(first)
@@ -190,7 +212,11 @@ def _range(key: str, text: str) -> Sequence[int]:
 
 def _count(values: Sequence[Any]) -> int:
     """Number of values; `len` fails where a range is longer than memory could be."""
-    return (values.stop - values.start - 1) // values.step + 1 if isinstance(values, range) else len(values)
+    return (
+        (values.stop - values.start - 1) // values.step + 1
+        if isinstance(values, range)
+        else len(values)
+    )
 
 
 def _value(key: str, text: str | int) -> Any:
@@ -204,14 +230,21 @@ def _value(key: str, text: str | int) -> Any:
 
 
 def _path(key: str) -> str:
-    if key in TARGETS or "." in key or key in {*RunConfig.model_fields, *WorkloadRunConfig.model_fields}:
+    if (
+        key in TARGETS
+        or "." in key
+        or key in {*RunConfig.model_fields, *WorkloadRunConfig.model_fields}
+    ):
         return key
     if key in SHORT:
         return SHORT[key]
     known = [*SHORT, *TARGETS]
     meant = closest_name(key, known)
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
-    full = "any setting of the run config can be swept by its full key, such as training.micro_batch_size"
+    full = (
+        "any setting of the run config can be swept by its full key, such as"
+        " training.micro_batch_size"
+    )
     raise UserError(f"--sweep: '{key}' is not known; {hint}\n{full}")
 
 

@@ -1,8 +1,9 @@
 """Explain to a user why a value does not fit a config model.
 
-pydantic decides whether a config is valid; this module runs when it is not. It walks the model's annotations along the
-value: a union is checked by the branch with the value's shape (a mapping is a `SourceConfig`, a list is a list of
-sources), and an unknown key comes with the key that was probably meant.
+pydantic decides whether a config is valid; this module runs when it is not. It walks the model's
+annotations along the value: a union is checked by the branch with the value's shape (a mapping is a
+`SourceConfig`, a list is a list of sources), and an unknown key comes with the key that was
+probably meant.
 """
 
 from __future__ import annotations
@@ -55,19 +56,26 @@ def find_problems(model: type[BaseModel], value: Any) -> Iterator[Problem]:
 
 
 def pydantic_problems(error: ValidationError) -> Iterator[Problem]:
-    """The places where pydantic found problems, where `find_problems` finds none. Its messages are for programmers."""
+    """The places where pydantic found problems, where `find_problems` finds none. Its messages are
+    for programmers."""
     for detail in error.errors(include_url=False):
-        yield Problem(tuple(detail["loc"]), f"found {describe_value(detail['input'])}, which is not allowed here")
+        yield Problem(
+            tuple(detail["loc"]),
+            f"found {describe_value(detail['input'])}, which is not allowed here",
+        )
 
 
 def option_problem(error: ValidationError) -> str:
-    """Describe the error in a command-line option's value, which typer validates by pydantic from 0.29 on."""
+    """Describe the error in a command-line option's value, which typer validates by pydantic from
+    0.29 on."""
     detail = error.errors(include_url=False)[0]
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "value_error":
         return str(context["error"])
     number = next((words for prefix, words in _NUMBERS.items() if kind.startswith(prefix)), None)
-    allowed = number or next((f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None)
+    allowed = number or next(
+        (f"{sign} {context[name]:g}" for name, sign in _SIGNS.items() if name in context), None
+    )
     return f"found {describe_value(detail['input'])}" + (f"; allowed: {allowed}" if allowed else "")
 
 
@@ -85,7 +93,9 @@ def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Ite
         for index, item in enumerate(value):
             yield from _walk(get_args(bare)[0], item, (*path, index), root)
         yield from _shape(annotation, value, path)
-    elif get_origin(bare) is tuple and isinstance(value, list) and len(value) == len(get_args(bare)):
+    elif (
+        get_origin(bare) is tuple and isinstance(value, list) and len(value) == len(get_args(bare))
+    ):
         for index, (inner, item) in enumerate(zip(get_args(bare), value, strict=True)):
             yield from _walk(inner, item, (*path, index), root)
     elif get_origin(bare) is dict and isinstance(value, dict):
@@ -98,7 +108,9 @@ def _walk(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> Ite
         yield _mismatch(annotation, value, path)
 
 
-def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type[BaseModel]) -> Iterator[Problem]:
+def _model(
+    model: type[BaseModel], value: dict[str, Any], path: Path, root: type[BaseModel]
+) -> Iterator[Problem]:
     fields = model.model_fields
     mistyped = set()
     for key in value:
@@ -119,7 +131,9 @@ def _model(model: type[BaseModel], value: dict[str, Any], path: Path, root: type
 def _what_to_write(key: str, field: FieldInfo) -> str:
     """Describe a missing setting: an example of it, else its description or its type."""
     if field.examples:
-        example = yaml.safe_dump({key: field.examples[0]}, default_flow_style=True, sort_keys=False).strip()[1:-1]
+        example = yaml.safe_dump(
+            {key: field.examples[0]}, default_flow_style=True, sort_keys=False
+        ).strip()[1:-1]
         return f"; write for example `{example}`"
     if field.description:
         return f": {field.description}"
@@ -134,14 +148,17 @@ def _with_meaning(problem: Problem, field: FieldInfo, depth: int) -> Problem:
     if (get_origin(_bare(field.annotation)) is list) != (len(problem.path) > depth):
         return problem
     members = [_annotation(field), *get_args(_bare(field.annotation))]
-    if field.description and any(getattr(part, "pattern", None) for member in members for part in _constraints(member)):
+    if field.description and any(
+        getattr(part, "pattern", None) for member in members for part in _constraints(member)
+    ):
         found = problem.message.split("; allowed: ")[0]
         return Problem(problem.path, f"{found}; allowed: {field.description.rstrip('.')}")
     return problem
 
 
 def _meant(key: str, path: Path, model: type[BaseModel], root: type[BaseModel]) -> str:
-    """Suggest a replacement for the unknown `key`: a similar key, the section that has it, or all keys."""
+    """Suggest a replacement for the unknown `key`: a similar key, the section that has it, or all
+    keys."""
     prefix = dotted(tuple(part for part in path if isinstance(part, str)))
     settings = list(_settings(root))
     if (alias := FOREIGN_NAMES.get(key.lower())) in settings:
@@ -168,7 +185,9 @@ def _settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """The dotted names of all settings of a model, sections included."""
     for key, field in model.model_fields.items():
         yield prefix + key
-        for member in get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,):
+        for member in (
+            get_args(field.annotation) if _is_union(field.annotation) else (field.annotation,)
+        ):
             if _is_model(member):
                 yield from _settings(member, f"{prefix}{key}.")
 
@@ -190,14 +209,18 @@ def _union(annotation: Any, value: Any, path: Path, root: type[BaseModel]) -> It
 
 def _shape(annotation: Any, value: list[Any], path: Path) -> Iterator[Problem]:
     """Constraints on a list as a whole, such as its least length."""
-    least = max((getattr(part, "min_length", 0) or 0 for part in _constraints(annotation)), default=0)
+    least = max(
+        (getattr(part, "min_length", 0) or 0 for part in _constraints(annotation)), default=0
+    )
     if len(value) < least:
         yield Problem(path, f"found {describe_value(value)}; allowed: a list of at least {least}")
 
 
 def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
     if value is None and _is_model(annotation):
-        return Problem(path, f"is empty; give it settings ({_keys(_bare(annotation))}) or remove the key")
+        return Problem(
+            path, f"is empty; give it settings ({_keys(_bare(annotation))}) or remove the key"
+        )
     if annotation is Any:
         return Problem(path, f"found {describe_value(value)}; allowed: finite numbers")
     message = f"found {describe_value(value)}; allowed: {describe(annotation)}"
@@ -213,7 +236,9 @@ def _mismatch(annotation: Any, value: Any, path: Path) -> Problem:
         message += f"; write {int(value)}"
     elif isinstance(value, bool) and path == ("checkpoint", "resume"):
         # yes, no, on and off are booleans in YAML too.
-        message = f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
+        message = (
+            f"found {describe_value(value)}; allowed: auto, never, or the path of a checkpoint; "
+        )
         message += f"did you mean '{'auto' if value else 'never'}'?"
     elif isinstance(value, bool | int | float) and _fits(annotation, str(value)):
         message += "; put it in quotes"
@@ -233,20 +258,33 @@ def _fits(annotation: Any, value: Any) -> bool:
 
 
 def describe(annotation: Any) -> str:
-    """Describe an annotation: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank, alpha) or null`."""
+    """Describe an annotation: `an integer > 0`, `'bf16', 'fp32' or 'fp64'`, `a mapping (rank,
+    alpha) or null`."""
     bare = _bare(annotation)
     if _is_union(bare):
         return " or ".join(describe(member) for member in get_args(bare))
     if get_origin(bare) is Literal:
-        *most, last = [f"'{choice}'" if isinstance(choice, str) else json.dumps(choice) for choice in get_args(bare)]
+        *most, last = [
+            f"'{choice}'" if isinstance(choice, str) else json.dumps(choice)
+            for choice in get_args(bare)
+        ]
         return f"{', '.join(most)} or {last}" if most else last
     if _is_sequence(bare):
         return f"a list of ({describe(get_args(bare)[0])})"
     if get_origin(bare) is tuple:
-        return f"a list of {len(get_args(bare))}: {', '.join(describe(inner) for inner in get_args(bare))}"
+        return (
+            f"a list of {len(get_args(bare))}:"
+            f" {', '.join(describe(inner) for inner in get_args(bare))}"
+        )
     if _is_model(bare):
         return f"a mapping ({_keys(bare)})"
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "null"}
+    names = {
+        bool: "true or false",
+        int: "an integer",
+        float: "a number",
+        str: "text",
+        type(None): "null",
+    }
     return names.get(bare, "a mapping") + _bounds(annotation)
 
 
@@ -254,7 +292,11 @@ def describe_value(value: Any) -> str:
     """Return the user's value as text, short enough for one line."""
     if isinstance(value, dict):
         keys = ", ".join(str(key) for key in list(value)[:4])
-        return f"a mapping ({keys}{', ...' if len(value) > 4 else ''})" if value else "an empty mapping"
+        return (
+            f"a mapping ({keys}{', ...' if len(value) > 4 else ''})"
+            if value
+            else "an empty mapping"
+        )
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, str):

@@ -1,12 +1,13 @@
 """YAML text as plain values, with the line of every key.
 
-PyYAML composes the text to nodes, which know their lines; this module turns nodes into values itself, so that duplicate
-keys are errors, keys are always text, and scalars mean what an engineer expects: `2e-5` is a number (YAML 1.1 calls it
-text), `12:00:00` is text (YAML 1.1 calls it 43200), `010` is text (YAML 1.1 calls it 8), a date is text.
-`yes`, `no`, `on` and `off` are booleans, as in PyYAML. Anchors, aliases and merge keys (`<<`) work.
+PyYAML composes the text to nodes, which know their lines; this module turns nodes into values
+itself, so that duplicate keys are errors, keys are always text, and scalars mean what an engineer
+expects: `2e-5` is a number (YAML 1.1 calls it text), `12:00:00` is text (YAML 1.1 calls it 43200),
+`010` is text (YAML 1.1 calls it 8), a date is text. `yes`, `no`, `on` and `off` are booleans, as in
+PyYAML. Anchors, aliases and merge keys (`<<`) work.
 
-A document is small: its size, its depth and the number of its values, counted where aliases and merges are expanded,
-are limited, so that no text takes more than a few seconds or megabytes.
+A document is small: its size, its depth and the number of its values, counted where aliases and
+merges are expanded, are limited, so that no text takes more than a few seconds or megabytes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+")
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """The values of one YAML text, where each was written, and what was wrong with how it was written."""
+    """The values of one YAML text, where each was written, and what was wrong with how it was
+    written."""
 
     value: Any
     places: dict[Path, SourceLocation]
@@ -48,14 +50,16 @@ class YamlDocument:
 
 
 def read_document(path: str | os.PathLike[str]) -> YamlDocument:
-    """The document in the file at `path`. UserError when it cannot be read, is not UTF-8 or is not YAML."""
+    """The document in the file at `path`. UserError when it cannot be read, is not UTF-8 or is not
+    YAML."""
     label = os.fspath(path)
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(
-            f"{label}: no such file; `drillyard init` writes a run.yaml and a cluster.yaml to start from"
+            f"{label}: no such file; `drillyard init` writes a run.yaml and a cluster.yaml to start"
+            " from"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"{label}: is a directory; name the YAML file in it") from None
@@ -68,7 +72,9 @@ def read_document(path: str | os.PathLike[str]) -> YamlDocument:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
-        raise ConfigError(f"{label}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8 text") from None
+        raise ConfigError(
+            f"{label}:{line}: not UTF-8 (byte 0x{byte:02x}); save the file as UTF-8 text"
+        ) from None
     return parse_document(text, label)
 
 
@@ -87,9 +93,12 @@ def parse_document(text: str, label: str) -> YamlDocument:
         raise ConfigError(f"{where}: not valid YAML: {what}{tab}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed") from None
+        raise ConfigError(
+            f"{label}:{line}: not valid YAML: character U+{error.character:04X} is not allowed"
+        ) from None
     except (ValueError, OverflowError) as error:
-        # PyYAML converts escapes such as "\\UFFFFFFFF" and numbers of directives without checking their range.
+        # PyYAML converts escapes such as "\\UFFFFFFFF" and numbers of directives without checking
+        # their range.
         raise ConfigError(f"{label}: not valid YAML: {error}") from None
     if node is None:
         return YamlDocument(None, {(): top})
@@ -113,13 +122,16 @@ def scalar(text: str) -> Any:
     return text
 
 
-_TOO_LARGE = f"has more than {MAX_BYTES >> 10} KiB, too large for a config; give the path of the right file"
+_TOO_LARGE = (
+    f"has more than {MAX_BYTES >> 10} KiB, too large for a config; give the path of the right file"
+)
 _TOO_MANY = f"more than {MAX_VALUES:,} values, with aliases (*name) expanded; give fewer"
 _TOO_DEEP = f"more than {MAX_DEPTH} levels of nested values; no setting is that deep"
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes a limited number of nodes (keys, values), and down to a limited depth: PyYAML recurses at each level."""
+    """Composes a limited number of nodes (keys, values), and down to a limited depth: PyYAML
+    recurses at each level."""
 
     _depth = 0
     _count = 0
@@ -136,7 +148,8 @@ class _Composer(yaml.SafeLoader):
 
 
 class _Builder:
-    """Values and places from nodes, collecting duplicate keys and tags that have no meaning here."""
+    """Values and places from nodes, collecting duplicate keys and tags that have no meaning
+    here."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -162,7 +175,11 @@ class _Builder:
             raise ConfigError(f"{where}: {_TOO_DEEP}")
         if not node.tag.startswith(STANDARD_TAG) or node.tag == f"{STANDARD_TAG}binary":
             self.problems.append(
-                Problem(path, f"the YAML tag {node.tag.replace(STANDARD_TAG, '!!')} has no meaning here; remove it")
+                Problem(
+                    path,
+                    f"the YAML tag {node.tag.replace(STANDARD_TAG, '!!')} has no meaning here;"
+                    " remove it",
+                )
             )
             return False
         return True
@@ -194,12 +211,14 @@ class _Builder:
         return values
 
     def entries(self, node: yaml.MappingNode, path: Path) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Key and value by key: those of merged mappings first, so that the mapping's own keys win, and earlier merges
-        win over later ones."""
+        """Key and value by key: those of merged mappings first, so that the mapping's own keys win,
+        and earlier merges win over later ones."""
         found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
             if key_node.tag == MERGE_TAG:
-                merged = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                merged = (
+                    value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                )
                 for source in reversed(merged):
                     if not isinstance(source, yaml.MappingNode):
                         self.problems.append(Problem(path, "'<<' merges mappings only"))
@@ -214,12 +233,16 @@ class _Builder:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode):
                 self.places.setdefault((*path, "?"), self.place(key_node))
-                self.problems.append(Problem((*path, "?"), "a key must be a word, not a list or a mapping"))
+                self.problems.append(
+                    Problem((*path, "?"), "a key must be a word, not a list or a mapping")
+                )
                 continue
             key = key_node.value
             if key in own:
                 inner = (*path, key)
-                self.problems.append(Problem(inner, f"given twice, on lines {own[key]} and {line}; keep one"))
+                self.problems.append(
+                    Problem(inner, f"given twice, on lines {own[key]} and {line}; keep one")
+                )
             own.setdefault(key, line)
             found[key] = key_node, value_node
         return found

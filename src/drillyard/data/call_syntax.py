@@ -8,9 +8,9 @@
     {"name": f, "parameters": {...}}                              Llama 3, also after <|python_tag|>; or a list of them
     [f(a=1), module.g(b="x")]                                     Python, as the BFCL asks for; or a single call
 
-Text in none of these notations is an answer without a call. Text that begins like one and cannot be read is
-`UnparseableCall`. Limits: Python calls have keyword arguments of literals only.
-"""
+Text in none of these notations is an answer without a call. Text that begins like one and cannot be
+read is `UnparseableCall`. Limits: Python calls have keyword arguments of literals only.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -69,11 +69,15 @@ def _marked_calls(marker: str, body: str) -> list[FunctionCall]:
     body = body.strip().removesuffix("<|/tool_call|>")
     if marker == _MISTRAL and _ARGUMENTS in body:
         name, _, arguments = body.partition(_ARGUMENTS)
-        return _calls_of({"name": name.partition("[CALL_ID]")[0].strip(), "arguments": _json(arguments)})
+        return _calls_of(
+            {"name": name.partition("[CALL_ID]")[0].strip(), "arguments": _json(arguments)}
+        )
     try:
         return _calls_of(_json(body))
     except UnparseableCall:
-        literal = _python_value(body) if marker == TOOL_CALL else None  # Hermes' rows have both notations
+        literal = (
+            _python_value(body) if marker == TOOL_CALL else None
+        )  # Hermes' rows have both notations
         if literal is None:
             raise
         return _calls_of(literal)
@@ -109,7 +113,8 @@ def _calls_of(value: Any) -> list[FunctionCall]:
 
 
 def _glaive_call(text: str) -> FunctionCall:
-    """A call whose arguments are JSON text between single quotes, in which a quote may be escaped."""
+    """A call whose arguments are JSON text between single quotes, in which a quote may be
+    escaped."""
 
     def unquoted(found: re.Match[str]) -> str:
         return found[1] + found[2].replace("\\'", "'") + found[3]
@@ -130,7 +135,8 @@ def _python_value(text: str) -> Any:
 
 
 def _python_calls(text: str) -> list[FunctionCall] | None:
-    """The calls of a Python expression: a call, or a list or tuple of calls. None for any other text."""
+    """The calls of a Python expression: a call, or a list or tuple of calls. None for any other
+    text."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of invalid escapes
             tree = ast.parse(text, mode="eval").body
@@ -143,9 +149,15 @@ def _python_calls(text: str) -> list[FunctionCall] | None:
 
 def _python_call(node: ast.expr) -> FunctionCall:
     """A call with keyword arguments of literals. Raises ValueError for anything else."""
-    if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
+    if (
+        not isinstance(node, ast.Call)
+        or node.args
+        or any(keyword.arg is None for keyword in node.keywords)
+    ):
         raise ValueError("no call by keywords")
-    arguments = {str(keyword.arg): _as_json(ast.literal_eval(keyword.value)) for keyword in node.keywords}
+    arguments = {
+        str(keyword.arg): _as_json(ast.literal_eval(keyword.value)) for keyword in node.keywords
+    }
     return FunctionCall(_dotted_name(node.func), arguments)
 
 
@@ -158,12 +170,15 @@ def _dotted_name(node: ast.expr) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """A literal with tuples as lists; JSON has no tuples. Raises ValueError for sets, bytes and complex numbers."""
+    """A literal with tuples as lists; JSON has no tuples. Raises ValueError for sets, bytes and
+    complex numbers."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: _as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     # Python cannot print whole numbers of more than 4,300 digits, which it reads in hexadecimal.
-    if isinstance(value, str | int | float | None) and not (isinstance(value, int) and value.bit_length() > 1024):
+    if isinstance(value, str | int | float | None) and not (
+        isinstance(value, int) and value.bit_length() > 1024
+    ):
         return value
     raise ValueError(f"a {type(value).__name__} that is not a JSON value")

@@ -2,18 +2,22 @@
 
 The same row has the same tokens in JSON Lines, CSV, Parquet and a saved data set. The rules:
 
-- A key whose value is null counts as absent, everywhere in `messages` and `tools`. Arrow stores every row with all
-  keys of the column and fills in nulls, so a null in the data looks like an absent key. Nulls in lists are kept. To
-  train a call with a null argument, write its `arguments` as JSON text: those nulls are kept.
-- `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data sets on the hub.
-- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the usual ones. A row with
-  Alpaca's `instruction` and `output` (`input`, `system` and `history` may be absent) is a conversation of these.
-- `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's message must have
-  content. In a tool's result it may be any JSON value.
+- A key whose value is null counts as absent, everywhere in `messages` and `tools`. Arrow stores
+  every row with all keys of the column and fills in nulls, so a null in the data looks like an
+  absent key. Nulls in lists are kept. To train a call with a null argument, write its `arguments`
+  as JSON text: those nulls are kept.
+- `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data
+  sets on the hub.
+- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the
+  usual ones. A row with Alpaca's `instruction` and `output` (`input`, `system` and `history` may be
+  absent) is a conversation of these.
+- `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's
+  message must have content. In a tool's result it may be any JSON value.
 - `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
 
-No reader can restore what Arrow drops: it keeps one order of keys and one type per key for all rows. If these differ
-between rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as JSON text.
+No reader can restore what Arrow drops: it keeps one order of keys and one type per key for all
+rows. If these differ between rows (arguments 1 and 1.5, or {x, y} and {y, x}), write `arguments` as
+JSON text.
 """
 
 from __future__ import annotations
@@ -48,11 +52,13 @@ def without_nulls(value: Any) -> Any:
 
 
 def normalised_messages(value: Any, where: str) -> list[Row]:
-    """The messages of a row as [{role, content, ...}]. UserError, with the message's number, if invalid."""
+    """The messages of a row as [{role, content, ...}]. UserError, with the message's number, if
+    invalid."""
     messages = _parsed(value, "messages", where)
     if not isinstance(messages, list) or not messages:
         raise UserError(
-            f"{where}: column 'messages' must be a non-empty list of {{role, content}}; found {value!r:.60}."
+            f"{where}: column 'messages' must be a non-empty list of {{role, content}}; found"
+            f" {value!r:.60}."
         )
     return [_message(message, number, where) for number, message in enumerate(messages, 1)]
 
@@ -64,7 +70,10 @@ def normalised_tools(value: Any, where: str) -> list[Row] | None:
         return None
     items = [_parsed(tool, "tools", where) for tool in tools] if isinstance(tools, list) else [None]
     if not all(isinstance(tool, dict) for tool in items):
-        raise UserError(f"{where}: column 'tools' must be a list of JSON schemas (objects); found {value!r:.60}.")
+        raise UserError(
+            f"{where}: column 'tools' must be a list of JSON schemas (objects); found"
+            f" {value!r:.60}."
+        )
     return [without_nulls(tool) for tool in items] or None
 
 
@@ -77,16 +86,24 @@ def is_alpaca(row: Row) -> bool:
 def alpaca_messages(row: Row, where: str) -> list[Row]:
     """The conversation of an Alpaca row {instruction, input, output, system, history}.
 
-    `history` is [[question, answer], ...], before the instruction. UserError for a column that is not text.
+    `history` is [[question, answer], ...], before the instruction. UserError for a column that is
+    not text.
     """
     for name in ("instruction", "input", "output", "system"):
         if not isinstance(row.get(name), str | None):
-            raise UserError(f"{where}: column {name!r} must be text; found {row[name]!r:.60}. Fix the row.")
+            raise UserError(
+                f"{where}: column {name!r} must be text; found {row[name]!r:.60}. Fix the row."
+            )
     history = _parsed(row.get("history"), "history", where) or []
-    pairs = [pair for pair in history if isinstance(pair, list) and len(pair) == 2] if isinstance(history, list) else []
+    pairs = (
+        [pair for pair in history if isinstance(pair, list) and len(pair) == 2]
+        if isinstance(history, list)
+        else []
+    )
     if len(pairs) != len(history):
         raise UserError(
-            f"{where}: column 'history' must be [[question, answer], ...]; found {history!r:.60}. Fix the row."
+            f"{where}: column 'history' must be [[question, answer], ...]; found {history!r:.60}."
+            " Fix the row."
         )
     question = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
     turns = [*pairs, [question, row["output"]]]
@@ -106,7 +123,9 @@ def _message(value: Any, number: int, where: str) -> Row:
     if isinstance(message, dict) and "role" not in message:
         message = {_SHAREGPT_KEYS.get(key, key): item for key, item in message.items()}
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise UserError(f"{where}: message {number} is not {{role, content}}: found {value!r:.60}. Fix the row.")
+        raise UserError(
+            f"{where}: message {number} is not {{role, content}}: found {value!r:.60}. Fix the row."
+        )
     role = message["role"].strip().lower()
     if role in ROLE_NAMES or role in _ROLES:
         message["role"] = ROLE_NAMES.get(role, role)
@@ -121,45 +140,53 @@ def _message(value: Any, number: int, where: str) -> Row:
 
 
 def _check_json(message: Row, number: int, where: str) -> None:
-    """UserError for values that JSON does not have, such as Arrow's dates, where templates write JSON."""
+    """UserError for values that JSON does not have, such as Arrow's dates, where templates write
+    JSON."""
     try:
         for key in ("content", *CALLS):
             if not isinstance(message.get(key), str):
                 json.dumps(message.get(key))
     except TypeError as error:
         raise UserError(
-            f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or content as text."
+            f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or"
+            " content as text."
         ) from None
 
 
 def _check_content(message: Row, number: int, where: str) -> None:
-    """Remove content that is an empty list of parts; write a tool's result of a single value as JSON text."""
+    """Remove content that is an empty list of parts; write a tool's result of a single value as
+    JSON text."""
     role = message["role"]
     is_result = role not in ("system", "developer", "user", "assistant")
     if message.get("content") == [] and not is_result:
         del message["content"]
     content = message.get("content")
     if role == "assistant" and not message.keys() & _TURN_KEYS:
-        raise UserError(f"{where}: message {number} of the assistant has no content and no tool_calls. Fix the row.")
+        raise UserError(
+            f"{where}: message {number} of the assistant has no content and no tool_calls. Fix the"
+            " row."
+        )
     if role == "user" and "content" not in message:
         raise UserError(f"{where}: message {number} of the user has no content. Fix the row.")
     if content is None or isinstance(content, str):
         return
-    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
+    is_parts = isinstance(content, list) and all(
+        isinstance(part, dict) and "type" in part for part in content
+    )
     if is_result and not (is_parts and content):
         if not isinstance(content, (dict, list)) or not content:
             message["content"] = json.dumps(content)
         return
     if not is_parts:
         raise UserError(
-            f"{where}: the content of message {number} is neither text nor a list of parts {{type: text, text: ...}}: "
-            f"found {content!r:.60}. Fix the row."
+            f"{where}: the content of message {number} is neither text nor a list of parts {{type:"
+            f" text, text: ...}}: found {content!r:.60}. Fix the row."
         )
     for part in content:
         if part["type"] != "text" or not isinstance(part.get("text"), str):
             raise UserError(
-                f"{where}: message {number} has a content part of type {part['type']!r}; only parts "
-                f"{{type: text, text: ...}} can be trained. Remove the part or the row."
+                f"{where}: message {number} has a content part of type {part['type']!r}; only parts"
+                " {type: text, text: ...} can be trained. Remove the part or the row."
             )
 
 
@@ -168,8 +195,8 @@ def _check_weight(message: Row, number: int, where: str) -> None:
     weight = message.pop("weight", 1)
     if not isinstance(weight, (int, float)) or weight not in (0, 1):
         raise UserError(
-            f"{where}: message {number} has weight {weight!r}; only 0 (the turn is not learnt) and 1 are supported. "
-            f"Change the weight or remove it."
+            f"{where}: message {number} has weight {weight!r}; only 0 (the turn is not learnt) and"
+            " 1 are supported. Change the weight or remove it."
         )
     if weight == 0 and message["role"] == "assistant":
         message["weight"] = 0
@@ -202,8 +229,8 @@ def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
 
 
 def identity_key(messages: list[Row]) -> str:
-    """A key that is equal for equal conversations: it ignores the order of keys, weights, whether content is in parts,
-    and whether arguments are JSON text."""
+    """A key that is equal for equal conversations: it ignores the order of keys, weights, whether
+    content is in parts, and whether arguments are JSON text."""
     same = [_with_joined_parts(_with_objects(message)) for message in messages]
     for message in same:
         message.pop("weight", None)
@@ -213,7 +240,9 @@ def identity_key(messages: list[Row]) -> str:
 def text_parts(message: Row) -> list[Row]:
     """The parts of a content that is a list of text parts; empty for any other content."""
     content = message.get("content")
-    is_parts = isinstance(content, list) and all(isinstance(part, dict) and "text" in part for part in content)
+    is_parts = isinstance(content, list) and all(
+        isinstance(part, dict) and "text" in part for part in content
+    )
     return content if is_parts and content else []
 
 
@@ -224,7 +253,8 @@ def text_of_parts(message: Row) -> str:
 
 
 def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
-    """The messages with each value of contents that are not plain text replaced by a probe, and the probes.
+    """The messages with each value of contents that are not plain text replaced by a probe, and the
+    probes.
 
     A template that renders such content renders all probes.
     """
@@ -241,7 +271,10 @@ def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
     changed = []
     for message in messages:
         if parts := text_parts(message):
-            message = {**message, "content": [{**part, "text": probed(part["text"])} for part in parts]}
+            message = {
+                **message,
+                "content": [{**part, "text": probed(part["text"])} for part in parts],
+            }
         elif _is_data(message):
             message = {**message, "content": probed(message["content"])}
         changed.append(message)
@@ -281,7 +314,9 @@ def _with_objects(message: Row) -> Row:
 
 
 def _with_json_text(message: Row) -> Row:
-    changed = _with_arguments(message, lambda value: value if isinstance(value, str) else _json_text(value))
+    changed = _with_arguments(
+        message, lambda value: value if isinstance(value, str) else _json_text(value)
+    )
     if _is_data(changed):
         changed["content"] = _json_text(changed["content"])
     return changed

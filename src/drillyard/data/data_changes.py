@@ -1,12 +1,15 @@
-"""The record of a run's data in its run directory, which later attempts compare with the data they find.
+"""The record of a run's data in its run directory, which later attempts compare with the data they
+find.
 
-`data.json` has the content key of every source with the hash of each of its files, the key of the tokenizer, and the
-fingerprint of the sample order. An attempt compares before it tokenises: changed data are named and refused, because
-they would give other samples in another order. Missing data do not stop a run whose tokenised cache is intact: the
-cache has all that training reads, under the content key in the record.
+`data.json` has the content key of every source with the hash of each of its files, the key of the
+tokenizer, and the fingerprint of the sample order. An attempt compares before it tokenises: changed
+data are named and refused, because they would give other samples in another order. Missing data do
+not stop a run whose tokenised cache is intact: the cache has all that training reads, under the
+content key in the record.
 
-The checkpoint's copy of the fingerprint is compared when it is loaded (training/resume.py), so a run directory without
-this file, or on another host, is protected too; only the names are missing there.
+The checkpoint's copy of the fingerprint is compared when it is loaded (training/resume.py), so a
+run directory without this file, or on another host, is protected too; only the names are missing
+there.
 """
 
 from __future__ import annotations
@@ -24,16 +27,19 @@ from drillyard.safe_files import replace_file
 
 DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
-"""A source of more files is recorded by its key alone: a change is detected, but no file is named."""
+"""A source of more files is recorded by its key alone: a change is detected, but no file is
+named."""
 _NAMED = 3
 CHANGED_DATA_ADVICE = (
-    "To continue would train on other samples in another order: undo the change, or start under another `name`"
+    "To continue would train on other samples in another order: undo the change, or start under"
+    " another `name`"
 )
 
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The data of a run: contents of training and held-out sources by name, tokenizer, sample order."""
+    """The data of a run: contents of training and held-out sources by name, tokenizer, sample
+    order."""
 
     fingerprint: str
     tokenizer: str
@@ -48,17 +54,24 @@ def read_record(run_directory: Path) -> DataRecord | None:
         parts = {name: _contents(content[name]) for name in ("training", "held_out")}
         return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None  # not written yet, or cut off by a crash: the checkpoint's fingerprint still protects the order
+        # not written yet, or cut off by a crash: the checkpoint's fingerprint still protects the
+        # order
+        return None
 
 
 def _contents(parts: dict[str, Any]) -> dict[str, SourceContents]:
     # Earlier versions wrote names without redaction.
-    return {redact(name): SourceContents(str(part["key"]), dict(part["files"])) for name, part in parts.items()}
+    return {
+        redact(name): SourceContents(str(part["key"]), dict(part["files"]))
+        for name, part in parts.items()
+    }
 
 
 def write_record(run_directory: Path, record: DataRecord) -> None:
     """Write the record unless the file has it already. Raises OSError."""
-    kept = replace(record, training=_shortened(record.training), held_out=_shortened(record.held_out))
+    kept = replace(
+        record, training=_shortened(record.training), held_out=_shortened(record.held_out)
+    )
     if read_record(run_directory) != kept:
         text = json.dumps({"version": 1, **asdict(kept)}, indent=1)
         path = run_directory / DATA_RECORD
@@ -66,7 +79,10 @@ def write_record(run_directory: Path, record: DataRecord) -> None:
 
 
 def _shortened(parts: dict[str, SourceContents]) -> dict[str, SourceContents]:
-    return {n: part if len(part.files) <= RECORDED_FILES else SourceContents(part.key, {}) for n, part in parts.items()}
+    return {
+        n: part if len(part.files) <= RECORDED_FILES else SourceContents(part.key, {})
+        for n, part in parts.items()
+    }
 
 
 def describe_change(now: SourceContents, then: SourceContents) -> str:
@@ -90,4 +106,7 @@ def refuse_change(
 ) -> None:
     """Raise the UserError for a training source that changed since this run began."""
     what = describe_change(now, then)
-    raise UserError(f"data.source {source.name} ({source.config.path}) changed since this run began: {what}. {advice}")
+    raise UserError(
+        f"data.source {source.name} ({source.config.path}) changed since this run began: {what}."
+        f" {advice}"
+    )

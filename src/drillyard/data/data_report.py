@@ -1,10 +1,12 @@
-"""Report on the data before a GPU is paid for: statistics, warnings about rows, and a preview of samples.
+"""Report on the data before a GPU is paid for: statistics, warnings about rows, and a preview of
+samples.
 
-Counts come from the caches' manifests, so a warning about a row appears on every start, not only on the one that
-tokenised it. The check that reads all documents (`overlap_warnings`: 16 bytes per document) runs only before training.
+Counts come from the caches' manifests, so a warning about a row appears on every start, not only on
+the one that tokenised it. The check that reads all documents (`overlap_warnings`: 16 bytes per
+document) runs only before training.
 
-In the preview trained tokens are green, context tokens are dim, and documents alternate between two shades of
-background.
+In the preview trained tokens are green, context tokens are dim, and documents alternate between two
+shades of background.
 """
 
 from __future__ import annotations
@@ -27,19 +29,35 @@ if TYPE_CHECKING:
     from rich.text import Text
     from tokenizers import Tokenizer
 
-_COUNTED = ("dropped", "truncated", "split", "empty", "pieces_without_loss", "special_tokens_as_text")
+_COUNTED = (
+    "dropped",
+    "truncated",
+    "split",
+    "empty",
+    "pieces_without_loss",
+    "special_tokens_as_text",
+)
 _WARNINGS = {
-    "without_assistant_turn": "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
-    "assistant, tool)",
-    "without_loss": "have no token that carries loss within the sequence length, so nothing is learnt from them",
+    "without_assistant_turn": (
+        "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
+        "assistant, tool)"
+    ),
+    "without_loss": (
+        "have no token that carries loss within the sequence length, so nothing is learnt from them"
+    ),
     "dropped": "are longer than data.sequence_length and dropped (data.too_long: drop)",
-    "begins_with_assistant": "begin with the assistant, which the chat template cannot be asked for: that turn is not "
-    "learnt",
+    "begins_with_assistant": (
+        "begin with the assistant, which the chat template cannot be asked for: that turn is not "
+        "learnt"
+    ),
     "broken_call": "have a function call that cannot be read, so that turn is not learnt",
     "truncated": "are longer than data.sequence_length and truncated (data.too_long: truncate)",
     "empty": "are empty and dropped",
     "tools_not_rendered": "list tools that the chat template ignores: the model will not see them",
-    "cut_by_turn": "became several documents, because the chat template renders a turn differently when others follow",
+    "cut_by_turn": (
+        "became several documents, because the chat template renders a turn differently when others"
+        " follow"
+    ),
 }
 _ROWS_AT_ONCE = 1 << 22
 _BACKGROUNDS = ("", " on grey11")
@@ -68,8 +86,9 @@ class DataReport:
         lines = []
         for name, part in self.parts.items():
             line = (
-                f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens ({part['loss_tokens']:,} "
-                f"with loss) in {part['sequences']:,} sequences, {100 * part['fill_rate']:.1f} % filled"
+                f"{name}: {part.get('documents', 0):,} documents, {part['tokens']:,} tokens"
+                f" ({part['loss_tokens']:,} with loss) in {part['sequences']:,} sequences,"
+                f" {100 * part['fill_rate']:.1f} % filled"
             )
             counts = [f"{part[key]:,} {key.replace('_', ' ')}" for key in _COUNTED if part.get(key)]
             lines.append(f"{line}; {', '.join(counts)}" if counts else line)
@@ -77,11 +96,15 @@ class DataReport:
 
 
 def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
-    """Warnings about rows of a part that are not trained as the user may expect, with their count and first place."""
+    """Warnings about rows of a part that are not trained as the user may expect, with their count
+    and first place."""
     rows = sequences.counts.get("rows", 0)
     for key, what in _WARNINGS.items():
         if count := sequences.counts.get(key, 0):
-            yield f"{name}: {count:,} of {rows:,} rows {what}; the first is {_place(path, *sequences.firsts[key])}"
+            yield (
+                f"{name}: {count:,} of {rows:,} rows {what}; the first is"
+                f" {_place(path, *sequences.firsts[key])}"
+            )
 
 
 def overlap_warnings(
@@ -104,26 +127,29 @@ def overlap_warnings(
         if first is not None:
             same = places[np.argmax(hashes == first[0])]
             yield (
-                f"{name}: {len(np.unique(places[shared])):,} of {len(np.unique(places)):,} held-out rows are in the "
-                f"training source {source.name!r} too, so their results do not measure new data; the first is "
-                f"{_place(path, *held_out.place_of(int(same)))}, which is "
-                f"{_place(train_path, *source.place_of(int(first[1])))}"
+                f"{name}: {len(np.unique(places[shared])):,} of {len(np.unique(places)):,} held-out"
+                f" rows are in the training source {source.name!r} too, so their results do not"
+                f" measure new data; the first is {_place(path, *held_out.place_of(int(same)))},"
+                f" which is {_place(train_path, *source.place_of(int(first[1])))}"
             )
 
 
-def too_few_sequences(num_sequences: int, num_documents: int, global_batch_size: int) -> Iterator[str]:
+def too_few_sequences(
+    num_sequences: int, num_documents: int, global_batch_size: int
+) -> Iterator[str]:
     """A warning if the training data do not fill one step."""
     if num_sequences < global_batch_size:
         yield (
-            f"the training data are {num_sequences:,} sequences ({num_documents:,} documents), fewer than the global "
-            f"batch of {global_batch_size:,}: no step sees a full batch of different sequences. Add data, or lower "
-            "training.global_batch_size (micro_batch_size x ranks x gradient_accumulation)"
+            f"the training data are {num_sequences:,} sequences ({num_documents:,} documents),"
+            f" fewer than the global batch of {global_batch_size:,}: no step sees a full batch of"
+            " different sequences. Add data, or lower training.global_batch_size (micro_batch_size"
+            " x ranks x gradient_accumulation)"
         )
 
 
 def file_of_source(path: str, name: str) -> str:
-    """A file of the source at `path` by its name there: the source itself, a file below it, or the name of a data
-    set."""
+    """A file of the source at `path` by its name there: the source itself, a file below it, or the
+    name of a data set."""
     if not name:
         return path
     if remote_scheme(path) is not None:
@@ -136,24 +162,31 @@ def _place(path: str, name: str, unit: str, number: int) -> str:
 
 
 def trained_tokens(batch: Batch, row: int) -> npt.NDArray[np.bool_]:
-    """Whether the token at each position is learnt, as the label of the position before. Shape [T]."""
+    """Whether the token at each position is learnt, as the label of the position before. Shape
+    [T]."""
     return np.append(False, batch.labels[row, :-1] != IGNORED)
 
 
 def spans_of(batch: Batch, row: int) -> list[tuple[int, int, int, bool]]:
-    """The sequence without padding as spans (document, begin, end, learnt) of tokens that all are learnt, or none."""
+    """The sequence without padding as spans (document, begin, end, learnt) of tokens that all are
+    learnt, or none."""
     documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
     used = int(np.count_nonzero(documents >= 0))
     change = (np.diff(documents[:used]) != 0) | (np.diff(learnt[:used]) != 0)
     bounds = [0, *(np.flatnonzero(change) + 1).tolist(), used]
-    return [(int(documents[begin]), begin, end, bool(learnt[begin])) for begin, end in pairwise(bounds) if begin < end]
+    return [
+        (int(documents[begin]), begin, end, bool(learnt[begin]))
+        for begin, end in pairwise(bounds)
+        if begin < end
+    ]
 
 
 def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
     """Problems with the loss of a sequence's documents.
 
-    The first token of a document is never learnt (nothing precedes it), so a piece of one token has no loss. With loss
-    on completions, a document that is learnt from its second token on has no prompt.
+    The first token of a document is never learnt (nothing precedes it), so a piece of one token has
+    no loss. With loss on completions, a document that is learnt from its second token on has no
+    prompt.
     """
     documents, learnt = batch.document_ids[row], trained_tokens(batch, row)
     found = []
@@ -165,7 +198,8 @@ def loss_problems(batch: Batch, row: int, completions_only: bool) -> list[str]:
             found.append(f"document {document + 1}: none of its {len(flags)} tokens carries loss")
         elif completions_only and flags[1:].all():
             found.append(
-                f"document {document + 1}: all of its {len(flags)} tokens carry loss, though loss_on is completion"
+                f"document {document + 1}: all of its {len(flags)} tokens carry loss, though"
+                " loss_on is completion"
             )
     return found
 
@@ -179,7 +213,9 @@ def coloured_tokens(batch: Batch, row: int, tokenizer: Tokenizer) -> Text:
         if begin == 0 or batch.document_ids[row, begin - 1] != document:
             text.append("\n" if begin else "")
             text.append(f"[document {document + 1}] ", style="bold cyan")
-        tokens = tokenizer.decode(batch.input_ids[row, begin:end].tolist(), skip_special_tokens=False)
+        tokens = tokenizer.decode(
+            batch.input_ids[row, begin:end].tolist(), skip_special_tokens=False
+        )
         text.append(tokens, ("green" if learnt else "dim") + _BACKGROUNDS[document % 2])
     if padding := int(np.count_nonzero(batch.document_ids[row] < 0)):
         text.append(f"\n[padding: {padding} tokens]", style="red")

@@ -1,11 +1,12 @@
 """From raw rows to tokenised pieces: the work that runs in parallel processes.
 
-A document begins with the tokens that the tokenizer adds before a text (BOS, or none for GPT-2 and Qwen), so that a
-prompt has the same tokens in training as in plain transformers. Then follow its segments' tokens and EOS. A
-conversation is exactly the output of its chat template, tokenised as one text; a token is learnt if any of its
-characters is. Packing places pieces: at most T = sequence_length tokens of one document. `split` cuts a long document
-so that neighbours overlap by one token, which is context in the second: every token of a document except its first
-carries loss exactly once, and bits per byte over the text that carries loss are exact.
+A document begins with the tokens that the tokenizer adds before a text (BOS, or none for GPT-2 and
+Qwen), so that a prompt has the same tokens in training as in plain transformers. Then follow its
+segments' tokens and EOS. A conversation is exactly the output of its chat template, tokenised as
+one text; a token is learnt if any of its characters is. Packing places pieces: at most T =
+sequence_length tokens of one document. `split` cuts a long document so that neighbours overlap by
+one token, which is context in the second: every token of a document except its first carries loss
+exactly once, and bits per byte over the text that carries loss are exact.
 
 Loss is per position: position t carries loss if token t+1 of the same piece is to be learnt.
 """
@@ -31,7 +32,8 @@ TRAIN, HELD_OUT = 0, 1
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """Choice of held-out documents: a share of the documents, or of the values of a column, by hash."""
+    """Choice of held-out documents: a share of the documents, or of the values of a column, by
+    hash."""
 
     fraction: float = 0.0
     column: str | None = None
@@ -43,7 +45,8 @@ class HeldOutSplit:
         if self.column is not None:
             if self.column not in row:
                 raise UserError(
-                    f"{where}: no column {self.column!r} (data.held_out.split_by); the columns are: {', '.join(row)}."
+                    f"{where}: no column {self.column!r} (data.held_out.split_by); the columns are:"
+                    f" {', '.join(row)}."
                 )
             identity = repr(row[self.column])
         digest = xxhash.xxh3_64_intdigest(b"held out" + identity.encode("utf-8", "surrogatepass"))
@@ -75,8 +78,8 @@ class EncodeSettings:
 class Pieces:
     """Tokenised pieces of one raw batch and one part, concatenated.
 
-    places: the place of each piece's document, uint64 as in `raw_batches.NUMBER_BITS`; numbers of origins are those of
-    the raw batch until a cache assigns its own.
+    places: the place of each piece's document, uint64 as in `raw_batches.NUMBER_BITS`; numbers of
+    origins are those of the raw batch until a cache assigns its own.
     """
 
     tokens: npt.NDArray[Any]
@@ -87,8 +90,8 @@ class Pieces:
 
 @dataclass
 class EncodedPart:
-    """The rows of one raw batch in one part: pieces, counts with the first and last place of each, and (hash of its
-    identity, place) of each document."""
+    """The rows of one raw batch in one part: pieces, counts with the first and last place of each,
+    and (hash of its identity, place) of each document."""
 
     pieces: Pieces | None = None
     counts: Counter[str] = field(default_factory=Counter)
@@ -137,7 +140,8 @@ class Encoder:
         self.settings = settings
         self.tokenizer = Tokenizer.from_str(settings.tokenizer_json)
         self.is_chat = settings.format.is_chat
-        # A chat template writes special tokens as text; anywhere else such text is data and must stay text.
+        # A chat template writes special tokens as text; anywhere else such text is data and must
+        # stay text.
         self.tokenizer.encode_special_tokens = not self.is_chat
         added = self.tokenizer.get_added_tokens_decoder()
         self.added = {number: token.content for number, token in added.items()}
@@ -148,7 +152,9 @@ class Encoder:
             from drillyard.data.chat_template import chat_renderer
 
             assert settings.chat_template is not None
-            self.chat = chat_renderer(settings.chat_template, settings.special_tokens, settings.format)
+            self.chat = chat_renderer(
+                settings.chat_template, settings.special_tokens, settings.format
+            )
             # Without special tokens it only trims the offsets, which find the turns.
             self.tokenizer.post_processor = None
         self.start = [] if self.is_chat else list(settings.start_ids)
@@ -172,7 +178,9 @@ class Encoder:
                 if not any(text for text, _ in segments):
                     part.count("empty", place)
                     continue
-                if self.special is not None and any(self.special.search(text) for text, _ in segments):
+                if self.special is not None and any(
+                    self.special.search(text) for text, _ in segments
+                ):
                     part.count("special_tokens_as_text", place)
                 digest = xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass"))
                 documents.append(_Document(number, place, part, digest, segments))
@@ -191,9 +199,12 @@ class Encoder:
         return documents
 
     def _place(self, batch: RawBatch, documents: list[_Document]) -> None:
-        """Tokenise the documents, cut those that are too long, drop pieces without loss, and count."""
+        """Tokenise the documents, cut those that are too long, drop pieces without loss, and
+        count."""
         try:
-            runs_of_documents = self._chat_runs(documents) if self.is_chat else self._runs(documents)
+            runs_of_documents = (
+                self._chat_runs(documents) if self.is_chat else self._runs(documents)
+            )
         except (TypeError, UnicodeEncodeError):
             raise UserError(_lone_surrogate(batch, documents)) from None
         tokens, loss, ends = self._joined(runs_of_documents)
@@ -206,7 +217,9 @@ class Encoder:
             pieces = self._cut(begin, end, document, batch)
             # The last position of a piece predicts nothing: the next token is not in the piece.
             with_loss = [
-                (start, stop, place) for start, stop in pieces if with_loss_before[stop - 1] > with_loss_before[start]
+                (start, stop, place)
+                for start, stop in pieces
+                if with_loss_before[stop - 1] > with_loss_before[start]
             ]
             if len(with_loss) < len(pieces):
                 part.counts["pieces_without_loss"] += len(pieces) - len(with_loss)
@@ -220,8 +233,11 @@ class Encoder:
         for part, spans in kept.values():
             part.pieces = _pieces(tokens, loss, spans)
 
-    def _joined(self, documents: list[Runs]) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], list[int]]:
-        """Documents concatenated: tokens, loss per position (of the next token), and the end of each document."""
+    def _joined(
+        self, documents: list[Runs]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_], list[int]]:
+        """Documents concatenated: tokens, loss per position (of the next token), and the end of
+        each document."""
         tokens: list[int] = []
         lengths: list[int] = []
         flags: list[bool] = []
@@ -233,16 +249,25 @@ class Encoder:
                 flags.append(learnt)
             ends.append(len(tokens))
         learnt_T = np.repeat(np.array(flags), lengths)
-        return np.fromiter(tokens, self.settings.dtype, len(tokens)), np.append(learnt_T[1:], False), ends
+        return (
+            np.fromiter(tokens, self.settings.dtype, len(tokens)),
+            np.append(learnt_T[1:], False),
+            ends,
+        )
 
     def _runs(self, documents: list[_Document]) -> list[Runs]:
-        """The runs of each document, one per segment; no token crosses from one segment to the next."""
+        """The runs of each document, one per segment; no token crosses from one segment to the
+        next."""
         texts = [text for document in documents for text, _ in document.segments]
         encodings = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-        return [[(next(encodings).ids, learnt) for _, learnt in document.segments] for document in documents]
+        return [
+            [(next(encodings).ids, learnt) for _, learnt in document.segments]
+            for document in documents
+        ]
 
     def _chat_runs(self, documents: list[_Document]) -> list[Runs]:
-        """The runs of each conversation, which is tokenised as one text, as in plain transformers."""
+        """The runs of each conversation, which is tokenised as one text, as in plain
+        transformers."""
         texts = ["".join(text for text, _ in document.segments) for document in documents]
         result = []
         for document, encoding in zip(
@@ -256,7 +281,13 @@ class Encoder:
                     learnt_T |= (begins < start + len(text)) & (ends > start)
                 start += len(text)
             cuts = [0, *(np.flatnonzero(np.diff(learnt_T)) + 1).tolist(), len(encoding.ids)]
-            result.append([(encoding.ids[i:j], bool(learnt_T[i])) for i, j in itertools.pairwise(cuts) if i < j])
+            result.append(
+                [
+                    (encoding.ids[i:j], bool(learnt_T[i]))
+                    for i, j in itertools.pairwise(cuts)
+                    if i < j
+                ]
+            )
         return result
 
     def _learnt_bytes(self, document: _Document, runs: Runs) -> int:
@@ -274,17 +305,22 @@ class Encoder:
         is_prefix_space = piece.startswith("\u0120") and not document.segments[0][0].startswith(" ")
         return size - len(piece) + is_prefix_space
 
-    def _cut(self, begin: int, end: int, document: _Document, batch: RawBatch) -> list[tuple[int, int]]:
+    def _cut(
+        self, begin: int, end: int, document: _Document, batch: RawBatch
+    ) -> list[tuple[int, int]]:
         """The bounds of the pieces of a document at [begin, end)."""
         limit, too_long = self.settings.sequence_length, self.settings.too_long
         if end - begin <= limit:
             return [(begin, end)]
         if too_long == "error":
             raise UserError(
-                f"{batch.where(document.number)}: {end - begin} tokens, longer than data.sequence_length ({limit}). "
-                f"Raise it, or set data.too_long to truncate, split or drop."
+                f"{batch.where(document.number)}: {end - begin} tokens, longer than"
+                f" data.sequence_length ({limit}). Raise it, or set data.too_long to truncate,"
+                " split or drop."
             )
-        document.part.count({"drop": "dropped", "truncate": "truncated", "split": "split"}[too_long], document.place)
+        document.part.count(
+            {"drop": "dropped", "truncate": "truncated", "split": "split"}[too_long], document.place
+        )
         if too_long == "drop":
             return []
         if too_long == "truncate":
@@ -292,7 +328,9 @@ class Encoder:
         return [(start, min(start + limit, end)) for start in range(begin, end - 1, limit - 1)]
 
 
-def _pieces(all_tokens: npt.NDArray[Any], all_loss: npt.NDArray[np.bool_], spans: list[tuple[int, int, int]]) -> Pieces:
+def _pieces(
+    all_tokens: npt.NDArray[Any], all_loss: npt.NDArray[np.bool_], spans: list[tuple[int, int, int]]
+) -> Pieces:
     """The pieces at these spans (begin, end, place); the last position of each carries no loss."""
     lengths = np.array([stop - start for start, stop, _ in spans], np.int32)
     tokens = np.concatenate([all_tokens[start:stop] for start, stop, _ in spans])
@@ -304,9 +342,11 @@ def _pieces(all_tokens: npt.NDArray[Any], all_loss: npt.NDArray[np.bool_], spans
 def _lone_surrogate(batch: RawBatch, documents: list[_Document]) -> str:
     """The message for text that has no UTF-8 form, such as a lone \\ud800 escape in JSON."""
     for document in documents:
-        if any("\ud800" <= character <= "\udfff" for text, _ in document.segments for character in text):
+        if any(
+            "\ud800" <= character <= "\udfff" for text, _ in document.segments for character in text
+        ):
             return (
-                f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to \\udfff), "
-                f"which is not Unicode text. Fix the row."
+                f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to"
+                " \\udfff), which is not Unicode text. Fix the row."
             )
     raise AssertionError("the tokenizer refused text without surrogates")

@@ -1,12 +1,13 @@
 """Ordered map over all cores: worker processes that turn raw batches into pieces.
 
-Workers are fresh interpreters, not forks: forking after threads or CUDA have started is unsafe, and multiprocessing's
-spawn would import the caller's main module (torch and all) in each. A worker imports only numpy and tokenizers, about
-60 MB. It reads batches from a socket and ends when that closes, so none outlives its parent.
+Workers are fresh interpreters, not forks: forking after threads or CUDA have started is unsafe, and
+multiprocessing's spawn would import the caller's main module (torch and all) in each. A worker
+imports only numpy and tokenizers, about 60 MB. It reads batches from a socket and ends when that
+closes, so none outlives its parent.
 
-Processes are faster than the tokenizer's own threads: JSON parsing, cutting and the conversion of ids run in Python and
-would be serial. Results are in the order of the batches, and at most two batches per worker are in flight: memory is
-constant.
+Processes are faster than the tokenizer's own threads: JSON parsing, cutting and the conversion of
+ids run in Python and would be serial. Results are in the order of the batches, and at most two
+batches per worker are in flight: memory is constant.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from drillyard.data.raw_batches import RawBatch
 from drillyard.errors import UserError
 
 IN_PROCESS_BYTES = 4 << 20
-"""Up to this size batches are encoded in the calling process: starting workers would take longer."""
+"""Up to this size batches are encoded in the calling process: starting workers would take
+longer."""
 _WORKER = "import sys; from drillyard.data.encoding_pool import work; work(int(sys.argv[1]))"
 
 
@@ -40,12 +42,18 @@ def available_cores() -> int:
 def encode_all(
     batches: Iterator[RawBatch], settings: EncodeSettings, num_workers: int | None = None
 ) -> Iterator[Encoded]:
-    """Encode batches in order. `num_workers` 0: in this process; None: on all cores, or here for little data."""
+    """Encode batches in order. `num_workers` 0: in this process; None: on all cores, or here for
+    little data."""
     if num_workers is None:
         head: list[RawBatch] = []
-        while sum(batch.nbytes for batch in head) < IN_PROCESS_BYTES and (batch := next(batches, None)) is not None:
+        while (
+            sum(batch.nbytes for batch in head) < IN_PROCESS_BYTES
+            and (batch := next(batches, None)) is not None
+        ):
             head.append(batch)
-        num_workers = available_cores() if sum(batch.nbytes for batch in head) >= IN_PROCESS_BYTES else 0
+        num_workers = (
+            available_cores() if sum(batch.nbytes for batch in head) >= IN_PROCESS_BYTES else 0
+        )
         batches = chain(head, batches)
         del head
     if num_workers == 0:
@@ -88,20 +96,27 @@ class _Pool:
         except (EOFError, OSError):
             code = process.wait()
             raise UserError(
-                f"a tokenising process ended with exit code {code} (-9: killed, often for lack of memory). "
-                f"Free memory and start again."
+                f"a tokenising process ended with exit code {code} (-9: killed, often for lack of"
+                " memory). Free memory and start again."
             ) from None
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "USE_TORCH": "0", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "TOKENIZERS_PARALLELISM": "false",
+            "USE_TORCH": "0",
+            "OMP_NUM_THREADS": "1",
+        }
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _WORKER, str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL
+            )
         connection = Connection(ours.detach())
         self._workers.append((process, connection))
         return process, connection
@@ -115,7 +130,8 @@ class _Pool:
 
 
 def work(descriptor: int) -> None:
-    """A worker process: read the settings, then batches; answer each with its pieces or the exception it raised."""
+    """A worker process: read the settings, then batches; answer each with its pieces or the
+    exception it raised."""
     connection = Connection(descriptor)
     try:
         encoder = Encoder(connection.recv())

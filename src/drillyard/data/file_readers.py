@@ -1,8 +1,9 @@
-"""JSON Lines, CSV, Parquet and plain text, with gzip and zstd: streams of raw batches, and their decoding.
+"""JSON Lines, CSV, Parquet and plain text, with gzip and zstd: streams of raw batches, and their
+decoding.
 
-Memory is constant: a file is read in blocks of about a megabyte, and a Parquet file through small buffers even if it is
-one row group (`buffer_size`; a memory map or whole column chunks would cost the size of the file). A damaged or
-truncated file is a UserError that names it.
+Memory is constant: a file is read in blocks of about a megabyte, and a Parquet file through small
+buffers even if it is one row group (`buffer_size`; a memory map or whole column chunks would cost
+the size of the file). A damaged or truncated file is a UserError that names it.
 """
 
 from __future__ import annotations
@@ -27,16 +28,41 @@ from drillyard.errors import UserError
 COMPRESSIONS = (".gz", ".zst")
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (
-    ".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".html", ".xml", ".log", ".sql", ".py", ".c", ".h", ".cc",
-    ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".js", ".ts", ".rb", ".sh", ".pl", ".lua",
-)  # fmt: skip
+    ".txt",
+    ".text",
+    ".md",
+    ".markdown",
+    ".rst",
+    ".tex",
+    ".html",
+    ".xml",
+    ".log",
+    ".sql",
+    ".py",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".rs",
+    ".go",
+    ".java",
+    ".js",
+    ".ts",
+    ".rb",
+    ".sh",
+    ".pl",
+    ".lua",
+)
 
 
 SourceFile = Path | RemoteObject
 
 
 def kind_of(file: SourceFile | PurePath) -> str | None:
-    """`json`, `csv`, `parquet` or `text`, by the suffix before any compression suffix; None for other suffixes."""
+    """`json`, `csv`, `parquet` or `text`, by the suffix before any compression suffix; None for
+    other suffixes."""
     name = file.name.lower()
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
@@ -67,31 +93,38 @@ def read_files(files: list[SourceFile]) -> Iterator[RawBatch]:
 
 
 def _blocks_of(file: SourceFile) -> Iterator[bytes]:
-    """Blocks of decompressed bytes. UserError if the file cannot be opened, or the archive or disk is damaged."""
+    """Blocks of decompressed bytes. UserError if the file cannot be opened, or the archive or disk
+    is damaged."""
     with _open_decompressed(file) as stream:
         try:
             while block := stream.read(BATCH_BYTES):
                 yield block
         except (EOFError, zlib.error, OSError) as error:
-            raise UserError(f"{file}: damaged or cut short ({error}). Fetch or write the file again.") from None
+            raise UserError(
+                f"{file}: damaged or cut short ({error}). Fetch or write the file again."
+            ) from None
 
 
 def _open_decompressed(file: SourceFile) -> BinaryIO:
     try:
         stream = file.open("rb")
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the path and its permissions.") from None
+        raise UserError(
+            f"{file}: cannot be read ({error.strerror}). Check the path and its permissions."
+        ) from None
     suffix = file.suffix.lower()
     if suffix == ".gz":
         return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
     if suffix == ".zst":
-        # Arrow's stream reports a truncated frame; the zstandard package ends there without an error.
+        # Arrow's stream reports a truncated frame; the zstandard package ends there without an
+        # error.
         return cast(BinaryIO, pa.CompressedInputStream(stream, "zstd"))
     return stream
 
 
 def _blocks_of_lines(file: SourceFile) -> Iterator[tuple[int, int, bytes]]:
-    """Whole lines as (number of the first, byte offset, bytes). \\n ends a line; a byte order mark is skipped."""
+    """Whole lines as (number of the first, byte offset, bytes). \\n ends a line; a byte order mark
+    is skipped."""
     line, offset, pending = 1, 0, b""
     for block in _blocks_of(file):
         if offset == 0 and not pending and block.startswith(b"\xef\xbb\xbf"):
@@ -114,8 +147,8 @@ def _decoded_utf8(data: bytes, file: str, first_line: int, offset: int) -> str:
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         raise UserError(
-            f"{file}, line {line}, byte {offset + error.start}: 0x{data[error.start]:02x} is not UTF-8 text "
-            f"({error.reason}). Convert the file to UTF-8, for example with iconv."
+            f"{file}, line {line}, byte {offset + error.start}: 0x{data[error.start]:02x} is not"
+            f" UTF-8 text ({error.reason}). Convert the file to UTF-8, for example with iconv."
         ) from None
 
 
@@ -125,12 +158,19 @@ def _read_json_lines(file: SourceFile) -> Iterator[RawBatch]:
 
 
 def json_lines_batch(file: str, first_line: int, offset: int, data: bytes) -> RawBatch:
-    """Whole lines of a JSON Lines file; `first_line` counts from 1, `offset` is in (decompressed) bytes."""
-    return RawBatch(((file, "line"),), len(data), partial(_decoded_json_lines, file, first_line, offset, data))
+    """Whole lines of a JSON Lines file; `first_line` counts from 1, `offset` is in (decompressed)
+    bytes."""
+    return RawBatch(
+        ((file, "line"),), len(data), partial(_decoded_json_lines, file, first_line, offset, data)
+    )
 
 
-def _decoded_json_lines(file: str, first_line: int, offset: int, data: bytes) -> Iterator[tuple[int, Row]]:
-    for number, line in enumerate(_decoded_utf8(data, file, first_line, offset).split("\n"), first_line):
+def _decoded_json_lines(
+    file: str, first_line: int, offset: int, data: bytes
+) -> Iterator[tuple[int, Row]]:
+    for number, line in enumerate(
+        _decoded_utf8(data, file, first_line, offset).split("\n"), first_line
+    ):
         if line and not line.isspace():
             yield number, _parsed_line(line, f"{file}, line {number}")
 
@@ -141,12 +181,16 @@ def _parsed_line(line: str, where: str) -> Row:
     except json.JSONDecodeError as error:
         raise UserError(
             f"{where}, column {error.colno}: not valid JSON ({error.msg}). "
-            f"Each line must be one JSON object; fix or remove this line."
+            "Each line must be one JSON object; fix or remove this line."
         ) from None
     except RecursionError:
         raise UserError(f"{where}: JSON is nested too deeply. Fix or remove this line.") from None
     if not isinstance(row, dict):
-        hint = " The file is one JSON array; write one object per line." if isinstance(row, list) else ""
+        hint = (
+            " The file is one JSON array; write one object per line."
+            if isinstance(row, list)
+            else ""
+        )
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}.{hint}")
     return row
 
@@ -162,18 +206,23 @@ def _read_csv(file: SourceFile) -> Iterator[RawBatch]:
             if header is None:
                 return
             if len(set(header)) != len(header):
-                raise UserError(f"{file}, line 1: a column name occurs twice in the header: {', '.join(header)}.")
+                raise UserError(
+                    f"{file}, line 1: a column name occurs twice in the header:"
+                    f" {', '.join(header)}."
+                )
             for values in reader:
                 if not values:
                     continue
                 if len(values) != len(header):
                     raise UserError(
-                        f"{file}, line {reader.line_num}: {len(values)} values, but the header has {len(header)} "
-                        f"columns. Quote values with commas or line breaks."
+                        f"{file}, line {reader.line_num}: {len(values)} values, but the header has"
+                        f" {len(header)} columns. Quote values with commas or line breaks."
                     )
                 yield reader.line_num, dict(zip(header, values, strict=True))
         except csv.Error as error:
-            raise UserError(f"{file}, line {reader.line_num}: not valid CSV ({error}). Fix this line.") from None
+            raise UserError(
+                f"{file}, line {reader.line_num}: not valid CSV ({error}). Fix this line."
+            ) from None
 
     return batched_rows(str(file), "line", rows())
 
@@ -187,28 +236,41 @@ def _decoded_lines(file: SourceFile) -> Iterator[str]:
 
 
 def _read_parquet(file: SourceFile) -> Iterator[RawBatch]:
-    """Batches of about a megabyte, for row groups of any size; none of an empty file, as for other kinds."""
+    """Batches of about a megabyte, for row groups of any size; none of an empty file, as for other
+    kinds."""
     import pyarrow.parquet as pq
 
     try:
         if size_of(file) == 0:
             return
         source = file if isinstance(file, Path) else file.open()
-        parquet = pq.ParquetFile(source, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES)
-        total = sum(parquet.metadata.row_group(i).total_byte_size for i in range(parquet.metadata.num_row_groups))
+        parquet = pq.ParquetFile(
+            source, memory_map=False, pre_buffer=False, buffer_size=BATCH_BYTES
+        )
+        total = sum(
+            parquet.metadata.row_group(i).total_byte_size
+            for i in range(parquet.metadata.num_row_groups)
+        )
         row_bytes = max(1, total // max(1, parquet.metadata.num_rows))
         size = min(8192, max(1, BATCH_BYTES // row_bytes))
-        yield from arrow_batches(str(file), parquet.iter_batches(batch_size=size, use_threads=False))
+        yield from arrow_batches(
+            str(file), parquet.iter_batches(batch_size=size, use_threads=False)
+        )
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{file}: not a readable Parquet file ({reason}). Fetch or write the file again.") from None
+        raise UserError(
+            f"{file}: not a readable Parquet file ({reason}). Fetch or write the file again."
+        ) from None
 
 
 def arrow_batches(origin: str, batches: Iterator[pa.RecordBatch]) -> Iterator[RawBatch]:
-    """Arrow's batches of a Parquet file or of a Hugging Face data set as raw ones; rows count from 1."""
+    """Arrow's batches of a Parquet file or of a Hugging Face data set as raw ones; rows count from
+    1."""
     first = 1
     for batch in batches:
-        yield RawBatch(((origin, "row"),), int(batch.nbytes), partial(_decoded_arrow, origin, first, batch))
+        yield RawBatch(
+            ((origin, "row"),), int(batch.nbytes), partial(_decoded_arrow, origin, first, batch)
+        )
         first += batch.num_rows
 
 
@@ -226,13 +288,15 @@ def _decoded_arrow(origin: str, first_row: int, batch: pa.RecordBatch) -> Iterat
         ) from None
     except json.JSONDecodeError as error:
         raise UserError(
-            f"{here}: a value of a JSON column is not valid JSON ({error}). Rewrite the file with valid JSON."
+            f"{here}: a value of a JSON column is not valid JSON ({error}). Rewrite the file with"
+            " valid JSON."
         ) from None
     yield from enumerate(rows, first_row)
 
 
 def _from_arrow(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """A function from Arrow's Python values of this type to those of JSON, or None if they are the same.
+    """A function from Arrow's Python values of this type to those of JSON, or None if they are the
+    same.
 
     They differ for JSON stored as text, and for maps, which Arrow gives as lists of pairs.
     """
@@ -245,9 +309,13 @@ def _from_arrow(kind: pa.DataType) -> Callable[[Any], Any] | None:
         items = _from_arrow(kind.value_type)
         return items and (lambda value: None if value is None else [items(item) for item in value])
     if pa.types.is_struct(kind):
-        fields = {child.name: change for child in kind if (change := _from_arrow(child.type)) is not None}
+        fields = {
+            child.name: change for child in kind if (change := _from_arrow(child.type)) is not None
+        }
         if fields:
-            return lambda value: value and {key: fields.get(key, _unchanged)(item) for key, item in value.items()}
+            return lambda value: (
+                value and {key: fields.get(key, _unchanged)(item) for key, item in value.items()}
+            )
     return None
 
 
@@ -256,14 +324,19 @@ def _unchanged(value: Any) -> Any:
 
 
 def _read_text_files(files: list[SourceFile]) -> Iterator[RawBatch]:
-    """Groups of files of about a megabyte, each file one row {text, path}; they are read where they are tokenised."""
+    """Groups of files of about a megabyte, each file one row {text, path}; they are read where they
+    are tokenised."""
     group: list[SourceFile] = []
     size = 0
     for number, file in enumerate(files, 1):
         group.append(file)
         size += size_of(file)
         if size >= BATCH_BYTES or number == len(files):
-            yield RawBatch(tuple((str(file), "") for file in group), size, partial(_decoded_texts, tuple(group)))
+            yield RawBatch(
+                tuple((str(file), "") for file in group),
+                size,
+                partial(_decoded_texts, tuple(group)),
+            )
             group, size = [], 0
 
 

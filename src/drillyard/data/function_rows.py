@@ -1,13 +1,15 @@
 """Rows of function-calling data as conversations {messages, tools, accepted} in OpenAI's form.
 
-    system, chat                  glaiveai/glaive-function-calling-v2: a conversation as one text, functions in `system`
+    system, chat                  glaiveai/glaive-function-calling-v2: a conversation as one text,
+                                  functions in `system`
     query, tools, answers         Salesforce/xlam-function-calling-60k: a question and its calls
     question, function            the BFCL; with a column `ground_truth`, the accepted calls
-    messages, tools               OpenAI's; also `conversations`, with calls as text in NousResearch's
-                                  hermes-function-calling-v1
+    messages, tools               OpenAI's; also `conversations`, with calls as text in
+                                  NousResearch's hermes-function-calling-v1
 
-The calls become `tool_calls`, which the model's own chat template writes. `accepted` are the calls that the metric
-function-call expects ([{name, arguments: {parameter: [values]}}]): those of the first turn that calls.
+The calls become `tool_calls`, which the model's own chat template writes. `accepted` are the calls
+that the metric function-call expects ([{name, arguments: {parameter: [values]}}]): those of the
+first turn that calls.
 
 A turn whose call cannot be read is not learnt, and its row is counted (`broken_call`).
 """
@@ -20,7 +22,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from drillyard.data.call_syntax import CALL_TAGS, FunctionCall, UnparseableCall, parse_calls
-from drillyard.data.chat_messages import MESSAGE_COLUMNS, normalised_messages, normalised_tools, text_of_parts
+from drillyard.data.chat_messages import (
+    MESSAGE_COLUMNS,
+    normalised_messages,
+    normalised_tools,
+    text_of_parts,
+)
 from drillyard.data.raw_batches import Row
 from drillyard.data.tool_schemas import openai_tool
 from drillyard.errors import UserError
@@ -35,17 +42,22 @@ _GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": 
 _ROLES = {"function": "tool", "observation": "tool", "function_call": "assistant"}
 """Of OpenAI's older rows, and of ShareGPT rows of LLaMA-Factory."""
 _GLAIVE_END = "<|endoftext|>"
-_GLAIVE_INTRODUCTION = re.compile(r"\s*with access to the following functions\.?\s*Use them if required\s*-?\s*\Z")
+_GLAIVE_INTRODUCTION = re.compile(
+    r"\s*with access to the following functions\.?\s*Use them if required\s*-?\s*\Z"
+)
 _HERMES_TOOLS = re.compile(r"<tools>(.*?)</tools>", re.DOTALL)
 _HERMES_RESPONSE = re.compile(r"\A\s*<tool_response>\s*(.*?)\s*</tool_response>\s*\Z", re.DOTALL)
 
 
 def function_calling_row(row: Row, columns: Mapping[str, str], where: str) -> Row:
-    """The row with `messages`, `tools` and `accepted` besides its others. UserError if it is in none of the layouts."""
+    """The row with `messages`, `tools` and `accepted` besides its others. UserError if it is in
+    none of the layouts."""
     layout = (
         None
         if columns
-        else next((names for names in _LAYOUTS if all(row.get(name) is not None for name in names)), None)
+        else next(
+            (names for names in _LAYOUTS if all(row.get(name) is not None for name in names)), None
+        )
     )
     if layout == _LAYOUTS[0]:
         found = _glaive(row, where)
@@ -64,7 +76,10 @@ def function_calling_row(row: Row, columns: Mapping[str, str], where: str) -> Ro
 
 def question_of(messages: list[Row]) -> list[Row]:
     """The messages before the first turn that calls; all of them if none does."""
-    called = next((number for number, message in enumerate(messages) if message.get("tool_calls")), len(messages))
+    called = next(
+        (number for number, message in enumerate(messages) if message.get("tool_calls")),
+        len(messages),
+    )
     return messages[:called]
 
 
@@ -74,19 +89,27 @@ def _openai(row: Row, columns: Mapping[str, str], where: str) -> Row:
     if found is None:
         layouts = "; ".join(", ".join(names) for names in (*_LAYOUTS, ("messages", "tools")))
         raise UserError(
-            f"{where}: its columns ({', '.join(map(str, row)) or 'none'}) are in none of the layouts of format "
-            f"function-calling: {layouts}. Set data.columns: {{messages: NAME, tools: NAME}}."
+            f"{where}: its columns ({', '.join(map(str, row)) or 'none'}) are in none of the"
+            f" layouts of format function-calling: {layouts}. Set data.columns: {{messages: NAME,"
+            " tools: NAME}."
         )
     messages = normalised_messages(row[found], where)
     named = (columns["tools"],) if "tools" in columns else TOOL_COLUMNS
-    tools = normalised_tools(next((row[name] for name in named if row.get(name)), None), where) or []
-    found_tools = _HERMES_TOOLS.findall(text_of_parts(messages[0])) if messages[0]["role"] == "system" else []
+    tools = (
+        normalised_tools(next((row[name] for name in named if row.get(name)), None), where) or []
+    )
+    found_tools = (
+        _HERMES_TOOLS.findall(text_of_parts(messages[0])) if messages[0]["role"] == "system" else []
+    )
     # The usual prompt names the tags, with nothing between them, before it uses them.
     listed = next((text for text in reversed(found_tools) if text.strip()), None)
     if listed is None:
         return {"messages": messages, "tools": tools}
     # The system message explains a notation of calls: the model's template has its own.
-    return {"messages": messages[1:], "tools": tools or normalised_tools(_one_list(listed), where) or []}
+    return {
+        "messages": messages[1:],
+        "tools": tools or normalised_tools(_one_list(listed), where) or [],
+    }
 
 
 def _one_list(text: str) -> str:
@@ -104,23 +127,36 @@ def _one_list(text: str) -> str:
 
 def _xlam(row: Row, where: str) -> Row:
     answers = _objects(row["answers"], "answers", where)
-    answer = {"role": "assistant", "tool_calls": answers} if answers else {"role": "assistant", "content": ""}
+    answer = (
+        {"role": "assistant", "tool_calls": answers}
+        if answers
+        else {"role": "assistant", "content": ""}
+    )
     messages = [{"role": "user", "content": str(row["query"])}, answer]
-    return {"messages": normalised_messages(messages, where), "tools": normalised_tools(row["tools"], where) or []}
+    return {
+        "messages": normalised_messages(messages, where),
+        "tools": normalised_tools(row["tools"], where) or [],
+    }
 
 
 def _bfcl(row: Row, where: str) -> Row:
     question = row["question"]
     # A list of turns, each a list of messages; the first is asked.
-    turn = question[0] if isinstance(question, list) and question and isinstance(question[0], list) else question
-    messages = normalised_messages([{"role": "user", "content": turn}] if isinstance(turn, str) else turn, where)
+    turn = (
+        question[0]
+        if isinstance(question, list) and question and isinstance(question[0], list)
+        else question
+    )
+    messages = normalised_messages(
+        [{"role": "user", "content": turn}] if isinstance(turn, str) else turn, where
+    )
     accepted = []
     for call in _objects(row.get("ground_truth") or [], "ground_truth", where):
         for name, arguments in call.items():
             if not isinstance(arguments, dict) or not all(map(_are_choices, arguments.values())):
                 raise UserError(
-                    f"{where}: ground_truth must be [{{function: {{parameter: [accepted values]}}}}]; found "
-                    f"{call!r:.60}. Fix the row."
+                    f"{where}: ground_truth must be [{{function: {{parameter: [accepted"
+                    f" values]}}}}]; found {call!r:.60}. Fix the row."
                 )
             accepted.append({"name": name, "arguments": arguments})
     functions = row["function"] if isinstance(row["function"], list | str) else [row["function"]]
@@ -131,7 +167,8 @@ def _bfcl(row: Row, where: str) -> Row:
 
 
 def _are_choices(value: Any) -> bool:
-    """Whether this is a list of accepted values; inside of one, an object has such a list for each key."""
+    """Whether this is a list of accepted values; inside of one, an object has such a list for each
+    key."""
     return isinstance(value, list) and bool(value) and all(map(_is_choice, value))
 
 
@@ -149,13 +186,19 @@ def _objects(value: Any, column: str, where: str) -> list[Row]:
     except (ValueError, TypeError, RecursionError):
         items = [None]
     if not all(isinstance(item, dict) for item in items):
-        raise UserError(f"{where}: column {column!r} must be a list of objects; found {value!r:.60}. Fix the row.")
+        raise UserError(
+            f"{where}: column {column!r} must be a list of objects; found {value!r:.60}. Fix the"
+            " row."
+        )
     return items
 
 
 def reference_call(accepted: Row, tools: list[Row]) -> FunctionCall:
-    """The call with the first accepted value of each parameter that is required or may not be left out."""
-    schema: Row = next((each["function"] for each in tools if each["function"]["name"] == accepted["name"]), {})
+    """The call with the first accepted value of each parameter that is required or may not be left
+    out."""
+    schema: Row = next(
+        (each["function"] for each in tools if each["function"]["name"] == accepted["name"]), {}
+    )
     required = schema.get("parameters", {}).get("required", [])
     arguments = {}
     for name, choices in accepted["arguments"].items():
@@ -173,7 +216,10 @@ def _first(choice: Any) -> Any:
 
 def _exactly(call: FunctionCall) -> Row:
     """The accepted call that is this call and no other."""
-    return {"name": call.name, "arguments": {name: [_only(value)] for name, value in call.arguments.items()}}
+    return {
+        "name": call.name,
+        "arguments": {name: [_only(value)] for name, value in call.arguments.items()},
+    }
 
 
 def _only(value: Any) -> Any:
@@ -183,24 +229,31 @@ def _only(value: Any) -> Any:
 
 
 def _calls(message: Row | None) -> list[FunctionCall]:
-    """The calls of a message, their arguments decoded; other text than JSON counts as no arguments."""
+    """The calls of a message, their arguments decoded; other text than JSON counts as no
+    arguments."""
     calls = []
     for call in (message or {}).get("tool_calls", []):
         arguments = call["function"].get("arguments")
-        calls.append(FunctionCall(call["function"]["name"], arguments if isinstance(arguments, dict) else {}))
+        calls.append(
+            FunctionCall(call["function"]["name"], arguments if isinstance(arguments, dict) else {})
+        )
     return calls
 
 
 def _assistant(calls: list[FunctionCall], content: str = "") -> Row:
-    """The assistant's message with these calls. An empty content is there, since some templates need one."""
-    written = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls]
+    """The assistant's message with these calls. An empty content is there, since some templates
+    need one."""
+    written = [
+        {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls
+    ]
     return {"role": "assistant", "content": content, "tool_calls": written}
 
 
 def _with_calls(message: Row, where: str) -> Row:
     """The message with its calls in `tool_calls`, as {type, function: {name, arguments: object}}.
 
-    Calls in the text of an assistant are taken out of it. One that cannot be read stays, with weight 0.
+    Calls in the text of an assistant are taken out of it. One that cannot be read stays, with
+    weight 0.
     """
     role, text = message["role"], text_of_parts(message)
     message = {**message, "role": _ROLES.get(role.lower(), role)}
@@ -219,7 +272,11 @@ def _with_calls(message: Row, where: str) -> Row:
         content, found = parse_calls(text)
     except UnparseableCall:
         found = []
-    return {**message, **_assistant(found, content)} if found else {**message, "weight": 0, BROKEN_CALL: True}
+    return (
+        {**message, **_assistant(found, content)}
+        if found
+        else {**message, "weight": 0, BROKEN_CALL: True}
+    )
 
 
 def _openai_call(call: Any, where: str) -> Row:
@@ -227,17 +284,33 @@ def _openai_call(call: Any, where: str) -> Row:
     function = call.get("function", call) if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
+        arguments = (
+            json.loads(arguments)
+            if isinstance(arguments, str) and arguments.strip()
+            else arguments or {}
+        )
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
-        raise UserError(f"{where}: a call must be {{name, arguments: {{...}}}}; found {call!r:.60}. Fix the row.")
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not isinstance(arguments, dict)
+    ):
+        raise UserError(
+            f"{where}: a call must be {{name, arguments: {{...}}}}; found {call!r:.60}. Fix the"
+            " row."
+        )
     kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
-    return {**kept, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {
+        **kept,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
 
 
 def _with_call_ids(messages: list[Row]) -> list[Row]:
-    """Number the calls that have no id, and name them in the results that follow: Mistral's template needs ids."""
+    """Number the calls that have no id, and name them in the results that follow: Mistral's
+    template needs ids."""
     number, waiting = 0, list[str]()
     result = []
     for message in messages:
@@ -252,10 +325,15 @@ def _with_call_ids(messages: list[Row]) -> list[Row]:
 
 
 def _glaive(row: Row, where: str) -> Row:
-    instructions, tools = _glaive_functions(str(row["system"]).removeprefix("SYSTEM:").strip(), where)
+    instructions, tools = _glaive_functions(
+        str(row["system"]).removeprefix("SYSTEM:").strip(), where
+    )
     before, *parts = _GLAIVE_TURN.split(str(row["chat"]))
     if before.strip():
-        raise UserError(f"{where}: column 'chat' must begin with USER: or ASSISTANT:; found {before.strip()!r:.60}.")
+        raise UserError(
+            f"{where}: column 'chat' must begin with USER: or ASSISTANT:; found"
+            f" {before.strip()!r:.60}."
+        )
     messages = [{"role": "system", "content": instructions}] if instructions else []
     for who, text in zip(parts[::2], parts[1::2], strict=True):
         if content := text.replace(_GLAIVE_END, "").strip():
@@ -275,7 +353,9 @@ def _glaive_functions(system: str, where: str) -> tuple[str, list[Row]]:
         try:
             tool, position = decoder.raw_decode(system, position)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: column 'system': a function is no JSON ({error}). Fix the row.") from None
+            raise UserError(
+                f"{where}: column 'system': a function is no JSON ({error}). Fix the row."
+            ) from None
         tools.append(tool)
         position += len(system[position:]) - len(system[position:].lstrip(" \n\r\t,"))
     return _GLAIVE_INTRODUCTION.sub(".", system[:begin].strip()), tools

@@ -1,8 +1,10 @@
-"""Choice of the documents that are held out, and of rows (not tokens) of them for metrics that generate text.
+"""Choice of the documents that are held out, and of rows (not tokens) of them for metrics that
+generate text.
 
-Held-out data are `data.held_out.source` if set; otherwise a share (`fraction`) of each source's documents by hash, and
-the held-out parts of built-in sets. A separate source is named like that source, a share of a training source (or a
-separate source with the name of one) `source/held_out`, a built-in part `source/part`.
+Held-out data are `data.held_out.source` if set; otherwise a share (`fraction`) of each source's
+documents by hash, and the held-out parts of built-in sets. A separate source is named like that
+source, a share of a training source (or a separate source with the name of one) `source/held_out`,
+a built-in part `source/part`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def split_part_name(source: DataSource) -> str:
 
 
 def find_part(name: str, parts: Collection[str]) -> str | None:
-    """The held-out part that a setting names; a share may be named by its source alone, as in old configs."""
+    """The held-out part that a setting names; a share may be named by its source alone, as in old
+    configs."""
     return next((part for part in (name, name + SPLIT_SUFFIX) if part in parts), None)
 
 
@@ -39,7 +42,8 @@ def split_of(data: DataConfig) -> HeldOutSplit:
     held_out = data.held_out
     if held_out.split_by is not None and held_out.fraction == 0.0:
         raise UserError(
-            "data.held_out.split_by needs data.held_out.fraction: the share of its values that is held out."
+            "data.held_out.split_by needs data.held_out.fraction: the share of its values that is"
+            " held out."
         )
     if held_out.source is not None and held_out.fraction:
         raise UserError("data.held_out: give either a source or a fraction, not both.")
@@ -47,9 +51,12 @@ def split_of(data: DataConfig) -> HeldOutSplit:
 
 
 def held_out_sources(
-    data: DataConfig, sources: list[DataSource], recorded: Mapping[str, SourceContents] | None = None
+    data: DataConfig,
+    sources: list[DataSource],
+    recorded: Mapping[str, SourceContents] | None = None,
 ) -> dict[str, DataSource]:
-    """Held-out sets that are read whole: those of `held_out.source`, else the parts of built-in training sets.
+    """Held-out sets that are read whole: those of `held_out.source`, else the parts of built-in
+    training sets.
 
     `recorded` as in `resolve_source`.
     """
@@ -63,23 +70,32 @@ def held_out_sources(
                 name = f"{source.name}/{part}"
                 found[name] = DataSource(name, 1.0, source.config, builtin_part=part)
         elif configured is not None:
-            trained = next((other.config.path for other in sources if other.name == source.name), source.config.path)
-            found[source.name if trained == source.config.path else split_part_name(source)] = source
+            trained = next(
+                (other.config.path for other in sources if other.name == source.name),
+                source.config.path,
+            )
+            found[source.name if trained == source.config.path else split_part_name(source)] = (
+                source
+            )
     return found
 
 
 def held_out_names(config: RunConfig) -> list[str]:
     """Names of the run's held-out sets, in the order of `PreparedData.held_out`."""
     sources = resolve_sources(config.data.source)
-    shares = [split_part_name(source) for source in sources] if split_of(config.data).fraction else []
+    shares = (
+        [split_part_name(source) for source in sources] if split_of(config.data).fraction else []
+    )
     return [*shares, *held_out_sources(config.data, sources)]
 
 
 def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
-    """At most `limit` held-out rows with the format's own column names, for metrics that generate text.
+    """At most `limit` held-out rows with the format's own column names, for metrics that generate
+    text.
 
-    The choice is pseudo-random but fixed: the rows with the smallest hashes, in that order. It depends only on the
-    rows, not on their order, and a smaller limit gives a prefix of a larger one's.
+    The choice is pseudo-random but fixed: the rows with the smallest hashes, in that order. It
+    depends only on the rows, not on their order, and a smaller limit gives a prefix of a larger
+    one's.
     """
     sources = resolve_sources(config.data.source)
     form, split = row_format(config.data), split_of(config.data)
@@ -92,10 +108,12 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
         rows = canonical_rows(shares[name], form, split, HELD_OUT)
     else:
         raise UserError(
-            f"no held-out set is named {part_name!r}; the names are: {', '.join(held_out_names(config)) or '(none)'}."
+            f"no held-out set is named {part_name!r}; the names are:"
+            f" {', '.join(held_out_names(config)) or '(none)'}."
         )
     chosen = heapq.nsmallest(
-        limit, ((_row_hash(form, row, where), number, row) for number, (row, where) in enumerate(rows))
+        limit,
+        ((_row_hash(form, row, where), number, row) for number, (row, where) in enumerate(rows)),
     )
     if not chosen:
         raise UserError(f"held-out set {part_name!r} has no rows. Raise data.held_out.fraction.")
@@ -103,21 +121,31 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
 
 
 def _row_hash(form: RowFormat, row: Row, where: str) -> int:
-    return xxhash.xxh3_64_intdigest(b"evaluation" + form.identity(row, where).encode("utf-8", "surrogatepass"))
+    return xxhash.xxh3_64_intdigest(
+        b"evaluation" + form.identity(row, where).encode("utf-8", "surrogatepass")
+    )
 
 
-def canonical_rows(source: DataSource, form: RowFormat, split: HeldOutSplit, part: int) -> Iterator[tuple[Row, str]]:
+def canonical_rows(
+    source: DataSource, form: RowFormat, split: HeldOutSplit, part: int
+) -> Iterator[tuple[Row, str]]:
     """Canonical rows of one part of a source and their places."""
     for batch in source.batches():
         for number, row in batch.rows():
             where = batch.where(number)
             canonical = form.canonical(row, where)
-            if split.fraction == 0.0 or split.part_of(row, form.identity(canonical, where), where) == part:
+            if (
+                split.fraction == 0.0
+                or split.part_of(row, form.identity(canonical, where), where) == part
+            ):
                 yield canonical, where
 
 
-def training_texts(sources: list[DataSource], form: RowFormat, split: HeldOutSplit) -> Iterator[str]:
-    """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up to a limit."""
+def training_texts(
+    sources: list[DataSource], form: RowFormat, split: HeldOutSplit
+) -> Iterator[str]:
+    """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up
+    to a limit."""
     if form.is_chat:
         from drillyard.data.chat_template import trained_template_texts
 

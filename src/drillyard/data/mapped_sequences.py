@@ -1,15 +1,15 @@
 """Packed sequences read through memory maps, and the batch that training sees.
 
-A part of a cache is flat files (see `FILES`). A sequence takes its own length rounded up to 8 tokens, so short
-sequences need no padding on disk, and the loss and document-start bits of a row begin at a byte. All ranks share the
-same pages.
+A part of a cache is flat files (see `FILES`). A sequence takes its own length rounded up to 8
+tokens, so short sequences need no padding on disk, and the loss and document-start bits of a row
+begin at a byte. All ranks share the same pages.
 
-Every sequence has its own checksum, verified each time it is read: a cache of any size opens at once, and no damaged
-sequence ever reaches the model. The rank that reads a damaged sequence marks the cache and ends, and the next start
-builds the cache again.
+Every sequence has its own checksum, verified each time it is read: a cache of any size opens at
+once, and no damaged sequence ever reaches the model. The rank that reads a damaged sequence marks
+the cache and ends, and the next start builds the cache again.
 
-Cost of a batch: one copy of its tokens and some vectorised passes over [B, T]; about 0.1 ms for 16 x 128, of which
-checksums take 1 microsecond per sequence (and 1 more for every 16 KB of it).
+Cost of a batch: one copy of its tokens and some vectorised passes over [B, T]; about 0.1 ms for 16
+x 128, of which checksums take 1 microsecond per sequence (and 1 more for every 16 KB of it).
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ FILES = {
     "offsets": np.int64,  # begin of a row in tokens; divided by 8, in bytes of loss and starts
     "checksums": np.uint64,  # of a row's tokens, loss and starts (row_checksum)
     "first_piece": np.int64,  # the first of a sequence's pieces in places
-    "places": np.uint64,  # per piece: number of its origin, and line or row there (batches.NUMBER_BITS)
-    "documents": np.uint64,  # per document in the order of the source: hash of its identity, and its place
+    # per piece: number of its origin, and line or row there (batches.NUMBER_BITS)
+    "places": np.uint64,
+    # per document in the order of the source: hash of its identity, and its place
+    "documents": np.uint64,
 }
 
 BULK = ("tokens", "loss", "starts", "places", "documents")
@@ -53,14 +55,18 @@ ORIGINS = "origins"
 """The one file of a part that is not an array: JSON, [[file or data set, unit], ...]."""
 
 DAMAGED_FILE = "damaged"
-"""A file that a reader writes into a cache directory with a damaged sequence; it names the sequence."""
+"""A file that a reader writes into a cache directory with a damaged sequence; it names the
+sequence."""
 
 
 class DamagedSequence(RuntimeError):
-    """A sequence does not match its checksum. Not a user error: the ranks are started again and the cache rebuilt."""
+    """A sequence does not match its checksum. Not a user error: the ranks are started again and the
+    cache rebuilt."""
 
 
-def row_checksum(tokens: npt.NDArray[Any], loss: npt.NDArray[np.uint8], starts: npt.NDArray[np.uint8]) -> int:
+def row_checksum(
+    tokens: npt.NDArray[Any], loss: npt.NDArray[np.uint8], starts: npt.NDArray[np.uint8]
+) -> int:
     """xxh3-64 over the bytes of a row in the three files, each seeded by the one before."""
     first = xxhash.xxh3_64_intdigest(tokens.data)
     return xxhash.xxh3_64_intdigest(starts.data, xxhash.xxh3_64_intdigest(loss.data, first))
@@ -70,9 +76,9 @@ def row_checksum(tokens: npt.NDArray[Any], loss: npt.NDArray[np.uint8], starts: 
 class Batch:
     """B sequences of T tokens, as the model takes them.
 
-    input_ids, labels (already shifted: the token to be predicted from that position, -100 without loss), position_ids
-    (from 0 in each document): int64 [B, T]. document_ids: int32 [B, T], 0, 1, 2, ... within a sequence, -1 on
-    padding.
+    input_ids, labels (already shifted: the token to be predicted from that position, -100 without
+    loss), position_ids (from 0 in each document): int64 [B, T]. document_ids: int32 [B, T], 0, 1,
+    2, ... within a sequence, -1 on padding.
     """
 
     input_ids: npt.NDArray[np.int64]
@@ -98,11 +104,17 @@ def padding_batch(size: int, sequence_length: int, pad_id: int) -> Batch:
 
 def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     """Batches of sequences of one length as one batch, in their order."""
-    return Batch(*(np.concatenate([getattr(batch, field.name) for batch in batches]) for field in fields(Batch)))
+    return Batch(
+        *(
+            np.concatenate([getattr(batch, field.name) for batch in batches])
+            for field in fields(Batch)
+        )
+    )
 
 
 def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
-    """A file as a read-only array through a shared memory map. A plain array: numpy's memmap class is slow to slice."""
+    """A file as a read-only array through a shared memory map. A plain array: numpy's memmap class
+    is slow to slice."""
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
     with path.open("rb") as stream:
@@ -113,10 +125,10 @@ def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
 class Sequences(ABC):
     """The sequences of one part of one source, by number. Use `len` and `read`.
 
-    `key` changes with their content; `counts` are those of the rows, `firsts` the first row of each count as (file
-    below the source, unit, number). `valid_tokens`: positions with loss of each sequence. `documents`: per document
-    (hash of its identity: prompt, text or messages; its place), empty if unknown. `document_bytes`: bytes of the text
-    that carries loss, None if unknown.
+    `key` changes with their content; `counts` are those of the rows, `firsts` the first row of each
+    count as (file below the source, unit, number). `valid_tokens`: positions with loss of each
+    sequence. `documents`: per document (hash of its identity: prompt, text or messages; its place),
+    empty if unknown. `document_bytes`: bytes of the text that carries loss, None if unknown.
     """
 
     name: str
@@ -139,8 +151,9 @@ class Sequences(ABC):
 
     @abstractmethod
     def places(self, index: int) -> list[tuple[str, str]]:
-        """The location of each document (or piece of one) of a sequence, in order: file below the source ("" if the
-        source is one file), and line or row there ("" if the file is one document)."""
+        """The location of each document (or piece of one) of a sequence, in order: file below the
+        source ("" if the source is one file), and line or row there ("" if the file is one
+        document)."""
 
     @abstractmethod
     def place_of(self, place: int) -> tuple[str, str, int]:
@@ -161,12 +174,15 @@ class CachedSequences(Sequences):
     """The packed sequences of a tokenised cache."""
 
     def __init__(self, directory: Path, part: str, manifest: dict[str, Any], name: str) -> None:
-        """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its manifest."""
+        """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its
+        manifest."""
         self.name = name
         self.key = f"{directory.name.partition('-')[0]}/{part}"
         self._directory, self._part = directory, part
         self.counts = manifest["counts"]
-        self.firsts = {what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()}
+        self.firsts = {
+            what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()
+        }
         self.sequence_length = manifest["sequence_length"]
         self.pad_id = manifest["pad_id"]
         self.document_bytes = manifest["document_bytes"]
@@ -177,7 +193,11 @@ class CachedSequences(Sequences):
         }
         self._tokens, self._loss, self._starts = arrays["tokens"], arrays["loss"], arrays["starts"]
         self._lengths, self._offsets = arrays["lengths"], arrays["offsets"]
-        self._checksums, self._places, self._first_piece = arrays["checksums"], arrays["places"], arrays["first_piece"]
+        self._checksums, self._places, self._first_piece = (
+            arrays["checksums"],
+            arrays["places"],
+            arrays["first_piece"],
+        )
         self.valid_tokens = arrays["valid_tokens"]
         self.documents = arrays["documents"].reshape(-1, 2)
         self._positions = np.arange(self.sequence_length, dtype=np.int64)
@@ -186,17 +206,23 @@ class CachedSequences(Sequences):
         return len(self._lengths)
 
     def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
-        """The sequences with these numbers as a batch [B, T]. DamagedSequence if a checksum differs."""
+        """The sequences with these numbers as a batch [B, T]. DamagedSequence if a checksum
+        differs."""
         rows = np.asarray(indices, np.int64)
         size, length = len(rows), self.sequence_length
         offsets, lengths = self._offsets[rows], self._lengths[rows]
         input_ids = np.full((size, length), self.pad_id, np.int64)
         bits = np.zeros((2, size, (length + 7) // 8), np.uint8)
-        spans = zip(offsets.tolist(), lengths.tolist(), (padded(lengths) // 8).tolist(), strict=True)
+        spans = zip(
+            offsets.tolist(), lengths.tolist(), (padded(lengths) // 8).tolist(), strict=True
+        )
         for b, (offset, count, num_bytes) in enumerate(spans):
             first = offset >> 3
             tokens = self._tokens[offset : offset + 8 * num_bytes]
-            loss_bits, start_bits = self._loss[first : first + num_bytes], self._starts[first : first + num_bytes]
+            loss_bits, start_bits = (
+                self._loss[first : first + num_bytes],
+                self._starts[first : first + num_bytes],
+            )
             if row_checksum(tokens, loss_bits, start_bits) != self._checksums[rows[b]]:
                 raise self._damaged(int(rows[b]))
             input_ids[b, :count] = tokens[:count]
@@ -218,7 +244,10 @@ class CachedSequences(Sequences):
     def places(self, index: int) -> list[tuple[str, str]]:
         last = int(self._first_piece[index + 1]) if index + 1 < len(self) else len(self._places)
         places = self._places[int(self._first_piece[index]) : last].tolist()
-        return [(name, f"{unit} {number}" if unit else "") for name, unit, number in map(self.place_of, places)]
+        return [
+            (name, f"{unit} {number}" if unit else "")
+            for name, unit, number in map(self.place_of, places)
+        ]
 
     def place_of(self, place: int) -> tuple[str, str, int]:
         name, unit = self._origins[place >> NUMBER_BITS]
@@ -236,5 +265,9 @@ class CachedSequences(Sequences):
             (self._directory / DAMAGED_FILE).write_text(what, encoding="utf-8")
             remedy = "the next start builds it again and resumes from the newest checkpoint"
         except OSError as error:
-            remedy = f"delete this directory ({error.strerror}: it could not be marked) and start again"
-        return DamagedSequence(f"{self._directory}: the tokenised cache of {self.name} is damaged: {what}; {remedy}")
+            remedy = (
+                f"delete this directory ({error.strerror}: it could not be marked) and start again"
+            )
+        return DamagedSequence(
+            f"{self._directory}: the tokenised cache of {self.name} is damaged: {what}; {remedy}"
+        )

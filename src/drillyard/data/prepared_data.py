@@ -1,7 +1,8 @@
 """From a run config to sequences: `prepare`, which the trainer calls once per rank.
 
-For each source: compute its content key, then open the cache under (content, tokenizer, format, settings), or build it.
-With a warm cache this costs the hashing of changed files and one read of the cache.
+For each source: compute its content key, then open the cache under (content, tokenizer, format,
+settings), or build it. With a warm cache this costs the hashing of changed files and one read of
+the cache.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from drillyard.data.data_changes import (
 from drillyard.data.data_report import DataReport, overlap_warnings, too_few_sequences
 from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
-from drillyard.data.held_out_parts import SPLIT_SUFFIX, held_out_sources, split_of, split_part_name, training_texts
+from drillyard.data.held_out_parts import (
+    SPLIT_SUFFIX,
+    held_out_sources,
+    split_of,
+    split_part_name,
+    training_texts,
+)
 from drillyard.data.mapped_sequences import CachedSequences, Sequences
 from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.raw_batches import json_digest
@@ -73,10 +80,11 @@ class PreparedData:
     """The path of each training source and held-out part, by name."""
 
     def before_training(self, config: RunConfig, global_batch_size: int) -> list[str]:
-        """Warnings before training: rows that held-out data share with it, too little data for a batch.
+        """Warnings before training: rows that held-out data share with it, too little data for a
+        batch.
 
-        Compares only held-out parts that a split of the documents does not separate. Costs a pass over the hashes of
-        all documents (`data_report.py`).
+        Compares only held-out parts that a split of the documents does not separate. Costs a pass
+        over the hashes of all documents (`data_report.py`).
         """
         training = [(self.paths[source.name], source) for source in self.train.sources]
         notes: list[str] = []
@@ -93,14 +101,18 @@ class PreparedData:
 
 
 def cache_root(data: DataConfig) -> Path:
-    """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created if missing."""
-    root = Path(data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard").expanduser()
+    """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created
+    if missing."""
+    root = Path(
+        data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard"
+    ).expanduser()
     try:
         for name in ("tokenized", "tokenizers", "hashes"):
             (root / name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{root}: the cache directory cannot be created ({error.strerror}). Set data.cache_directory."
+            f"{root}: the cache directory cannot be created ({error.strerror}). Set"
+            " data.cache_directory."
         ) from None
     return root
 
@@ -117,28 +129,35 @@ def prepare(
 ) -> PreparedData:
     """Open the run's data; build the caches that are missing.
 
-    Call it on one rank first, which builds and verifies, then on the others with `only_open=True`, which open without
-    verifying checksums again and never build. `tokenizer_directory`: a saved tokenizer (of a checkpoint, say) that
-    replaces the config's. `known`: the record of the data when this run began; changed data are refused before anything
-    is tokenised, with `if_changed` as advice, and missing data are taken from the cache. Raises UserError for every
-    mistake in data or config.
+    Call it on one rank first, which builds and verifies, then on the others with `only_open=True`,
+    which open without verifying checksums again and never build. `tokenizer_directory`: a saved
+    tokenizer (of a checkpoint, say) that replaces the config's. `known`: the record of the data
+    when this run began; changed data are refused before anything is tokenised, with `if_changed` as
+    advice, and missing data are taken from the cache. Raises UserError for every mistake in data or
+    config.
     """
     # The config of a finished run is read without its secrets; resolve those of its data here.
     config = resolve_section_secrets(config, "data")
     known = known or DataRecord("", "")
-    return _Preparation(config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers).run()
+    return _Preparation(
+        config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers
+    ).run()
 
 
 def encoded_documents(
     config: RunConfig, on_progress: OnProgress | None = None
 ) -> tuple[TextTokenizer, dict[str, Callable[[], Iterator[Encoded]]]]:
-    """The tokenizer, and for each training source its documents as tokens, uncut, in the source's order."""
+    """The tokenizer, and for each training source its documents as tokens, uncut, in the source's
+    order."""
     config = resolve_section_secrets(config, "data")
-    preparation = _Preparation(config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None)
+    preparation = _Preparation(
+        config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None
+    )
     sources = preparation.open_sources()
     whole = replace(preparation.settings, sequence_length=_UNCUT)
     return preparation.tokenizer, {
-        name: partial(preparation.encoded, source, contents, whole) for name, (source, contents) in sources.items()
+        name: partial(preparation.encoded, source, contents, whole)
+        for name, (source, contents) in sources.items()
     }
 
 
@@ -159,7 +178,11 @@ class _Preparation:
 
     def __post_init__(self) -> None:
         self.data = self.config.data
-        self.root, self.format, self.split = cache_root(self.data), row_format(self.data), split_of(self.data)
+        self.root, self.format, self.split = (
+            cache_root(self.data),
+            row_format(self.data),
+            split_of(self.data),
+        )
         self.report = DataReport()
 
     def open_sources(self) -> dict[str, tuple[DataSource, SourceContents]]:
@@ -171,9 +194,9 @@ class _Preparation:
         self.tokenizer = self._tokenizer(training)
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
-                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files, the version of the "
-                f"tokenizers library, or what this version of drillyard puts before a text): the same text would "
-                f"give other tokens. {self.if_changed}"
+                f"the tokenizer {self.tokenizer.origin} changed since this run began (its files,"
+                " the version of the tokenizers library, or what this version of drillyard puts"
+                f" before a text): the same text would give other tokens. {self.if_changed}"
             )
         configured = configured_vocab_size(self.config.model)
         self.vocab_size = len(self.tokenizer.pretrained) if configured is None else configured
@@ -185,7 +208,9 @@ class _Preparation:
         training = self.open_sources()
         sources = [source for source, _ in training.values()]
         contents = {name: found for name, (_, found) in training.items()}
-        self.megatron = MegatronPreparation(self.config, self.root, sources, self.tokenizer.pad_id, self.vocab_size)
+        self.megatron = MegatronPreparation(
+            self.config, self.root, sources, self.tokenizer.pad_id, self.vocab_size
+        )
         trained, held_out, held_out_contents = [], {}, {}
         paths = {source.name: source.config.path for source in sources}
         for source in sources:
@@ -200,10 +225,16 @@ class _Preparation:
             # The record has the source's name, not the part's.
             source, found = self._usable(listed, self.known.held_out.get(listed.name), trains=False)
             held_out_contents[listed.name] = found
-            held_out[name] = _not_empty(self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out")
+            held_out[name] = _not_empty(
+                self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out"
+            )
             paths[name] = source.config.path
         for name, sequences in held_out.items():
-            self.report.add(name if name.endswith(SPLIT_SUFFIX) else f"{name} (held out)", paths[name], sequences)
+            self.report.add(
+                name if name.endswith(SPLIT_SUFFIX) else f"{name} (held out)",
+                paths[name],
+                sequences,
+            )
         mixture = self.megatron.mixture(trained)
         record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
         return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
@@ -219,18 +250,20 @@ class _Preparation:
             if trains:
                 refuse_change(source, now, then, self.if_changed)
             self._note(
-                f"the held-out data {source.name} changed since this run began ({describe_change(now, then)}): its "
-                "figures cannot be compared with earlier ones"
+                f"the held-out data {source.name} changed since this run began"
+                f" ({describe_change(now, then)}): its figures cannot be compared with earlier ones"
             )
             return source, now
         what = "it" if source.missing is not None else describe_change(now, then)
         if any(metric != "loss" for metric in self.config.evaluation.metrics):
             raise UserError(
-                f"data.source {source.name} ({source.config.path}): {what} is missing. Training could continue "
-                "from the tokenised cache, but evaluation.metrics needs the rows: restore it, or set `metrics: [loss]`"
+                f"data.source {source.name} ({source.config.path}): {what} is missing. Training"
+                " could continue from the tokenised cache, but evaluation.metrics needs the rows:"
+                " restore it, or set `metrics: [loss]`"
             )
         self._note(
-            f"{source.config.path} ({source.name}): {what} is missing; the run continues from its tokenised cache"
+            f"{source.config.path} ({source.name}): {what} is missing; the run continues from its"
+            " tokenised cache"
         )
         return replace(source, files=(), missing=then), then
 
@@ -240,11 +273,18 @@ class _Preparation:
             return configured_tokenizer(self.config, self.tokenizer_directory)
         contents = [found.key + source.kind_of_file for source, found in training]
         limits = [source.config.max_samples for source, _ in training]
-        key = json_digest([contents, self.split.__dict__, self.format.__dict__, *([limits] if any(limits) else [])])
+        key = json_digest(
+            [
+                contents,
+                self.split.__dict__,
+                self.format.__dict__,
+                *([limits] if any(limits) else []),
+            ]
+        )
         if not (readable := [source for source, _ in training if not source.is_megatron]):
             raise UserError(
-                "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens already. Set a path "
-                "or id of the one they were made with."
+                "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens"
+                " already. Set a path or id of the one they were made with."
             )
         texts = training_texts(readable, self.format, self.split)
         return trained_tokenizer(setting, key, texts, self.root, for_chats=self.format.is_chat)
@@ -253,13 +293,14 @@ class _Preparation:
         data = self.data
         if self.format.is_chat and tokenizer.chat_template is None:
             raise UserError(
-                f"data.format: {data.format} needs a tokenizer with a chat template, and {tokenizer.origin} has none. "
-                f"Set data.tokenizer to one that has (an instruct model's), or use prompt-completion."
+                f"data.format: {data.format} needs a tokenizer with a chat template, and"
+                f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
+                " model's), or use prompt-completion."
             )
         if not self.format.is_chat and data.format != "text" and tokenizer.eos_id is None:
             raise UserError(
-                f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion would never end. "
-                f"Set data.tokenizer to one that has."
+                f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion"
+                " would never end. Set data.tokenizer to one that has."
             )
         return EncodeSettings(
             format=self.format,
@@ -274,7 +315,9 @@ class _Preparation:
             special_tokens=tokenizer.special_tokens,
         )
 
-    def _sequences(self, source: DataSource, contents: SourceContents, split: HeldOutSplit) -> dict[int, Sequences]:
+    def _sequences(
+        self, source: DataSource, contents: SourceContents, split: HeldOutSplit
+    ) -> dict[int, Sequences]:
         """The parts of a source, cached or built now; Megatron data are read in place."""
         if source.is_megatron:
             return {TRAIN: self.megatron.sequences(source, contents)}
@@ -289,20 +332,35 @@ class _Preparation:
         del described["start_ids"]
         if source.config.max_samples is not None:
             described["max_samples"] = source.config.max_samples
-        kind = self.format.name if self.format.is_chat else "" if settings.start_ids else "no start token"
+        kind = (
+            self.format.name
+            if self.format.is_chat
+            else ""
+            if settings.start_ids
+            else "no start token"
+        )
         version = ENCODING_VERSIONS.get(kind, 1)
-        key = json_digest([version, contents.key, described, self.data.packing, self.tokenizer.pad_id])
+        key = json_digest(
+            [version, contents.key, described, self.data.packing, self.tokenizer.pad_id]
+        )
         # The content key of one file depends neither on its name nor on its format.
         directory = self.root / "tokenized" / f"{key}-{FORMAT_VERSION}{source.kind_of_file}"
         parts = [TRAIN, HELD_OUT] if split.fraction else [TRAIN]
         manifest = self._open_or_build(source, contents, directory, settings, parts)
         return {
-            part: CachedSequences(directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name)
+            part: CachedSequences(
+                directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name
+            )
             for part in parts
         }
 
     def _open_or_build(
-        self, source: DataSource, contents: SourceContents, directory: Path, settings: EncodeSettings, parts: list[int]
+        self,
+        source: DataSource,
+        contents: SourceContents,
+        directory: Path,
+        settings: EncodeSettings,
+        parts: list[int],
     ) -> dict[str, Any]:
         try:
             return open_cache(directory, "sizes" if self.only_open else "start")
@@ -310,14 +368,17 @@ class _Preparation:
             if self.only_open:
                 raise UserError(
                     f"{directory}: missing, though another rank built it. "
-                    f"data.cache_directory must be on a disk that all hosts share."
+                    "data.cache_directory must be on a disk that all hosts share."
                 ) from None
         except DamagedCache as damage:
             if self.only_open:
                 raise UserError(
-                    f"{directory}: the tokenised cache is damaged ({damage}). Start again to rebuild it."
+                    f"{directory}: the tokenised cache is damaged ({damage}). Start again to"
+                    " rebuild it."
                 ) from None
-            self._note(f"the tokenised cache of {source.name} was damaged ({damage}) and is rebuilt")
+            self._note(
+                f"the tokenised cache of {source.name} was damaged ({damage}) and is rebuilt"
+            )
             remove_cache(directory)
         part_settings = PartSettings(
             settings.sequence_length, self.data.packing, self.tokenizer.pad_id, settings.dtype,
@@ -325,31 +386,41 @@ class _Preparation:
             and (bool(settings.start_ids) or is_byte_level(settings.tokenizer_json)),
         )  # fmt: skip
         return build_cache(
-            directory, lambda: self.encoded(source, contents, settings), parts, part_settings, self._note
+            directory,
+            lambda: self.encoded(source, contents, settings),
+            parts,
+            part_settings,
+            self._note,
         )
 
-    def encoded(self, source: DataSource, contents: SourceContents, settings: EncodeSettings) -> Iterator[Encoded]:
+    def encoded(
+        self, source: DataSource, contents: SourceContents, settings: EncodeSettings
+    ) -> Iterator[Encoded]:
         """The rows of a source, encoded, in order. UserError if the source changes meanwhile."""
         done, total = 0, source.nbytes
         try:
             for encoded in encode_all(source.batches(), settings, self.num_workers):
-                encoded.origins = tuple((source.name_of(name), unit) for name, unit in encoded.origins)
+                encoded.origins = tuple(
+                    (source.name_of(name), unit) for name, unit in encoded.origins
+                )
                 yield encoded
                 done += encoded.nbytes
                 if self.on_progress is not None:
                     self.on_progress(f"tokenising {source.name}", done, total)
         except UserError:
-            # A row that is wrong because the source changed under the reader is not the user's to fix.
+            # A row that is wrong because the source changed under the reader is not the user's to
+            # fix.
             self._require_unchanged(source, contents)
             raise
-        # The key of the cache is the content before reading: the content that was read must be the same.
+        # The key of the cache is the content before reading: the content that was read must be the
+        # same.
         self._require_unchanged(source, contents)
 
     def _require_unchanged(self, source: DataSource, contents: SourceContents) -> None:
         if source.files and (now := source.contents(self.root / "hashes")) != contents:
             raise UserError(
-                f"data.source {source.name} ({shown(source.config.path)}) changed while it was tokenised: "
-                f"{describe_change(now, contents)}. Start again when it is complete."
+                f"data.source {source.name} ({shown(source.config.path)}) changed while it was"
+                f" tokenised: {describe_change(now, contents)}. Start again when it is complete."
             )
 
     def _note(self, text: str) -> None:
@@ -362,16 +433,18 @@ def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
     counts = {key: value for key, value in sequences.counts.items() if value}
     if not counts.get("rows"):
         advice = (
-            "raise data.held_out.fraction" if kind == "held-out" else "check the source (and data.held_out.fraction)"
+            "raise data.held_out.fraction"
+            if kind == "held-out"
+            else "check the source (and data.held_out.fraction)"
         )
         raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
     became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
     if counts.get("without_assistant_turn") == counts["rows"]:
         raise UserError(
-            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give those messages the "
-            f"role assistant, or learn everything by data.loss_on: all."
+            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give"
+            " those messages the role assistant, or learn everything by data.loss_on: all."
         )
     raise UserError(
-        f"data.source {name}: no {kind} document is left with a token that carries loss ({became}). "
-        f"Check data.too_long, data.sequence_length and the columns."
+        f"data.source {name}: no {kind} document is left with a token that carries loss ({became})."
+        " Check data.too_long, data.sequence_length and the columns."
     )

@@ -1,10 +1,12 @@
-"""Raw batches of rows: the unit of work between the reader of a source and the processes that tokenise it.
+"""Raw batches of rows: the unit of work between the reader of a source and the processes that
+tokenise it.
 
-One process reads a source in order. It only cuts the stream into batches of about a megabyte and passes them on
-undecoded. Parsing (UTF-8, JSON, Arrow to Python) is done where a batch is tokenised, so it runs on all cores. Every
-batch knows the origin of its rows, which error messages need.
+One process reads a source in order. It only cuts the stream into batches of about a megabyte and
+passes them on undecoded. Parsing (UTF-8, JSON, Arrow to Python) is done where a batch is tokenised,
+so it runs on all cores. Every batch knows the origin of its rows, which error messages need.
 
-Cost: a batch is pickled once (bytes or Arrow buffers, about 1 GB/s). Limit: one row must fit in memory.
+Cost: a batch is pickled once (bytes or Arrow buffers, about 1 GB/s). Limit: one row must fit in
+memory.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ Origin = tuple[str, str]
 """(file or data set, the unit that counts its rows: line, row, or "" if it is one row)."""
 
 BATCH_BYTES = 1 << 20
-"""Size of a raw batch: large enough that passing it on costs nothing, small enough to keep all cores busy."""
+"""Size of a raw batch: large enough that passing it on costs nothing, small enough to keep all
+cores busy."""
 
 NUMBER_BITS = 40
-"""A place as one uint64: the number of the origin above these bits, the line or row below (up to a trillion)."""
+"""A place as one uint64: the number of the origin above these bits, the line or row below (up to a
+trillion)."""
 
 
 def format_location(origin: Origin, number: int) -> str:
@@ -42,10 +46,12 @@ def format_location(origin: Origin, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """Consecutive rows of one source, not yet decoded: one origin of many rows, or many origins of one row each.
+    """Consecutive rows of one source, not yet decoded: one origin of many rows, or many origins of
+    one row each.
 
-    `nbytes`: size of the undecoded rows, for progress. `rows()`: decoded rows with the numbers that `place` and `where`
-    take; raises UserError on invalid input. Picklable: `rows` is a partial of a function of a module.
+    `nbytes`: size of the undecoded rows, for progress. `rows()`: decoded rows with the numbers that
+    `place` and `where` take; raises UserError on invalid input. Picklable: `rows` is a partial of a
+    function of a module.
     """
 
     origins: tuple[Origin, ...]
@@ -63,7 +69,8 @@ class RawBatch:
 
 
 def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]]) -> Iterator[RawBatch]:
-    """Group rows that are dictionaries already into batches of about `BATCH_BYTES` characters of text."""
+    """Group rows that are dictionaries already into batches of about `BATCH_BYTES` characters of
+    text."""
     held: list[tuple[int, Row]] = []
     size = 0
     for number, row in rows:
@@ -87,7 +94,8 @@ def first_rows(batches: Iterator[RawBatch], limit: int) -> Iterator[RawBatch]:
 
 
 def json_digest(value: Any) -> str:
-    """xxh3-128 in hex of a value as JSON, whatever the order of its keys; what JSON lacks counts by its repr."""
+    """xxh3-128 in hex of a value as JSON, whatever the order of its keys; what JSON lacks counts by
+    its repr."""
     return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True, default=repr).encode())
 
 
@@ -97,4 +105,6 @@ def hash_bytes_of(file: Path) -> str:
         with file.open("rb", buffering=0) as stream:
             return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}). Check the file and its permissions.") from None
+        raise UserError(
+            f"{file}: cannot be read ({error.strerror}). Check the file and its permissions."
+        ) from None

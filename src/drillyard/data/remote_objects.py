@@ -1,10 +1,13 @@
-"""Objects at addresses (gs://, s3://, hf://, https://), read by ranges through fsspec as if they were files.
+"""Objects at addresses (gs://, s3://, hf://, https://), read by ranges through fsspec as if they
+were files.
 
-A range that fails is asked for again from the byte reached, in smaller pieces, so a connection that is cut every few
-kilobytes still makes progress; a refusal (401, 403, 404) is an error at once. An object has a tag (generation, ETag or
-the like), which is compared after a failure and once a source is read: bytes of two versions are never mixed unseen.
+A range that fails is asked for again from the byte reached, in smaller pieces, so a connection that
+is cut every few kilobytes still makes progress; a refusal (401, 403, 404) is an error at once. An
+object has a tag (generation, ETag or the like), which is compared after a failure and once a source
+is read: bytes of two versions are never mixed unseen.
 
-Objects are read once, into the tokenised cache. Rows of `evaluation.metrics` that generate text are read at each start.
+Objects are read once, into the tokenised cache. Rows of `evaluation.metrics` that generate text are
+read at each start.
 """
 
 from __future__ import annotations
@@ -32,18 +35,41 @@ SMALLEST_RANGE = 1 << 10
 ATTEMPTS = 10
 """Failures in a row, without a byte between them, before an object is given up: about a minute."""
 FIRST_PAUSE_SECONDS = 0.1
-_TAGS = ("generation", "ETag", "etag", "blob_id", "md5Hash", "Content-MD5", "Digest", "Last-Modified")
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "hf": "huggingface_hub", "https": "aiohttp", "http": "aiohttp"}
+_TAGS = (
+    "generation",
+    "ETag",
+    "etag",
+    "blob_id",
+    "md5Hash",
+    "Content-MD5",
+    "Digest",
+    "Last-Modified",
+)
+_PACKAGES = {
+    "gs": "gcsfs",
+    "s3": "s3fs",
+    "hf": "huggingface_hub",
+    "https": "aiohttp",
+    "http": "aiohttp",
+}
 _ACCESS = {
-    "gs": "Log in with `gcloud auth application-default login`, or let this account read the bucket",
-    "s3": "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to an account that may read the bucket",
-    "https": "Give an address that can be read without a login, or download the file and give its path",
+    "gs": (
+        "Log in with `gcloud auth application-default login`, or let this account read the bucket"
+    ),
+    "s3": (
+        "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, to an account that may"
+        " read the bucket"
+    ),
+    "https": (
+        "Give an address that can be read without a login, or download the file and give its path"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """An object with its size in bytes and a tag that changes with its content. Picklable; opened like a Path."""
+    """An object with its size in bytes and a tag that changes with its content. Picklable; opened
+    like a Path."""
 
     address: str
     size: int
@@ -64,7 +90,8 @@ class RemoteObject:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> BinaryIO:
-        """A seekable stream of the bytes. Reading raises UserError if they cannot be read or have changed."""
+        """A seekable stream of the bytes. Reading raises UserError if they cannot be read or have
+        changed."""
         assert mode == "rb"
         return cast(BinaryIO, io.BufferedReader(_Ranges(self), RANGE_BYTES))
 
@@ -74,7 +101,9 @@ def shown(address: str) -> str:
     return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", address, maxsplit=1)[0])
 
 
-def list_objects(address: str, is_readable: Callable[[PurePosixPath], bool]) -> tuple[RemoteObject, ...]:
+def list_objects(
+    address: str, is_readable: Callable[[PurePosixPath], bool]
+) -> tuple[RemoteObject, ...]:
     """The object at an address, or those below it with readable names, in the order of their paths.
 
     UserError if there is none, access is denied, or the service cannot be reached.
@@ -97,8 +126,8 @@ def _object(address: str, info: dict[str, Any]) -> RemoteObject:
     tag = next((f"{key} {info[key]}" for key in _TAGS if info.get(key)), None)
     if info.get("size") is None or tag is None:
         raise UserError(
-            f"{shown(address)}: its size or version (ETag, Last-Modified) is not known, so a change would go "
-            f"unnoticed. Download it and give its path."
+            f"{shown(address)}: its size or version (ETag, Last-Modified) is not known, so a change"
+            " would go unnoticed. Download it and give its path."
         )
     return RemoteObject(address, int(info["size"]), tag)
 
@@ -117,7 +146,11 @@ class _Ranges(io.RawIOBase):
         self._path = self._files._strip_protocol(remote.address)
         self._range = RANGE_BYTES
         # Google's storage reads the generation that was listed, or fails.
-        self._version = {"generation": remote.tag.partition(" ")[2]} if remote.tag.startswith("generation ") else {}
+        self._version = (
+            {"generation": remote.tag.partition(" ")[2]}
+            if remote.tag.startswith("generation ")
+            else {}
+        )
 
     def readable(self) -> bool:
         return True
@@ -129,7 +162,9 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._object.size}[whence]
+        self._at = (
+            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._object.size}[whence]
+        )
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -145,15 +180,17 @@ class _Ranges(io.RawIOBase):
     def _fetch(self, wanted: int) -> bytes:
         count = min(wanted, self._range)
         try:
-            data: bytes = self._files.cat_file(self._path, start=self._at, end=self._at + count, **self._version)
+            data: bytes = self._files.cat_file(
+                self._path, start=self._at, end=self._at + count, **self._version
+            )
         except Exception:
             self._range = max(SMALLEST_RANGE, count // 8)
             self._require_unchanged()
             raise
         if len(data) > count:
             raise UserError(
-                f"{self._object}: the server sends the whole object where a part is asked for. Download it and give "
-                f"its path."
+                f"{self._object}: the server sends the whole object where a part is asked for."
+                " Download it and give its path."
             )
         if len(data) < count:
             self._range = max(SMALLEST_RANGE, count // 8)
@@ -163,15 +200,17 @@ class _Ranges(io.RawIOBase):
         return data
 
     def _require_unchanged(self) -> None:
-        """Raise UserError if the object is not the one that was listed; nothing if that cannot be found out now."""
+        """Raise UserError if the object is not the one that was listed; nothing if that cannot be
+        found out now."""
         try:
             now = _object(self._object.address, _fresh_info(self._files, self._path))
         except Exception:
             return  # the attempt's own error says why
         if now != self._object:
             raise UserError(
-                f"{self._object} changed while it was read ({self._object.size} bytes, {self._object.tag}; now "
-                f"{now.size} bytes, {now.tag}). Start again when it is complete."
+                f"{self._object} changed while it was read ({self._object.size} bytes,"
+                f" {self._object.tag}; now {now.size} bytes, {now.tag}). Start again when it is"
+                " complete."
             )
 
 
@@ -187,19 +226,24 @@ def _retried(address: str, attempt: Callable[[], Result], where: str = "") -> Re
         if number + 1 < ATTEMPTS:
             time.sleep(FIRST_PAUSE_SECONDS * 2**number)
     raise UserError(
-        f"{shown(address)}: cannot be read{where} after {ATTEMPTS} attempts ({_reason(last)}). Start again when it can "
-        f"be reached; nothing incomplete was kept."
+        f"{shown(address)}: cannot be read{where} after {ATTEMPTS} attempts ({_reason(last)})."
+        " Start again when it can be reached; nothing incomplete was kept."
     ) from None
 
 
 def refuse(address: str, error: Exception) -> None:
-    """Raise UserError for an error that another attempt cannot change: no access, no such object."""
+    """Raise UserError for an error that another attempt cannot change: no access, no such
+    object."""
     status, scheme = _status(error), remote_scheme(address) or ""
     if status in (401, 403):
-        raise UserError(f"{shown(address)}: access is denied ({status}). {_access_advice(address, scheme)}.") from None
+        raise UserError(
+            f"{shown(address)}: access is denied ({status}). {_access_advice(address, scheme)}."
+        ) from None
     if status in (404, 410):
         raise UserError(f"{shown(address)}: no such object or bucket. Check the address.") from None
-    is_wrong = isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError)  # half an answer of an API
+    is_wrong = isinstance(error, ValueError) and not isinstance(
+        error, json.JSONDecodeError
+    )  # half an answer of an API
     if is_wrong or type(error).__name__ == "OfflineModeIsEnabled":
         raise UserError(f"{shown(address)}: cannot be read ({_reason(error)}).") from None
 
@@ -212,7 +256,8 @@ def _access_advice(address: str, scheme: str) -> str:
 
 
 def _status(error: BaseException | None) -> int | None:
-    """The HTTP status behind an error, or the one it amounts to; None for a failure that may pass."""
+    """The HTTP status behind an error, or the one it amounts to; None for a failure that may
+    pass."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         seen.append(error)
@@ -255,7 +300,10 @@ def _filesystem(scheme: str) -> Any:
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if package == "aiohttp":
         # Other encodings would change the bytes that a range counts.
-        options |= {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
+        options |= {
+            "headers": {"Accept-Encoding": "identity"},
+            "client_kwargs": {"trust_env": True},
+        }
     if package == "gcsfs":
         import logging
 
@@ -264,6 +312,7 @@ def _filesystem(scheme: str) -> Any:
         # It logs each failure with a traceback; the message of the last one is ours.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
-        # The class that fsspec would take first asks for the bucket's type, which needs rights that a reader may lack.
+        # The class that fsspec would take first asks for the bucket's type, which needs rights that
+        # a reader may lack.
         return GCSFileSystem(**options)
     return fsspec.filesystem(scheme, **options)

@@ -1,18 +1,23 @@
 """Conversion of rows to documents: lists of text segments, each with or without loss.
 
-Segments are tokenised one by one and concatenated. So a prompt has the same tokens in training, where a completion
-follows, and in generation: no merge crosses from prompt to completion.
+Segments are tokenised one by one and concatenated. So a prompt has the same tokens in training,
+where a completion follows, and in generation: no merge crosses from prompt to completion.
 
     text               text                          -> loss on everything
     prompt-completion  prompt, completion            -> loss on the completion
-    text-to-sql        schema, question, sql         -> loss on the SQL; columns of gretelai/synthetic_text_to_sql
-                                                        (sql_context, sql_prompt, sql) and of Spider are known
-    chat               messages, tools (may be absent) -> loss on the assistant's turns (chat_template.py); ShareGPT's
-                                                        conversations and Alpaca's rows are known (chat_messages.py)
-    function-calling   messages, tools               -> the same; the layouts are those of function_rows.py
+    text-to-sql        schema, question, sql         -> loss on the SQL; columns of
+                                                     gretelai/synthetic_text_to_sql
+                                                        (sql_context, sql_prompt, sql) and of Spider
+                                                        are known
+    chat               messages, tools (may be absent) -> loss on the assistant's turns
+                       (chat_template.py); ShareGPT's
+                                                        conversations and Alpaca's rows are known
+                                                        (chat_messages.py)
+    function-calling   messages, tools               -> the same; the layouts are those of
+                                                     function_rows.py
 
-`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss on every token;
-`data.train_on` chooses among the turns of a chat.
+`data.columns` maps a format's own column names to those of the data. `data.loss_on: all` puts loss
+on every token; `data.train_on` chooses among the turns of a chat.
 """
 
 from __future__ import annotations
@@ -42,7 +47,11 @@ Segments = list[tuple[str, bool]]
 COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text",)},
     "prompt-completion": {"prompt": ("prompt",), "completion": ("completion",)},
-    "text-to-sql": {"schema": ("schema", "sql_context"), "question": ("question", "sql_prompt"), "sql": ("sql",)},
+    "text-to-sql": {
+        "schema": ("schema", "sql_context"),
+        "question": ("question", "sql_prompt"),
+        "sql": ("sql",),
+    },
     "chat": {"messages": MESSAGE_COLUMNS},
     "function-calling": {},
 }
@@ -54,8 +63,8 @@ OPTIONAL_COLUMNS = {"chat": ("tools",), "function-calling": ("messages", "tools"
 def render_prompt(row: Mapping[str, Any]) -> str:
     """The prompt of a text-to-SQL row {schema, question}; the completion is the bare SQL.
 
-    The schema's CREATE TABLE statements, then the question as an SQL comment on one line: short, and close to what
-    models have seen of SQL files.
+    The schema's CREATE TABLE statements, then the question as an SQL comment on one line: short,
+    and close to what models have seen of SQL files.
     """
     return f"{row['schema'].strip()}\n-- {' '.join(row['question'].split())}\n"
 
@@ -77,7 +86,8 @@ class RowFormat:
         return self.name in CHAT_FORMATS
 
     def canonical(self, row: Row, where: str) -> Row:
-        """The row with the format's own column names besides the row's others. UserError if one is missing."""
+        """The row with the format's own column names besides the row's others. UserError if one is
+        missing."""
         if self.name == "function-calling":
             return function_calling_row(row, self.columns, where)
         canonical = dict(row)
@@ -102,8 +112,8 @@ class RowFormat:
         mapping = f"data.columns: {{{own}: {near[0] if near else 'NAME'}}}"
         hint = f" Did you mean {near[0]!r}? Then set {mapping}." if near else f" Set {mapping}."
         raise UserError(
-            f"{where}: no column {' or '.join(repr(name) for name in expected)}, which format {self.name} needs; "
-            f"the columns are: {', '.join(map(str, row)) or '(none)'}.{hint}"
+            f"{where}: no column {' or '.join(repr(name) for name in expected)}, which format"
+            f" {self.name} needs; the columns are: {', '.join(map(str, row)) or '(none)'}.{hint}"
         )
 
     def text_of(self, row: Row, own: str, where: str) -> str:
@@ -111,8 +121,12 @@ class RowFormat:
         value = row[own]
         if not isinstance(value, str):
             column = self.columns.get(own, own)
-            found = "no value (null)" if value is None else f"a value of type {type(value).__name__}"
-            raise UserError(f"{where}: column {column!r} has {found}; expected text. Fix or remove this row.")
+            found = (
+                "no value (null)" if value is None else f"a value of type {type(value).__name__}"
+            )
+            raise UserError(
+                f"{where}: column {column!r} has {found}; expected text. Fix or remove this row."
+            )
         return value
 
     def segments(self, row: Row, where: str) -> Segments:
@@ -121,7 +135,11 @@ class RowFormat:
             return [(self.text_of(row, "text", where), True)]
         prompt = self.prompt(row, where)
         is_sql = self.name == "text-to-sql"
-        completion = self.text_of(row, "sql", where).strip() if is_sql else self.text_of(row, "completion", where)
+        completion = (
+            self.text_of(row, "sql", where).strip()
+            if is_sql
+            else self.text_of(row, "completion", where)
+        )
         return [(prompt, self.loss_on == "all"), (completion, True)]
 
     def prompt(self, row: Row, where: str) -> str:
@@ -133,7 +151,8 @@ class RowFormat:
         return render_prompt(row)
 
     def identity(self, row: Row, where: str) -> str:
-        """The key by which equal rows go to the same part: the prompt if there is one, else the text or messages.
+        """The key by which equal rows go to the same part: the prompt if there is one, else the
+        text or messages.
 
         So no prompt is in both training and held-out data, whatever its answers.
         """
@@ -152,9 +171,14 @@ def row_format(data: DataConfig) -> RowFormat:
             near = difflib.get_close_matches(own, known, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise UserError(
-                f"data.columns: format {data.format} has no column {own!r}; it has {', '.join(known)}.{hint}"
+                f"data.columns: format {data.format} has no column {own!r}; it has"
+                f" {', '.join(known)}.{hint}"
             )
     loss_on = data.loss_on or ("all" if data.format == "text" else "completion")
     if data.format == "text" and loss_on == "completion":
-        raise UserError("data.loss_on: format text has no completion; use loss_on: all or another format.")
-    return RowFormat(data.format, dict(data.columns), loss_on if data.train_on == "all" else data.train_on)
+        raise UserError(
+            "data.loss_on: format text has no completion; use loss_on: all or another format."
+        )
+    return RowFormat(
+        data.format, dict(data.columns), loss_on if data.train_on == "all" else data.train_on
+    )

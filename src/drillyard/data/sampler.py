@@ -1,23 +1,26 @@
-"""Sequences that a step trains on: a pure function of (seed, epoch, step), the same for every number of ranks.
+"""Sequences that a step trains on: a pure function of (seed, epoch, step), the same for every
+number of ranks.
 
-All samples form one endless stream, and a step takes consecutive numbers of it; ranks and micro-batches divide the
-numbers of a step. So resuming at a step costs nothing, and any number of ranks or micro-batches trains on the same
-samples.
+All samples form one endless stream, and a step takes consecutive numbers of it; ranks and
+micro-batches divide the numbers of a step. So resuming at a step costs nothing, and any number of
+ranks or micro-batches trains on the same samples.
 
-- One source: epoch e is a pseudo-random permutation of its sequences (`permute`), seeded by (seed, source,
-  epoch). Sample g is position g mod n of epoch g div n.
-- Several sources: samples come in blocks of `BLOCK` slots. A source has slots in proportion to its weight (largest
-  remainders, at least one), spread evenly over the block, so the shares are exact to 1/1000 over every block, and
-  nearly so in every step. The k-th slot of a source takes the k-th sample of that source's own endless order; each
-  source has its own epochs.
+- One source: epoch e is a pseudo-random permutation of its sequences (`permute`), seeded by (seed,
+  source, epoch). Sample g is position g mod n of epoch g div n.
+- Several sources: samples come in blocks of `BLOCK` slots. A source has slots in proportion to its
+  weight (largest remainders, at least one), spread evenly over the block, so the shares are exact
+  to 1/1000 over every block, and nearly so in every step. The k-th slot of a source takes the k-th
+  sample of that source's own endless order; each source has its own epochs.
 
-`training.steps` and `training.epochs` cut the stream into steps in two ways (`BatchShape.by_epoch`):
+`training.steps` and `training.epochs` cut the stream into steps in two ways
+(`BatchShape.by_epoch`):
 
-- `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every step is full, and a
-  step that reaches the end of an epoch continues with the next one.
-- `training.epochs`: each epoch of n samples (of all sources together) is ceil(n / B) steps, the last of which takes the
-  rest. So one epoch of a single source trains each of its sequences once, and a run of more epochs begins with the
-  steps of a shorter one. Up to step n div B both ways are the same.
+- `training.steps`: step s takes samples s * B to (s + 1) * B, B being the global batch size. Every
+  step is full, and a step that reaches the end of an epoch continues with the next one.
+- `training.epochs`: each epoch of n samples (of all sources together) is ceil(n / B) steps, the
+  last of which takes the rest. So one epoch of a single source trains each of its sequences once,
+  and a run of more epochs begins with the steps of a shorter one. Up to step n div B both ways are
+  the same.
 
 A step's samples are dealt out to the data ranks in turn, a micro-batch at a time.
 """
@@ -38,7 +41,8 @@ from drillyard.data.mapped_sequences import Batch, Sequences, concatenate_batche
 from drillyard.errors import UserError
 
 BLOCK = 2000
-"""Slots per block of a mixture; rounding to whole slots changes a share by at most 1/2000 (unless it is below that)."""
+"""Slots per block of a mixture; rounding to whole slots changes a share by at most 1/2000 (unless
+it is below that)."""
 
 ORDER_VERSION = 1
 
@@ -67,13 +71,15 @@ class BatchShape:
         return self.micro_batch_size * self.num_data_ranks * self.accumulation
 
     def reader_of(self, number: int) -> tuple[int, int]:
-        """(data rank, its micro-batch) that reads sample `number` of a global batch, all counted from 0."""
+        """(data rank, its micro-batch) that reads sample `number` of a global batch, all counted
+        from 0."""
         micro_batch, data_rank = divmod(number // self.micro_batch_size, self.num_data_ranks)
         return data_rank, micro_batch
 
 
 def slot_counts(weights: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Slots of each source in a block: largest remainders, at least one slot each. One source needs a single slot."""
+    """Slots of each source in a block: largest remainders, at least one slot each. One source needs
+    a single slot."""
     if len(weights) == 1:
         return np.ones(1, np.int64)
     if len(weights) > BLOCK // 2:
@@ -91,8 +97,8 @@ def slot_counts(weights: Sequence[float]) -> npt.NDArray[np.int64]:
 
 
 def slot_pattern(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Source of each slot, evenly spread: the target of the k-th of c slots of a source is (k + 1/2) / c of the
-    block."""
+    """Source of each slot, evenly spread: the target of the k-th of c slots of a source is (k +
+    1/2) / c of the block."""
     sources = np.repeat(np.arange(len(counts)), counts)
     targets = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     return sources[np.argsort(targets, kind="stable")]
@@ -111,7 +117,12 @@ class Mixture:
         # rank[s]: the number of earlier slots of the block with the same source.
         one_hot = self._pattern[:, None] == np.arange(len(counts))
         self._rank = (np.cumsum(one_hot, axis=0) - 1)[np.arange(len(self._pattern)), self._pattern]
-        parts = [ORDER_VERSION, seed, counts.tolist(), [(source.key, len(source)) for source in self.sources]]
+        parts = [
+            ORDER_VERSION,
+            seed,
+            counts.tolist(),
+            [(source.key, len(source)) for source in self.sources],
+        ]
         self.fingerprint = xxhash.xxh3_128_hexdigest(repr(parts).encode())
         """Changes when the order or the content of any sample would."""
 
@@ -130,13 +141,20 @@ class Mixture:
         return self.samples_of_step(step, shape).start / self.num_sequences
 
     def drawn(self, samples: int) -> dict[str, tuple[int, int]]:
-        """By source name: the number of the first `samples` samples drawn from it, and its number of sequences."""
+        """By source name: the number of the first `samples` samples drawn from it, and its number
+        of sequences."""
         blocks, rest = divmod(samples, len(self._pattern))
-        counts = blocks * self._counts + np.bincount(self._pattern[:rest], minlength=len(self.sources))
-        return {source.name: (int(count), len(source)) for source, count in zip(self.sources, counts, strict=True)}
+        counts = blocks * self._counts + np.bincount(
+            self._pattern[:rest], minlength=len(self.sources)
+        )
+        return {
+            source.name: (int(count), len(source))
+            for source, count in zip(self.sources, counts, strict=True)
+        }
 
     def coverage(self, step: int, shape: BatchShape) -> dict[str, Any]:
-        """Coverage before `step`: sequences seen at least once, all sequences, and passes over them.
+        """Coverage before `step`: sequences seen at least once, all sequences, and passes over
+        them.
 
         Of several sources also by name: each is drawn by its weight and has epochs of its own.
         """
@@ -152,11 +170,14 @@ class Mixture:
         }
         return covered | {"sources": each}
 
-    def read_step(self, step: int, shape: BatchShape, data_rank: int) -> tuple[list[SampleRef], Iterator[Batch]]:
-        """The samples of a step (0-based), and the micro-batches of one data rank, read as they are taken.
+    def read_step(
+        self, step: int, shape: BatchShape, data_rank: int
+    ) -> tuple[list[SampleRef], Iterator[Batch]]:
+        """The samples of a step (0-based), and the micro-batches of one data rank, read as they are
+        taken.
 
-        All ranks get equally many micro-batches, since each gathers weights from all, and each micro-batch has
-        `micro_batch_size` rows: those without a sequence are padding.
+        All ranks get equally many micro-batches, since each gathers weights from all, and each
+        micro-batch has `micro_batch_size` rows: those without a sequence are padding.
         """
         refs, size = self.indices(step, shape), shape.micro_batch_size
         starts = range(data_rank * size, data_rank * size + len(refs), size * shape.num_data_ranks)
@@ -185,14 +206,17 @@ class Mixture:
         begin = 0
         while begin < len(positions):
             epoch, chunk = int(epochs[begin]), int(chunks[begin])
-            end = begin + int(np.count_nonzero((epochs[begin:] == epoch) & (chunks[begin:] == chunk)))
+            end = begin + int(
+                np.count_nonzero((epochs[begin:] == epoch) & (chunks[begin:] == chunk))
+            )
             key = xxhash.xxh3_64_intdigest(f"{self.seed}/{number}/{epoch}".encode())
             items[begin:end] = order_chunk(size, key, chunk)[places[begin:end]]
             begin = end
         return items
 
     def _read_padded(self, refs: Sequence[SampleRef], size: int) -> Batch:
-        """The sequences of `refs` (at most `size`), padded to `size` rows with rows that carry no loss."""
+        """The sequences of `refs` (at most `size`), padded to `size` rows with rows that carry no
+        loss."""
         if len(refs) == size:
             return self.read(refs)
         first = self.sources[0]
@@ -206,7 +230,9 @@ class Mixture:
         if len(set(owners)) == 1:
             return self.sources[owners[0]].read(rows)
         numbers = np.array(owners)
-        batches = [self.sources[number].read(rows[numbers == number]) for number in sorted(set(owners))]
+        batches = [
+            self.sources[number].read(rows[numbers == number]) for number in sorted(set(owners))
+        ]
         back = np.argsort(np.argsort(numbers, kind="stable"), kind="stable")
         return concatenate_batches(batches).rows(back)
 
@@ -216,11 +242,13 @@ class Mixture:
 
 
 def permute(positions: npt.NDArray[np.uint64], n: int, key: int) -> npt.NDArray[np.int64]:
-    """Images of `positions` (each below n) under the permutation of 0..n-1 with this `key`, in O(1) memory.
+    """Images of `positions` (each below n) under the permutation of 0..n-1 with this `key`, in O(1)
+    memory.
 
-    A Feistel network is a bijection of w-bit numbers for any round function. Images of n or more go through it again
-    until they are below n ("cycle walking"), which leaves a bijection of 0..n-1; with 2**(w-1) < n <= 2**w this takes
-    fewer than two passes on average. Black and Rogaway, "Ciphers with Arbitrary Finite Domains" (2002).
+    A Feistel network is a bijection of w-bit numbers for any round function. Images of n or more go
+    through it again until they are below n ("cycle walking"), which leaves a bijection of 0..n-1;
+    with 2**(w-1) < n <= 2**w this takes fewer than two passes on average. Black and Rogaway,
+    "Ciphers with Arbitrary Finite Domains" (2002).
     """
     values = positions.astype(np.uint64)
     if n <= 1:
@@ -235,13 +263,17 @@ def permute(positions: npt.NDArray[np.uint64], n: int, key: int) -> npt.NDArray[
 
 
 def _feistel(values: npt.NDArray[np.uint64], width: int, key: int) -> npt.NDArray[np.uint64]:
-    """One bijection of `width`-bit numbers: rounds in which one half, mixed, is xored into the other."""
+    """One bijection of `width`-bit numbers: rounds in which one half, mixed, is xored into the
+    other."""
     low_bits = width // 2
     high_bits = width - low_bits
     for number in range(ROUNDS):
-        # The halves swap sizes each round, so that odd widths work: (high, low) -> (low, high ^ f(low)).
+        # The halves swap sizes each round, so that odd widths work: (high, low) -> (low, high ^
+        # f(low)).
         high, low = values >> np.uint64(low_bits), values & np.uint64((1 << low_bits) - 1)
-        mixed = _mix(low, xxhash.xxh3_64_intdigest(f"{key}/{number}".encode())) & np.uint64((1 << high_bits) - 1)
+        mixed = _mix(low, xxhash.xxh3_64_intdigest(f"{key}/{number}".encode())) & np.uint64(
+            (1 << high_bits) - 1
+        )
         values = (low << np.uint64(high_bits)) | (high ^ mixed)
         low_bits, high_bits = high_bits, low_bits
     return values
@@ -257,6 +289,7 @@ def _mix(values: npt.NDArray[np.uint64], round_key: int) -> npt.NDArray[np.uint6
 
 @lru_cache(maxsize=64)
 def order_chunk(n: int, key: int, chunk: int) -> npt.NDArray[np.int64]:
-    """Items at positions [chunk * CHUNK, ...) of the order of n items with this `key`. Shared: do not write to it."""
+    """Items at positions [chunk * CHUNK, ...) of the order of n items with this `key`. Shared: do
+    not write to it."""
     first = chunk * CHUNK
     return permute(np.arange(first, min(n, first + CHUNK), dtype=np.uint64), n, key)

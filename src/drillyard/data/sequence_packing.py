@@ -1,12 +1,13 @@
 """Best-fit packing of pieces into sequences of T tokens, in constant memory.
 
-Pieces arrive in order and are collected in windows of some millions of tokens. In a window the longest pieces are
-placed first, each into the open sequence with the least room that is enough (best fit decreasing, close to optimal for
-many small items). The emptiest sequences of a window are packed again with the next, up to an eighth of it. No piece is
-lost, duplicated or cut here.
+Pieces arrive in order and are collected in windows of some millions of tokens. In a window the
+longest pieces are placed first, each into the open sequence with the least room that is enough
+(best fit decreasing, close to optimal for many small items). The emptiest sequences of a window are
+packed again with the next, up to an eighth of it. No piece is lost, duplicated or cut here.
 
-Cost: bit r of one big integer is set while a sequence with room r is open, so best fit takes two shifts: about a
-microsecond per piece up to T of 100 thousand. The result depends only on the pieces and their order.
+Cost: bit r of one big integer is set while a sequence with room r is open, so best fit takes two
+shifts: about a microsecond per piece up to T of 100 thousand. The result depends only on the pieces
+and their order.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def best_fit(lengths: npt.NDArray[np.int32], capacity: int) -> list[list[int]]:
 
 @dataclass
 class PackedSequences:
-    """Consecutive finished sequences. Each begins at a multiple of 8 in the flat arrays, so that bits can be packed by
-    row.
+    """Consecutive finished sequences. Each begins at a multiple of 8 in the flat arrays, so that
+    bits can be packed by row.
 
-    tokens, loss, starts: flat [sum of padded lengths]; lengths: tokens per sequence, int32; valid_tokens: positions
-    with loss, int32; pieces: pieces per sequence, int64; places: per piece, in the order of the sequences.
+    tokens, loss, starts: flat [sum of padded lengths]; lengths: tokens per sequence, int32;
+    valid_tokens: positions with loss, int32; pieces: pieces per sequence, int64; places: per piece,
+    in the order of the sequences.
     """
 
     tokens: npt.NDArray[Any]
@@ -73,7 +75,9 @@ def padded(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 class Packer:
     """Packs pieces into sequences. `packing=False`: each piece is one sequence."""
 
-    def __init__(self, sequence_length: int, packing: bool, window_tokens: int | None = None) -> None:
+    def __init__(
+        self, sequence_length: int, packing: bool, window_tokens: int | None = None
+    ) -> None:
         self.sequence_length = sequence_length
         self.packing = packing
         self.window_tokens = window_tokens or min(max(8 << 20, 256 * sequence_length), 32 << 20)
@@ -93,7 +97,12 @@ class Packer:
             yield self._flush(final=True)
 
     def _flush(self, final: bool) -> PackedSequences:
-        held = Pieces(*(np.concatenate([getattr(pieces, f.name) for pieces in self._held]) for f in fields(Pieces)))
+        held = Pieces(
+            *(
+                np.concatenate([getattr(pieces, f.name) for pieces in self._held])
+                for f in fields(Pieces)
+            )
+        )
         self._held, self._held_tokens = [], 0
         if not self.packing:
             return _assemble([[index] for index in range(len(held.lengths))], held)
@@ -101,7 +110,8 @@ class Packer:
         return _assemble(rows if final else self._carry_over(rows, held), held)
 
     def _carry_over(self, rows: list[list[int]], pieces: Pieces) -> list[list[int]]:
-        """Keep the pieces of the emptiest sequences for the next window; returns the finished rows."""
+        """Keep the pieces of the emptiest sequences for the next window; returns the finished
+        rows."""
         lengths = pieces.lengths
         fills = np.array([int(lengths[row].sum()) for row in rows])
         emptiest = np.argsort(fills, kind="stable")
@@ -110,8 +120,13 @@ class Packer:
         if kept := sorted(index for row in open_rows for index in rows[row]):
             ends = np.cumsum(lengths, dtype=np.int64)
             spans = [slice(int(ends[i] - lengths[i]), int(ends[i])) for i in kept]
-            tokens, loss = (np.concatenate([array[s] for s in spans]) for array in (pieces.tokens, pieces.loss))
-            self._held, self._held_tokens = [Pieces(tokens, loss, lengths[kept], pieces.places[kept])], len(tokens)
+            tokens, loss = (
+                np.concatenate([array[s] for s in spans]) for array in (pieces.tokens, pieces.loss)
+            )
+            self._held, self._held_tokens = (
+                [Pieces(tokens, loss, lengths[kept], pieces.places[kept])],
+                len(tokens),
+            )
         closed = np.ones(len(rows), bool)
         closed[open_rows] = False
         return [rows[row] for row in np.flatnonzero(closed)]
@@ -133,11 +148,15 @@ def _assemble(rows: list[list[int]], pieces: Pieces) -> PackedSequences:
     total = int(padded(row_lengths).sum())
     out_tokens = np.zeros(total, tokens.dtype)
     out_loss = np.zeros(total, np.bool_)
-    for start, begin, end in zip(piece_starts.tolist(), begins[order].tolist(), ends[order].tolist(), strict=True):
+    for start, begin, end in zip(
+        piece_starts.tolist(), begins[order].tolist(), ends[order].tolist(), strict=True
+    ):
         stop = start + end - begin
         out_tokens[start:stop] = tokens[begin:end]
         out_loss[start:stop] = loss[begin:end]
     out_starts = np.zeros(total, np.bool_)
     out_starts[piece_starts] = True
     valid = np.add.reduceat(out_loss, row_starts, dtype=np.int64).astype(np.int32)
-    return PackedSequences(out_tokens, out_loss, out_starts, row_lengths, valid, per_row, pieces.places[order])
+    return PackedSequences(
+        out_tokens, out_loss, out_starts, row_lengths, valid, per_row, pieces.places[order]
+    )

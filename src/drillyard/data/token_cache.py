@@ -1,22 +1,26 @@
 """The tokenised cache: built once, complete or absent, read by every rank through memory maps.
 
-    <cache>/tokenized/<key>/                   key: content of the source, tokenizer, format, settings, version
+    <cache>/tokenized/<key>/                   key: content of the source, tokenizer, format,
+                                               settings, version
         train.tokens train.loss ...            flat files (see mapped_sequences.py)
         held_out.tokens ...
-        manifest.json                          sizes and xxh3-128 of every file, counts, own checksum; written last
+        manifest.json                          sizes and xxh3-128 of every file, counts, own
+                                               checksum; written last
 
-A cache is built in a temporary directory and renamed into place, so a reader sees all of it or nothing; if two
-processes build the same cache, the second uses the first one's. A damaged cache is reported and rebuilt. Verification:
+A cache is built in a temporary directory and renamed into place, so a reader sees all of it or
+nothing; if two processes build the same cache, the second uses the first one's. A damaged cache is
+reported and rebuilt. Verification:
 
 - every rank, at every opening: the manifest and the size of every file;
-- the rank that prepares: the checksums of the index (32 bytes per sequence), and of every file if the cache is small
-  (`VERIFIED_WHOLE_BYTES`, at most a second) or a reader has marked it as damaged;
+- the rank that prepares: the checksums of the index (32 bytes per sequence), and of every file if
+  the cache is small (`VERIFIED_WHOLE_BYTES`, at most a second) or a reader has marked it as
+  damaged;
 - the rank that reads a sequence: the checksum of that sequence (see mapped_sequences.py).
 
 So opening a cache of 500 GB in sequences of 4,096 tokens costs as much as reading 2 GB.
 
-Directories of dead builders are removed if they are certainly dead (same boot and process namespace, no such process)
-or a day old.
+Directories of dead builders are removed if they are certainly dead (same boot and process
+namespace, no such process) or a day old.
 """
 
 from __future__ import annotations
@@ -46,8 +50,8 @@ from drillyard.errors import UserError
 from drillyard.safe_files import ChecksummedFile, flush, publish_directory
 
 ENCODING_VERSIONS = {"chat": 3, "function-calling": 1, "no start token": 2}
-"""Raised when the same source gives other sequences: then runs cannot continue in the same sample order. 1 for
-documents not named here."""
+"""Raised when the same source gives other sequences: then runs cannot continue in the same sample
+order. 1 for documents not named here."""
 FORMAT_VERSION = 3
 """Raised when the layout on disk changes: then caches are rebuilt, and runs continue."""
 PART_NAMES = {TRAIN: "train", HELD_OUT: "held_out"}
@@ -71,7 +75,9 @@ class PartSettings:
     packing: bool
     pad_id: int
     token_dtype: np.dtype[Any]
-    covers_text: bool  # the counted bytes of an uncut document are those of the tokens that carry loss
+    covers_text: (
+        bool  # the counted bytes of an uncut document are those of the tokens that carry loss
+    )
 
 
 class _PartWriter:
@@ -80,7 +86,9 @@ class _PartWriter:
     def __init__(self, directory: Path, part: str, settings: PartSettings) -> None:
         self.part, self.settings = part, settings
         self.packer = Packer(settings.sequence_length, settings.packing)
-        self.files = {name: ChecksummedFile(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)}
+        self.files = {
+            name: ChecksummedFile(directory / f"{part}.{name}") for name in (*FILES, ORIGINS)
+        }
         self.counts: Counter[str] = Counter()
         self.firsts: dict[str, tuple[str, str, int]] = {}
         self.origins: dict[Origin, int] = {}
@@ -100,18 +108,26 @@ class _PartWriter:
             for packed in self.packer.add(pieces):
                 self._append(packed)
 
-    def _numbered(self, places: npt.NDArray[np.uint64], origins: tuple[Origin, ...]) -> npt.NDArray[np.uint64]:
+    def _numbered(
+        self, places: npt.NDArray[np.uint64], origins: tuple[Origin, ...]
+    ) -> npt.NDArray[np.uint64]:
         """Places with the cache's numbers of origins instead of the raw batch's."""
-        numbers = np.array([self.origins.setdefault(origin, len(self.origins)) for origin in origins], np.uint64)
+        numbers = np.array(
+            [self.origins.setdefault(origin, len(self.origins)) for origin in origins], np.uint64
+        )
         origin, line = np.divmod(places, np.uint64(1 << NUMBER_BITS))
-        return np.asarray(numbers[origin.astype(np.int64)] << np.uint64(NUMBER_BITS) | line, np.uint64)
+        return np.asarray(
+            numbers[origin.astype(np.int64)] << np.uint64(NUMBER_BITS) | line, np.uint64
+        )
 
     def _append(self, packed: PackedSequences) -> None:
         loss, starts = np.packbits(packed.loss), np.packbits(packed.starts)
         room = padded(packed.lengths)
         ends = np.cumsum(room)
         checksums = [
-            row_checksum(packed.tokens[begin:end], loss[begin >> 3 : end >> 3], starts[begin >> 3 : end >> 3])
+            row_checksum(
+                packed.tokens[begin:end], loss[begin >> 3 : end >> 3], starts[begin >> 3 : end >> 3]
+            )
             for begin, end in zip((ends - room).tolist(), ends.tolist(), strict=True)
         ]
         for name, array in {
@@ -141,9 +157,15 @@ class _PartWriter:
         for packed in self.packer.finish():
             self._append(packed)
         self.files[ORIGINS].write(json.dumps(list(self.origins)).encode())
-        exact = self.settings.covers_text and not self.counts["truncated"] and not self.counts["pieces_without_loss"]
+        exact = (
+            self.settings.covers_text
+            and not self.counts["truncated"]
+            and not self.counts["pieces_without_loss"]
+        )
         return {
-            "files": {f"{self.part}.{name}": asdict(file.close()) for name, file in self.files.items()},
+            "files": {
+                f"{self.part}.{name}": asdict(file.close()) for name, file in self.files.items()
+            },
             "num_sequences": self.num_sequences,
             "num_tokens": self.num_tokens,
             "sequence_length": self.settings.sequence_length,
@@ -156,7 +178,8 @@ class _PartWriter:
 
 
 def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
-    """The manifest of a complete cache. DamagedCache if it is not complete; FileNotFoundError if there is none."""
+    """The manifest of a complete cache. DamagedCache if it is not complete; FileNotFoundError if
+    there is none."""
     if not directory.is_dir():
         raise FileNotFoundError(directory)
     try:
@@ -168,7 +191,9 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
         raise DamagedCache("the manifest cannot be read") from None
     if checksum != json_digest(manifest) or manifest["format_version"] != FORMAT_VERSION:
         raise DamagedCache("the manifest's own checksum does not match")
-    files = {name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()}
+    files = {
+        name: entry for part in manifest["parts"].values() for name, entry in part["files"].items()
+    }
     for name, entry in files.items():
         path = directory / name
         found = path.stat().st_size if path.is_file() else None
@@ -178,7 +203,9 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
     if verify != "sizes":
         small = sum(entry["bytes"] for entry in files.values()) <= VERIFIED_WHOLE_BYTES
         whole = verify == "all" or small or damaged.exists()
-        _verify_checksums(directory, {n: e for n, e in files.items() if whole or n.rpartition(".")[2] not in BULK})
+        _verify_checksums(
+            directory, {n: e for n, e in files.items() if whole or n.rpartition(".")[2] not in BULK}
+        )
         if damaged.exists():
             with contextlib.suppress(OSError):  # a read-only mount
                 damaged.unlink()  # the damage was not on the disk: memory, or a cable
@@ -200,7 +227,8 @@ def build_cache(
     settings: PartSettings,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Build the cache at `directory` from `Encoded` items; returns its manifest. Nothing is left on failure."""
+    """Build the cache at `directory` from `Encoded` items; returns its manifest. Nothing is left on
+    failure."""
     remove_leftovers(directory.parent)
     temporary = directory.with_name(f"{directory.name}.building-{_builder_identity()}")
     writers: dict[int, _PartWriter] = {}
@@ -219,11 +247,13 @@ def build_cache(
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise UserError(
-                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); the incomplete "
-                f"cache was removed. Free space, or set data.cache_directory to another disk."
+                f"{directory.parent}: no room left for the tokenised cache ({error.strerror}); the"
+                " incomplete cache was removed. Free space, or set data.cache_directory to another"
+                " disk."
             ) from None
         raise UserError(
-            f"{directory.parent}: the cache cannot be written ({error.strerror}). Set data.cache_directory."
+            f"{directory.parent}: the cache cannot be written ({error.strerror}). Set"
+            " data.cache_directory."
         ) from error
     finally:
         for writer in writers.values():
@@ -239,7 +269,9 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     flush(directory)
 
 
-def _publish(temporary: Path, directory: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+def _publish(
+    temporary: Path, directory: Path, manifest: dict[str, Any], note: Callable[[str], None]
+) -> dict[str, Any]:
     """Rename into place; if another builder was first and its cache is intact, use that one."""
     while True:
         try:
@@ -275,7 +307,8 @@ _BUILDER = re.compile(r"\.building-([0-9a-f]{16}\d+)-(\d+)-(\d+|None)-\d+(?:-rem
 
 
 def remove_leftovers(root: Path) -> None:
-    """Delete directories of dead builders, never one that a live or remote builder may still write to."""
+    """Delete directories of dead builders, never one that a live or remote builder may still write
+    to."""
     if not root.is_dir():
         return
     here = _builder_identity().rsplit("-", 3)[0]
@@ -299,10 +332,13 @@ def _idle_seconds(path: Path) -> float:
 
 
 def _builder_identity() -> str:
-    """Boot, process namespace, pid, start time and the current moment: identifies a live builder to others."""
+    """Boot, process namespace, pid, start time and the current moment: identifies a live builder to
+    others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    return f"{boot[:16]}{namespace}-{os.getpid()}-{_process_start(os.getpid())}-{time.monotonic_ns()}"
+    return (
+        f"{boot[:16]}{namespace}-{os.getpid()}-{_process_start(os.getpid())}-{time.monotonic_ns()}"
+    )
 
 
 def _process_start(pid: int) -> str | None:

@@ -1,13 +1,15 @@
 """The tokenizer of a run: the model's, one from a path, or one trained from the training documents.
 
-A `TextTokenizer` has the parts that tokenising needs (the `tokenizer.json`, the ids of special tokens, the chat
-template), so that workers load only the `tokenizers` library; the transformers object is created on first use.
+A `TextTokenizer` has the parts that tokenising needs (the `tokenizer.json`, the ids of special
+tokens, the chat template), so that workers load only the `tokenizers` library; the transformers
+object is created on first use.
 
-A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x including leading spaces.
-Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences. For chats it has a chat template in the
-manner of ChatML (`trained_chat.jinja`), and <|im_end|> ends a turn. The training is deterministic; the result is
-cached under the content of its documents, with checksums, and trained again if damaged. At most `TRAINING_BYTES` of
-text are read, in equal shares from the sources, because the trainer keeps every distinct word in memory.
+A trained tokenizer is byte-level BPE: every text can be encoded, and decode(encode(x)) == x
+including leading spaces. Its <|endoftext|> begins and ends documents, its <|pad|> fills sequences.
+For chats it has a chat template in the manner of ChatML (`trained_chat.jinja`), and <|im_end|> ends
+a turn. The training is deterministic; the result is cached under the content of its documents, with
+checksums, and trained again if damaged. At most `TRAINING_BYTES` of text are read, in equal shares
+from the sources, because the trainer keeps every distinct word in memory.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ class TextTokenizer:
     def key(self) -> str:
         """Changes when any token of any document changes."""
         start = start_ids_key(self.start_ids)
-        return json_digest([self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens])
+        return json_digest(
+            [self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
+        )
 
     @cached_property
     def pretrained(self) -> PreTrainedTokenizerFast:
@@ -97,11 +101,13 @@ def chat_prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[
 
 
 def start_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
-    """The tokens that the tokenizer adds before a text: BOS, several tokens, or none, as with GPT-2's and Qwen's.
+    """The tokens that the tokenizer adds before a text: BOS, several tokens, or none, as with
+    GPT-2's and Qwen's.
 
     A `bos_token` alone does not decide: GPT-2's tokenizer names one and never adds it.
     """
-    # A vocabulary (of nucleotides, say) may have no token for "a": then try the texts of its own tokens.
+    # A vocabulary (of nucleotides, say) may have no token for "a": then try the texts of its own
+    # tokens.
     texts = chain("a", (tokenizer.decode([token]) for token in range(len(tokenizer))))
     for encoding in (tokenizer(text, return_special_tokens_mask=True) for text in texts):
         if 0 in encoding["special_tokens_mask"]:
@@ -137,7 +143,9 @@ def open_tokenizer(path: str) -> TextTokenizer:
         pad_id=int(pad) if pad is not None else 0,
         chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
         special_tokens={
-            key: str(value) for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)
+            key: str(value)
+            for key, value in tokenizer.special_tokens_map.items()
+            if isinstance(value, str)
         },
         origin=path,
     )
@@ -146,7 +154,8 @@ def open_tokenizer(path: str) -> TextTokenizer:
 
 
 def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextTokenizer:
-    """The tokenizer that a run config names; `directory` (a saved one, such as a checkpoint's) overrides it."""
+    """The tokenizer that a run config names; `directory` (a saved one, such as a checkpoint's)
+    overrides it."""
     setting = config.data.tokenizer
     assert not isinstance(setting, TrainTokenizer) or directory is not None
     path = str(directory) if directory is not None else setting or config.model.id
@@ -159,9 +168,15 @@ def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextToken
 
 
 def trained_tokenizer(
-    setting: TrainTokenizer, documents_key: str, documents: Iterator[str], cache: Path, *, for_chats: bool = False
+    setting: TrainTokenizer,
+    documents_key: str,
+    documents: Iterator[str],
+    cache: Path,
+    *,
+    for_chats: bool = False,
 ) -> TextTokenizer:
-    """The byte-level BPE trained from `documents`, cached if possible. `for_chats`: with a chat template."""
+    """The byte-level BPE trained from `documents`, cached if possible. `for_chats`: with a chat
+    template."""
     if for_chats:
         documents_key = f"{documents_key}/{xxhash.xxh3_128_hexdigest(chat_template().encode())}"
     key = xxhash.xxh3_128_hexdigest(
@@ -180,8 +195,8 @@ def trained_tokenizer(
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise UserError(
-                f"{cache}: the trained tokenizer cannot be written ({describe_os_error(error)}), or set "
-                "data.cache_directory to another disk"
+                f"{cache}: the trained tokenizer cannot be written ({describe_os_error(error)}), or"
+                " set data.cache_directory to another disk"
             ) from None
         if not _is_intact(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -210,7 +225,8 @@ def _checksums(directory: Path) -> dict[str, str]:
 
 
 def chat_template() -> str:
-    """The chat template of trained tokenizers: tools as JSON lines in the system message, calls in <tool_call> tags."""
+    """The chat template of trained tokenizers: tools as JSON lines in the system message, calls in
+    <tool_call> tags."""
     return files("drillyard.data").joinpath("trained_chat.jinja").read_text(encoding="utf-8")
 
 
@@ -226,12 +242,15 @@ def _train(vocab_size: int, documents: Iterator[str], *, for_chats: bool = False
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    _in_this_thread(documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer))
+    _in_this_thread(
+        documents, lambda handed_over: tokenizer.train_from_iterator(handed_over, trainer)
+    )
     if for_chats:
         return tokenizer  # a conversation has no tokens but its template's
     # Plain transformers must add the same token before a prompt as training does.
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+        single=f"{END_OF_TEXT} $A",
+        special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
     )
     return tokenizer
 
@@ -239,7 +258,8 @@ def _train(vocab_size: int, documents: Iterator[str], *, for_chats: bool = False
 def _in_this_thread(items: Iterator[str], consume: Callable[[Iterator[list[str]]], None]) -> None:
     """Run `consume` in another thread on lists of `items`, which are drawn in this thread.
 
-    The trainer draws from a thread of its pool, and a source may be bound to the thread that opened it (sqlite is).
+    The trainer draws from a thread of its pool, and a source may be bound to the thread that opened
+    it (sqlite is).
     """
     handed_over: Queue[list[str] | None] = Queue(maxsize=4)
 
@@ -281,18 +301,20 @@ def _load_pretrained(path: str) -> Any:
     except Exception as error:  # the library raises many types when there is no tokenizer
         if requires_remote_code(error):
             raise UserError(
-                f"the tokenizer of {path} {REMOTE_CODE_REFUSED} in its tokenizer_config.json. "
-                "Set data.tokenizer to one that needs none: a class of transformers, with a tokenizer.json."
+                f"the tokenizer of {path} {REMOTE_CODE_REFUSED} in its tokenizer_config.json. Set"
+                " data.tokenizer to one that needs none: a class of transformers, with a"
+                " tokenizer.json."
             ) from error
         if denied := denied_access(path, error):
             raise UserError(f"the tokenizer of {denied}") from None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"no tokenizer can be loaded from {path}: {reason} "
-            f"Set data.tokenizer to a path, an id, or {{train: bpe, vocab_size: N}}."
+            "Set data.tokenizer to a path, an id, or {train: bpe, vocab_size: N}."
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            f"the tokenizer of {path} has no fast version (tokenizer.json). Set data.tokenizer to one that has."
+            f"the tokenizer of {path} has no fast version (tokenizer.json). Set data.tokenizer to"
+            " one that has."
         )
     return tokenizer

@@ -1,8 +1,9 @@
-"""Tools and calls as text, for chat templates that know neither: the notation of Hermes and Qwen 2.5.
+"""Tools and calls as text, for chat templates that know neither: the notation of Hermes and Qwen
+2.5.
 
-The functions are listed in the system message, or before the first message where the template refuses a system
-message. A call is {"name": ..., "arguments": ...} in <tool_call> tags; results are a user's message in <tool_response>
-tags. Servers read these calls with their parser `hermes`.
+The functions are listed in the system message, or before the first message where the template
+refuses a system message. A call is {"name": ..., "arguments": ...} in <tool_call> tags; results are
+a user's message in <tool_response> tags. Servers read these calls with their parser `hermes`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ You are provided with function signatures within <tools></tools> XML tags:
 For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+</tool_call>"""  # noqa: E501
 
 
-def with_tools_as_text(messages: list[Row], tools: list[Row] | None, *, system: bool = True) -> list[Row]:
-    """The conversation in messages of content alone. `system`: whether the template takes a system message."""
+def with_tools_as_text(
+    messages: list[Row], tools: list[Row] | None, *, system: bool = True
+) -> list[Row]:
+    """The conversation in messages of content alone. `system`: whether the template takes a system
+    message."""
     rest = list(messages)
     opening = [text_of_parts(rest.pop(0))] if rest and rest[0]["role"] == "system" else []
     if tools:
@@ -58,7 +62,9 @@ def with_tools_as_text(messages: list[Row], tools: list[Row] | None, *, system: 
 def _with_calls_as_text(message: Row) -> Row:
     calls = [_json_text(_call(call["function"])) for call in message.get("tool_calls", [])]
     parts = [text_of_parts(message), *(f"{TOOL_CALL}\n{call}\n{TOOL_CALL_END}" for call in calls)]
-    kept = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+    kept = {
+        key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")
+    }
     return {**kept, "content": "\n".join(part for part in parts if part)}
 
 

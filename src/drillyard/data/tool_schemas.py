@@ -1,10 +1,12 @@
-"""Functions that a model may call, in the one form that chat templates take: OpenAI's list of `tools`.
+"""Functions that a model may call, in the one form that chat templates take: OpenAI's list of
+`tools`.
 
-    {type: function, function: {name, description, parameters: {type: object, properties: {...}, required: [...]}}}
+    {type: function, function: {name, description, parameters: {type: object, properties: {...},
+    required: [...]}}}
 
-Read as well: the inner object alone; xLAM's parameters, {name: {type, description, default}} without a schema around
-them; and the types of Python and of the BFCL (str, `List[int]`, float, dict, tuple, any), which become those of JSON
-Schema. Other keys are kept as they are.
+Read as well: the inner object alone; xLAM's parameters, {name: {type, description, default}}
+without a schema around them; and the types of Python and of the BFCL (str, `List[int]`, float,
+dict, tuple, any), which become those of JSON Schema. Other keys are kept as they are.
 """
 
 from __future__ import annotations
@@ -16,11 +18,26 @@ from drillyard.data.raw_batches import Row
 from drillyard.errors import UserError
 
 _JSON_TYPES = {
-    "string": "string", "str": "string", "integer": "integer", "int": "integer", "number": "number", "float": "number",
-    "double": "number", "boolean": "boolean", "bool": "boolean", "array": "array", "list": "array", "tuple": "array",
-    "set": "array", "sequence": "array", "object": "object", "dict": "object", "mapping": "object", "null": "null",
+    "string": "string",
+    "str": "string",
+    "integer": "integer",
+    "int": "integer",
+    "number": "number",
+    "float": "number",
+    "double": "number",
+    "boolean": "boolean",
+    "bool": "boolean",
+    "array": "array",
+    "list": "array",
+    "tuple": "array",
+    "set": "array",
+    "sequence": "array",
+    "object": "object",
+    "dict": "object",
+    "mapping": "object",
+    "null": "null",
     "any": "",
-}  # fmt: skip
+}
 """JSON Schema's types by name in JSON Schema, Python and the BFCL; "": any value."""
 _PYTHON_TYPE = re.compile(r"(\w+)\s*(?:\[(.*)\])?\Z", re.DOTALL)
 _OPTIONAL = re.compile(r",\s*optional\b.*\Z", re.IGNORECASE | re.DOTALL)
@@ -29,9 +46,14 @@ _OPTIONAL = re.compile(r",\s*optional\b.*\Z", re.IGNORECASE | re.DOTALL)
 def openai_tool(tool: Row, where: str) -> Row:
     """One tool in OpenAI's form. UserError, with the function's name, if it is not a schema."""
     function = tool.get("function", tool)
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"].strip():
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not function["name"].strip()
+    ):
         raise UserError(
-            f"{where}: a tool must be {{name, description, parameters}}; found {tool!r:.60}. Fix its schema."
+            f"{where}: a tool must be {{name, description, parameters}}; found {tool!r:.60}. Fix"
+            " its schema."
         )
     name = function["name"].strip()
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
@@ -39,22 +61,34 @@ def openai_tool(tool: Row, where: str) -> Row:
         parameters = _xlam_parameters(parameters, f"{where}: tool {name}")
     schema = _json_schema(parameters, f"{where}: tool {name}", "parameters")
     if schema.get("type") != "object":
-        raise _no_schema(f"{where}: tool {name}", "parameters", "must be of type object", schema.get("type"))
-    function = {key: value for key, value in function.items() if key not in ("name", "parameters", "type")}
+        raise _no_schema(
+            f"{where}: tool {name}", "parameters", "must be of type object", schema.get("type")
+        )
+    function = {
+        key: value for key, value in function.items() if key not in ("name", "parameters", "type")
+    }
     return {"type": "function", "function": {"name": name, **function, "parameters": schema}}
 
 
 def _is_schema(parameters: Row) -> bool:
-    """Whether these are a JSON schema, and not xLAM's parameters by name, of which one may be called `type`."""
-    return "properties" in parameters or "$ref" in parameters or isinstance(parameters.get("type"), str | list)
+    """Whether these are a JSON schema, and not xLAM's parameters by name, of which one may be
+    called `type`."""
+    return (
+        "properties" in parameters
+        or "$ref" in parameters
+        or isinstance(parameters.get("type"), str | list)
+    )
 
 
 def _xlam_parameters(parameters: Row, where: str) -> Row:
-    """A schema around xLAM's parameters: required are those without a default whose type does not say `optional`."""
+    """A schema around xLAM's parameters: required are those without a default whose type does not
+    say `optional`."""
     properties, required = {}, []
     for name, value in parameters.items():
         if not isinstance(value, dict):
-            raise _no_schema(where, f"parameter {name}", "must be an object {type, description}", value)
+            raise _no_schema(
+                where, f"parameter {name}", "must be an object {type, description}", value
+            )
         declared = value.get("type")
         if isinstance(declared, str) and (optional := _OPTIONAL.search(declared)):
             value = {**value, "type": declared[: optional.start()]}
@@ -65,22 +99,32 @@ def _xlam_parameters(parameters: Row, where: str) -> Row:
 
 
 def _json_schema(schema: Any, where: str, what: str) -> Row:
-    """The schema with JSON Schema's types, at any depth. UserError where it has no shape of a schema."""
+    """The schema with JSON Schema's types, at any depth. UserError where it has no shape of a
+    schema."""
     if not isinstance(schema, dict):
         raise _no_schema(where, what, "must be a JSON schema (an object)", schema)
     result = dict(schema)
-    properties, required, declared = schema.get("properties"), schema.get("required"), schema.get("type")
+    properties, required, declared = (
+        schema.get("properties"),
+        schema.get("required"),
+        schema.get("type"),
+    )
     if properties is not None:
         if not isinstance(properties, dict):
             raise _no_schema(where, f"properties of {what}", "must be an object", properties)
         result["properties"] = {
-            name: _json_schema(value, where, f"parameter {name}") for name, value in properties.items()
+            name: _json_schema(value, where, f"parameter {name}")
+            for name, value in properties.items()
         }
         declared = declared if declared is not None else "object"
-    if required is not None and not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
+    if required is not None and not (
+        isinstance(required, list) and all(isinstance(name, str) for name in required)
+    ):
         raise _no_schema(where, f"required of {what}", "must be a list of names", required)
     if unknown := [name for name in required or [] if name not in (properties or {})]:
-        raise _no_schema(where, f"required of {what}", "must be names of its properties", unknown[0])
+        raise _no_schema(
+            where, f"required of {what}", "must be names of its properties", unknown[0]
+        )
     if isinstance(schema.get("items"), dict):
         result["items"] = _json_schema(schema["items"], where, f"items of {what}")
     if declared is None:
@@ -94,7 +138,8 @@ def _json_schema(schema: Any, where: str, what: str) -> Row:
 
 
 def _python_type(declared: str) -> Row:
-    """{type, items} of a type's name; {} for any value, such as a union. Unknown names stay, as in JSON Schema."""
+    """{type, items} of a type's name; {} for any value, such as a union. Unknown names stay, as in
+    JSON Schema."""
     found = _PYTHON_TYPE.match(declared.strip())
     name = _JSON_TYPES.get(found[1].lower()) if found else ""
     if found is None or name == "" or found[1] in ("Union", "Optional"):

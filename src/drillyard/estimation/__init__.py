@@ -1,1 +1,2 @@
-"""Estimates before money is spent: will it fit, how fast, how long, how much, how often will it fail. Without torch."""
+"""Estimates before money is spent: will it fit, how fast, how long, how much, how often will it
+fail. Without torch."""

@@ -1,20 +1,23 @@
 """Variation of a simulated figure from run to run, and the confidence interval of its mean.
 
-Two ranges must be kept apart: percentiles say where single runs lie, the 95 % confidence interval where the mean
-lies. Failures cost rarely and much: of most runs nothing, of a few a wait of hours. Student's interval around such a
-mean covers half of what it promises and passes 0 and 100 %. So two things are done here:
+Two ranges must be kept apart: percentiles say where single runs lie, the 95 % confidence interval
+where the mean lies. Failures cost rarely and much: of most runs nothing, of a few a wait of hours.
+Student's interval around such a mean covers half of what it promises and passes 0 and 100 %. So two
+things are done here:
 
-- What is known exactly is not sampled. Runs without a failure have one outcome and a known probability (`known_value`,
-  `known_share`); only the others are values of a sample (stratified sampling: W. G. Cochran, Sampling Techniques, 5).
-- The mean distance of the sample from that outcome gets the gamma interval of M. P. Fay and E. J. Feuer, Statistics in
-  Medicine 16 (1997) 791-801: the mean as a gamma variable of the same variance, at the upper end with one more event,
-  as large as the largest. For a count of equal events it is the exact interval of a Poisson mean (Garwood 1936), for
-  many events the normal one; it stays on its side of the known outcome.
+- What is known exactly is not sampled. Runs without a failure have one outcome and a known
+  probability (`known_value`, `known_share`); only the others are values of a sample (stratified
+  sampling: W. G. Cochran, Sampling Techniques, 5).
+- The mean distance of the sample from that outcome gets the gamma interval of M. P. Fay and E. J.
+  Feuer, Statistics in Medicine 16 (1997) 791-801: the mean as a gamma variable of the same
+  variance, at the upper end with one more event, as large as the largest. For a count of equal
+  events it is the exact interval of a Poisson mean (Garwood 1936), for many events the normal one;
+  it stays on its side of the known outcome.
 
-Gamma quantiles are those of E. B. Wilson and M. M. Hilferty, PNAS 17 (1931) 684-688: the lower one is below the exact
-one, the upper one off by less than 3 % from half an event on. Student's quantile widens the variance of small samples;
-it is Hill's expansion (Abramowitz and Stegun 26.7.5, four terms), off by less than 0.1 % from 4 degrees of freedom on,
-so at least five values are needed.
+Gamma quantiles are those of E. B. Wilson and M. M. Hilferty, PNAS 17 (1931) 684-688: the lower one
+is below the exact one, the upper one off by less than 3 % from half an event on. Student's quantile
+widens the variance of small samples; it is Hill's expansion (Abramowitz and Stegun 26.7.5, four
+terms), off by less than 0.1 % from 4 degrees of freedom on, so at least five values are needed.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ LEAST_VALUES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """`mean` with its 95 % confidence interval `low` to `high`; the percentiles are those of one run."""
+    """`mean` with its 95 % confidence interval `low` to `high`; the percentiles are those of one
+    run."""
 
     mean: float
     low: float
@@ -47,10 +51,12 @@ def sample_statistics(
     known_value: float | None = None,
     unseen: float = 0.0,
 ) -> SampleStatistics:
-    """The spread of a figure that is `known_value` with probability `known_share`, else drawn like `values`.
+    """The spread of a figure that is `known_value` with probability `known_share`, else drawn like
+    `values`.
 
-    At least five values, all on one side of the known one; none are needed where the known value is certain. `unseen`:
-    how far a rare value that the sample happens not to hold may lie from the mean.
+    At least five values, all on one side of the known one; none are needed where the known value is
+    certain. `unseen`: how far a rare value that the sample happens not to hold may lie from the
+    mean.
     """
     if known_share == 1:
         assert known_value is not None
@@ -67,10 +73,13 @@ def sample_statistics(
     )
 
 
-def mean_interval(values: Sequence[float], bound: float | None = None, unseen: float = 0.0) -> tuple[float, float]:
+def mean_interval(
+    values: Sequence[float], bound: float | None = None, unseen: float = 0.0
+) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of at least five values, all on one side of `bound`.
 
-    Without a bound it is the end of the values that their longer tail points away from. `unseen` as in `spread`.
+    Without a bound it is the end of the values that their longer tail points away from. `unseen` as
+    in `spread`.
     """
     assert len(values) >= LEAST_VALUES
     mean, lowest, highest = statistics.fmean(values), min(values), max(values)
@@ -91,7 +100,8 @@ def mean_interval(values: Sequence[float], bound: float | None = None, unseen: f
 
 
 def gamma_quantile(probability: float, mean: float, variance: float) -> float:
-    """The quantile of a gamma distribution with this mean and variance, by Wilson and Hilferty's cube."""
+    """The quantile of a gamma distribution with this mean and variance, by Wilson and Hilferty's
+    cube."""
     if mean <= 0 or variance <= 0:
         return max(mean, 0.0)
     ninth = variance / mean**2 / 9
@@ -111,7 +121,9 @@ def student_quantile(probability: float, degrees: int) -> float:
     )
 
 
-def _percentile(values: Sequence[float], share: float, known_share: float, known_value: float | None) -> float:
+def _percentile(
+    values: Sequence[float], share: float, known_share: float, known_value: float | None
+) -> float:
     """The value with `share` of all runs below it, between neighbours in proportion."""
     ordered = sorted(values)
     if known_value is not None:

@@ -1,7 +1,9 @@
-"""The JSON of `drillyard estimate --json`, made by the models whose schema `drillyard schema estimate` prints.
+"""The JSON of `drillyard estimate --json`, made by the models whose schema `drillyard schema
+estimate` prints.
 
-The models are the contract with programs that read estimates. Within one `version` fields may be added; none is
-renamed, removed or given another meaning. A field is read from the attribute of its name, or from that of `read_from`.
+The models are the contract with programs that read estimates. Within one `version` fields may be
+added; none is renamed, removed or given another meaning. A field is read from the attribute of its
+name, or from that of `read_from`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def read_from(path: str, description: str | None = None) -> Any:
 
 
 class DocumentPart(BaseModel):
-    """Part of the document. It has exactly the fields described; the schema lets readers accept fields added later."""
+    """Part of the document. It has exactly the fields described; the schema lets readers accept
+    fields added later."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,7 +52,9 @@ class QuantityEntry(DocumentPart):
     formula: str
     source: str = Field(description="Sources of the formula and of its inputs.")
     date: str | None = Field(description="Oldest date among the sources (ISO).")
-    unverified: bool = Field(description="Whether anything it rests on is an assumption or unconfirmed.")
+    unverified: bool = Field(
+        description="Whether anything it rests on is an assumption or unconfirmed."
+    )
 
 
 class FactEntry(DocumentPart):
@@ -66,7 +71,9 @@ class RangeEntry(DocumentPart):
 
     low: QuantityEntry
     high: QuantityEntry
-    is_bound: bool = Field(description="Only the better end is known; `high` is then the same as `low`.")
+    is_bound: bool = Field(
+        description="Only the better end is known; `high` is then the same as `low`."
+    )
 
 
 class ModelEntry(DocumentPart):
@@ -75,7 +82,9 @@ class ModelEntry(DocumentPart):
     source: str = read_from("request.model.source", "Where its config was read.")
     model_type: str = read_from("setup.spec.model_type")
     parameters: int = read_from("setup.spec.total_parameters")
-    active_parameters: int = read_from("setup.spec.active_parameters", "Parameters that one token uses.")
+    active_parameters: int = read_from(
+        "setup.spec.active_parameters", "Parameters that one token uses."
+    )
     adapter_parameters: int | None = read_from(
         "setup.adapter_parameters", "Trained parameters of LoRA adapters; null: all are trained."
     )
@@ -84,7 +93,9 @@ class ModelEntry(DocumentPart):
 class TargetEntry(DocumentPart):
     """Machines and accelerators of the run."""
 
-    machine: str | None = read_from("machine_type", "Machine type; null where only the accelerator is given.")
+    machine: str | None = read_from(
+        "machine_type", "Machine type; null where only the accelerator is given."
+    )
     accelerator: str = read_from("accelerator.name")
     nodes: int = read_from("num_nodes")
     gpus: int = read_from("num_gpus")
@@ -134,7 +145,9 @@ class MemoryEntry(DocumentPart):
     available_gib: QuantityEntry | None
     peak_at: str = read_from("memory.peak_at")
     parts_gib: list[RangeEntry] = read_from("memory.parts")
-    alternatives: list[AlternativeEntry] = Field(description="Nearest settings that fit; empty where the run fits.")
+    alternatives: list[AlternativeEntry] = Field(
+        description="Nearest settings that fit; empty where the run fits."
+    )
 
 
 class MeasuredRunEntry(DocumentPart):
@@ -154,15 +167,19 @@ class StepTimeEntry(DocumentPart):
 
     formula: str = Field(description="Formula of the FLOPs in MFU and TFLOP/s.")
     basis: Literal["calibration", "class", "neighbours", "bound"] | None = Field(
-        description="What the range is drawn from: a run of your own, measured runs of the same class, those of "
-        "neighbouring classes, or nothing (then it is a bound)."
+        description=(
+            "What the range is drawn from: a run of your own, measured runs of the same class,"
+            " those of neighbouring classes, or nothing (then it is a bound)."
+        )
     )
     seconds: RangeEntry
     tokens_per_second_per_gpu: RangeEntry
     tflops_per_gpu: RangeEntry
     mfu: RangeEntry | None = Field(description="Null where the accelerator's peak is not known.")
     bounds: list[QuantityEntry] = Field(description="What compute, memory and communication allow.")
-    measured_rows: list[MeasuredRunEntry] = read_from("rows", "Measured runs that the efficiency was drawn from.")
+    measured_rows: list[MeasuredRunEntry] = read_from(
+        "rows", "Measured runs that the efficiency was drawn from."
+    )
 
 
 class FailureEntry(DocumentPart):
@@ -171,7 +188,9 @@ class FailureEntry(DocumentPart):
     rate: str = read_from("rate.name")
     failures_per_1000_node_days: float = read_from("rate.failures_per_1000_node_days")
     interruptions: RangeEntry
-    checkpoint_interval_steps: RangeEntry = Field(description="What the run saves at in this answer.")
+    checkpoint_interval_steps: RangeEntry = Field(
+        description="What the run saves at in this answer."
+    )
     best_interval_steps: float
     goodput: RangeEntry = Field(description="ETTR without queue wait.")
     wall_seconds: RangeEntry
@@ -224,7 +243,8 @@ class MissingEntry(DocumentPart):
 
 
 class StatisticsEntry(DocumentPart):
-    """A simulated figure: its mean with a 95 % confidence interval, and the spread of single runs."""
+    """A simulated figure: its mean with a 95 % confidence interval, and the spread of single
+    runs."""
 
     mean: float
     low: float
@@ -234,7 +254,8 @@ class StatisticsEntry(DocumentPart):
 
 
 class IntervalEntry(DocumentPart):
-    """One checkpoint interval: its goodput in closed form, by which intervals are ranked, and simulated."""
+    """One checkpoint interval: its goodput in closed form, by which intervals are ranked, and
+    simulated."""
 
     interval_steps: int
     expected_goodput: float
@@ -249,7 +270,9 @@ class SparesEntry(DocumentPart):
     node_hours: float
     usd: float | None
     goodput: StatisticsEntry = read_from("simulation.goodput")
-    replicas_that_wait: int = read_from("simulation.waits", "Simulated runs in which the job waited for a node.")
+    replicas_that_wait: int = read_from(
+        "simulation.waits", "Simulated runs in which the job waited for a node."
+    )
     as_good_as_the_best: bool = read_from("as_good")
 
 
@@ -258,14 +281,18 @@ class SimulationEntry(DocumentPart):
 
     rate: str
     seed: int = read_from("simulation.seed")
-    replicas: int = read_from("simulation.replicas", "Runs that were simulated, each with at least one failure.")
+    replicas: int = read_from(
+        "simulation.replicas", "Runs that were simulated, each with at least one failure."
+    )
     no_failure_share: float = read_from(
         "simulation.scenario.no_failure_share", "The probability of a run without a failure, exact."
     )
     goodput: StatisticsEntry = read_from("simulation.goodput")
     wall_seconds: StatisticsEntry = read_from("simulation.wall_seconds")
     interruptions_per_day: StatisticsEntry = read_from("simulation.failures_per_day")
-    unverified: bool = Field(description="Whether it rests on an assumption or an unconfirmed value.")
+    unverified: bool = Field(
+        description="Whether it rests on an assumption or an unconfirmed value."
+    )
     intervals: list[IntervalEntry]
     spares: list[SparesEntry]
 
@@ -276,7 +303,9 @@ class EstimateDocument(DocumentPart):
     version: Literal[1]
     kind: Literal["estimate"]
     run: str
-    verdict: Literal["fits", "may not fit", "does not fit", "unknown"] = Field(description="On memory alone.")
+    verdict: Literal["fits", "may not fit", "does not fit", "unknown"] = Field(
+        description="On memory alone."
+    )
     train_refuses: list[str] = Field(description="Why `drillyard train` would refuse the run.")
     model: ModelEntry
     place: TargetEntry
@@ -301,14 +330,20 @@ class SweepPointEntry(DocumentPart):
     verdict: Literal["fits", "may not fit", "does not fit", "unknown"] | None
     on_front: bool
     is_bound: bool
-    hours: float | None = Field(description="For the tokens of the sweep, in the middle of its range.")
+    hours: float | None = Field(
+        description="For the tokens of the sweep, in the middle of its range."
+    )
     cost: float | None
     gpus: int | None
-    activation_checkpointing: str | None = Field(description="What was taken; where the config says auto, the least.")
+    activation_checkpointing: str | None = Field(
+        description="What was taken; where the config says auto, the least."
+    )
     memory_gib: float | None = Field(description="Higher end of the estimated peak per GPU.")
     step_seconds_low: float | None
     step_seconds_high: float | None
-    unverified: bool = Field(description="Whether a figure rests on an assumption or an unconfirmed value.")
+    unverified: bool = Field(
+        description="Whether a figure rests on an assumption or an unconfirmed value."
+    )
     tokens_per_second_per_gpu: float | None
     mfu: float | None
 
@@ -326,7 +361,9 @@ class SweepDocument(DocumentPart):
     points: list[SweepPointEntry]
 
 
-def estimate_document(estimate: RunEstimate, simulated: SimulatedRun | None = None) -> EstimateDocument:
+def estimate_document(
+    estimate: RunEstimate, simulated: SimulatedRun | None = None
+) -> EstimateDocument:
     same = ("verdict", "setup", "step_time", "run_time", "cost", "quotas", "missing", "warnings")
     content = {
         "version": VERSION,
@@ -378,6 +415,12 @@ def _point(point: SweepEstimate) -> dict[str, Any]:
 
 
 def estimate_schema() -> dict[str, Any]:
-    """The schema (draft 2020-12) of what `drillyard estimate --json` prints, with and without --sweep."""
-    either: TypeAdapter[EstimateDocument | SweepDocument] = TypeAdapter(EstimateDocument | SweepDocument)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **either.json_schema(by_alias=False)}
+    """The schema (draft 2020-12) of what `drillyard estimate --json` prints, with and without
+    --sweep."""
+    either: TypeAdapter[EstimateDocument | SweepDocument] = TypeAdapter(
+        EstimateDocument | SweepDocument
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **either.json_schema(by_alias=False),
+    }

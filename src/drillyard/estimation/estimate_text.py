@@ -1,6 +1,8 @@
-"""An estimate as text: the answer first, then what is missing or unverified; all formulas; a simulation.
+"""An estimate as text: the answer first, then what is missing or unverified; all formulas; a
+simulation.
 
-`summary` fits a screen. `explanation` is the long form: the numbers in the order in which they follow from each other.
+`summary` fits a screen. `explanation` is the long form: the numbers in the order in which they
+follow from each other.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from rich.text import Text
 from drillyard.estimation.checkpoint_interval import LEAST_GAIN
 from drillyard.estimation.confidence import SampleStatistics
 from drillyard.estimation.memory import MemoryEstimate
-from drillyard.estimation.quantity import DOUBT, Quantity, Range, doubt_sign, number_range, range_text, time_range
+from drillyard.estimation.quantity import (
+    DOUBT,
+    Quantity,
+    Range,
+    doubt_sign,
+    number_range,
+    range_text,
+    time_range,
+)
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import RunTime
 from drillyard.estimation.simulation_estimate import SimulatedRun
@@ -35,12 +45,16 @@ from drillyard.formatting import (
 from drillyard.hardware import FactSource, Quota
 
 STYLES = {
-    "fits": "bold green", "may not fit": "bold yellow", "does not fit": "bold red", "unknown": "bold yellow",
-}  # fmt: skip
+    "fits": "bold green",
+    "may not fit": "bold yellow",
+    "does not fit": "bold red",
+    "unknown": "bold yellow",
+}
 MOST_ALTERNATIVES = 4
 MOST_RUNS = 4
 LEAST_SLOWDOWN = 1.01
-"""Ratio by which saves and failures must lengthen a run for the time without them to be shown too."""
+"""Ratio by which saves and failures must lengthen a run for the time without them to be shown
+too."""
 LEAST_SHARE = 0.05
 """The share of all that is uncertain of the memory from which a part is named."""
 NEARLY_ALL = 0.9999
@@ -64,7 +78,8 @@ def summary(estimate: RunEstimate) -> RenderableType:
 
 
 def explanation(estimate: RunEstimate) -> RenderableType:
-    """Every quantity with its value, its formula and its sources by number; and what open settings became, and why."""
+    """Every quantity with its value, its formula and its sources by number; and what open settings
+    became, and why."""
     parts: list[RenderableType] = []
     if estimate.resolved.decisions:
         parts.append(Text("\nsettings that were left open", style="bold"))
@@ -92,7 +107,8 @@ def _columns(number: int) -> Table:
 
 
 def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quantity | Range]]]:
-    """The figures by what they are about, in the order in which they follow; each name once in a group."""
+    """The figures by what they are about, in the order in which they follow; each name once in a
+    group."""
     if estimate.memory is not None:
         yield "memory per GPU", (*estimate.memory.parts, estimate.memory.total)
     if estimate.step_time is not None:
@@ -102,7 +118,11 @@ def quantity_groups(estimate: RunEstimate) -> Iterator[tuple[str, Sequence[Quant
         for one in run.failures:
             yield f"failures at {one.rate.name}", one.quantities
     if (cost := estimate.cost) is not None:
-        dollars_of = (cost.of_step, cost.of_million_tokens, *(() if cost.of_run is None else (cost.of_run,)))
+        dollars_of = (
+            cost.of_step,
+            cost.of_million_tokens,
+            *(() if cost.of_run is None else (cost.of_run,)),
+        )
         yield "cost", (cost.price.of_gpu, cost.price.of_node, cost.price.of_all, *dollars_of)
 
 
@@ -113,16 +133,19 @@ def _title(estimate: RunEstimate) -> Text:
     active = f", {rounded_count(spec.active_parameters)} active" if mixture else ""
     adapters = f", LoRA of rank {setup.adapters.rank}" if setup.adapters is not None else ""
     adapters += " on nf4" if setup.quantized else ""
-    recomputed = {"none": "no", "selective": "selective", "full": "full"}[setup.activation_checkpointing]
+    recomputed = {"none": "no", "selective": "selective", "full": "full"}[
+        setup.activation_checkpointing
+    ]
     copies = f" x {setup.replicate} copies" if setup.replicate > 1 else ""
     steps = f"{setup.micro_batch_size} x {setup.sequence_length} tokens per GPU"
     if setup.gradient_accumulation > 1:
         steps += f" and micro-batch, {setup.gradient_accumulation} a step"
     return Text.assemble(
         (request.config.name, "bold"),
-        f": {rounded_count(spec.total_parameters)} parameters{active}{adapters} on {request.target.title}\n",
-        f"{setup.precision}, {recomputed} activation checkpointing, sharded over {setup.shard}{copies}, {steps}: "
-        f"{setup.tokens_per_step:,} tokens a step\n",
+        f": {rounded_count(spec.total_parameters)} parameters{active}{adapters} on"
+        f" {request.target.title}\n",
+        f"{setup.precision}, {recomputed} activation checkpointing, sharded over"
+        f" {setup.shard}{copies}, {steps}: {setup.tokens_per_step:,} tokens a step\n",
     )
 
 
@@ -140,7 +163,13 @@ def _rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
         yield "failures", _failure_table(run)
         yield "checkpoints", _saves_text(run)
     for missing in estimate.missing:
-        give = f": give {missing.give}" if missing.give.startswith("-") else f"; {missing.give}" if missing.give else ""
+        give = (
+            f": give {missing.give}"
+            if missing.give.startswith("-")
+            else f"; {missing.give}"
+            if missing.give
+            else ""
+        )
         yield "missing", Text(f"{missing.what}: {missing.why}{give}", style="yellow")
     if estimate.quotas:
         yield "quota", "\n".join(map(_quota_text, estimate.quotas))
@@ -157,25 +186,41 @@ def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
     if memory is None:
         return
     needed = number_range(memory.total, "", "at least")
-    of = "" if available is None else f" of {three_digits(available.value)}{DOUBT if available.unverified else ''}"
-    answer = Text.assemble((verdict.upper(), STYLES[verdict]), f"  {needed}{of} GiB per GPU; peak: {memory.peak_at}")
+    of = (
+        ""
+        if available is None
+        else f" of {three_digits(available.value)}{DOUBT if available.unverified else ''}"
+    )
+    answer = Text.assemble(
+        (verdict.upper(), STYLES[verdict]), f"  {needed}{of} GiB per GPU; peak: {memory.peak_at}"
+    )
     yield "memory", answer
     yield "", ", ".join(_parts(memory.parts))
     if verdict == "may not fit" and available is not None:
         yield "", _undecided(memory, available.value)
     if alternatives := estimate.alternatives:
-        lines = [change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]]
+        lines = [
+            change.in_words() + f"; {change.costs}" for change in alternatives[:MOST_ALTERNATIVES]
+        ]
         yield "fits with", "\n".join(lines)
     elif verdict == "does not fit":
-        yield "fits with", "no setting of micro-batch, sequence, sharding or checkpointing, and no number of GPUs"
+        yield (
+            "fits with",
+            "no setting of micro-batch, sequence, sharding or checkpointing, and no number of GPUs",
+        )
 
 
 def _undecided(memory: MemoryEstimate, available_gib: float) -> str:
-    """Describe what decides the verdict: the parts with the widest ranges, and how much of them must not be needed."""
+    """Describe what decides the verdict: the parts with the widest ranges, and how much of them
+    must not be needed."""
     widths = {part.low.name: part.high.value - part.low.value for part in memory.parts}
     all_widths = memory.total.high.value - memory.total.low.value
     widest = sorted(widths, key=lambda name: -widths[name])
-    named = [f"{name} {three_digits(widths[name])}" for name in widest if widths[name] > LEAST_SHARE * all_widths]
+    named = [
+        f"{name} {three_digits(widths[name])}"
+        for name in widest
+        if widths[name] > LEAST_SHARE * all_widths
+    ]
     over = memory.total.high.value - available_gib
     uncertain = f"{three_digits(over)} of the {three_digits(all_widths)} GiB that are uncertain"
     return f"fits if {uncertain} are spared: {', '.join(named)}"
@@ -197,10 +242,19 @@ def _parts(parts: Iterable[Range]) -> Iterator[str]:
 def _speed_rows(estimate: RunEstimate, timed: StepTime) -> Iterator[tuple[str, RenderableType]]:
     yield "step time", f"{time_range(timed.seconds)}  ({_basis(timed)})"
     tflops = number_range(timed.tflops_per_gpu, " TFLOP/s", "at most")
-    yield "speed", f"{number_range(timed.tokens_per_second_per_gpu, ' tokens/s', 'at most')} and {tflops} per GPU"
+    yield (
+        "speed",
+        (
+            f"{number_range(timed.tokens_per_second_per_gpu, ' tokens/s', 'at most')} and {tflops}"
+            " per GPU"
+        ),
+    )
     if timed.mfu is not None:
         accelerator, precision = estimate.request.target.accelerator, estimate.setup.precision
-        peak = f"{accelerator.peak_tflops[precision]:,g} TFLOP/s ({accelerator.name}, {precision}, dense)"
+        peak = (
+            f"{accelerator.peak_tflops[precision]:,g} TFLOP/s ({accelerator.name}, {precision},"
+            " dense)"
+        )
         share = f"{range_text(timed.mfu, rounded_percent, 'at most')}{doubt_sign(timed.mfu)}"
         yield "MFU", f"{share} of {peak}, FLOPs by {timed.formula}"
 
@@ -223,7 +277,11 @@ def _run_text(run: RunTime) -> str:
     if run.wall is None:
         return f"{what}{time_range(run.failure_free)} without saves and failures"
     alone = time_range(run.failure_free)
-    without = f", {alone} without" if run.wall.high.value > LEAST_SLOWDOWN * run.failure_free.high.value else ""
+    without = (
+        f", {alone} without"
+        if run.wall.high.value > LEAST_SLOWDOWN * run.failure_free.high.value
+        else ""
+    )
     return f"{what}{time_range(run.wall)} with saves and failures{without}"
 
 
@@ -232,8 +290,15 @@ def _saves_text(run: RunTime) -> str:
     assert run.checkpoint is not None and run.restart is not None
     blocking, drain, restart = run.checkpoint.blocking, run.checkpoint.drain, run.restart.total
     save = f"a save stops training for {rounded_duration(blocking.value)}{doubt_sign(blocking)}"
-    written = f", is stored {rounded_duration(drain.value)}{doubt_sign(drain)} later" if drain.value else ""
-    return f"{run.saves}\n{save}{written}; a restart takes {rounded_duration(restart.value)}{doubt_sign(restart)}"
+    written = (
+        f", is stored {rounded_duration(drain.value)}{doubt_sign(drain)} later"
+        if drain.value
+        else ""
+    )
+    return (
+        f"{run.saves}\n{save}{written}; a restart takes"
+        f" {rounded_duration(restart.value)}{doubt_sign(restart)}"
+    )
 
 
 def _cost_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
@@ -243,10 +308,21 @@ def _cost_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
         yield "GPU-hours", range_text(hours, _gpu_hours, "at least") + doubt_sign(hours)
     if cost is None:
         return
-    per_step = f"{range_text(cost.of_step, rounded_dollars, 'at least')}{doubt_sign(cost.of_step)} a step"
-    per_tokens = f"{range_text(cost.of_million_tokens, rounded_dollars, 'at least')} per million tokens"
-    of_run = "" if cost.of_run is None else f", {range_text(cost.of_run, rounded_dollars, 'at least')} for the run"
-    price = f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour ({cost.price.about}){doubt_sign(cost.price.of_gpu)}"
+    per_step = (
+        f"{range_text(cost.of_step, rounded_dollars, 'at least')}{doubt_sign(cost.of_step)} a step"
+    )
+    per_tokens = (
+        f"{range_text(cost.of_million_tokens, rounded_dollars, 'at least')} per million tokens"
+    )
+    of_run = (
+        ""
+        if cost.of_run is None
+        else f", {range_text(cost.of_run, rounded_dollars, 'at least')} for the run"
+    )
+    price = (
+        f"at ${cost.price.of_gpu.value:,.2f} per GPU-hour"
+        f" ({cost.price.about}){doubt_sign(cost.price.of_gpu)}"
+    )
     yield "cost", f"{per_step}, {per_tokens}{of_run}\n{price}"
 
 
@@ -264,7 +340,9 @@ def _failure_table(run: RunTime) -> RenderableType:
         table.add_row(
             f"{one.rate.name} {three_digits(one.rate.rate.value)}",
             range_text(one.interruptions, _expected_count, ""),
-            every_steps(extent([end.schedule.interval_steps for end in best], lambda steps: f"{steps:,.0f}")),
+            every_steps(
+                extent([end.schedule.interval_steps for end in best], lambda steps: f"{steps:,.0f}")
+            ),
             range_text(one.goodput, rounded_percent, "") + (DOUBT if one.fast.unverified else ""),
         )
     return table
@@ -278,20 +356,29 @@ def _footnotes(estimate: RunEstimate) -> Iterator[RenderableType]:
     if (run := estimate.run_time) is not None and run.failures:
         left_out = dict.fromkeys(part for one in run.failures for part in one.fast.left_out)
         yield Text(
-            f"rate: per 1,000 node-days; goodput: ETTR without queue wait; left out: {', '.join(left_out)}", style="dim"
+            "rate: per 1,000 node-days; goodput: ETTR without queue wait; left out:"
+            f" {', '.join(left_out)}",
+            style="dim",
         )
     if any(one.unverified for _, quantities in quantity_groups(estimate) for one in quantities):
-        yield Text(f"{DOUBT} rests on values without a primary source; --explain names them", style="dim")
+        yield Text(
+            f"{DOUBT} rests on values without a primary source; --explain names them", style="dim"
+        )
 
 
 def _explained(one: Quantity | Range, numbers: dict[FactSource, int]) -> tuple[str, str, str]:
-    """Name, value, and the formula with the numbers of its sources, which are counted on in `numbers`."""
+    """Name, value, and the formula with the numbers of its sources, which are counted on in
+    `numbers`."""
     both = one if isinstance(one, Range) else Range(one, one)
     unit = f" {both.low.unit}" if both.low.unit else ""
     value = range_text(both, three_digits, "bound:") + unit + doubt_sign(both)
     sources = dict.fromkeys(source for end in (both.low, both.high) for source in end.sources)
     references = number_list(numbers.setdefault(source, len(numbers) + 1) for source in sources)
-    return f"  {both.low.name}", value, f"{both.low.formula} {f'[{references}]' if references else ''}".rstrip()
+    return (
+        f"  {both.low.name}",
+        value,
+        f"{both.low.formula} {f'[{references}]' if references else ''}".rstrip(),
+    )
 
 
 def _source_text(source: FactSource) -> str:
@@ -300,32 +387,41 @@ def _source_text(source: FactSource) -> str:
 
 
 def simulation_text(simulated: SimulatedRun) -> RenderableType:
-    """Goodput, intervals and spares, the best first. Two ranges are named apart: how well the mean is known, and where
-    single runs lie."""
+    """Goodput, intervals and spares, the best first. Two ranges are named apart: how well the mean
+    is known, and where single runs lie."""
     simulation = simulated.simulation
     goodput, wall = simulation.goodput, simulation.wall_seconds
     doubt = DOUBT if simulated.unverified else ""
     head = Text.assemble(
-        ("\nsimulated", "bold"), f" at {simulated.rate}, seed {simulation.seed}: {_sample(simulation)}\n",
+        ("\nsimulated", "bold"),
+        f" at {simulated.rate}, seed {simulation.seed}: {_sample(simulation)}\n",
         f"mean goodput {_known_to(goodput)}{doubt}, mean time {rounded_duration(wall.mean)}\n",
-        f"single runs: goodput {extent((goodput.percentile_5, goodput.percentile_95), rounded_percent)} in nine of ten",
-    )  # fmt: skip
+        "single runs: goodput"
+        f" {extent((goodput.percentile_5, goodput.percentile_95), rounded_percent)} in nine of ten",
+    )
     intervals = _right_aligned("save every", "expected goodput", "nine of ten runs", "")
     for index, choice in enumerate(simulated.intervals):
         word = "best" if index == 0 else "as good" if choice.as_good else ""
         runs = choice.simulation.goodput
         single = extent((runs.percentile_5, runs.percentile_95), rounded_percent)
-        intervals.add_row(f"{choice.interval_steps:,} steps", rounded_percent(choice.expected_goodput), single, word)
+        intervals.add_row(
+            f"{choice.interval_steps:,} steps",
+            rounded_percent(choice.expected_goodput),
+            single,
+            word,
+        )
     spares = _right_aligned("spare nodes", "goodput", "runs that waited", "node-hours", "cost", "")
     for index, option in enumerate(simulated.spares):
         word = "cheapest" if index == 0 else "as cheap" if option.as_good else ""
         usd = "-" if option.usd is None else rounded_dollars(option.usd)
         waits = f"{option.simulation.waits:,} of {len(option.simulation.outcomes):,}"
         goodput_text = rounded_percent(option.simulation.goodput.mean)
-        spares.add_row(str(option.spares), goodput_text, waits, f"{option.node_hours:,.0f}", usd, word)
+        spares.add_row(
+            str(option.spares), goodput_text, waits, f"{option.node_hours:,.0f}", usd, word
+        )
     note = Text(
-        "expected goodput: closed form, exact while a node in place of a failed one is at hand; as good: less than "
-        f"{LEAST_GAIN:.1%} longer",
+        "expected goodput: closed form, exact while a node in place of a failed one is at hand; as"
+        f" good: less than {LEAST_GAIN:.1%} longer",
         style="dim",
     )
     return Group(head, Text(), intervals, note, Text(), spares)
@@ -339,7 +435,8 @@ def _right_aligned(*headings: str) -> Table:
 
 
 def _sample(simulation: Simulation) -> str:
-    """Describe the sample: number of runs, number of their failures, and the share of all runs that they represent."""
+    """Describe the sample: number of runs, number of their failures, and the share of all runs that
+    they represent."""
     if not simulation.outcomes:
         return "no run fails"
     failures = sum(outcome.failures for outcome in simulation.outcomes)
@@ -347,7 +444,10 @@ def _sample(simulation: Simulation) -> str:
     failing = 1 - simulation.scenario.no_failure_share
     if failing > NEARLY_ALL:
         return drawn
-    return f"{drawn}; they stand for the {rounded_percent(failing)} of runs that fail at all, the others are exact"
+    return (
+        f"{drawn}; they stand for the {rounded_percent(failing)} of runs that fail at all, the"
+        " others are exact"
+    )
 
 
 def _known_to(goodput: SampleStatistics) -> str:
@@ -356,4 +456,7 @@ def _known_to(goodput: SampleStatistics) -> str:
     if 100 * width < 10**-MOST_DECIMALS:
         return f"{goodput.mean:.{MOST_DECIMALS}%}"
     decimals = min(max(1, -math.floor(math.log10(100 * width)) + 1), MOST_DECIMALS)
-    return f"{goodput.mean:.{decimals}%} (known to {goodput.low:.{decimals}%} to {goodput.high:.{decimals}%}, 95%)"
+    return (
+        f"{goodput.mean:.{decimals}%} (known to {goodput.low:.{decimals}%} to"
+        f" {goodput.high:.{decimals}%}, 95%)"
+    )

@@ -1,10 +1,13 @@
-"""Named failure rates, and the defaults of what a failure costs: failure_rates.yaml, each value with source and date.
+"""Named failure rates, and the defaults of what a failure costs: failure_rates.yaml, each value
+with source and date.
 
-A rate counts unplanned interruptions per 1,000 days of a node with 8 GPUs, for any number of GPUs per node: machines
-with more or fewer count in proportion. Planned maintenance and preemptions are not in it.
+A rate counts unplanned interruptions per 1,000 days of a node with 8 GPUs, for any number of GPUs
+per node: machines with more or fewer count in proportion. Planned maintenance and preemptions are
+not in it.
 
-Limits: rates of large clusters in their first years, all of Meta's; a cluster's own rate, once known, is better. They
-are means: early life, bad batches and repeated failures of the same node are not in them.
+Limits: rates of large clusters in their first years, all of Meta's; a cluster's own rate, once
+known, is better. They are means: early life, bad batches and repeated failures of the same node are
+not in them.
 """
 
 from __future__ import annotations
@@ -72,12 +75,18 @@ def failure_rate(name: str) -> FailureRate:
 def custom_failure_rate(failures_per_1000_node_days: float) -> FailureRate:
     """A user's own rate; 0 means that nothing fails."""
     value = zero_or_above("the number of failures per 1,000 node-days", failures_per_1000_node_days)
-    return FailureRate.create(Provenance(GIVEN), name="own", title="your own rate", failures_per_1000_node_days=value)
+    return FailureRate.create(
+        Provenance(GIVEN), name="own", title="your own rate", failures_per_1000_node_days=value
+    )
 
 
 def assumption_or_given(name: str, own: float | None = None) -> Fact[float]:
     """The default called `name`, or the user's `own` figure where one is given (0 or above)."""
-    return assumptions()[name].fact("value") if own is None else Fact(zero_or_above(name, own), (GIVEN,))
+    return (
+        assumptions()[name].fact("value")
+        if own is None
+        else Fact(zero_or_above(name, own), (GIVEN,))
+    )
 
 
 def _rows(section: str, cls: type[R]) -> list[R]:

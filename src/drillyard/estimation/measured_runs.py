@@ -1,11 +1,14 @@
-"""Runs that were measured: published ones as facts (measured_runs.yaml), and a user's own from its run directory.
+"""Runs that were measured: published ones as facts (measured_runs.yaml), and a user's own from its
+run directory.
 
-A row is a `Setup` and a speed, so it can be estimated like any setup, and the ratio of the two is the
-efficiency that was reached. Figures are converted to tokens/s per GPU by exact arithmetic: tokens/s of all GPUs over
-their number; tokens of a step over its seconds and GPUs; MFU times the dense peak over the FLOPs per token of the
-formula that the publisher names (MFU by another formula is another number, so a row without a formula is no row).
+A row is a `Setup` and a speed, so it can be estimated like any setup, and the ratio of the two is
+the efficiency that was reached. Figures are converted to tokens/s per GPU by exact arithmetic:
+tokens/s of all GPUs over their number; tokens of a step over its seconds and GPUs; MFU times the
+dense peak over the FLOPs per token of the formula that the publisher names (MFU by another formula
+is another number, so a row without a formula is no row).
 
-Limits: published figures are their publishers' claims; what a row does not say of its network is not assumed.
+Limits: published figures are their publishers' claims; what a row does not say of its network is
+not assumed.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from drillyard.modelspec import FORMULAS, ModelSpec, flops_per_token, model_spec
 from drillyard.packaged_yaml import read_packaged_yaml
 
 WARM_UP_LINES: Final = 5
-"""Logged steps at the start of a run that say nothing of its speed: they compile, and caches are cold."""
+"""Logged steps at the start of a run that say nothing of its speed: they compile, and caches are
+cold."""
 LEAST_LINES: Final = 10
 """Logged steps that a run of one's own must have after those."""
 ROWS_PER_LOSS_CHUNK: Final = 2048
@@ -52,7 +56,10 @@ class RunClass(NamedTuple):
     sharding: Sharding
 
     def __str__(self) -> str:
-        return f"{self.accelerator}, {self.precision}, checkpointing {self.activation_checkpointing}, {self.sharding}"
+        return (
+            f"{self.accelerator}, {self.precision}, checkpointing {self.activation_checkpointing},"
+            f" {self.sharding}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +114,11 @@ class PublishedRow(CatalogRow):
 
     def measured(self, spec: ModelSpec) -> MeasuredRun:
         """The run as a setup of `spec` and a speed."""
-        stated = {one.name: getattr(self, one.name) for one in fields(Setup) if one.name in type(self).model_fields}
+        stated = {
+            one.name: getattr(self, one.name)
+            for one in fields(Setup)
+            if one.name in type(self).model_fields
+        }
         setup = Setup(
             spec=spec,
             shard=self.num_gpus // self.replicate,
@@ -117,7 +128,12 @@ class PublishedRow(CatalogRow):
         )
         accelerator = catalog().accelerator(self.accelerator)
         return MeasuredRun(
-            self.name, self.publisher, accelerator, self._machine(), setup, self._speed(setup, accelerator)
+            self.name,
+            self.publisher,
+            accelerator,
+            self._machine(),
+            setup,
+            self._speed(setup, accelerator),
         )
 
     def _machine(self) -> Machine | None:
@@ -153,7 +169,9 @@ class PublishedRow(CatalogRow):
 
 
 def run_class(setup: Setup, accelerator: str) -> RunClass:
-    sharding: Sharding = "single" if setup.world_size == 1 else "replicated" if setup.shard == 1 else "sharded"
+    sharding: Sharding = (
+        "single" if setup.world_size == 1 else "replicated" if setup.shard == 1 else "sharded"
+    )
     return RunClass(accelerator, setup.precision, setup.activation_checkpointing, sharding)
 
 
@@ -189,12 +207,14 @@ def left_out_runs() -> tuple[Mapping[str, str], ...]:
 
 
 def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> MeasuredRun:
-    """A run of one's own as a row: its setup from run.yaml, with what `auto` became there, its speed from the median of
-    its logged steps, its machine from cluster.yaml where there is one (else nodes of up to 8 GPUs, joined by something
-    that is not known). `facts` is the catalog that names hardware (default: ours).
+    """A run of one's own as a row: its setup from run.yaml, with what `auto` became there, its
+    speed from the median of its logged steps, its machine from cluster.yaml where there is one
+    (else nodes of up to 8 GPUs, joined by something that is not known). `facts` is the catalog that
+    names hardware (default: ours).
 
-    The first WARM_UP_LINES lines of the log, and steps that compiled, are left out. Raises UserError where there is no
-    run, where fewer than LEAST_LINES lines are left, and where the run was on no known accelerator.
+    The first WARM_UP_LINES lines of the log, and steps that compiled, are left out. Raises
+    UserError where there is no run, where fewer than LEAST_LINES lines are left, and where the run
+    was on no known accelerator.
     """
     from drillyard.config.load import load_run_config
     from drillyard.estimation.model_source import ModelOptions, find_model
@@ -204,14 +224,17 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
 
     config_file = run_directory / "run.yaml"
     if not config_file.is_file():
-        raise UserError(f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME")
+        raise UserError(
+            f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME"
+        )
     events = read_events(run_directory)
     config = load_run_config(config_file, _settled(events), resolve_environment=False)
     lines = [line for line in read_metrics(run_directory)[WARM_UP_LINES:] if _counts(line)]
     if len(lines) < LEAST_LINES:
         raise UserError(
-            f"{run_directory}: {len(lines)} logged steps after {WARM_UP_LINES} of warm-up; at least {LEAST_LINES} are "
-            "needed to know its speed\ngive a longer run, or one with a smaller logging.every_steps"
+            f"{run_directory}: {len(lines)} logged steps after {WARM_UP_LINES} of warm-up; at least"
+            f" {LEAST_LINES} are needed to know its speed\ngive a longer run, or one with a smaller"
+            " logging.every_steps"
         )
     known = catalog() if facts is None else facts
     accelerator = _accelerator_of(run_directory, events, known)
@@ -222,7 +245,9 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
         config,
         model.spec,
         num_gpus=num_gpus,
-        gpus_per_node=min(num_gpus, USUAL_GPUS_PER_NODE if machine is None else machine.num_accelerators),
+        gpus_per_node=min(
+            num_gpus, USUAL_GPUS_PER_NODE if machine is None else machine.num_accelerators
+        ),
         memory_gib=accelerator.memory_gib,
         device_type="cuda",
         model_config=model.config,
@@ -230,24 +255,37 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     seconds = statistics.median(line["step_seconds"] for line in lines)
     source = FactSource(f"your run {run_directory.name}: median of {len(lines)} logged steps", None)
     speed = Fact(resolved.setup.tokens_per_step_per_gpu / seconds, (source,))
-    return MeasuredRun(run_directory.name, "your own run", accelerator, machine, resolved.setup, speed)
+    return MeasuredRun(
+        run_directory.name, "your own run", accelerator, machine, resolved.setup, speed
+    )
 
 
 def _settled(events: Sequence[Mapping[str, Any]]) -> list[str]:
     """The values of the open settings of run.yaml, by the last `resolved` event, as overrides."""
-    settled = [one for one in events if one["event"] == "resolved" and isinstance(one.get("settings"), dict)]
-    return [f"{key}={json.dumps(value)}" for one in settled[-1:] for key, value in one["settings"].items()]
+    settled = [
+        one
+        for one in events
+        if one["event"] == "resolved" and isinstance(one.get("settings"), dict)
+    ]
+    return [
+        f"{key}={json.dumps(value)}"
+        for one in settled[-1:]
+        for key, value in one["settings"].items()
+    ]
 
 
-def _accelerator_of(run_directory: Path, events: Sequence[Mapping[str, Any]], facts: Catalog) -> Accelerator:
+def _accelerator_of(
+    run_directory: Path, events: Sequence[Mapping[str, Any]], facts: Catalog
+) -> Accelerator:
     """Find the run's accelerator by the last `parameters` event."""
     described = [one for one in events if one["event"] == "parameters"]
     name = described[-1].get("accelerator") if described else None
     found = facts.find_accelerator(name) if isinstance(name, str) else None
     if found is None:
         raise UserError(
-            f"{run_directory}: the run was on no accelerator that is known, so its speed says nothing of another run\n"
-            "`drillyard hardware` lists the known ones; calibrate by a run on one of them"
+            f"{run_directory}: the run was on no accelerator that is known, so its speed says"
+            " nothing of another run\n`drillyard hardware` lists the known ones; calibrate by a"
+            " run on one of them"
         )
     return found
 

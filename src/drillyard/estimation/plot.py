@@ -1,8 +1,8 @@
 """A scatter of cost against time with its Pareto front: for the terminal, and as SVG.
 
-Both axes are logarithmic, since a sweep spans orders of magnitude. A plotting library would be many times the size of
-all else that `estimate` imports, for some dots and two axes. The SVG is one file of text without scripts or fonts of
-its own, and has each point's meaning as its tooltip.
+Both axes are logarithmic, since a sweep spans orders of magnitude. A plotting library would be many
+times the size of all else that `estimate` imports, for some dots and two axes. The SVG is one file
+of text without scripts or fonts of its own, and has each point's meaning as its tooltip.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class _Scale(NamedTuple):
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def ticks(self) -> list[float]:
-        """Round numbers within: even steps on a short axis, else 1, 2 and 5 of every decade, of many only the 1."""
+        """Round numbers within: even steps on a short axis, else 1, 2 and 5 of every decade, of
+        many only the 1."""
         if self.high / self.low < SHORT_AXIS:
             return self._even_ticks()
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -89,11 +90,21 @@ def terminal_plot(plot: Plot, columns: int = COLUMNS, rows: int = ROWS) -> str:
         grid[row][column] = "o" if dot.on_front else "."
     margins = {0: three_digits(up.high), rows - 1: three_digits(up.low)}
     margin = max(len(text) for text in margins.values())
-    lines = [f"{margins.get(index, ''):>{margin}} |{''.join(row)}".rstrip() for index, row in enumerate(grid)]
-    ends = f"{three_digits(across.low)}{three_digits(across.high):>{columns - len(three_digits(across.low))}}"
+    lines = [
+        f"{margins.get(index, ''):>{margin}} |{''.join(row)}".rstrip()
+        for index, row in enumerate(grid)
+    ]
+    ends = f"{three_digits(across.low)}{three_digits(across.high):>{columns - len(three_digits(across.low))}}"  # noqa: E501
     blank = " " * margin
-    return "\n".join([f"{plot.y_title} (o: Pareto front)", *lines, f"{blank} +{'-' * columns}", f"{blank}  {ends}",
-                      f"{blank}  {plot.x_title}"])  # fmt: skip
+    return "\n".join(
+        [
+            f"{plot.y_title} (o: Pareto front)",
+            *lines,
+            f"{blank} +{'-' * columns}",
+            f"{blank}  {ends}",
+            f"{blank}  {plot.x_title}",
+        ]
+    )
 
 
 def svg_plot(plot: Plot) -> str:
@@ -102,14 +113,22 @@ def svg_plot(plot: Plot) -> str:
     line = " ".join("{:.1f},{:.1f}".format(*frame.at(dot.x, dot.y)) for dot in front)
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) // 2, (TOP + HEIGHT - BOTTOM) // 2
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12" fill="#222">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+            ' font-family="sans-serif" font-size="12" fill="#222">'
+        ),
         f"<title>{escape(plot.title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{LEFT}" y="24" font-size="15">{escape(plot.title)}</text>',
         *frame.lines(),
-        f'<text x="{middle_x}" y="{HEIGHT - 14}" text-anchor="middle">{escape(plot.x_title)}</text>',
-        f'<text transform="translate(20 {middle_y}) rotate(-90)" text-anchor="middle">{escape(plot.y_title)}</text>',
+        (
+            f'<text x="{middle_x}" y="{HEIGHT - 14}"'
+            f' text-anchor="middle">{escape(plot.x_title)}</text>'
+        ),
+        (
+            f'<text transform="translate(20 {middle_y}) rotate(-90)"'
+            f' text-anchor="middle">{escape(plot.y_title)}</text>'
+        ),
         f'<polyline points="{line}" fill="none" stroke="#c2410c" stroke-width="1.5"/>',
         *(
             frame.circle(dot, 2 if len(plot.dots) > MANY_DOTS else 3.5)
@@ -139,11 +158,17 @@ class _Frame(NamedTuple):
         for tick in self.across.ticks():
             x, _ = self.at(tick, self.up.low)
             yield f'<path d="M{x:.1f} {TOP}V{bottom}" stroke="#e5e5e5"/>'
-            yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{three_digits(tick)}</text>'
+            yield (
+                f'<text x="{x:.1f}" y="{bottom + 18}"'
+                f' text-anchor="middle">{three_digits(tick)}</text>'
+            )
         for tick in self.up.ticks():
             _, y = self.at(self.across.low, tick)
             yield f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#e5e5e5"/>'
-            yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{three_digits(tick)}</text>'
+            yield (
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}"'
+                f' text-anchor="end">{three_digits(tick)}</text>'
+            )
         yield f'<path d="M{LEFT} {TOP}H{right}V{bottom}H{LEFT}Z" fill="none" stroke="#999"/>'
 
     def circle(self, dot: Dot, radius: float) -> str:
@@ -151,4 +176,7 @@ class _Frame(NamedTuple):
         x, y = self.at(dot.x, dot.y)
         radius, fill = (radius + 1.5, "#c2410c") if dot.on_front else (radius, "#94a3b8")
         label = escape(dot.label)
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}"><title>{label}</title></circle>'
+        return (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"'
+            f' fill="{fill}"><title>{label}</title></circle>'
+        )

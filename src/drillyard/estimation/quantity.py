@@ -1,8 +1,9 @@
-"""Quantities: the numbers of an estimate, each with its unit, formula and sources, and how ranges of them are written.
+"""Quantities: the numbers of an estimate, each with its unit, formula and sources, and how ranges
+of them are written.
 
-A quantity is a `Fact`, and facts keep their sources, so one with an unverified input is unverified too. In texts `?`
-marks what rests on a value that no primary source confirms, and a range of which only the better end is known is
-written as a bound (`at least 12.1 s`).
+A quantity is a `Fact`, and facts keep their sources, so one with an unverified input is unverified
+too. In texts `?` marks what rests on a value that no primary source confirms, and a range of which
+only the better end is known is written as a bound (`at least 12.1 s`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ SECONDS_PER_DAY: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Quantity(Fact[float]):
-    """One number of an estimate, with the sources of its formula and inputs. `unit`: "" for a count or a fraction."""
+    """One number of an estimate, with the sources of its formula and inputs. `unit`: "" for a count
+    or a fraction."""
 
     name: str
     unit: str
     formula: str
 
 
-def quantity(name: str, value: float, unit: str, formula: str, *rests_on: Fact[Any] | FactSource | Number) -> Quantity:
-    """`value`, resting on quantities, facts and sources (of the formula itself); numbers bring no source."""
+def quantity(
+    name: str, value: float, unit: str, formula: str, *rests_on: Fact[Any] | FactSource | Number
+) -> Quantity:
+    """`value`, resting on quantities, facts and sources (of the formula itself); numbers bring no
+    source."""
     return Quantity(value, combine(value, *rests_on).sources, name, unit, formula)
 
 
@@ -40,7 +45,8 @@ def quantity(name: str, value: float, unit: str, formula: str, *rests_on: Fact[A
 class Range:
     """A number that is known to lie between two; `low` and `high` have the same name and unit.
 
-    `is_bound`: only the better end is known, and the other end is the same quantity; texts call it a bound.
+    `is_bound`: only the better end is known, and the other end is the same quantity; texts call it
+    a bound.
     """
 
     low: Quantity
@@ -104,8 +110,12 @@ def range_text(numbers: Range, write: Callable[[float], str], better: str) -> st
 
 
 def number_range(numbers: Range, unit: str, better: str, scale: float = 1.0) -> str:
-    """Both ends over `scale`, with `unit`; `better` says which side of a bound is possible (`at most`)."""
-    return range_text(numbers, lambda value: three_digits(value / scale), better) + f"{unit}{doubt_sign(numbers)}"
+    """Both ends over `scale`, with `unit`; `better` says which side of a bound is possible (`at
+    most`)."""
+    return (
+        range_text(numbers, lambda value: three_digits(value / scale), better)
+        + f"{unit}{doubt_sign(numbers)}"
+    )
 
 
 def time_range(times: Range) -> str:

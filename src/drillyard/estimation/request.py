@@ -1,8 +1,10 @@
-"""Request of an estimate: the run, its model, the target, and what the user knows better than the catalog.
+"""Request of an estimate: the run, its model, the target, and what the user knows better than the
+catalog.
 
-`EstimateOptions` are the flags of `drillyard estimate` as they are written; `build_request` reads the files they name
-and checks numbers and names. Flags override files, so one run config and one cluster config answer every "what if".
-Nothing is looked up anywhere but in the files given, the local model cache and the catalog.
+`EstimateOptions` are the flags of `drillyard estimate` as they are written; `build_request` reads
+the files they name and checks numbers and names. Flags override files, so one run config and one
+cluster config answer every "what if". Nothing is looked up anywhere but in the files given, the
+local model cache and the catalog.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ DeviceType = Literal["cuda", "cpu"]
 
 
 class Flag(NamedTuple):
-    """An option of the command line (`cli/options.py`): its help, and its name where it is not that of the field."""
+    """An option of the command line (`cli/options.py`): its help, and its name where it is not that
+    of the field."""
 
     help: str
     panel: str | None = None
@@ -50,19 +53,29 @@ class EstimateOptions:
     run: Annotated[Path, Flag("The run config.", metavar="RUN")]
     cluster: Annotated[Path | None, Flag("The cluster config.", WHERE, "FILE")] = None
     machine: Annotated[str | None, Flag("Machine type, in place of the cluster's.", WHERE)] = None
-    nodes: Annotated[int | None, Flag("Number of machines, in place of the cluster's.", WHERE)] = None
-    accelerator: Annotated[str | None, Flag("An accelerator without a machine, with --num-gpus.", WHERE)] = None
-    num_gpus: Annotated[int | None, Flag("Number of GPUs.", WHERE)] = None
-    gpus_per_node: Annotated[int | None, Flag("GPUs in a node, with --accelerator; default: 8.", WHERE)] = None
-    hardware: Annotated[Path | None, Flag("Your own hardware and prices, laid over what is known.", WHERE, "FILE")] = (
+    nodes: Annotated[int | None, Flag("Number of machines, in place of the cluster's.", WHERE)] = (
         None
     )
-    overrides: Annotated[
-        list[str] | None, Flag("Change a setting of the run config; repeatable.", metavar="KEY=VALUE", name="--set")
+    accelerator: Annotated[
+        str | None, Flag("An accelerator without a machine, with --num-gpus.", WHERE)
     ] = None
-    config: Annotated[Path | None, Flag("The model's config.json, in place of the run config's.", MODEL, "FILE")] = None
+    num_gpus: Annotated[int | None, Flag("Number of GPUs.", WHERE)] = None
+    gpus_per_node: Annotated[
+        int | None, Flag("GPUs in a node, with --accelerator; default: 8.", WHERE)
+    ] = None
+    hardware: Annotated[
+        Path | None, Flag("Your own hardware and prices, laid over what is known.", WHERE, "FILE")
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        Flag("Change a setting of the run config; repeatable.", metavar="KEY=VALUE", name="--set"),
+    ] = None
+    config: Annotated[
+        Path | None, Flag("The model's config.json, in place of the run config's.", MODEL, "FILE")
+    ] = None
     params: Annotated[
-        str | None, Flag("Number of parameters, such as 70.6B, of a model whose family is not known.", MODEL)
+        str | None,
+        Flag("Number of parameters, such as 70.6B, of a model whose family is not known.", MODEL),
     ] = None
     active_params: Annotated[str | None, Flag("Of these, what one token uses.", MODEL)] = None
     consumption: Annotated[str | None, Flag("How capacity is bought, such as spot.", MONEY)] = None
@@ -70,28 +83,38 @@ class EstimateOptions:
     price_per_gpu_hour: Annotated[float | None, Flag("Your own price, in dollars.", MONEY)] = None
     price_per_node_hour: Annotated[float | None, Flag("Your own price, in dollars.", MONEY)] = None
     data_tokens: Annotated[
-        str | None, Flag("Tokens of one epoch, such as 15T, where the run is given in epochs.", MONEY)
+        str | None,
+        Flag("Tokens of one epoch, such as 15T, where the run is given in epochs.", MONEY),
     ] = None
     failure_rate: Annotated[
-        str | None, Flag("llama3, rsc1, rsc2 or failures per 1,000 node-days; default: all three.", FAILURES)
+        str | None,
+        Flag("llama3, rsc1, rsc2 or failures per 1,000 node-days; default: all three.", FAILURES),
     ] = None
     preemptions_per_node_day: Annotated[float | None, Flag("For spot capacity.", FAILURES)] = None
-    restart_seconds: Annotated[float | None, Flag("From a failure to the next step.", FAILURES)] = None
-    storage_gb_per_s: Annotated[float | None, Flag("Storage bandwidth of all nodes together.", FAILURES)] = None
-    host_device_gb_per_s: Annotated[float | None, Flag("Copies from one GPU to its host.", FAILURES)] = None
+    restart_seconds: Annotated[float | None, Flag("From a failure to the next step.", FAILURES)] = (
+        None
+    )
+    storage_gb_per_s: Annotated[
+        float | None, Flag("Storage bandwidth of all nodes together.", FAILURES)
+    ] = None
+    host_device_gb_per_s: Annotated[
+        float | None, Flag("Copies from one GPU to its host.", FAILURES)
+    ] = None
     calibrate: Annotated[
         Path | None, Flag("Take the speed that this run directory has measured.", metavar="RUN_DIR")
     ] = None
-    without_source: Annotated[str | None, Flag("Leave out the measured runs of one publisher.", metavar="NAME")] = None
+    without_source: Annotated[
+        str | None, Flag("Leave out the measured runs of one publisher.", metavar="NAME")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateRequest:
     """One run to estimate. Variations of it (`--sweep`) are made by `replace`.
 
-    `without_source` leaves out the measured runs of one publisher, to estimate a published run without itself.
-    `calibration` is a run of the user's own, taken in place of the measured ones. `data_tokens`: tokens of one epoch.
-    `tokens`: a length of the run in place of the config's.
+    `without_source` leaves out the measured runs of one publisher, to estimate a published run
+    without itself. `calibration` is a run of the user's own, taken in place of the measured ones.
+    `data_tokens`: tokens of one epoch. `tokens`: a length of the run in place of the config's.
     """
 
     config: RunConfig
@@ -111,15 +134,22 @@ class EstimateRequest:
 
 
 def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -> EstimateRequest:
-    """The request that `options` describe. `build` makes the spec of a model whose family is not known.
+    """The request that `options` describe. `build` makes the spec of a model whose family is not
+    known.
 
-    UserError for files that cannot be read or hold mistakes, unknown names, and options that contradict.
+    UserError for files that cannot be read or hold mistakes, unknown names, and options that
+    contradict.
     """
     price = PriceOptions(options.price_per_gpu_hour, options.price_per_node_hour)
     if build is not None and options.params is not None:
         raise ConfigError("--build counts the parameters, --params gives them: use one of the two")
-    config = load_run_config(options.run, options.overrides or (), resolve_environment=False, needs_learning_rate=False)
-    counts = parse_count("--params", options.params), parse_count("--active-params", options.active_params)
+    config = load_run_config(
+        options.run, options.overrides or (), resolve_environment=False, needs_learning_rate=False
+    )
+    counts = (
+        parse_count("--params", options.params),
+        parse_count("--active-params", options.active_params),
+    )
     model = find_model(config, ModelOptions(options.config, *counts), build=build)
     target, facts = _target(options)
     if options.without_source is not None:
@@ -144,18 +174,23 @@ def build_request(options: EstimateOptions, *, build: BuildSpec | None = None) -
         ),
         data_tokens=parse_count("--data-tokens", options.data_tokens),
         without_source=options.without_source,
-        calibration=None if options.calibrate is None else read_measured_run(options.calibrate, facts),
+        calibration=(
+            None if options.calibrate is None else read_measured_run(options.calibrate, facts)
+        ),
     )
 
 
 def parse_count(flag_name: str, text: str | None) -> int | None:
-    """`70.6B`, `7e9` or `7000000000` as a whole number. ConfigError for anything else, and below 1."""
+    """`70.6B`, `7e9` or `7000000000` as a whole number. ConfigError for anything else, and below
+    1."""
     if text is None:
         return None
     match = COUNT.fullmatch(text.replace(",", "").replace("_", "").strip())
     value = math.nan if match is None else float(match[1]) * SCALES[match[2].lower()]
     if not (math.isfinite(value) and value >= 1):
-        raise ConfigError(f"{flag_name} {text}: not a number above 0; write it like 70.6B, 15T or 7000000000")
+        raise ConfigError(
+            f"{flag_name} {text}: not a number above 0; write it like 70.6B, 15T or 7000000000"
+        )
     return round(value)
 
 
@@ -176,16 +211,27 @@ def _target(options: EstimateOptions) -> tuple[Target, Catalog]:
     if options.machine is not None:
         nodes = 1 if options.nodes is None else options.nodes
         bought, region = options.consumption, options.region
-        return machine_target(options.machine, nodes, facts, consumption=bought, region=region), facts
+        return (
+            machine_target(options.machine, nodes, facts, consumption=bought, region=region),
+            facts,
+        )
     assert options.accelerator is not None and options.num_gpus is not None
-    return accelerator_target(options.accelerator, options.num_gpus, facts, gpus_per_node=options.gpus_per_node), facts
+    return (
+        accelerator_target(
+            options.accelerator, options.num_gpus, facts, gpus_per_node=options.gpus_per_node
+        ),
+        facts,
+    )
 
 
 def _check_target(options: EstimateOptions) -> None:
     """ConfigError unless the options name exactly one target."""
     ways = list(get_args(Consumption))
     if options.consumption is not None and options.consumption not in ways:
-        raise ConfigError(f"--consumption {options.consumption} is not known; {_closest(options.consumption, ways)}")
+        raise ConfigError(
+            f"--consumption {options.consumption} is not known;"
+            f" {_closest(options.consumption, ways)}"
+        )
     if options.accelerator is None:
         for name in ("num_gpus", "gpus_per_node"):
             if getattr(options, name) is not None:

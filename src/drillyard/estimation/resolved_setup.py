@@ -1,20 +1,24 @@
-"""From a run config to a `Setup`: every open setting is resolved here, in one function, with its reason.
+"""From a run config to a `Setup`: every open setting is resolved here, in one function, with its
+reason.
 
-The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is the one that runs.
+The trainer and `drillyard estimate` both call `resolve_setup`, so the setup that is estimated is
+the one that runs.
 
-`activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full the first one whose
-estimated peak, at the high end of its range, is within the memory. Recomputing costs time (full: the whole forward once
-more, a third of the FLOPs of a step) and gains nothing but memory. Where memory is not known or cannot be
-estimated, it is full: slower is better than a run that ends for lack of memory. `shard: auto` is all ranks that
-`replicate` leaves, never fewer: copies of the model (HSDP) save traffic between nodes and cost memory, and
-`replicate` requests them; its default of 1 is a number like any other. The other settings follow fixed rules
+`activation_checkpointing: auto` is the least recomputation that fits: of none, selective and full
+the first one whose estimated peak, at the high end of its range, is within the memory. Recomputing
+costs time (full: the whole forward once more, a third of the FLOPs of a step) and gains nothing but
+memory. Where memory is not known or cannot be estimated, it is full: slower is better than a run
+that ends for lack of memory. `shard: auto` is all ranks that `replicate` leaves, never fewer:
+copies of the model (HSDP) save traffic between nodes and cost memory, and `replicate` requests
+them; its default of 1 is a number like any other. The other settings follow fixed rules
 (`config/auto_values.py`).
 
-The result is a pure function of its arguments, so all ranks of a run get the same for the same memory. It changes with
-versions: a run records what it resolved, and a resume on the same layout keeps that (`training/auto_settings.py`).
+The result is a pure function of its arguments, so all ranks of a run get the same for the same
+memory. It changes with versions: a run records what it resolved, and a resume on the same layout
+keeps that (`training/auto_settings.py`).
 
-Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as after
-packing.
+Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as
+after packing.
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ FIELDS_OF_FAMILIES: Final[Mapping[str, Mapping[str, float]]] = {
     "gpt_bigcode": {"attn_pdrop": 0.1},
     "seed_oss": {"attention_dropout": 0.1},
 }
-"""Defaults of transformers' config classes for the fields that exclude a kernel, where config.json has none."""
+"""Defaults of transformers' config classes for the fields that exclude a kernel, where config.json
+has none."""
 
 
 class SettingDecision(NamedTuple):
@@ -62,9 +67,11 @@ class SettingDecision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetup:
-    """A setup without open settings, and what was decided to get there, in the order of the config's keys.
+    """A setup without open settings, and what was decided to get there, in the order of the
+    config's keys.
 
-    `memory` is the estimate that decided `activation_checkpointing: auto`, None where there was none.
+    `memory` is the estimate that decided `activation_checkpointing: auto`, None where there was
+    none.
     """
 
     setup: Setup
@@ -72,7 +79,8 @@ class ResolvedSetup:
     memory: MemoryEstimate | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The values of all settings that can be left open, decided or given, by their dotted keys."""
+        """The values of all settings that can be left open, decided or given, by their dotted
+        keys."""
         setup = self.setup
         return {
             "model.attention": setup.kernel,
@@ -94,18 +102,21 @@ def resolve_setup(
     kernel: AttentionKernel | None = None,
     model_config: Mapping[str, Any] | None = None,
 ) -> ResolvedSetup:
-    """The training step of `config` on `num_gpus` ranks, each with `memory_gib` (None: not known) of its own.
+    """The training step of `config` on `num_gpus` ranks, each with `memory_gib` (None: not known)
+    of its own.
 
-    `device_type` is `cuda` or `cpu`. `kernel` is the attention kernel where it is known; otherwise `auto` is decided
-    by the soft cap and dropout of `model_config`, the contents of the model's config.json (default: `model.config`).
-    Raises UserError where the batch or the ranks do not divide.
+    `device_type` is `cuda` or `cpu`. `kernel` is the attention kernel where it is known; otherwise
+    `auto` is decided by the soft cap and dropout of `model_config`, the contents of the model's
+    config.json (default: `model.config`). Raises UserError where the batch or the ranks do not
+    divide.
     """
     training, lora = config.training, config.model.lora
     shard = resolve_shard(config.parallelism, num_gpus)
     if shard < 1 or shard * config.parallelism.replicate != num_gpus:
         raise UserError(
-            f"parallelism: shard {config.parallelism.shard} x replicate {config.parallelism.replicate} is not the "
-            f"number of GPUs, {num_gpus}; write shard: auto, or choose another number"
+            f"parallelism: shard {config.parallelism.shard} x replicate"
+            f" {config.parallelism.replicate} is not the number of GPUs, {num_gpus}; write shard:"
+            " auto, or choose another number"
         )
     tokens = training.micro_batch_size * config.data.sequence_length
     setup = Setup(
@@ -125,7 +136,8 @@ def resolve_setup(
         adapters=None if lora is None else lora_setup(lora),
         quantized=config.model.quantization is not None,
         keeps_unsharded=(
-            memory_gib is not None and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
+            memory_gib is not None
+            and unsharded_is_small(spec.total_parameters, training.precision, memory_gib * GIB)
         ),
         device_type=device_type,
     )
@@ -137,9 +149,11 @@ def resolve_setup(
     return ResolvedSetup(setup, tuple(_decisions(config, setup, why, device_type)), memory)
 
 
-def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkpointing, str, MemoryEstimate | None]:
-    """The first of CHECKPOINTING_MODES that fits in `memory_gib` at the high end of the estimate, else `full`; why, and
-    the memory estimated with it."""
+def choose_checkpointing(
+    setup: Setup, memory_gib: float | None
+) -> tuple[Checkpointing, str, MemoryEstimate | None]:
+    """The first of CHECKPOINTING_MODES that fits in `memory_gib` at the high end of the estimate,
+    else `full`; why, and the memory estimated with it."""
     if memory_gib is None:
         return "full", "the memory is not known", None
     memory, high = None, 0.0
@@ -150,16 +164,26 @@ def choose_checkpointing(setup: Setup, memory_gib: float | None) -> tuple[Checkp
             return "full", f"the memory cannot be estimated: {str(error).splitlines()[0]}", None
         high = memory.total.high.value
         if high <= memory_gib:
-            why = f"the least recomputation that fits: up to {three_digits(high)} of {three_digits(memory_gib)} GiB"
+            why = (
+                f"the least recomputation that fits: up to {three_digits(high)} of"
+                f" {three_digits(memory_gib)} GiB"
+            )
             return mode, why, memory
-    why = f"nothing fits: up to {three_digits(high)} GiB even so, and there are {three_digits(memory_gib)} GiB"
+    why = (
+        f"nothing fits: up to {three_digits(high)} GiB even so, and there are"
+        f" {three_digits(memory_gib)} GiB"
+    )
     return "full", why, memory
 
 
-def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type: str) -> list[SettingDecision]:
+def _decisions(
+    config: RunConfig, setup: Setup, why_recomputed: str, device_type: str
+) -> list[SettingDecision]:
     training = config.training
     fastest = f"the fastest that can train this model on {device_type} in {training.precision}"
-    all_ranks = "all ranks" if setup.replicate == 1 else f"the ranks of each of {setup.replicate} copies"
+    all_ranks = (
+        "all ranks" if setup.replicate == 1 else f"the ranks of each of {setup.replicate} copies"
+    )
     quarter = "a quarter of a micro-batch, at most 2048"
     rows = (
         ("model.attention", config.model.attention, setup.kernel, fastest),
@@ -170,10 +194,19 @@ def _decisions(config: RunConfig, setup: Setup, why_recomputed: str, device_type
             why_recomputed,
         ),
         ("training.compile", training.compile, setup.compiled, "GPUs only"),
-        ("training.loss_chunk_tokens", training.loss_chunk_tokens, setup.loss_chunk_tokens, quarter),
+        (
+            "training.loss_chunk_tokens",
+            training.loss_chunk_tokens,
+            setup.loss_chunk_tokens,
+            quarter,
+        ),
         ("parallelism.shard", config.parallelism.shard, setup.shard, all_ranks),
     )
-    return [SettingDecision(key, value, reason) for key, written, value, reason in rows if written in ("auto", None)]
+    return [
+        SettingDecision(key, value, reason)
+        for key, written, value, reason in rows
+        if written in ("auto", None)
+    ]
 
 
 def _kernel(
@@ -183,7 +216,10 @@ def _kernel(
         return config.model.attention
     given = model_config if model_config is not None else config.model.config or {}
     inner = given.get("text_config")
-    fields = {**FIELDS_OF_FAMILIES.get(spec.model_type, {}), **(inner if isinstance(inner, Mapping) else given)}
+    fields = {
+        **FIELDS_OF_FAMILIES.get(spec.model_type, {}),
+        **(inner if isinstance(inner, Mapping) else given),
+    }
     return fastest_kernel(
         device_type,
         half=config.training.precision == "bf16",

@@ -1,9 +1,10 @@
 """The estimate of a run: will it fit, how fast, how long, how much, how often will it fail.
 
-An unknown figure is None and listed in `missing` with the reason and the flag that gives it; the rest is still given.
-Every number is a quantity with formula and sources.
+An unknown figure is None and listed in `missing` with the reason and the flag that gives it; the
+rest is still given. Every number is a quantity with formula and sources.
 
-Cost: a few milliseconds. Limits: those of its parts; start, evaluation and data preparation are left out.
+Cost: a few milliseconds. Limits: those of its parts; start, evaluation and data preparation are
+left out.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class RunEstimate:
 
     @property
     def alternatives(self) -> list[Alternative]:
-        """The nearest settings that fit, the fastest first; empty where it fits, or nothing is known."""
+        """The nearest settings that fit, the fastest first; empty where it fits, or nothing is
+        known."""
         if self.available_gib is None or self.verdict in ("fits", "unknown"):
             return []
 
@@ -78,7 +80,8 @@ class RunEstimate:
 
 
 def estimate_run(request: EstimateRequest) -> RunEstimate:
-    """Answer `request`. UserError where the run contradicts itself or the target, at the lines of the config."""
+    """Answer `request`. UserError where the run contradicts itself or the target, at the lines of
+    the config."""
     target = request.target
     refused = _check(request)
     memory_gib = target.accelerator.memory_gib
@@ -127,18 +130,27 @@ def estimate_run(request: EstimateRequest) -> RunEstimate:
 
 
 def _check(request: EstimateRequest) -> list[Problem]:
-    """List what the trainer would refuse though it can be estimated; UserError for contradictions."""
+    """List what the trainer would refuse though it can be estimated; UserError for
+    contradictions."""
     config, target = request.config, request.target
     problems = check_run(config, num_ranks=target.num_gpus, has_gpu=request.device_type == "cuda")
-    contradictions = [problem for problem in problems if problem.path[0] in ("training", "parallelism")]
+    contradictions = [
+        problem for problem in problems if problem.path[0] in ("training", "parallelism")
+    ]
     device = config.training.device
     if device not in ("auto", request.device_type):
-        message = f"found '{device}', but the run is estimated on {target.accelerator.name}; write auto"
+        message = (
+            f"found '{device}', but the run is estimated on {target.accelerator.name}; write auto"
+        )
         contradictions.append(Problem(("training", "device"), message))
     contradictions += _unknown_adapter_targets(request)
     contradictions += _layers_that_nf4_cannot_hold(request)
     raise_all(contradictions, config._origin.places)
-    return list(dict.fromkeys([*(one for one in problems if one not in contradictions), *_given_config(request)]))
+    return list(
+        dict.fromkeys(
+            [*(one for one in problems if one not in contradictions), *_given_config(request)]
+        )
+    )
 
 
 def _unknown_adapter_targets(request: EstimateRequest) -> Iterator[Problem]:
@@ -161,7 +173,10 @@ def _layers_that_nf4_cannot_hold(request: EstimateRequest) -> Iterator[Problem]:
     tensors = [tensor for block in spec.blocks for tensor in block.tensors if tensor.linear]
     odd = next((tensor for tensor in tensors if tensor.shape[-1] % NF4_BLOCK), None)
     if odd is not None:
-        message = f"{odd.name} has {odd.shape[-1]} inputs, and nf4 needs a multiple of {NF4_BLOCK}; leave it out"
+        message = (
+            f"{odd.name} has {odd.shape[-1]} inputs, and nf4 needs a multiple of {NF4_BLOCK}; leave"
+            " it out"
+        )
         yield Problem(path, message)
 
 
@@ -175,7 +190,9 @@ def _given_config(request: EstimateRequest) -> Iterator[Problem]:
         name = config.model.id or request.model.source
         yield Problem(("model", "id"), f"{name}: {unsupported_architecture(model_type)}")
     if config.model.init == "pretrained":
-        yield from position_problems(config.data.sequence_length, content, config.model.id or request.model.source)
+        yield from position_problems(
+            config.data.sequence_length, content, config.model.id or request.model.source
+        )
 
 
 def _step_time(request: EstimateRequest, setup: Setup) -> StepTime:
@@ -190,31 +207,47 @@ def _step_time(request: EstimateRequest, setup: Setup) -> StepTime:
     )
 
 
-def _run_time(request: EstimateRequest, setup: Setup, timed: StepTime, missing: list[MissingInput]) -> RunTime | None:
+def _run_time(
+    request: EstimateRequest, setup: Setup, timed: StepTime, missing: list[MissingInput]
+) -> RunTime | None:
     steps = planned_steps(request.config, setup, request.data_tokens)
     if request.tokens is not None:
         steps = max(1, math.ceil(request.tokens / setup.tokens_per_step))
     if steps is None:
-        why = "training.epochs says how long to train, and how many tokens the data have is not known"
-        missing.append(MissingInput("the length of the run, its cost and its failures", why, "--data-tokens"))
+        why = (
+            "training.epochs says how long to train, and how many tokens the data have is not known"
+        )
+        missing.append(
+            MissingInput("the length of the run, its cost and its failures", why, "--data-tokens")
+        )
         return None
     run = run_time(request.config, setup, request.target, timed.seconds, steps, request.failures)
     missing.extend(run.missing)
-    if run.failures and request.target.consumption == "spot" and request.failures.preemptions_per_node_day is None:
+    if (
+        run.failures
+        and request.target.consumption == "spot"
+        and request.failures.preemptions_per_node_day is None
+    ):
         why = "the nodes are spot, and how often they are taken away is not known"
         missing.append(MissingInput("preemptions", why, "--preemptions-per-node-day"))
     return run
 
 
 def _cost(
-    request: EstimateRequest, setup: Setup, timed: StepTime, run: RunTime | None, missing: list[MissingInput]
+    request: EstimateRequest,
+    setup: Setup,
+    timed: StepTime,
+    run: RunTime | None,
+    missing: list[MissingInput],
 ) -> RunCost | None:
     price = hourly_price(request.target, request.facts, request.price)
     if price is None:
         give = "--price-per-gpu-hour, --price-per-node-hour, or a price in --hardware FILE"
         missing.append(MissingInput("cost", missing_price_reason(request.target), give))
         return None
-    return run_cost(price, timed.seconds, setup.tokens_per_step, None if run is None else run.longest)
+    return run_cost(
+        price, timed.seconds, setup.tokens_per_step, None if run is None else run.longest
+    )
 
 
 def _missing_by(what: str, error: UserError) -> MissingInput:
@@ -223,12 +256,15 @@ def _missing_by(what: str, error: UserError) -> MissingInput:
     return MissingInput(what, why, give)
 
 
-# Warnings: what was assumed, and settings whose time is in no figure. A setting of the config that takes time or money
-# must be in a figure or here, or it would be ignored in silence.
+# Warnings: what was assumed, and settings whose time is in no figure. A setting of the config that
+# takes time or money must be in a figure or here, or it would be ignored in silence.
 
 
 def _warnings(
-    request: EstimateRequest, memory: MemoryEstimate | None, timed: StepTime | None, run: RunTime | None
+    request: EstimateRequest,
+    memory: MemoryEstimate | None,
+    timed: StepTime | None,
+    run: RunTime | None,
 ) -> Iterator[str]:
     """Warnings attached to the estimate, the gravest first; some may be repeated."""
     yield from request.model.spec.notes
@@ -238,9 +274,9 @@ def _warnings(
         share = memory.state_bytes["padding"] / memory.state_bytes["parameters"]
         if share > MUCH_PADDING:
             yield (
-                f"{share:.0%} of each GPU's shard is padding: FSDP2 cuts a tensor along its first dimension (of "
-                "experts: their number), and sharding over more ranks than it has rows saves no memory; the time to "
-                "send padding is not counted"
+                f"{share:.0%} of each GPU's shard is padding: FSDP2 cuts a tensor along its first"
+                " dimension (of experts: their number), and sharding over more ranks than it has"
+                " rows saves no memory; the time to send padding is not counted"
             )
     if timed is not None:
         yield from timed.notes
@@ -259,13 +295,14 @@ def _on_storage(request: EstimateRequest) -> Iterator[str]:
     directory = None if target.cluster is None else target.cluster.storage.directory
     if directory is not None:
         yield (
-            f"the bandwidth of storage.directory {directory} is not known, and that of {storage.kind} is taken; give "
-            "--storage-gb-per-s"
+            f"the bandwidth of storage.directory {directory} is not known, and that of"
+            f" {storage.kind} is taken; give --storage-gb-per-s"
         )
     elif storage.kind == "ebs" and target.num_nodes > 1:
         yield (
-            f"storage is taken as {target.num_nodes} x {storage.per_node_gb_per_s:g} GB/s, each node's own volumes; a "
-            "shared file system (FSx for Lustre, EFS) scales with its size instead: give --storage-gb-per-s"
+            f"storage is taken as {target.num_nodes} x {storage.per_node_gb_per_s:g} GB/s, each"
+            " node's own volumes; a shared file system (FSx for Lustre, EFS) scales with its size"
+            " instead: give --storage-gb-per-s"
         )
 
 
@@ -276,17 +313,26 @@ def _on_time_limit(request: EstimateRequest, run: RunTime) -> Iterator[str]:
     longest = run.longest.high.value
     if cluster is not None and limit is not None and limit < longest:
         yield (
-            f"{cluster.platform}.time_limit: a job ends after {rounded_duration(limit)}, and the run may take "
-            f"{rounded_duration(longest)}: it then goes on in another job from its last checkpoint, whose wait and "
-            "start are not counted"
+            f"{cluster.platform}.time_limit: a job ends after {rounded_duration(limit)}, and the"
+            f" run may take {rounded_duration(longest)}: it then goes on in another job from its"
+            " last checkpoint, whose wait and start are not counted"
         )
 
 
 def _not_counted(config: RunConfig) -> Iterator[str]:
     """Settings that take time which is in no figure."""
     if (every_steps := config.evaluation.every_steps) is not None:
-        yield f"evaluation.every_steps: the time of evaluating every {every_steps} steps is not counted"
+        yield (
+            f"evaluation.every_steps: the time of evaluating every {every_steps} steps is not"
+            " counted"
+        )
     if not config.data.packing:
-        yield "data.packing: false: padding counts as tokens here, and how much of it there is is not known"
+        yield (
+            "data.packing: false: padding counts as tokens here, and how much of it there is is not"
+            " known"
+        )
     if config.training.deterministic:
-        yield "training.deterministic: measured runs are not, and what it costs in speed is not counted"
+        yield (
+            "training.deterministic: measured runs are not, and what it costs in speed is not"
+            " counted"
+        )

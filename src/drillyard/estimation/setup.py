@@ -1,8 +1,9 @@
-"""Subject of an estimate as one value: a model, how it is cut over ranks, and what one rank does in a step.
+"""Subject of an estimate as one value: a model, how it is cut over ranks, and what one rank does in
+a step.
 
-Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of hardware. It is
-made from a run config by `resolve_setup`; variations (`--sweep`, the nearest setting that fits) are `replace`d
-fields.
+Memory and step time both depend on exactly these numbers, so both are functions of a `Setup` and of
+hardware. It is made from a run config by `resolve_setup`; variations (`--sweep`, the nearest
+setting that fits) are `replace`d fields.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_p
 Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
-"""Bytes of an activation, and of a gathered weight; masters are `config.auto_values.MASTER_BYTES`."""
+"""Bytes of an activation, and of a gathered weight; masters are
+`config.auto_values.MASTER_BYTES`."""
 NF4_BITS: Final = 4 + 32 / NF4_BLOCK
 """Of a number, with its share of the fp32 magnitude of its block."""
 
@@ -30,7 +32,8 @@ NEWEST_TORCH: Final = (2, 15)
 
 @functools.cache
 def installed_torch() -> tuple[int, int]:
-    """Major and minor release of the torch that is installed here; without one, the newest that is known."""
+    """Major and minor release of the torch that is installed here; without one, the newest that is
+    known."""
     try:
         major, minor = metadata.version("torch").split(".")[:2]
     except metadata.PackageNotFoundError:
@@ -40,7 +43,8 @@ def installed_torch() -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class LoraSetup:
-    """LoRA: adapters of `rank` on the layers that `targets` name; all else is frozen. `magnitudes`: DoRA's, too."""
+    """LoRA: adapters of `rank` on the layers that `targets` name; all else is frozen. `magnitudes`:
+    DoRA's, too."""
 
     rank: int
     targets: AdapterTargets
@@ -50,19 +54,22 @@ class LoraSetup:
 def lora_setup(lora: LoraConfig) -> LoraSetup:
     """The adapters of a run config."""
     targets = lora.target_modules
-    return LoraSetup(lora.rank, targets if isinstance(targets, str) else tuple(targets), lora.variant == "dora")
+    return LoraSetup(
+        lora.rank, targets if isinstance(targets, str) else tuple(targets), lora.variant == "dora"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """A training step as one rank sees it. Every `auto` of the run config is resolved here.
 
-    `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward, and
-    `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there are `replicate` copies.
-    `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`: a small model's weights stay whole from
-    forward to backward, and its gradients over micro-batches. Documents that are packed together are
-    kept apart by a mask under `sdpa` and `eager`, by offsets under `varlen` and `flex`. `quantized`: frozen linear
-    layers rest in nf4. `torch_release`: of the torch that trains, as its FSDP2 decides what lies in memory.
+    `micro_batch_size` sequences of `sequence_length` tokens go through one forward and backward,
+    and `gradient_accumulation` of these make a step. The model is cut over `shard` ranks and there
+    are `replicate` copies. `loss_chunk_tokens`: rows whose logits exist at once. `keeps_unsharded`:
+    a small model's weights stay whole from forward to backward, and its gradients over
+    micro-batches. Documents that are packed together are kept apart by a mask under `sdpa` and
+    `eager`, by offsets under `varlen` and `flex`. `quantized`: frozen linear layers rest in nf4.
+    `torch_release`: of the torch that trains, as its FSDP2 decides what lies in memory.
     """
 
     spec: ModelSpec
@@ -92,7 +99,9 @@ class Setup:
     def adapter_parameters(self) -> int | None:
         """Trained parameters of LoRA adapters; None: all are trained."""
         return (
-            None if self.adapters is None else adapter_parameters(self.spec, self.adapters.rank, self.adapters.targets)
+            None
+            if self.adapters is None
+            else adapter_parameters(self.spec, self.adapters.rank, self.adapters.targets)
         )
 
     @property

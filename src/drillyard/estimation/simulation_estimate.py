@@ -1,11 +1,14 @@
-"""Additions of `--simulate` to an estimate: goodput with its spread, the best interval, and how many spares pay off.
+"""Additions of `--simulate` to an estimate: goodput with its spread, the best interval, and how
+many spares pay off.
 
-The run is simulated in the middle of its range of step times and at one failure rate: the one that was chosen, else
-llama3's. As in the estimate, a node in place of a failed one is at hand, except where spares are counted.
+The run is simulated in the middle of its range of step times and at one failure rate: the one that
+was chosen, else llama3's. As in the estimate, a node in place of a failed one is at hand, except
+where spares are counted.
 
-Intervals are ranked by the closed form of `checkpoint_interval`, which is exact while a node is always at hand;
-simulation adds how much single runs vary. For spares there is no such form. There all candidates get the same failures:
-a candidate whose difference to the cheapest one has 0 within its 95 % interval is reported as equally cheap.
+Intervals are ranked by the closed form of `checkpoint_interval`, which is exact while a node is
+always at hand; simulation adds how much single runs vary. For spares there is no such form. There
+all candidates get the same failures: a candidate whose difference to the cheapest one has 0 within
+its 95 % interval is reported as equally cheap.
 """
 
 from __future__ import annotations
@@ -14,14 +17,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from drillyard.errors import UserError
-from drillyard.estimation.checkpoint_interval import LEAST_GAIN, expected_wall_seconds, least_interval_steps
+from drillyard.estimation.checkpoint_interval import (
+    LEAST_GAIN,
+    expected_wall_seconds,
+    least_interval_steps,
+)
 from drillyard.estimation.confidence import mean_interval
 from drillyard.estimation.failure_estimate import FailureEstimate, FailureInputs, failure_estimate
 from drillyard.estimation.failure_rates import assumptions
 from drillyard.estimation.quantity import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.run_time import middle_failure_inputs
-from drillyard.estimation.simulator import Hazard, Scenario, Simulation, cheapest_spares, simulate_scenario
+from drillyard.estimation.simulator import (
+    Hazard,
+    Scenario,
+    Simulation,
+    cheapest_spares,
+    simulate_scenario,
+)
 
 INTERVAL_FACTORS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
 
@@ -41,7 +54,8 @@ class IntervalChoice:
 
 @dataclass(frozen=True, slots=True)
 class SparesChoice:
-    """One number of spares, simulated. `node_hours`, those of spares included, are the mean; `usd` needs a price.
+    """One number of spares, simulated. `node_hours`, those of spares included, are the mean; `usd`
+    needs a price.
 
     `as_good`: its node-hours cannot be distinguished from the cheapest one's.
     """
@@ -55,7 +69,8 @@ class SparesChoice:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """Replicas of the run as it saves in the estimate; other intervals and numbers of spares, the best first."""
+    """Replicas of the run as it saves in the estimate; other intervals and numbers of spares, the
+    best first."""
 
     rate: str
     simulation: Simulation
@@ -66,12 +81,15 @@ class SimulatedRun:
 
 
 def simulate_run(estimate: RunEstimate, *, seed: int) -> SimulatedRun:
-    """Simulate the run of `estimate`. UserError where its length or the cost of its saves is not known."""
+    """Simulate the run of `estimate`. UserError where its length or the cost of its saves is not
+    known."""
     run, timed, request = estimate.run_time, estimate.step_time, estimate.request
     if run is None or timed is None or run.wall is None:
         missing = estimate.missing[0] if estimate.missing else None
         why = "" if missing is None else f": {missing.why}; give {missing.give}"
-        raise UserError(f"--simulate needs a step time, the length of the run and the cost of a save{why}")
+        raise UserError(
+            f"--simulate needs a step time, the length of the run and the cost of a save{why}"
+        )
     job = middle_failure_inputs(run, request.target, timed.seconds, request.failures)
     first = run.failures[0]
     planned = best = build_scenario(job, failure_estimate(job, first.rate))
@@ -89,16 +107,22 @@ def simulate_run(estimate: RunEstimate, *, seed: int) -> SimulatedRun:
 
 
 def build_scenario(job: FailureInputs, failures: FailureEstimate) -> Scenario:
-    """The scenario of an estimate: the same failures, interval and restart, and a node always at hand.
+    """The scenario of an estimate: the same failures, interval and restart, and a node always at
+    hand.
 
-    A share of the failures (node_share) takes a node, which is back after repair_seconds in the mean; so is a preempted
-    one.
+    A share of the failures (node_share) takes a node, which is back after repair_seconds in the
+    mean; so is a preempted one.
     """
     share, repair = (assumptions()[name].value for name in ("node_share", "repair_seconds"))
     per_node = failures.named("failures per day").value / job.num_nodes / SECONDS_PER_DAY
-    hazards = [Hazard("hardware", per_node * share, True, repair), Hazard("other", per_node * (1 - share))]
+    hazards = [
+        Hazard("hardware", per_node * share, True, repair),
+        Hazard("other", per_node * (1 - share)),
+    ]
     if job.preemptions_per_node_day:
-        hazards.append(Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, repair))
+        hazards.append(
+            Hazard("preemption", job.preemptions_per_node_day / SECONDS_PER_DAY, True, repair)
+        )
     restart = job.restart
     return Scenario(
         num_nodes=job.num_nodes,
@@ -109,11 +133,13 @@ def build_scenario(job: FailureInputs, failures: FailureEstimate) -> Scenario:
     )
 
 
-def compare_intervals(scenario: Scenario, *, replicas: int | None = None, seed: int = 0) -> tuple[IntervalChoice, ...]:
+def compare_intervals(
+    scenario: Scenario, *, replicas: int | None = None, seed: int = 0
+) -> tuple[IntervalChoice, ...]:
     """Goodput at intervals from a quarter to four times the scenario's own, the best first.
 
-    The scenario's own interval is the best one unless another takes LEAST_GAIN less time, the rule that it was
-    chosen by (`choose_schedule`). The scenario has no limit on spares.
+    The scenario's own interval is the best one unless another takes LEAST_GAIN less time, the rule
+    that it was chosen by (`choose_schedule`). The scenario has no limit on spares.
     """
     assert scenario.spares is None
     schedule = scenario.schedule
@@ -123,16 +149,23 @@ def compare_intervals(scenario: Scenario, *, replicas: int | None = None, seed: 
     for count in sorted({min(max(count, least), schedule.steps) for count in around}):
         changed = replace(schedule, interval_steps=count)
         variants[count] = replace(scenario, schedule=changed)
-        expected[count] = expected_wall_seconds(changed, scenario.restart_seconds, scenario.mtbf_seconds)
+        expected[count] = expected_wall_seconds(
+            changed, scenario.restart_seconds, scenario.mtbf_seconds
+        )
     longest_as_good = min(expected.values()) / (1 - LEAST_GAIN)
 
     def rank(count: int) -> tuple[bool, float]:
-        return not (count == schedule.interval_steps and expected[count] <= longest_as_good), expected[count]
+        return not (
+            count == schedule.interval_steps and expected[count] <= longest_as_good
+        ), expected[count]
 
     def choice(count: int) -> IntervalChoice:
         simulation = simulate_scenario(variants[count], replicas=replicas, seed=seed)
         return IntervalChoice(
-            count, schedule.work_seconds / expected[count], simulation, expected[count] <= longest_as_good
+            count,
+            schedule.work_seconds / expected[count],
+            simulation,
+            expected[count] <= longest_as_good,
         )
 
     return tuple(map(choice, sorted(variants, key=rank)))
@@ -146,7 +179,8 @@ def compare_spares(
     replicas: int | None = None,
     seed: int = 0,
 ) -> tuple[SparesChoice, ...]:
-    """Node-hours of the whole run with each number of spares, cheapest first. A spare costs as much as a node."""
+    """Node-hours of the whole run with each number of spares, cheapest first. A spare costs as much
+    as a node."""
     simulated, hours = {}, {}
     for spares in sorted(set(candidates)):
         result = simulate_scenario(replace(scenario, spares=spares), replicas=replicas, seed=seed)
@@ -169,8 +203,9 @@ def compare_spares(
 def _as_cheap(dearer: Simulation, cheapest: Simulation) -> bool:
     """Whether 0 is within the 95 % interval of the difference in node-hours, replica by replica.
 
-    The difference of runs without a failure is known. That of the others has its long tail towards the one with fewer
-    spares, which waits for nodes; the mean of such waits is as uncertain as that of a run's time.
+    The difference of runs without a failure is known. That of the others has its long tail towards
+    the one with fewer spares, which waits for nodes; the mean of such waits is as uncertain as that
+    of a run's time.
     """
     one, other = dearer.scenario, cheapest.scenario
     nodes, other_nodes = one.num_nodes + (one.spares or 0), other.num_nodes + (other.spares or 0)
@@ -183,7 +218,9 @@ def _as_cheap(dearer: Simulation, cheapest: Simulation) -> bool:
         return known <= 0
     fewer = min(nodes, other_nodes) - one.num_nodes
     bound = min(drawn) if nodes < other_nodes else max(drawn)
-    low, _ = mean_interval(drawn, bound, one.mean_away_seconds / (fewer + 1) * min(nodes, other_nodes))
+    low, _ = mean_interval(
+        drawn, bound, one.mean_away_seconds / (fewer + 1) * min(nodes, other_nodes)
+    )
     return one.no_failure_share * known + (1 - one.no_failure_share) * low <= 0
 
 
@@ -192,7 +229,11 @@ def default_spares(scenario: Scenario) -> list[int]:
 
     Numbers with which the job waits most of the time are left out: they never pay, and take long.
     """
-    cheapest = cheapest_spares(scenario.num_nodes, scenario.node_losses_per_node_second, scenario.mean_away_seconds)
+    cheapest = cheapest_spares(
+        scenario.num_nodes, scenario.node_losses_per_node_second, scenario.mean_away_seconds
+    )
     around = {round(cheapest * factor) for factor in (0.5, 0.75, 0.9, 1.0, 1.1, 1.5)}
-    working = {spares for spares in around if replace(scenario, spares=spares).waiting_share() < 0.5}
+    working = {
+        spares for spares in around if replace(scenario, spares=spares).waiting_share() < 0.5
+    }
     return sorted(working | {max(0, cheapest - 1), cheapest, cheapest + 1})

@@ -1,22 +1,23 @@
 """Simulate a run failure by failure, for what closed forms leave out: spares, repairs, spread.
 
-Failures of all nodes together are one Poisson process, so only the next failure has to be known. Between two failures
-training is deterministic: the number of saves that reached storage is a division. So the cost grows with failures only.
+Failures of all nodes together are one Poisson process, so only the next failure has to be known.
+Between two failures training is deterministic: the number of saves that reached storage is a
+division. So the cost grows with failures only.
 
-A node's failure stops the job. It is detected; without a spare the job waits for a node to come back; it starts, loads
-the last save on storage and continues. Nodes fail meanwhile too: a failure that hits a restart begins it again (as in
-Daly's model); with nodes missing there are fewer that can fail. Spares and nodes in repair do not fail. Repair times
-are exponential.
+A node's failure stops the job. It is detected; without a spare the job waits for a node to come
+back; it starts, loads the last save on storage and continues. Nodes fail meanwhile too: a failure
+that hits a restart begins it again (as in Daly's model); with nodes missing there are fewer that
+can fail. Spares and nodes in repair do not fail. Repair times are exponential.
 
-The times of failures do not depend on spares: the same seed gives every choice the same failures (common random
-numbers), so a difference of two choices is far better known than either.
+The times of failures do not depend on spares: the same seed gives every choice the same failures
+(common random numbers), so a difference of two choices is far better known than either.
 
-The outcome of a run without a failure and its probability, e^-(T/M), are known exactly, so only runs with a failure are
-drawn; `sample_statistics` puts both together.
+The outcome of a run without a failure and its probability, e^-(T/M), are known exactly, so only
+runs with a failure are drawn; `sample_statistics` puts both together.
 
-Cost: about 10 microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named rate. Limits:
-exponential gaps (no early life, no bad node that fails again and again), preemptions without warning, one tier of
-checkpoints.
+Cost: about 10 microseconds per failure; 100,000 GPUs for 60 days have 5,000 at the highest named
+rate. Limits: exponential gaps (no early life, no bad node that fails again and again), preemptions
+without warning, one tier of checkpoints.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ FEWEST_REPLICAS, MOST_REPLICAS = 20, 2000
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One way to be interrupted, by its rate per node. Where it `takes_node`, the node is repaired or replaced after
-    `away_seconds` in the mean."""
+    """One way to be interrupted, by its rate per node. Where it `takes_node`, the node is repaired
+    or replaced after `away_seconds` in the mean."""
 
     name: str
     per_node_second: float
@@ -96,14 +97,17 @@ class Scenario:
         """The share of time in which the job waits for a node, by the machine-repair model."""
         if self.spares is None:
             return 0.0
-        return waiting_share(self.num_nodes, self.spares, self.node_losses_per_node_second, self.mean_away_seconds)
+        return waiting_share(
+            self.num_nodes, self.spares, self.node_losses_per_node_second, self.mean_away_seconds
+        )
 
 
 @dataclass(slots=True)
 class SimulatedOutcome:
     """Time of one simulated run by category, in seconds; the categories sum to the wall time.
 
-    `lost` is work that was done again, its saves included; `draining` the last save's transfer to storage.
+    `lost` is work that was done again, its saves included; `draining` the last save's transfer to
+    storage.
     """
 
     productive: float = 0.0
@@ -117,7 +121,14 @@ class SimulatedOutcome:
 
     @property
     def wall_seconds(self) -> float:
-        return self.productive + self.saving + self.lost + self.restarting + self.waiting + self.draining
+        return (
+            self.productive
+            + self.saving
+            + self.lost
+            + self.restarting
+            + self.waiting
+            + self.draining
+        )
 
     @property
     def goodput(self) -> float:
@@ -127,7 +138,8 @@ class SimulatedOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Replicas of one scenario, each with failures of its own and at least one; no others where nothing fails."""
+    """Replicas of one scenario, each with failures of its own and at least one; no others where
+    nothing fails."""
 
     scenario: Scenario
     seed: int
@@ -138,7 +150,9 @@ class Simulation:
         """Goodput of a run: ETTR without queue wait."""
         schedule = self.scenario.schedule
         wall = schedule.failure_free_seconds
-        unseen = schedule.work_seconds / wall - schedule.work_seconds / (wall + self._unseen_wait_seconds)
+        unseen = schedule.work_seconds / wall - schedule.work_seconds / (
+            wall + self._unseen_wait_seconds
+        )
         goodput = self.spread_of(lambda outcome: outcome.goodput, unseen)
         return replace(goodput, low=max(goodput.low, 0.0))
 
@@ -149,10 +163,15 @@ class Simulation:
     @property
     def failures_per_day(self) -> SampleStatistics:
         """Interruptions per day of wall time."""
-        return self.spread_of(lambda outcome: outcome.failures / outcome.wall_seconds * SECONDS_PER_DAY)
+        return self.spread_of(
+            lambda outcome: outcome.failures / outcome.wall_seconds * SECONDS_PER_DAY
+        )
 
-    def spread_of(self, figure: Callable[[SimulatedOutcome], float], unseen: float = 0.0) -> SampleStatistics:
-        """The spread of a figure that no failure makes better; `unseen` as in `sample_statistics`."""
+    def spread_of(
+        self, figure: Callable[[SimulatedOutcome], float], unseen: float = 0.0
+    ) -> SampleStatistics:
+        """The spread of a figure that no failure makes better; `unseen` as in
+        `sample_statistics`."""
         return sample_statistics(
             [figure(outcome) for outcome in self.outcomes],
             known_share=self.scenario.no_failure_share,
@@ -171,27 +190,36 @@ class Simulation:
 
     @property
     def _unseen_wait_seconds(self) -> float:
-        """The mean wait for the first of all nodes that are away to come back, which no replica may have had."""
+        """The mean wait for the first of all nodes that are away to come back, which no replica may
+        have had."""
         spares = self.scenario.spares
         return 0.0 if spares is None else self.scenario.mean_away_seconds / (spares + 1)
 
 
-def simulate_scenario(scenario: Scenario, *, replicas: int | None = None, seed: int = 0) -> Simulation:
-    """`replicas` runs of `scenario` with at least one failure each; by default as many as `enough_replicas` says.
+def simulate_scenario(
+    scenario: Scenario, *, replicas: int | None = None, seed: int = 0
+) -> Simulation:
+    """`replicas` runs of `scenario` with at least one failure each; by default as many as
+    `enough_replicas` says.
 
-    The same seed gives the same result, and the same failures to a scenario with other spares. UserError for fewer than
-    5 replicas (no spread to speak of), and where the run would fail millions of times.
+    The same seed gives the same result, and the same failures to a scenario with other spares.
+    UserError for fewer than 5 replicas (no spread to speak of), and where the run would fail
+    millions of times.
     """
     if replicas is None:
         replicas = enough_replicas(scenario)
     if replicas < LEAST_VALUES:
-        raise UserError(f"found {replicas} replicas; at least {LEAST_VALUES} are needed to know a spread")
+        raise UserError(
+            f"found {replicas} replicas; at least {LEAST_VALUES} are needed to know a spread"
+        )
     check_length(scenario, replicas)
     if scenario.no_failure_share == 1:
         return Simulation(scenario, seed, ())
     horizon = scenario.schedule.failure_free_seconds
     return Simulation(
-        scenario, seed, tuple(simulate_once(scenario, seed, replica, horizon) for replica in range(replicas))
+        scenario,
+        seed,
+        tuple(simulate_once(scenario, seed, replica, horizon) for replica in range(replicas)),
     )
 
 
@@ -205,14 +233,16 @@ def enough_replicas(scenario: Scenario) -> int:
 
 
 def check_length(scenario: Scenario, replicas: int) -> None:
-    """UserError where a simulation would take more than MOST_FAILURES failures, by the closed forms."""
+    """UserError where a simulation would take more than MOST_FAILURES failures, by the closed
+    forms."""
     active = 1 - scenario.waiting_share()
     wall = expected_wall_seconds(scenario.schedule, scenario.restart_seconds, scenario.mtbf_seconds)
     expected = replicas * wall / scenario.mtbf_seconds / active if active > 0 else math.inf
     if not expected <= MOST_FAILURES:
         raise UserError(
-            f"the run makes hardly any progress: about {expected:.2g} failures in {replicas} replicas, more than the "
-            f"{MOST_FAILURES:.0e} that are simulated\nuse fewer replicas, a shorter restart, more spares or fewer nodes"
+            f"the run makes hardly any progress: about {expected:.2g} failures in {replicas}"
+            f" replicas, more than the {MOST_FAILURES:.0e} that are simulated\nuse fewer replicas,"
+            " a shorter restart, more spares or fewer nodes"
         )
 
 
@@ -221,8 +251,8 @@ def simulate_once(
 ) -> SimulatedOutcome:
     """One run from its first step to its last save on storage.
 
-    Of all runs those whose first failure comes `fails_within_seconds` of the start; it is drawn from the exponential
-    distribution cut off there.
+    Of all runs those whose first failure comes `fails_within_seconds` of the start; it is drawn
+    from the exponential distribution cut off there.
     """
     schedule = scenario.schedule
     cycle, drain = schedule.cycle_seconds, schedule.drain_seconds
@@ -253,7 +283,11 @@ class _Cluster:
     """The clock, the next failure, and the nodes that are away."""
 
     def __init__(
-        self, scenario: Scenario, draws: random.Random, outcome: SimulatedOutcome, first_within: float
+        self,
+        scenario: Scenario,
+        draws: random.Random,
+        outcome: SimulatedOutcome,
+        first_within: float,
     ) -> None:
         self.scenario = scenario
         self.draws = draws
@@ -261,7 +295,9 @@ class _Cluster:
         self.now = 0.0
         self.rate = scenario.failures_per_second
         share = -math.expm1(-self.rate * first_within) if self.rate else 0.0
-        self.next_failure = -math.log1p(-share * draws.random()) / self.rate if self.rate else math.inf
+        self.next_failure = (
+            -math.log1p(-share * draws.random()) / self.rate if self.rate else math.inf
+        )
         self.returns: list[float] = []
         self.hazards: list[tuple[float, Hazard]] = []
         total = 0.0
@@ -272,7 +308,9 @@ class _Cluster:
     @property
     def missing(self) -> int:
         """Nodes that the job lacks: those away beyond the spares."""
-        return 0 if self.scenario.spares is None else max(0, len(self.returns) - self.scenario.spares)
+        return (
+            0 if self.scenario.spares is None else max(0, len(self.returns) - self.scenario.spares)
+        )
 
     def recover(self) -> None:
         """From the failure at `next_failure` to the moment when training goes on."""
@@ -290,7 +328,8 @@ class _Cluster:
         self.outcome.restarting += self.now - began - waited
 
     def interrupted(self, seconds: float) -> bool:
-        """Let a part of the restart pass; True where a failure of one of the job's nodes cut it short."""
+        """Let a part of the restart pass; True where a failure of one of the job's nodes cut it
+        short."""
         end = self.now + seconds
         while self.next_failure < end:
             if self.strike():
@@ -309,12 +348,18 @@ class _Cluster:
                 self.come_back()
 
     def strike(self) -> bool:
-        """The failure at `next_failure`; False where it would have hit a node that is not there (thinning).
+        """The failure at `next_failure`; False where it would have hit a node that is not there
+        (thinning).
 
-        Draws three numbers in any case, so that the failures of other scenarios with this seed stay the same.
+        Draws three numbers in any case, so that the failures of other scenarios with this seed stay
+        the same.
         """
         self.now = self.next_failure
-        gap, place, away = self.draws.expovariate(self.rate), self.draws.random(), self.draws.expovariate(1.0)
+        gap, place, away = (
+            self.draws.expovariate(self.rate),
+            self.draws.random(),
+            self.draws.expovariate(1.0),
+        )
         self.next_failure = self.now + gap
         self.come_back()
         present = 1 - self.missing / self.scenario.num_nodes
@@ -334,15 +379,19 @@ class _Cluster:
             heapq.heappop(self.returns)
 
 
-def waiting_share(num_nodes: int, spares: int, failures_per_node_second: float, repair_seconds: float) -> float:
-    """The share of time, 0 to 1, in which the job waits for a node; `failures` are those that cost a node.
+def waiting_share(
+    num_nodes: int, spares: int, failures_per_node_second: float, repair_seconds: float
+) -> float:
+    """The share of time, 0 to 1, in which the job waits for a node; `failures` are those that cost
+    a node.
 
-    The machine-repair model in closed form, and the cross check of the simulation: nodes fail one by one and come back
-    after a repair; with k of them away and S spares, max(0, k - S) are missing. Failures come at (N - missing) times
-    the rate of one node, repairs at k over the mean repair time: a birth-death chain whose stationary distribution is a
-    product (Feller, vol. I, XVII.7; Erlang's formula is the case without missing nodes). Exact for exponential repairs.
-    Limits: stationary, so pessimistic for a run shorter than a repair; one repair time. Cost: about 1 ms for a thousand
-    nodes away in the mean.
+    The machine-repair model in closed form, and the cross check of the simulation: nodes fail one
+    by one and come back after a repair; with k of them away and S spares, max(0, k - S) are
+    missing. Failures come at (N - missing) times the rate of one node, repairs at k over the mean
+    repair time: a birth-death chain whose stationary distribution is a product (Feller, vol. I,
+    XVII.7; Erlang's formula is the case without missing nodes). Exact for exponential repairs.
+    Limits: stationary, so pessimistic for a run shorter than a repair; one repair time. Cost: about
+    1 ms for a thousand nodes away in the mean.
     """
     load = failures_per_node_second * repair_seconds
     if not load:
@@ -359,10 +408,12 @@ def waiting_share(num_nodes: int, spares: int, failures_per_node_second: float, 
 
 
 def cheapest_spares(num_nodes: int, failures_per_node_second: float, repair_seconds: float) -> int:
-    """The number of spares with the least node-hours per useful hour, (N + S) / (1 - waiting share).
+    """The number of spares with the least node-hours per useful hour, (N + S) / (1 - waiting
+    share).
 
-    Found by walking up: the cost falls, then rises by one node at a time once no run waits. The walk begins four
-    standard deviations below the mean number of nodes away, where the job would wait nearly always.
+    Found by walking up: the cost falls, then rises by one node at a time once no run waits. The
+    walk begins four standard deviations below the mean number of nodes away, where the job would
+    wait nearly always.
     """
     offered = num_nodes * failures_per_node_second * repair_seconds
     best, best_cost = 0, math.inf

@@ -1,7 +1,8 @@
-"""The estimate that a run logs in one line before its first step: will it fit, and how long will a step take.
+"""The estimate that a run logs in one line before its first step: will it fit, and how long will a
+step take.
 
-Nothing here stops a run: what cannot be estimated is reported as such. `train` gives the memory that its ranks report,
-`launch` that of the catalog. Cost: a memory and a step time estimate.
+Nothing here stops a run: what cannot be estimated is reported as such. `train` gives the memory
+that its ranks report, `launch` that of the catalog. Cost: a memory and a step time estimate.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from drillyard.hardware import Accelerator, Machine
 
 @dataclass(frozen=True, slots=True)
 class StartupEstimate:
-    """Memory and step time of a run; `missing` has the reason where there is no `memory` or `step_seconds`."""
+    """Memory and step time of a run; `missing` has the reason where there is no `memory` or
+    `step_seconds`."""
 
     setup: Setup
     memory_gib: float | None
@@ -36,7 +38,8 @@ class StartupEstimate:
         return verdict_on(self.memory.total, self.memory_gib)
 
     def line(self) -> str:
-        """`Estimate: it fits: 61.2 to 70.4 of 140 GiB per rank (activation checkpointing: none); 1 to 1.5 s a step`"""
+        """`Estimate: it fits: 61.2 to 70.4 of 140 GiB per rank (activation checkpointing: none); 1
+        to 1.5 s a step`"""
         return f"Estimate: {self._memory_words()}; {self._time_words()}"
 
     def fields(self) -> dict[str, Any]:
@@ -44,7 +47,9 @@ class StartupEstimate:
         memory, times = self.memory, self.step_seconds
         return {
             "verdict": self.verdict,
-            "memory_gib": None if memory is None else {**_ends(memory.total), "available": self.memory_gib},
+            "memory_gib": None
+            if memory is None
+            else {**_ends(memory.total), "available": self.memory_gib},
             "peak_at": None if memory is None else memory.peak_at,
             "step_seconds": None if times is None else {**_ends(times), "is_bound": times.is_bound},
             "missing": self.missing or None,
@@ -56,7 +61,9 @@ class StartupEstimate:
             mode += "; Python and torch themselves not counted"
         if self.memory is None:
             return f"the memory cannot be estimated ({self.missing['memory']}; {mode})"
-        used = f"{_about(self.memory.total)}{range_text(self.memory.total, three_digits, 'at least')}"
+        used = (
+            f"{_about(self.memory.total)}{range_text(self.memory.total, three_digits, 'at least')}"
+        )
         if self.verdict is None or self.memory_gib is None:
             return f"{used} GiB per rank ({mode})"
         return f"it {self.verdict}: {used} of {three_digits(self.memory_gib)} GiB per rank ({mode})"
@@ -77,7 +84,8 @@ def startup_estimate(
     *,
     hardware: str = "",
 ) -> StartupEstimate:
-    """Estimate `setup` with `memory_gib` per rank (None: not known) on an accelerator, in nodes of `machine`.
+    """Estimate `setup` with `memory_gib` per rank (None: not known) on an accelerator, in nodes of
+    `machine`.
 
     Without an accelerator there is no step time; `hardware` then names what there is instead.
     """

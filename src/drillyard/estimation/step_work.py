@@ -1,25 +1,31 @@
-"""Work of a GPU in a training step: floating-point operations, bytes of device memory, bytes between GPUs.
+"""Work of a GPU in a training step: floating-point operations, bytes of device memory, bytes
+between GPUs.
 
-All of it is counted from shapes, per token and per block, so that the work of a step is a sum over the few kinds of
-blocks. Speeds are not part of this module.
+All of it is counted from shapes, per token and per block, so that the work of a step is a sum over
+the few kinds of blocks. Speeds are not part of this module.
 
 FLOPs that are executed, per token (one multiply-add is 2):
-- A matrix takes 2 a parameter forward; backward 2 for the gradient of its input, and 2 for its own unless it is frozen.
-- Fused attention kernels (`varlen`, `flex`) do the causal half, forward 2 products of scores and values, backward 5,
-  because they compute the scores again (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Under `sdpa` and `eager`
-  a mask is given, and all positions are computed; `eager` keeps the scores, so its backward is 4 products.
-- Full checkpointing does a block's forward again, but for the last product, whose output no gradient needs. Selective
-  checkpointing keeps fused attention and every first product of two, and does every second one again
-  (`parallel/parallelize.py`). Products of eager attention count among those: about half of it is done again.
+- A matrix takes 2 a parameter forward; backward 2 for the gradient of its input, and 2 for its own
+  unless it is frozen.
+- Fused attention kernels (`varlen`, `flex`) do the causal half, forward 2 products of scores and
+  values, backward 5, because they compute the scores again (FlashAttention-2, arXiv 2307.08691,
+  section 3.1.2). Under `sdpa` and `eager` a mask is given, and all positions are computed; `eager`
+  keeps the scores, so its backward is 4 products.
+- Full checkpointing does a block's forward again, but for the last product, whose output no
+  gradient needs. Selective checkpointing keeps fused attention and every first product of two, and
+  does every second one again (`parallel/parallelize.py`). Products of eager attention count among
+  those: about half of it is done again.
 
-Bytes of elementwise work, which matrix products do not hide: an operation that reads `i` and writes `o` bytes reads and
-writes them forward, and backward reads its input and the gradient of its output and writes that of its input, 2 i + o.
-A weight in nf4 is read and written whole for its product, and for that of backward.
-Compiled, chains of operations are one kernel that reads its inputs and writes its outputs once; eager, each operation
-of transformers' code is a kernel of its own, and RMSNorm goes through fp32.
+Bytes of elementwise work, which matrix products do not hide: an operation that reads `i` and writes
+`o` bytes reads and writes them forward, and backward reads its input and the gradient of its output
+and writes that of its input, 2 i + o. A weight in nf4 is read and written whole for its product,
+and for that of backward. Compiled, chains of operations are one kernel that reads its inputs and
+writes its outputs once; eager, each operation of transformers' code is a kernel of its own, and
+RMSNorm goes through fp32.
 
-Limits: with adapters the gradient of the first block's input is counted, before which autograd stops; pointwise work of
-routers, linear attention and dropout is not counted; documents are as long as sequences.
+Limits: with adapters the gradient of the first block's input is counted, before which autograd
+stops; pointwise work of routers, linear attention and dropout is not counted; documents are as long
+as sequences.
 """
 
 from __future__ import annotations
@@ -32,7 +38,13 @@ from typing import Final
 
 from drillyard.config.auto_values import MASTER_BYTES
 from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
-from drillyard.modelspec import Block, TensorSpec, adapter_layers, adapter_matrices, attention_flops_per_token
+from drillyard.modelspec import (
+    Block,
+    TensorSpec,
+    adapter_layers,
+    adapter_matrices,
+    attention_flops_per_token,
+)
 
 FORWARD_PRODUCTS: Final = 2
 BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
@@ -40,10 +52,11 @@ BACKWARD_PRODUCTS: Final = {"varlen": 5, "flex": 5, "sdpa": 5, "eager": 4}
 
 @dataclass(frozen=True, slots=True)
 class UnitWork:
-    """Work of one unit of FSDP (a block, or the root with its head). Rates are per token, `count` such units exist.
+    """Work of one unit of FSDP (a block, or the root with its head). Rates are per token, `count`
+    such units exist.
 
-    `backward_*` include what is computed a second time. `trainable` parameters are those that have gradients.
-    `attention_flops` are scores and values, part of both directions' FLOPs.
+    `backward_*` include what is computed a second time. `trainable` parameters are those that have
+    gradients. `attention_flops` are scores and values, part of both directions' FLOPs.
     """
 
     count: int
@@ -76,16 +89,23 @@ class Work:
     @property
     def flops(self) -> float:
         """FLOPs of a step that one GPU really executes."""
-        return self.tokens * sum(unit.count * (unit.forward_flops + unit.backward_flops) for unit in self.units)
+        return self.tokens * sum(
+            unit.count * (unit.forward_flops + unit.backward_flops) for unit in self.units
+        )
 
     @property
     def attention_share(self) -> float:
-        """The share of all FLOPs that are scores and values, which grow with the length of sequences."""
-        return self.tokens * sum(unit.count * unit.attention_flops for unit in self.units) / self.flops
+        """The share of all FLOPs that are scores and values, which grow with the length of
+        sequences."""
+        return (
+            self.tokens * sum(unit.count * unit.attention_flops for unit in self.units) / self.flops
+        )
 
     @property
     def elementwise_bytes(self) -> float:
-        return self.tokens * sum(unit.count * (unit.forward_bytes + unit.backward_bytes) for unit in self.units)
+        return self.tokens * sum(
+            unit.count * (unit.forward_bytes + unit.backward_bytes) for unit in self.units
+        )
 
     @property
     def parameters(self) -> int:
@@ -101,7 +121,8 @@ class Work:
 
 
 def count_work(setup: Setup) -> Work:
-    """The work of a step of `setup`. Of a model of which only counts are known, all of it is the root's.
+    """The work of a step of `setup`. Of a model of which only counts are known, all of it is the
+    root's.
 
     Cost: in proportion to the kinds of blocks, about 0.1 ms.
     """
@@ -121,8 +142,8 @@ def count_work(setup: Setup) -> Work:
 def optimizer_bytes(setup: Setup, trainable: int) -> float:
     """Bytes that clipping and AdamW move for `trainable` local parameters, in the master precision.
 
-    The fused kernel reads weight, gradient and two moments and writes all but the gradient: 7. The norm of the
-    gradients reads them once, clipping reads and writes them.
+    The fused kernel reads weight, gradient and two moments and writes all but the gradient: 7. The
+    norm of the gradients reads them once, clipping reads and writes them.
     """
     passes = 7 + (3 if setup.clips_gradients else 1)
     return float(passes * MASTER_BYTES[setup.precision] * trainable)
@@ -132,14 +153,18 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
     products = _products(block, setup.adapters)
     forward_attention, backward_attention = _attention_flops(block, setup)
     forward = 2.0 * sum(one.parameters for one in products) + forward_attention
-    backward = sum((2.0 if one.frozen else 4.0) * one.parameters for one in products) + backward_attention
+    backward = (
+        sum((2.0 if one.frozen else 4.0) * one.parameters for one in products) + backward_attention
+    )
     again = _recomputed_attention(setup, forward_attention)
     backward += _recomputed_flops(setup, products) + again
     packed = sum(tensor.parameters for tensor in block.tensors if setup.is_packed(tensor))
     operations = _operations(block, setup)
     forward_bytes = sum(reads + writes for reads, writes in operations)
     backward_bytes = sum(2 * reads + writes for reads, writes in operations)
-    unpacking = packed * (NF4_BITS / 8 + COMPUTE_BYTES[setup.precision]) / setup.tokens_per_micro_batch
+    unpacking = (
+        packed * (NF4_BITS / 8 + COMPUTE_BYTES[setup.precision]) / setup.tokens_per_micro_batch
+    )
     forward_bytes, backward_bytes = forward_bytes + unpacking, backward_bytes + unpacking
     if setup.activation_checkpointing != "none":
         backward_bytes += forward_bytes
@@ -147,7 +172,15 @@ def _block_work(block: Block, count: int, setup: Setup) -> UnitWork:
     trainable = extra if setup.adapters else block.parameters
     attention = forward_attention + backward_attention + again
     return UnitWork(
-        count, block.parameters + extra, trainable, forward, backward, forward_bytes, backward_bytes, attention, packed
+        count,
+        block.parameters + extra,
+        trainable,
+        forward,
+        backward,
+        forward_bytes,
+        backward_bytes,
+        attention,
+        packed,
     )
 
 
@@ -162,9 +195,11 @@ class _Product:
 
 
 def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
-    """The products of a block in the order in which they are made: each matrix, then the two of its adapter.
+    """The products of a block in the order in which they are made: each matrix, then the two of its
+    adapter.
 
-    Nothing needs the output of the last one, which is only added to others; that of experts is weighed, and needed.
+    Nothing needs the output of the last one, which is only added to others; that of experts is
+    weighed, and needed.
     """
     products: list[_Product] = []
     for tensor in block.tensors:
@@ -172,12 +207,18 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
         if not tensor.is_matrix and not (tensor.role == "router" and len(tensor.shape) == 2):
             continue
         is_adapted = adapters is not None and bool(adapter_layers([tensor], adapters.targets))
-        # Of a weight that peft adds the update to before its product, the gradient is made as if it were trained.
+        # Of a weight that peft adds the update to before its product, the gradient is made as if it
+        # were trained.
         is_summed = is_adapted and bool(tensor.adapted_as)
-        products.append(_Product(_active(tensor, block), frozen=adapters is not None and not is_summed))
+        products.append(
+            _Product(_active(tensor, block), frozen=adapters is not None and not is_summed)
+        )
         if adapters is not None and is_adapted and not is_summed:
             rows, columns = tensor.shape
-            products += [_Product(adapters.rank * columns, frozen=False), _Product(adapters.rank * rows, frozen=False)]
+            products += [
+                _Product(adapters.rank * columns, frozen=False),
+                _Product(adapters.rank * rows, frozen=False),
+            ]
     if products and not block.mlp.num_experts:
         products[-1] = replace(products[-1], needed=False)
         if not products[-1].frozen and adapters is not None:
@@ -186,17 +227,22 @@ def _products(block: Block, adapters: LoraSetup | None) -> list[_Product]:
 
 
 def _recomputed_attention(setup: Setup, forward: float) -> float:
-    """FLOPs per token of scores and values that backward does again, of `forward` in the forward."""
+    """FLOPs per token of scores and values that backward does again, of `forward` in the
+    forward."""
     if setup.activation_checkpointing == "full":
         return forward
-    return forward / 2 if setup.activation_checkpointing == "selective" and setup.kernel == "eager" else 0.0
+    return (
+        forward / 2
+        if setup.activation_checkpointing == "selective" and setup.kernel == "eager"
+        else 0.0
+    )
 
 
 def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
     """FLOPs per token of the products that backward does again.
 
-    Eager, a block is run again up to the last output that is needed, so that only the very last product is spared;
-    compiled, all that are not needed are.
+    Eager, a block is run again up to the last output that is needed, so that only the very last
+    product is spared; compiled, all that are not needed are.
     """
     if setup.activation_checkpointing == "none":
         return 0.0
@@ -208,22 +254,29 @@ def _recomputed_flops(setup: Setup, products: Sequence[_Product]) -> float:
 
 
 def _root_work(setup: Setup) -> UnitWork:
-    """Head, loss and embedding. The embedding is a lookup; logits are made, read for the loss in fp32, and their
-    gradients written and read by two products: 5 passes in the compute precision and 2 in fp32. The loss is never
-    recomputed; where only counts are known, the root is the whole model and is (by half where that is selective)."""
+    """Head, loss and embedding. The embedding is a lookup; logits are made, read for the loss in
+    fp32, and their gradients written and read by two products: 5 passes in the compute precision
+    and 2 in fp32. The loss is never recomputed; where only counts are known, the root is the whole
+    model and is (by half where that is selective)."""
     spec, frozen = setup.spec, setup.adapters is not None
     projections = sum(tensor.parameters for tensor in spec.root if tensor.role == "projection")
     matrices = spec.head_matrix_parameters + projections - spec.idle_root_parameters
     extra = _adapter_parameters(spec.root, setup.adapters)
     low = COMPUTE_BYTES[setup.precision]
     logits = float(spec.vocab_size * (5 * low + 2 * max(4, low)))
-    again = 0.0 if spec.blocks else {"none": 0.0, "selective": 1.0, "full": 2.0}[setup.activation_checkpointing]
+    again = (
+        0.0
+        if spec.blocks
+        else {"none": 0.0, "selective": 1.0, "full": 2.0}[setup.activation_checkpointing]
+    )
     return UnitWork(
         count=1,
         parameters=spec.root_parameters + extra,
         trainable=extra if frozen else spec.root_parameters,
         forward_flops=2.0 * (matrices + extra),
-        backward_flops=(2.0 if frozen else 4.0) * matrices + 4.0 * extra + again * (matrices + extra),
+        backward_flops=(2.0 if frozen else 4.0) * matrices
+        + 4.0 * extra
+        + again * (matrices + extra),
         forward_bytes=logits / 2,
         backward_bytes=logits / 2,
     )
@@ -240,13 +293,17 @@ def _adapter_parameters(tensors: Iterable[TensorSpec], adapters: LoraSetup | Non
     if adapters is None:
         return 0
     layers = adapter_layers(tensors, adapters.targets)
-    return sum(prod(matrix) for layer in layers for matrix in adapter_matrices(layer, adapters.rank))
+    return sum(
+        prod(matrix) for layer in layers for matrix in adapter_matrices(layer, adapters.rank)
+    )
 
 
 def _attention_flops(block: Block, setup: Setup) -> tuple[float, float]:
     """FLOPs per token of scores and values, forward and backward."""
     causal = setup.kernel in ("varlen", "flex")
-    forward = attention_flops_per_token(replace(setup.spec, blocks=(block,)), setup.sequence_length, causal=causal)
+    forward = attention_flops_per_token(
+        replace(setup.spec, blocks=(block,)), setup.sequence_length, causal=causal
+    )
     products = 4 if block.attention.kind == "linear" else BACKWARD_PRODUCTS[setup.kernel]
     return forward, forward * products / FORWARD_PRODUCTS
 
@@ -255,7 +312,9 @@ def _operations(block: Block, setup: Setup) -> list[tuple[float, float]]:
     """The elementwise operations of a block: bytes read and written per token, forward."""
     low = COMPUTE_BYTES[setup.precision]
     attention, mlp, hidden = block.attention, block.mlp, setup.spec.hidden_size
-    rotated = 0 if setup.spec.positions is not None else attention.num_heads + attention.num_kv_heads
+    rotated = (
+        0 if setup.spec.positions is not None else attention.num_heads + attention.num_kv_heads
+    )
     rotated *= attention.rope_head_dim or attention.head_dim
     width = mlp.intermediate_size + mlp.experts_per_token * mlp.expert_size
     residuals = 1 if block.parallel else 2
@@ -268,7 +327,9 @@ def _operations(block: Block, setup: Setup) -> list[tuple[float, float]]:
             ((2 if mlp.gated else 1) * width * low, width * low),
         ]
     high = max(4, low)
-    operations: list[tuple[float, float]] = [(residuals * 2 * hidden * low, residuals * hidden * low)]
+    operations: list[tuple[float, float]] = [
+        (residuals * 2 * hidden * low, residuals * hidden * low)
+    ]
     if block.norm == "layer":
         operations.append((block.num_norms * hidden * low, block.num_norms * hidden * low))
     else:

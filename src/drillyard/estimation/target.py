@@ -1,8 +1,9 @@
-"""Target of an estimate: machines by the cluster config or by flags, or a number of accelerators and nothing else.
+"""Target of an estimate: machines by the cluster config or by flags, or a number of accelerators
+and nothing else.
 
-Flags override the cluster config, so one file also answers "and on the other machine?". An accelerator without a
-machine is enough for memory and speed within a node; what needs more (networks, storage, prices, quotas) is reported
-as missing.
+Flags override the cluster config, so one file also answers "and on the other machine?". An
+accelerator without a machine is enough for memory and speed within a node; what needs more
+(networks, storage, prices, quotas) is reported as missing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """GPUs of a number of machines. `made_up`: only the accelerator is known, the machine is a name for a node.
+    """GPUs of a number of machines. `made_up`: only the accelerator is known, the machine is a name
+    for a node.
 
-    `consumption` and `region` are None where not given. `cluster` is the config that quotas are counted for, with the
-    machine and the nodes that flags changed.
+    `consumption` and `region` are None where not given. `cluster` is the config that quotas are
+    counted for, with the machine and the nodes that flags changed.
     """
 
     machine: Machine
@@ -63,7 +65,8 @@ class Target:
         )
 
     def with_machine(self, name: str, facts: Catalog) -> Target:
-        """Another machine in the same number. UserError for one that is not known or not sold in this way."""
+        """Another machine in the same number. UserError for one that is not known or not sold in
+        this way."""
         machine = facts.machine(name)
         if (unsold := consumption_problem(self.consumption, machine)) is not None:
             raise UserError(f"consumption: {unsold}\ngive one of them by --consumption")
@@ -78,7 +81,8 @@ class Target:
 
 
 def cluster_target(cluster: ClusterConfig, facts: Catalog, *, machine: str | None = None) -> Target:
-    """The target of a cluster config, or the same number of another `machine`. UserError as of `machine_of`."""
+    """The target of a cluster config, or the same number of another `machine`. UserError as of
+    `machine_of`."""
     row = machine_of(cluster, facts) if machine is None else facts.machine(machine)
     target = Target(
         row,
@@ -93,17 +97,33 @@ def cluster_target(cluster: ClusterConfig, facts: Catalog, *, machine: str | Non
 
 
 def machine_target(
-    machine: str, num_nodes: int, facts: Catalog, *, consumption: str | None = None, region: str | None = None
+    machine: str,
+    num_nodes: int,
+    facts: Catalog,
+    *,
+    consumption: str | None = None,
+    region: str | None = None,
 ) -> Target:
-    """`num_nodes` of `machine`. UserError for one that is not known or not sold by `consumption`."""
+    """`num_nodes` of `machine`. UserError for one that is not known or not sold by
+    `consumption`."""
     check_count("nodes", num_nodes)
     row = facts.machine(machine)
-    target = Target(row, facts.accelerator_of(row), num_nodes, num_nodes * row.num_accelerators, consumption, region)
+    target = Target(
+        row,
+        facts.accelerator_of(row),
+        num_nodes,
+        num_nodes * row.num_accelerators,
+        consumption,
+        region,
+    )
     return target.with_machine(machine, facts)
 
 
-def accelerator_target(accelerator: str, num_gpus: int, facts: Catalog, *, gpus_per_node: int | None = None) -> Target:
-    """`num_gpus` of `accelerator`, by default 8 in a node. Nothing is known of the nodes but that."""
+def accelerator_target(
+    accelerator: str, num_gpus: int, facts: Catalog, *, gpus_per_node: int | None = None
+) -> Target:
+    """`num_gpus` of `accelerator`, by default 8 in a node. Nothing is known of the nodes but
+    that."""
     check_count("GPUs", num_gpus)
     row = facts.accelerator(accelerator)
     in_node = min(num_gpus, USUAL_GPUS_PER_NODE) if gpus_per_node is None else gpus_per_node

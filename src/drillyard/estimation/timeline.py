@@ -1,29 +1,34 @@
 """Transfers of FSDP between GPUs, how long they take, and how they overlap with computing.
 
-Each unit (a block, or the root) is gathered in the compute precision before its forward and again before its backward,
-unless its weights are kept between the two; its gradients are reduced and scattered in the master precision. With
-several copies of the model (HSDP) the shards' gradients are then summed over the copies. Messages are as large as a
-unit, and the bandwidth is that of messages of that size (`hardware/bandwidths.yaml`).
+Each unit (a block, or the root) is gathered in the compute precision before its forward and again
+before its backward, unless its weights are kept between the two; its gradients are reduced and
+scattered in the master precision. With several copies of the model (HSDP) the shards' gradients are
+then summed over the copies. Messages are as large as a unit, and the bandwidth is that of messages
+of that size (`hardware/bandwidths.yaml`).
 
-Where nothing was measured, the bound that line rates allow is taken, and the quantity is called optimistic. A GPU that
-must receive (n - 1)/n of a message gets it over its link and its NIC together, so no bus bandwidth is above their sum;
-of k nodes each must take in (k - 1)/k of it over its NICs (`bus_bandwidth_bound`). Messages below the smallest size
-that was measured ramp up as t0 + size / bandwidth does: half of the bandwidth is reached at HALF_SPEED_MIB, as on
-machines that were measured down to small messages.
+Where nothing was measured, the bound that line rates allow is taken, and the quantity is called
+optimistic. A GPU that must receive (n - 1)/n of a message gets it over its link and its NIC
+together, so no bus bandwidth is above their sum; of k nodes each must take in (k - 1)/k of it over
+its NICs (`bus_bandwidth_bound`). Messages below the smallest size that was measured ramp up as t0 +
+size / bandwidth does: half of the bandwidth is reached at HALF_SPEED_MIB, as on machines that were
+measured down to small messages.
 
-FSDP2 gathers the next block while one computes and scatters the gradients of the last one, so of each block's forward
-and backward the longer of computing and communicating counts. The root is gathered before anything can compute and
-scattered when nothing is left to, as is the first block's gather. The optimizer comes last, alone. (A model of which
-only counts are known is one piece, so its communication is hidden too.)
+FSDP2 gathers the next block while one computes and scatters the gradients of the last one, so of
+each block's forward and backward the longer of computing and communicating counts. The root is
+gathered before anything can compute and scattered when nothing is left to, as is the first block's
+gather. The optimizer comes last, alone. (A model of which only counts are known is one piece, so
+its communication is hidden too.)
 
     seconds(x) = sum over pieces of max(x * busy, communication) + fixed + x * alone,    x = 1 / efficiency
 
-`busy` and `alone` are what FLOPs and bytes take at the best rates that are known for the accelerator; `efficiency` is
-the share of these rates that a run reaches. The sum is increasing and convex in x, so a measured time gives the
-efficiency exactly, by Newton's method from above in as many steps as there are pieces, or fewer.
+`busy` and `alone` are what FLOPs and bytes take at the best rates that are known for the
+accelerator; `efficiency` is the share of these rates that a run reaches. The sum is increasing and
+convex in x, so a measured time gives the efficiency exactly, by Newton's method from above in as
+many steps as there are pieces, or fewer.
 
-Limits: no contention with other jobs, no stragglers, and no time lost where ranks wait for one another.
-"""
+Limits: no contention with other jobs, no stragglers, and no time lost where ranks wait for one
+another.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,13 +38,20 @@ from typing import Final, Literal
 from drillyard.estimation.setup import Setup
 from drillyard.estimation.step_work import UnitWork, Work, optimizer_bytes
 from drillyard.hardware import Accelerator, Bandwidth, Fact, FactSource, Machine
-from drillyard.hardware.bandwidths import MIB, Collective, bus_bandwidth, bus_bandwidth_bound, bus_factor
+from drillyard.hardware.bandwidths import (
+    MIB,
+    Collective,
+    bus_bandwidth,
+    bus_bandwidth_bound,
+    bus_factor,
+)
 from drillyard.hardware.facts import Provenance, combine
 
 GIGA: Final = 1e9
 HALF_SPEED_MIB: Final = 32
-"""Size for half of the final bandwidth of collectives between nodes: the median of `size (final / bandwidth - 1)`
-over the curves of bandwidths.yaml is 31 MiB (18 to 43 on A4, A3 Mega and gpu-h100-sxm, 29 to 123 on p5)."""
+"""Size for half of the final bandwidth of collectives between nodes: the median of `size (final /
+bandwidth - 1)` over the curves of bandwidths.yaml is 31 MiB (18 to 43 on A4, A3 Mega and
+gpu-h100-sxm, 29 to 123 on p5)."""
 RAMP: Final = FactSource("smaller messages than were measured: ramp of other machines", None, True)
 LINE_RATE: Final = FactSource(
     "line rate: nothing was measured for this machine, collective and number of nodes", None, True
@@ -58,7 +70,8 @@ class CollectiveNetwork:
     bandwidths: tuple[Bandwidth, ...]
 
     def seconds(self, collective: Collective, ranks: int, size_bytes: float) -> Fact[float] | None:
-        """Time of one collective of `size_bytes` (as nccl-tests count them) over `ranks` neighbouring ranks.
+        """Time of one collective of `size_bytes` (as nccl-tests count them) over `ranks`
+        neighbouring ranks.
 
         0 for one rank; None where no bandwidth is known at all.
         """
@@ -67,13 +80,19 @@ class CollectiveNetwork:
         bandwidth = self.bus_gb_per_s(collective, ranks, size_bytes)
         if bandwidth is None:
             return None
-        return combine(size_bytes * bus_factor(collective, ranks) / (bandwidth.value * GIGA), bandwidth)
+        return combine(
+            size_bytes * bus_factor(collective, ranks) / (bandwidth.value * GIGA), bandwidth
+        )
 
-    def bus_gb_per_s(self, collective: Collective, ranks: int, size_bytes: float) -> Fact[float] | None:
+    def bus_gb_per_s(
+        self, collective: Collective, ranks: int, size_bytes: float
+    ) -> Fact[float] | None:
         """Measured, or what line rates allow; None where neither is known."""
         nodes = -(-ranks // self.gpus_per_node)
         host = self.machine or unknown_host(self.accelerator, self.gpus_per_node)
-        if (measured := bus_bandwidth(self.bandwidths, host, collective, nodes, size_bytes)) is not None:
+        if (
+            measured := bus_bandwidth(self.bandwidths, host, collective, nodes, size_bytes)
+        ) is not None:
             is_small = size_bytes < MIB * min(measured.row.gb_per_s)
             return _ramped(measured.row, size_bytes) if is_small else measured.gb_per_s
         link = self._link(collective, ranks)
@@ -87,12 +106,17 @@ class CollectiveNetwork:
         return combine(min(between.value, together.value), between, together, LINE_RATE)
 
     def _link(self, collective: str, ranks: int) -> Fact[float] | None:
-        """One direction of a GPU's link to its neighbours, of the host's where it has none of its own."""
+        """One direction of a GPU's link to its neighbours, of the host's where it has none of its
+        own."""
         link = self.accelerator.one_way_link_gb_per_s()
         if link is None and self.accelerator.host_link_gb_per_s is not None:
             host_link: Fact[float] = self.accelerator.fact("host_link_gb_per_s")
             link = combine(host_link.value, host_link, HOST_LINK)
-        return link if link is None or collective != "all_reduce" else link * bus_factor(collective, ranks)
+        return (
+            link
+            if link is None or collective != "all_reduce"
+            else link * bus_factor(collective, ranks)
+        )
 
 
 def _ramped(row: Bandwidth, size_bytes: float) -> Fact[float]:
@@ -104,7 +128,8 @@ def _ramped(row: Bandwidth, size_bytes: float) -> Fact[float]:
 
 @dataclass(frozen=True, slots=True)
 class UnitTraffic:
-    """Seconds of one unit's collectives in one micro-batch: next to its forward and to its backward."""
+    """Seconds of one unit's collectives in one micro-batch: next to its forward and to its
+    backward."""
 
     forward: float
     backward: float
@@ -112,7 +137,8 @@ class UnitTraffic:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Collectives of a step, unit by unit in the order of `Work.units`, with everything that they rest on."""
+    """Collectives of a step, unit by unit in the order of `Work.units`, with everything that they
+    rest on."""
 
     units: tuple[UnitTraffic, ...]
     basis: Fact[None]
@@ -120,12 +146,17 @@ class StepTraffic:
 
 def unknown_host(accelerator: Accelerator, gpus: int) -> Machine:
     """A node with that many of the accelerator, of which nothing else is known."""
-    fields = {"accelerator": accelerator.name, "num_accelerators": gpus, "network_stack": "ethernet"}
+    fields = {
+        "accelerator": accelerator.name,
+        "num_accelerators": gpus,
+        "network_stack": "ethernet",
+    }
     return Machine.create(Provenance(ANY_HOST), name="", **fields)
 
 
 def step_traffic(setup: Setup, work: Work, network: CollectiveNetwork) -> StepTraffic | None:
-    """Collectives of one micro-batch; None where ranks are joined by something of which nothing is known."""
+    """Collectives of one micro-batch; None where ranks are joined by something of which nothing is
+    known."""
     facts: list[Fact[float]] = []
     units: list[UnitTraffic] = []
     for unit in work.units:
@@ -140,22 +171,32 @@ def step_traffic(setup: Setup, work: Work, network: CollectiveNetwork) -> StepTr
     return StepTraffic(tuple(units), combine(None, *facts))
 
 
-def _copies_seconds(setup: Setup, work: Work, network: CollectiveNetwork, unit: UnitWork) -> Fact[float] | None:
+def _copies_seconds(
+    setup: Setup, work: Work, network: CollectiveNetwork, unit: UnitWork
+) -> Fact[float] | None:
     """The sum of a unit's gradients over the copies of the model.
 
-    The copies of one shard lie `shard` ranks apart, and the GPUs of a node reduce their shards at the same time:
-    together an all_reduce of what a node holds of the unit, over the nodes that hold the same.
+    The copies of one shard lie `shard` ranks apart, and the GPUs of a node reduce their shards at
+    the same time: together an all_reduce of what a node holds of the unit, over the nodes that hold
+    the same.
     """
     if setup.replicate == 1:
         return Fact(0.0, ())
     held = min(setup.shard, setup.gpus_per_node) / setup.shard
-    ranks = min(setup.shard, setup.gpus_per_node) * setup.replicate if setup.shard >= setup.gpus_per_node else 0
-    return network.seconds("all_reduce", ranks or setup.world_size, held * unit.trainable * work.master_bytes)
+    ranks = (
+        min(setup.shard, setup.gpus_per_node) * setup.replicate
+        if setup.shard >= setup.gpus_per_node
+        else 0
+    )
+    return network.seconds(
+        "all_reduce", ranks or setup.world_size, held * unit.trainable * work.master_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The best that an accelerator is known to do: FLOP/s of matrix products, by `kind`, and bytes/s of its memory."""
+    """The best that an accelerator is known to do: FLOP/s of matrix products, by `kind`, and
+    bytes/s of its memory."""
 
     kind: Literal["achievable", "peak"]
     flops: Fact[float]
@@ -168,7 +209,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePiece:
-    """`count` times in a step: seconds of computing at the best rates, next to seconds of communication."""
+    """`count` times in a step: seconds of computing at the best rates, next to seconds of
+    communication."""
 
     count: int
     busy: float
@@ -177,29 +219,36 @@ class TimelinePiece:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A step as pieces; `fixed` is communication that nothing hides, `alone` computing without communication."""
+    """A step as pieces; `fixed` is communication that nothing hides, `alone` computing without
+    communication."""
 
     pieces: tuple[TimelinePiece, ...]
     fixed: float
     alone: float
 
     def seconds(self, efficiency: float, network_slowdown: float = 1.0) -> float:
-        """The step at `efficiency`, above 0, with communication that takes `network_slowdown` times as long."""
+        """The step at `efficiency`, above 0, with communication that takes `network_slowdown` times
+        as long."""
         return self._at(1 / efficiency, network_slowdown)
 
     def exposed(self, efficiency: float) -> float:
         """Seconds of communication that computing does not hide."""
         slower = 1 / efficiency
-        return self.fixed + sum(p.count * max(0.0, p.communication - slower * p.busy) for p in self.pieces)
+        return self.fixed + sum(
+            p.count * max(0.0, p.communication - slower * p.busy) for p in self.pieces
+        )
 
     def efficiency(self, seconds: float) -> float | None:
-        """The efficiency at which the step takes `seconds`; None where communication alone takes as long."""
+        """The efficiency at which the step takes `seconds`; None where communication alone takes as
+        long."""
         work = self.alone + sum(piece.count * piece.busy for piece in self.pieces)
         slower = (seconds - self.fixed) / work if work else 0.0
         if slower <= 0:
             return None
         for _ in range(len(self.pieces) + 1):
-            slope = self.alone + sum(p.count * p.busy for p in self.pieces if slower * p.busy >= p.communication)
+            slope = self.alone + sum(
+                p.count * p.busy for p in self.pieces if slower * p.busy >= p.communication
+            )
             beyond = self._at(slower) - seconds
             if beyond <= 1e-12 * seconds:
                 break
@@ -211,7 +260,9 @@ class Timeline:
         return 1 / slower
 
     def _at(self, slower: float, network_slowdown: float = 1.0) -> float:
-        pieces = sum(p.count * max(slower * p.busy, network_slowdown * p.communication) for p in self.pieces)
+        pieces = sum(
+            p.count * max(slower * p.busy, network_slowdown * p.communication) for p in self.pieces
+        )
         return pieces + network_slowdown * self.fixed + slower * self.alone
 
 
@@ -225,7 +276,9 @@ def timeline(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates
         there, back = unit_copies(setup, work, unit)
         forward = rates.seconds(tokens * unit.forward_flops, tokens * unit.forward_bytes + there)
         backward = rates.seconds(tokens * unit.backward_flops, tokens * unit.backward_bytes + back)
-        ahead, behind = (traffic.units[index].forward, traffic.units[index].backward) if traffic else (0.0, 0.0)
+        ahead, behind = (
+            (traffic.units[index].forward, traffic.units[index].backward) if traffic else (0.0, 0.0)
+        )
         if unit is work.root and work.blocks:
             alone += times * (forward + backward)
             fixed += times * (ahead + behind)
@@ -239,10 +292,12 @@ def timeline(setup: Setup, work: Work, traffic: StepTraffic | None, rates: Rates
 
 
 def unit_copies(setup: Setup, work: Work, unit: UnitWork) -> tuple[float, float]:
-    """Bytes that FSDP2 itself moves in device memory for a unit and micro-batch, forward and backward.
+    """Bytes that FSDP2 itself moves in device memory for a unit and micro-batch, forward and
+    backward.
 
-    A gather casts the local shard from the master to the compute precision (read, write) and copies the gathered buffer
-    into the weights (read, write); a reduction casts the gradients into a buffer of the master precision.
+    A gather casts the local shard from the master to the compute precision (read, write) and copies
+    the gathered buffer into the weights (read, write); a reduction casts the gradients into a
+    buffer of the master precision.
     """
     low, high = work.compute_bytes, work.master_bytes
     whole = work.gathered_bytes(unit)

@@ -38,7 +38,8 @@ _NOT_WRONG = ("correct", "unjudged", "judged", "accuracy")
 
 @dataclass(frozen=True)
 class MetricFailure:
-    """A metric that could not be measured on a held-out part. `reason`, `stack`: see EvaluationFailed."""
+    """A metric that could not be measured on a held-out part. `reason`, `stack`: see
+    EvaluationFailed."""
 
     part: str
     metric: str
@@ -48,7 +49,8 @@ class MetricFailure:
 
 @dataclass(frozen=True)
 class EvaluationResults:
-    """{part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and the metrics that failed."""
+    """{part: {loss, perplexity, bits_per_byte, tokens, sql_execution, ...}}, and the metrics that
+    failed."""
 
     results: dict[str, dict[str, Any]]
     failures: list[MetricFailure]
@@ -58,7 +60,8 @@ class EvaluationResults:
 class HeldOutEvaluator:
     """Measures a model on the held-out parts of a run; called on every rank alike.
 
-    `warn(text)` is called when predictions cannot be written. `before_forward`: see FailureAgreement.
+    `warn(text)` is called when predictions cannot be written. `before_forward`: see
+    FailureAgreement.
     """
 
     config: RunConfig
@@ -72,21 +75,28 @@ class HeldOutEvaluator:
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        wanted = list(self.data.held_out) if self.config.evaluation.parts is None else self.config.evaluation.parts
+        wanted = (
+            list(self.data.held_out)
+            if self.config.evaluation.parts is None
+            else self.config.evaluation.parts
+        )
         self.parts = [find_part(name, self.data.held_out) or name for name in wanted]
         if missing := [name for name in self.parts if name not in self.data.held_out]:
             raise UserError(
-                f"evaluation.parts: no held-out part is {missing[0]!r}; there are: {', '.join(self.data.held_out)}"
+                f"evaluation.parts: no held-out part is {missing[0]!r}; there are:"
+                f" {', '.join(self.data.held_out)}"
             )
         self._agreement = FailureAgreement(self.root, self.ranks)
 
     @property
     def batch_size(self) -> int:
-        """Sequences or prompts per rank in one forward: as configured, or what training is known to fit."""
+        """Sequences or prompts per rank in one forward: as configured, or what training is known to
+        fit."""
         return self.config.evaluation.batch_size or self.config.training.micro_batch_size
 
     def evaluate(self, label: str) -> EvaluationResults:
-        """Every metric of every part; a failed metric does not affect the others. Raises EvaluationStopped."""
+        """Every metric of every part; a failed metric does not affect the others. Raises
+        EvaluationStopped."""
         found = EvaluationResults({}, [])
         for name in self.parts:
             result: dict[str, Any] = {}
@@ -94,7 +104,9 @@ class HeldOutEvaluator:
                 try:
                     result |= self._measure(metric, name, label)
                 except EvaluationFailed as failure:
-                    found.failures.append(MetricFailure(name, metric, failure.reason, failure.stack))
+                    found.failures.append(
+                        MetricFailure(name, metric, failure.reason, failure.stack)
+                    )
             if result:
                 found.results[name] = result
         return found
@@ -102,7 +114,11 @@ class HeldOutEvaluator:
     def _measure(self, metric: str, part: str, label: str) -> dict[str, Any]:
         if metric == "loss":
             return self.loss(part)
-        return self.sql_execution(part, label) if metric == "sql-execution" else self.function_call(part, label)
+        return (
+            self.sql_execution(part, label)
+            if metric == "sql-execution"
+            else self.function_call(part, label)
+        )
 
     def loss(self, part: str) -> dict[str, Any]:
         """Loss, perplexity and bits per byte on one held-out part. Raises EvaluationFailed."""
@@ -118,7 +134,8 @@ class HeldOutEvaluator:
         )
 
     def sql_execution(self, part: str, label: str) -> dict[str, Any]:
-        """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises EvaluationFailed."""
+        """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises
+        EvaluationFailed."""
         tokenizer = self.data.tokenizer
         verdicts = self._answers(
             part,
@@ -133,22 +150,29 @@ class HeldOutEvaluator:
         return _shares("sql_execution", figures)
 
     def function_call(self, part: str, label: str) -> dict[str, Any]:
-        """Answer a part's questions by calls, compare them with those accepted, write the predictions as above.
+        """Answer a part's questions by calls, compare them with those accepted, write the
+        predictions as above.
 
-        Besides the accuracy, the answers that are wrong in each way, where there are any. Raises EvaluationFailed.
+        Besides the accuracy, the answers that are wrong in each way, where there are any. Raises
+        EvaluationFailed.
         """
         tokenizer, text = self.data.tokenizer, self.data.text_tokenizer
-        renderer = chat_renderer(text.chat_template or "", text.special_tokens, row_format(self.config.data))
+        renderer = chat_renderer(
+            text.chat_template or "", text.special_tokens, row_format(self.config.data)
+        )
         verdicts = self._answers(
             part,
             label,
             prompts_of=lambda rows: [
-                renderer.prompt({**row, "messages": question_of(row["messages"])}, part) for row in rows
+                renderer.prompt({**row, "messages": question_of(row["messages"])}, part)
+                for row in rows
             ],
             tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
             end=lambda: end_of_turn(renderer, tokenizer),
             skip_special_tokens=False,  # one may mark a call
-            judge=lambda row, predicted: judge_calls(row["tools"] or [], row["accepted"], predicted),
+            judge=lambda row, predicted: judge_calls(
+                row["tools"] or [], row["accepted"], predicted
+            ),
         )
         figures = call_accuracy(verdicts)
         wrong = {key: count for key, count in figures.items() if key not in _NOT_WRONG and count}
@@ -165,7 +189,8 @@ class HeldOutEvaluator:
         skip_special_tokens: bool,
         judge: Callable[[Row, str], Verdict],
     ) -> list[Verdict]:
-        """The verdicts on the answers to a part's questions, which are written with the predictions.
+        """The verdicts on the answers to a part's questions, which are written with the
+        predictions.
 
         `end`: the token that ends an answer. Raises EvaluationFailed.
         """
@@ -187,7 +212,10 @@ class HeldOutEvaluator:
             before_forward=self.before_forward,
         )
         predictions = self._agreement.alone(
-            lambda: [text.strip() for text in tokenizer.batch_decode(outputs, skip_special_tokens=skip_special_tokens)]
+            lambda: [
+                text.strip()
+                for text in tokenizer.batch_decode(outputs, skip_special_tokens=skip_special_tokens)
+            ]
         )
         # Each data rank judges its share of them.
         size = self.ranks.num_data_ranks
@@ -205,25 +233,39 @@ class HeldOutEvaluator:
                     "verdict": verdict.outcome,
                     "reason": verdict.reason,
                 }
-                for row, prompt, predicted, verdict in zip(rows, prompts, predictions, verdicts, strict=True)
+                for row, prompt, predicted, verdict in zip(
+                    rows, prompts, predictions, verdicts, strict=True
+                )
             ]
-            self.write_predictions(self.directory / label / f"{part.replace('/', '_')}.jsonl", lines)
+            self.write_predictions(
+                self.directory / label / f"{part.replace('/', '_')}.jsonl", lines
+            )
         return verdicts
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
-        """Write one JSON line per question. A failure is only a warning: the figures do not depend on the file."""
+        """Write one JSON line per question. A failure is only a warning: the figures do not depend
+        on the file."""
         # Path.exists would raise where the disk cannot be read.
         if os.path.lexists(path) and not _holds_predictions(path):
-            self.warn(f"{path}: is there already and holds no predictions: it is left, and predictions are not written")
+            self.warn(
+                f"{path}: is there already and holds no predictions: it is left, and predictions"
+                " are not written"
+            )
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        except Exception as error:  # only rank 0 writes: the others would wait for it until the timeout
+        except (
+            Exception
+        ) as error:  # only rank 0 writes: the others would wait for it until the timeout
             with contextlib.suppress(OSError):
                 path.unlink()  # part of it would look like all of it
-            cause = describe_os_error(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            cause = (
+                describe_os_error(error)
+                if isinstance(error, OSError)
+                else f"{type(error).__name__}: {error}"
+            )
             self.warn(f"{path}: predictions are not written: {cause}")
 
 
@@ -236,7 +278,8 @@ def _shares(metric: str, figures: dict[str, float | int]) -> dict[str, Any]:
 
 
 def end_of_turn(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The token that ends an assistant's turn: the first special one that the template puts there, else EOS."""
+    """The token that ends an assistant's turn: the first special one that the template puts there,
+    else EOS."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     after = chat_prompt_tokens(tokenizer, renderer.turn_end())
     return next((token for token in after if token in special), tokenizer.eos_token_id)

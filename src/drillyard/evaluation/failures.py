@@ -1,15 +1,17 @@
-"""An error in an evaluation is an error on every rank: training goes on, and no rank waits for another.
+"""An error in an evaluation is an error on every rank: training goes on, and no rank waits for
+another.
 
-Often only one of several ranks fails (out of memory with the longest prompts, a full local disk) while the others are
-in a collective that it would never join. So everything that can fail in an evaluation runs in one of two ways, after
-which all ranks continue or all raise EvaluationFailed:
+Often only one of several ranks fails (out of memory with the longest prompts, a full local disk)
+while the others are in a collective that it would never join. So everything that can fail in an
+evaluation runs in one of two ways, after which all ranks continue or all raise EvaluationFailed:
 
 - `alone`: work without a collective;
-- `forward`: work that calls the model once. A sharded model gathers its weights block by block, so the rank that failed
-  takes part in the remaining gathers and computes nothing (`join_remaining_gathers` in parallel/parallelize.py).
+- `forward`: work that calls the model once. A sharded model gathers its weights block by block, so
+  the rank that failed takes part in the remaining gathers and computes nothing
+  (`join_remaining_gathers` in parallel/parallelize.py).
 
-Cost: one all-reduce of one number between CPUs each. Limits: an error in a collective itself, or in the remaining
-gathers, ends the attempt like any error in training; so does a killed rank.
+Cost: one all-reduce of one number between CPUs each. Limits: an error in a collective itself, or in
+the remaining gathers, ends the attempt like any error in training; so does a killed rank.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ class EvaluationStopped(Exception):
 
 
 class EvaluationFailed(Exception):
-    """Part of an evaluation raised on at least one rank; raised on all of them, with the same contents.
+    """Part of an evaluation raised on at least one rank; raised on all of them, with the same
+    contents.
 
-    `reason` is one line. `stack` is the traceback of the first rank that failed; None where all errors are UserErrors.
+    `reason` is one line. `stack` is the traceback of the first rank that failed; None where all
+    errors are UserErrors.
     """
 
     def __init__(self, reason: str, stack: str | None) -> None:
@@ -61,7 +65,8 @@ class _Error:
 class FailureAgreement:
     """Runs the parts of an evaluation of `root`; all ranks call it alike.
 
-    `before_forward` is called before each forward. It may raise EvaluationStopped, on all ranks at once.
+    `before_forward` is called before each forward. It may raise EvaluationStopped, on all ranks at
+    once.
     """
 
     root: LanguageModelLoss
@@ -73,7 +78,8 @@ class FailureAgreement:
         return self._agreed(*self._attempt(work))
 
     def forward(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which calls the model once. Raises EvaluationFailed, or EvaluationStopped."""
+        """The result of `work`, which calls the model once. Raises EvaluationFailed, or
+        EvaluationStopped."""
         self.before_forward()
         with finished_modules(self.root) as finished:
             result, error = self._attempt(work)
@@ -82,7 +88,8 @@ class FailureAgreement:
         return self._agreed(result, error)
 
     def _attempt(self, work: Callable[[], T]) -> tuple[T | None, _Error | None]:
-        """The result, or the error as text: its frames would keep the tensors of the failed forward in memory."""
+        """The result, or the error as text: its frames would keep the tensors of the failed forward
+        in memory."""
         try:
             return work(), None
         except Exception as error:
@@ -109,4 +116,9 @@ def _in_words(errors: list[_Error], world_size: int) -> str:
     if len(errors) == world_size and len(texts) == 1:
         return texts.pop()
     shown = [f"rank {error.rank}: {error.text}" for error in errors[:_RANKS_NAMED]]
-    return "; ".join([*shown, *([f"and {len(errors) - _RANKS_NAMED} more ranks"] if errors[_RANKS_NAMED:] else [])])
+    return "; ".join(
+        [
+            *shown,
+            *([f"and {len(errors) - _RANKS_NAMED} more ranks"] if errors[_RANKS_NAMED:] else []),
+        ]
+    )

@@ -1,8 +1,9 @@
-"""Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the text is covered.
+"""Loss on held-out sequences: nats per token, perplexity, and bits per byte where every byte of the
+text is covered.
 
-All ranks call the model equally often (FSDP2 gathers weights in every call) and with batches of one shape (compiled
-blocks have a graph per shape): a rank's share of the last round is filled up with sequences whose labels are all
-ignored. Sums are fp64 and are added over ranks once.
+All ranks call the model equally often (FSDP2 gathers weights in every call) and with batches of one
+shape (compiled blocks have a graph per shape): a rank's share of the last round is filled up with
+sequences whose labels are all ignored. Sums are fp64 and are added over ranks once.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def evaluate_loss(
     chunk_tokens: int | None,
     before_forward: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Mean loss per valid token of the first `limit` sequences (None: all), and what follows, the same on every rank.
+    """Mean loss per valid token of the first `limit` sequences (None: all), and what follows, the
+    same on every rank.
 
-    Perplexity is exp(loss), or infinity; bits per byte are summed nats / ln 2 / UTF-8 bytes of the text, None unless
-    every byte carries loss exactly once. `before_forward`: see FailureAgreement. Raises EvaluationFailed.
+    Perplexity is exp(loss), or infinity; bits per byte are summed nats / ln 2 / UTF-8 bytes of the
+    text, None unless every byte carries loss exactly once. `before_forward`: see FailureAgreement.
+    Raises EvaluationFailed.
     """
     count = len(sequences) if limit is None else min(limit, len(sequences))
     sums = torch.zeros(2, dtype=torch.float64, device=ranks.device)

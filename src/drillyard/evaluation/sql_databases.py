@@ -1,14 +1,17 @@
 """The in-memory databases on which a row's queries are compared, read-only once they are built.
 
-A row of `builtin:text-to-sql` names its fills; a row with INSERT statements (gretelai/synthetic_text_to_sql) has one
-database of its own; for a row with CREATE TABLE statements alone (Spider as JSONL), rows are generated.
+A row of `builtin:text-to-sql` names its fills; a row with INSERT statements
+(gretelai/synthetic_text_to_sql) has one database of its own; for a row with CREATE TABLE statements
+alone (Spider as JSONL), rows are generated.
 
-Generated rows are drawn to make the reference query return something: its literals (and numbers just below and above
-them) occur in the columns that it compares them with, and columns that it compares with each other draw from one small
-set, so that joins match. Accuracy is therefore execution on generated rows, not on the databases of the benchmark.
-Seeds are tried in a fixed order, and the first three with a result (a row that is not all NULL or 0) are kept. Cost:
-about 1 ms per seed. Limits: columns are identified by name only; a query that selects by arithmetic, or by conditions
-that are rarely true, may still return nothing: such a row is `unjudged`. The SQL lexer at the end does not parse.
+Generated rows are drawn to make the reference query return something: its literals (and numbers
+just below and above them) occur in the columns that it compares them with, and columns that it
+compares with each other draw from one small set, so that joins match. Accuracy is therefore
+execution on generated rows, not on the databases of the benchmark. Seeds are tried in a fixed
+order, and the first three with a result (a row that is not all NULL or 0) are kept. Cost: about 1
+ms per seed. Limits: columns are identified by name only; a query that selects by arithmetic, or by
+conditions that are rarely true, may still return nothing: such a row is `unjudged`. The SQL lexer
+at the end does not parse.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from typing import Any, Literal
 from drillyard.data.builtin import text_to_sql
 from drillyard.data.builtin.text_to_sql import Draw
 from drillyard.errors import UserError
-from drillyard.evaluation.sql_sandbox import NO_MEMORY, SQL_ERRORS, build_database, make_read_only, run_query
+from drillyard.evaluation.sql_sandbox import (
+    NO_MEMORY,
+    SQL_ERRORS,
+    build_database,
+    make_read_only,
+    run_query,
+)
 
 FILLS = 3
 ATTEMPTS = 24
@@ -37,23 +46,38 @@ _MANY_ROWS = 500
 _SHARED_KEYS = 6
 _FRACTIONAL = ("REAL", "DEC", "FLOA", "DOUB")
 _NUMERIC = ("INT", "NUM", "BOOL", *_FRACTIONAL)
-_WORDS = ("Amber", "Birch", "Cedar", "Delta", "Ember", "Falcon", "Grove", "Harbor", "Indigo", "Juniper")
+_WORDS = (
+    "Amber",
+    "Birch",
+    "Cedar",
+    "Delta",
+    "Ember",
+    "Falcon",
+    "Grove",
+    "Harbor",
+    "Indigo",
+    "Juniper",
+)
 SCHEMA_COLUMNS = ("schema", "sql_context")
 
 
 def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]]:
-    """The row's databases, read-only, or one (None, why it cannot be built). Raises UserError without a schema."""
+    """The row's databases, read-only, or one (None, why it cannot be built). Raises UserError
+    without a schema."""
     schema = next((row[name] for name in SCHEMA_COLUMNS if row.get(name)), None)
     if schema is None:
         raise UserError(
-            f"SQL execution needs a column {' or '.join(SCHEMA_COLUMNS)} with CREATE TABLE statements; "
-            f"this row has {', '.join(row)}."
+            f"SQL execution needs a column {' or '.join(SCHEMA_COLUMNS)} with CREATE TABLE"
+            f" statements; this row has {', '.join(row)}."
         )
     try:
         if row.get("fills"):
             return _built_in_databases(row, str(schema))
         own = build_database(str(schema))
-        if any(own.execute(f"SELECT 1 FROM {_quoted(table)} LIMIT 1").fetchone() for table in tables(own)):
+        if any(
+            own.execute(f"SELECT 1 FROM {_quoted(table)} LIMIT 1").fetchone()
+            for table in tables(own)
+        ):
             return [(make_read_only(own), "")]
         own.close()
         fills, problem = generated_databases(str(schema), str(row["sql"]))
@@ -62,12 +86,16 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
     return [(connection, "") for connection in fills] or [(None, problem)]
 
 
-def _built_in_databases(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.Connection | None, str]]:
+def _built_in_databases(
+    row: dict[str, Any], schema: str
+) -> list[tuple[sqlite3.Connection | None, str]]:
     found: list[tuple[sqlite3.Connection | None, str]] = []
     try:
         for seed in row["fills"]:
             connection = build_database(schema)
-            text_to_sql.insert_fill(connection, text_to_sql.fill(text_to_sql.domain_of(str(row["domain"])), int(seed)))
+            text_to_sql.insert_fill(
+                connection, text_to_sql.fill(text_to_sql.domain_of(str(row["domain"])), int(seed))
+            )
             found.append((make_read_only(connection), ""))
     except (KeyError, TypeError):  # a data set from elsewhere may have columns of these names too
         return [(None, "its columns fills, domain and schema are not those of builtin:text-to-sql")]
@@ -76,7 +104,8 @@ def _built_in_databases(row: dict[str, Any], schema: str) -> list[tuple[sqlite3.
 
 @dataclass
 class _Needs:
-    """Rows that a query needs: per class of columns its literals; a column's class is found through `parent`."""
+    """Rows that a query needs: per class of columns its literals; a column's class is found through
+    `parent`."""
 
     parent: dict[str, str] = field(default_factory=dict)
     literals: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
@@ -95,7 +124,10 @@ class _Needs:
     def values(self, column: str) -> list[Any]:
         """Literals of the column's class, in the order of the query."""
         return [
-            value for name, values in self.literals.items() if self.find(name) == self.find(column) for value in values
+            value
+            for name, values in self.literals.items()
+            if self.find(name) == self.find(column)
+            for value in values
         ]
 
 
@@ -104,7 +136,9 @@ Schema = dict[str, list[tuple[str, str]]]
 
 def tables(connection: sqlite3.Connection) -> Schema:
     """(name in lower case, declared type in upper case) of each column of each table."""
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid").fetchall()
+    names = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
+    ).fetchall()
     return {
         table: [
             (str(name).lower(), str(declared).upper())
@@ -115,26 +149,38 @@ def tables(connection: sqlite3.Connection) -> Schema:
 
 
 def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection], str]:
-    """Up to three filled, read-only databases on which the query returns something; when there is none, why."""
+    """Up to three filled, read-only databases on which the query returns something; when there is
+    none, why."""
     kept: list[sqlite3.Connection] = []
     deadline = monotonic() + MAX_SECONDS
     for seed in range(ATTEMPTS):
         if monotonic() > deadline:
-            return kept, f"no generated rows within {MAX_SECONDS:g} s on which the reference query returns something"
+            return (
+                kept,
+                (
+                    f"no generated rows within {MAX_SECONDS:g} s on which the reference query"
+                    " returns something"
+                ),
+            )
         connection = build_database(schema)
         columns_of = tables(connection)
         if sum(map(len, columns_of.values())) > MAX_COLUMNS:
-            raise ValueError(f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for")
+            raise ValueError(
+                f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for"
+            )
         needs = _needs(sql, {name for columns in columns_of.values() for name, _ in columns})
         num_rows = _MANY_ROWS if seed >= ATTEMPTS * 3 // 4 else 12 + 2 * seed
         classes, draw = _classes(columns_of, needs), Draw("generated", sql, seed)
         for table, columns in columns_of.items():
             drawn = [
-                _column(table, *column, needs, classes[needs.find(column[0])], draw, num_rows) for column in columns
+                _column(table, *column, needs, classes[needs.find(column[0])], draw, num_rows)
+                for column in columns
             ]
             slots = ", ".join("?" * len(columns))
             # OR IGNORE: a drawn row that breaks UNIQUE or CHECK is left out, the others stay.
-            connection.executemany(f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({slots})", zip(*drawn, strict=True))
+            connection.executemany(
+                f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({slots})", zip(*drawn, strict=True)
+            )
         try:
             rows = run_query(make_read_only(connection), sql)
         except TimeoutError:
@@ -152,14 +198,17 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
 
 
 def _needs(sql: str, columns: set[str]) -> _Needs:
-    """Find columns that a query sets equal (`a = b`, `a IN (SELECT b`, `SELECT a EXCEPT SELECT b`), and its literals.
+    """Find columns that a query sets equal (`a = b`, `a IN (SELECT b`, `SELECT a EXCEPT SELECT b`),
+    and its literals.
 
     A literal belongs to the last column named before it.
     """
     needs, last, selected = _Needs(), None, None
     stream = _without_qualifiers(tokens(sql))
     for i, token in enumerate(stream):
-        name = token.text.lower() if token.kind == "name" and token.text.lower() in columns else None
+        name = (
+            token.text.lower() if token.kind == "name" and token.text.lower() in columns else None
+        )
         if name:
             if other := _compared_column(stream, i, columns):
                 needs.join(name, other)
@@ -173,7 +222,9 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
         elif last and (token.kind == "string" or token.quote == '"'):
             # A LIKE pattern becomes a text that it matches.
             text = token.text
-            needs.literals[last].append(text.replace("%", "").replace("_", "a") if "%" in text else text)
+            needs.literals[last].append(
+                text.replace("%", "").replace("_", "a") if "%" in text else text
+            )
         elif last and token.kind == "number":
             if stream[i - 1].kind == "symbol" and stream[i - 2].text.lower() == last:
                 needs.numeric.add(last)
@@ -182,7 +233,8 @@ def _needs(sql: str, columns: set[str]) -> _Needs:
 
 
 def _number(text: str) -> int | float:
-    """As sqlite reads it: what does not fit into 64 bits is REAL. A little less here, for the numbers around it."""
+    """As sqlite reads it: what does not fit into 64 bits is REAL. A little less here, for the
+    numbers around it."""
     value = float(text)
     return value if set(text) & set(".eE") or abs(value) >= 2**62 else int(text)
 
@@ -199,13 +251,16 @@ def _without_qualifiers(stream: Iterable[Token]) -> list[Token]:
 
 
 def _compared_column(stream: list[Token], i: int, columns: set[str]) -> str | None:
-    """The column that the column at `i` is set equal to, directly or by [NOT] IN (SELECT [DISTINCT] column."""
+    """The column that the column at `i` is set equal to, directly or by [NOT] IN (SELECT [DISTINCT]
+    column."""
     rest = stream[i + 1 : i + 7]
     if rest and rest[0].text in ("=", "=="):
         rest = rest[1:]
     else:
         words = [token for token in rest if not token.is_word("NOT")]
-        if len(words) < 3 or not (words[0].is_word("IN") and words[1].text == "(" and words[2].is_word("SELECT")):
+        if len(words) < 3 or not (
+            words[0].is_word("IN") and words[1].text == "(" and words[2].is_word("SELECT")
+        ):
             return None
         rest = words[3:]
     rest = [token for token in rest if not token.is_word("DISTINCT")]
@@ -215,7 +270,8 @@ def _compared_column(stream: list[Token], i: int, columns: set[str]) -> str | No
 
 @dataclass
 class _Class:
-    """Columns that draw from one set: how many, whether they hold numbers, which one numbers its table's rows."""
+    """Columns that draw from one set: how many, whether they hold numbers, which one numbers its
+    table's rows."""
 
     members: int = 0
     numeric: bool = False
@@ -223,20 +279,26 @@ class _Class:
 
 
 def _classes(schema: Schema, needs: _Needs) -> dict[str, _Class]:
-    """The classes of all columns. A key that comes first in its table numbers the rows of the first such table only."""
+    """The classes of all columns. A key that comes first in its table numbers the rows of the first
+    such table only."""
     classes: dict[str, _Class] = defaultdict(_Class)
     for table, columns in schema.items():
         for position, (name, declared) in enumerate(columns):
             its = classes[needs.find(name)]
             its.members += 1
-            its.numeric |= any(part in declared for part in _NUMERIC) or _is_key(name) or name in needs.numeric
+            its.numeric |= (
+                any(part in declared for part in _NUMERIC) or _is_key(name) or name in needs.numeric
+            )
             if position == 0 and _is_key(name) and its.counter is None:
                 its.counter = (table, name)
     return classes
 
 
-def _column(table: str, name: str, declared: str, needs: _Needs, its: _Class, draw: Draw, rows: int) -> list[Any]:
-    """One column's values: half of them literals of the query, the others of the column's type and role."""
+def _column(
+    table: str, name: str, declared: str, needs: _Needs, its: _Class, draw: Draw, rows: int
+) -> list[Any]:
+    """One column's values: half of them literals of the query, the others of the column's type and
+    role."""
     # A number has its neighbours, so that rows fall on both sides of a comparison.
     literals = [
         near
@@ -252,10 +314,16 @@ def _column(table: str, name: str, declared: str, needs: _Needs, its: _Class, dr
         if "DATE" in declared or "TIME" in declared:
             return f"{2000 + draw.below(24)}-{1 + draw.below(12):02}-{1 + draw.below(28):02}"
         if its.numeric:
-            return draw.below(1000) / 10 if any(part in declared for part in _FRACTIONAL) else 1 + draw.below(100)
+            return (
+                draw.below(1000) / 10
+                if any(part in declared for part in _FRACTIONAL)
+                else 1 + draw.below(100)
+            )
         return draw.one(_WORDS)
 
-    return [draw.one(literals) if literals and draw.uniform() < 0.5 else generic() for _ in range(rows)]
+    return [
+        draw.one(literals) if literals and draw.uniform() < 0.5 else generic() for _ in range(rows)
+    ]
 
 
 def _is_key(name: str) -> bool:
@@ -280,7 +348,8 @@ Kind = Literal["string", "name", "number", "symbol"]
 
 @dataclass(frozen=True)
 class Token:
-    """One token. `text` of a string or a quoted name is without its quotes; `quote` is the quote, or empty."""
+    """One token. `text` of a string or a quoted name is without its quotes; `quote` is the quote,
+    or empty."""
 
     kind: Kind
     text: str
@@ -292,7 +361,8 @@ class Token:
 
 
 def tokens(sql: str) -> Iterator[Token]:
-    """The tokens of an SQL text, comments and white space left out. Any text has tokens; nothing raises."""
+    """The tokens of an SQL text, comments and white space left out. Any text has tokens; nothing
+    raises."""
     for match in _TOKEN.finditer(sql):
         kind, text = match.lastgroup, match.group()
         if kind == "string":
@@ -305,7 +375,8 @@ def tokens(sql: str) -> Iterator[Token]:
 
 
 def has_top_level_order_by(sql: str) -> bool:
-    """Whether the outermost query is ordered: ORDER BY outside of parentheses (subqueries, windows) and strings."""
+    """Whether the outermost query is ordered: ORDER BY outside of parentheses (subqueries, windows)
+    and strings."""
     depth, previous = 0, False
     for token in tokens(sql):
         if depth == 0 and previous and token.is_word("BY"):

@@ -1,11 +1,14 @@
-"""sqlite in a sandbox: build a database from a data set's statements, and run one query of any content.
+"""sqlite in a sandbox: build a database from a data set's statements, and run one query of any
+content.
 
-Limits hold from the first statement on: on the lengths of texts and values, pages of the database, memory of all of
-sqlite in this process (nothing goes to a disk), functions (those in `_FUNCTIONS`), virtual-machine steps
-(deterministic) and, as a backstop, seconds. A built database is then read-only twice over: `PRAGMA query_only` and an
-authorizer that permits only reading. A query's result is limited by rows and bytes.
+Limits hold from the first statement on: on the lengths of texts and values, pages of the database,
+memory of all of sqlite in this process (nothing goes to a disk), functions (those in `_FUNCTIONS`),
+virtual-machine steps (deterministic) and, as a backstop, seconds. A built database is then
+read-only twice over: `PRAGMA query_only` and an authorizer that permits only reading. A query's
+result is limited by rows and bytes.
 
-sqlite counts steps only between instructions, so one call of a function may overrun the seconds, by about 0.1 s.
+sqlite counts steps only between instructions, so one call of a function may overrun the seconds, by
+about 0.1 s.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from time import monotonic
 from typing import Any
 
 MAX_STEPS = 2_000_000
-"""Virtual-machine instructions of one query; one over the databases here needs hundreds to some ten thousands."""
+"""Virtual-machine instructions of one query; one over the databases here needs hundreds to some ten
+thousands."""
 MAX_SECONDS = 5.0
 MAX_ROWS = 10_000
 
@@ -37,8 +41,9 @@ _BUILDING = _READING | {
     sqlite3.SQLITE_TRANSACTION,
     sqlite3.SQLITE_REINDEX,
 }
-# Deterministic functions (and the clock), each bounded in time and size by the limits below. Not among them: what
-# reaches outside (load_extension, fts3_tokenizer), what differs from call to call (random), makers of large values.
+# Deterministic functions (and the clock), each bounded in time and size by the limits below. Not
+# among them: what reaches outside (load_extension, fts3_tokenizer), what differs from call to call
+# (random), makers of large values.
 _FUNCTION_NAMES = """
 abs char coalesce concat concat_ws glob hex if ifnull iif instr length like likelihood likely lower ltrim max min
 nullif octet_length quote replace round rtrim sign soundex substr substring trim typeof unhex unicode unlikely upper
@@ -50,7 +55,7 @@ radians sin sinh sqrt tan tanh trunc
 -> ->> json json_array json_array_length json_each json_error_position json_extract json_group_array
 json_group_object json_insert json_object json_patch json_pretty json_quote json_remove json_replace json_set
 json_tree json_type json_valid
-"""
+"""  # noqa: E501
 _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 # What ALTER TABLE calls inside of sqlite.
 _BUILDING_FUNCTIONS = _FUNCTIONS | {
@@ -70,14 +75,16 @@ _MAX_RESULT_BYTES = 16 * 2**20
 _CELLS_PER_COUNT = 100
 
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 100_000,  # of a value, a row and, in Python's sqlite3, a text of statements
+    # of a value, a row and, in Python's sqlite3, a text of statements
+    sqlite3.SQLITE_LIMIT_LENGTH: 100_000,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
     sqlite3.SQLITE_LIMIT_COLUMN: 500,
     sqlite3.SQLITE_LIMIT_VDBE_OP: 50_000,
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 100,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,  # time of a LIKE is this times the length of the value
+    # time of a LIKE is this times the length of the value
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 200,
     sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER: 500,
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
@@ -99,7 +106,8 @@ NO_MEMORY = "more memory than is allowed"
 
 
 class _Limit:
-    """Counts virtual-machine steps and seconds from now on; sqlite's progress handler, which stops what exceeds one."""
+    """Counts virtual-machine steps and seconds from now on; sqlite's progress handler, which stops
+    what exceeds one."""
 
     def __init__(self, connection: sqlite3.Connection, most_steps: int) -> None:
         self.steps, self._most_steps, self._deadline = 0, most_steps, monotonic() + MAX_SECONDS
@@ -114,10 +122,15 @@ class _Limit:
 
 
 def build_database(schema: str) -> sqlite3.Connection:
-    """A new database, still open to building under its limits. Raises sqlite3.Error, ValueError or MemoryError."""
+    """A new database, still open to building under its limits. Raises sqlite3.Error, ValueError or
+    MemoryError."""
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     try:
-        for pragma in (f"hard_heap_limit = {_MAX_HEAP_BYTES}", f"max_page_count = {_MAX_PAGES}", "temp_store = MEMORY"):
+        for pragma in (
+            f"hard_heap_limit = {_MAX_HEAP_BYTES}",
+            f"max_page_count = {_MAX_PAGES}",
+            "temp_store = MEMORY",
+        ):
             connection.execute(f"PRAGMA {pragma}")
         for limit, value in _BUILDING_LIMITS.items():
             connection.setlimit(limit, value)
@@ -144,7 +157,9 @@ def make_read_only(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _authorizer(actions: frozenset[int], functions: frozenset[str]) -> Any:
-    def permit(action: int, first: str | None, second: str | None, database: str | None, source: str | None) -> int:
+    def permit(
+        action: int, first: str | None, second: str | None, database: str | None, source: str | None
+    ) -> int:
         if action == sqlite3.SQLITE_FUNCTION:
             allowed = (second or "").lower() in functions
         elif action == sqlite3.SQLITE_PRAGMA:
@@ -157,7 +172,8 @@ def _authorizer(actions: frozenset[int], functions: frozenset[str]) -> Any:
 
 
 def _trim(strip: Callable[[str, str], str]) -> Callable[[Any, Any], str | None]:
-    """`trim(text, characters)` without sqlite's cost, which is the product of both lengths (10 s and more)."""
+    """`trim(text, characters)` without sqlite's cost, which is the product of both lengths (10 s
+    and more)."""
 
     def function(text: Any, characters: Any) -> str | None:
         if text is None or characters is None:
@@ -175,7 +191,8 @@ _TRIMS = {"trim": _trim(str.strip), "ltrim": _trim(str.lstrip), "rtrim": _trim(s
 
 
 def run_query(connection: sqlite3.Connection, sql: str) -> list[Row]:
-    """All rows of one query. Raises SQL_ERRORS (ValueError: no query), or TimeoutError for a limit."""
+    """All rows of one query. Raises SQL_ERRORS (ValueError: no query), or TimeoutError for a
+    limit."""
     limit = _Limit(connection, MAX_STEPS)
     cursor = connection.cursor()
     try:
@@ -193,7 +210,8 @@ def run_query(connection: sqlite3.Connection, sql: str) -> list[Row]:
 
 
 def _fetch(cursor: sqlite3.Cursor) -> list[Row]:
-    """All rows, at most MAX_ROWS and _MAX_RESULT_BYTES; a result of few cells, as the last ones, is not counted."""
+    """All rows, at most MAX_ROWS and _MAX_RESULT_BYTES; a result of few cells, as the last ones, is
+    not counted."""
     rows: list[Row] = []
     size, at_once = 0, max(1, _CELLS_PER_COUNT // len(cursor.description))
     while found := cursor.fetchmany(at_once):

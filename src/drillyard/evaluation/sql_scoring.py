@@ -1,11 +1,12 @@
 """SQL execution accuracy: does a predicted query return what the reference query returns?
 
-A prediction is correct when its result equals the reference's on every database of the row: for the built-in set the
-shown database and two further fills (test-suite accuracy, Zhong et al. 2020, arXiv:2010.02840). Results are equal when
-they have as many columns in the same order and the same multiset of rows; the order of rows counts only under a
-top-level ORDER BY of the reference. Numbers are equal within a relative 1e-6 whatever their type; text never equals a
-number; NULL equals NULL. Limits: column names are ignored; rows that tie under ORDER BY must come in the reference's
-order; an answer that is right on these databases may be wrong on another.
+A prediction is correct when its result equals the reference's on every database of the row: for the
+built-in set the shown database and two further fills (test-suite accuracy, Zhong et al. 2020,
+arXiv:2010.02840). Results are equal when they have as many columns in the same order and the same
+multiset of rows; the order of rows counts only under a top-level ORDER BY of the reference. Numbers
+are equal within a relative 1e-6 whatever their type; text never equals a number; NULL equals NULL.
+Limits: column names are ignored; rows that tie under ORDER BY must come in the reference's order;
+an answer that is right on these databases may be wrong on another.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ OUTCOMES: tuple[Outcome, ...] = ("correct", "wrong", "invalid", "timeout", "unju
 
 @dataclass(frozen=True)
 class SqlVerdict:
-    """The judgement of one prediction. `unjudged`: the reference itself fails or returns nothing."""
+    """The judgement of one prediction. `unjudged`: the reference itself fails or returns
+    nothing."""
 
     outcome: Outcome
     reason: str = ""
 
 
 class QueryJudge:
-    """Judges predictions for one row; builds its databases and runs its reference once. `close` frees the databases.
+    """Judges predictions for one row; builds its databases and runs its reference once. `close`
+    frees the databases.
 
     `unjudged`: why predictions for this row cannot be judged; empty when they can.
     """
@@ -70,7 +73,9 @@ class QueryJudge:
             except SQL_ERRORS as error:
                 return SqlVerdict("invalid", str(error) or NO_MEMORY)
             if difference := result_difference(expected, found, ordered=self._ordered):
-                return SqlVerdict("wrong", f"{difference} on database {number + 1} of {len(self._cases)}")
+                return SqlVerdict(
+                    "wrong", f"{difference} on database {number + 1} of {len(self._cases)}"
+                )
         return SqlVerdict("correct")
 
     def close(self) -> None:
@@ -80,33 +85,43 @@ class QueryJudge:
 
 
 def _reference_result(connection: sqlite3.Connection, sql: str) -> list[Row] | str:
-    """The reference's rows, or why they cannot judge anything: it fails, or returns nothing but NULL."""
+    """The reference's rows, or why they cannot judge anything: it fails, or returns nothing but
+    NULL."""
     try:
         rows = run_query(connection, sql)
     except (*SQL_ERRORS, TimeoutError) as error:
         return f"the reference query fails: {str(error) or NO_MEMORY}"
-    return rows if any(value is not None for row in rows for value in row) else "the reference query returns nothing"
+    return (
+        rows
+        if any(value is not None for row in rows for value in row)
+        else "the reference query returns nothing"
+    )
 
 
 def judge(row: dict[str, Any], predicted: str) -> SqlVerdict:
-    """Judge one prediction for a row with `sql` (the reference) and `schema` or `sql_context` (CREATE TABLE and
-    possibly INSERT statements); a row of `builtin:text-to-sql` also has `domain` and `fills`. Raises UserError for a
-    row without a schema.
+    """Judge one prediction for a row with `sql` (the reference) and `schema` or `sql_context`
+    (CREATE TABLE and possibly INSERT statements); a row of `builtin:text-to-sql` also has `domain`
+    and `fills`. Raises UserError for a row without a schema.
     """
     with contextlib.closing(QueryJudge(row)) as query_judge:
         return query_judge.judge(predicted)
 
 
 def accuracy(verdicts: Iterable[SqlVerdict]) -> dict[str, float | int]:
-    """Counts per outcome, `judged` (all but unjudged), and `accuracy` = correct / judged (NaN when none was judged)."""
+    """Counts per outcome, `judged` (all but unjudged), and `accuracy` = correct / judged (NaN when
+    none was judged)."""
     counts = Counter(verdict.outcome for verdict in verdicts)
     judged = sum(counts.values()) - counts["unjudged"]
     figures: dict[str, float | int] = {outcome: counts[outcome] for outcome in OUTCOMES}
-    return figures | {"judged": judged, "accuracy": counts["correct"] / judged if judged else math.nan}
+    return figures | {
+        "judged": judged,
+        "accuracy": counts["correct"] / judged if judged else math.nan,
+    }
 
 
 def result_difference(expected: list[Row], found: list[Row], *, ordered: bool) -> str:
-    """Describe the difference of two results in a few words; empty when they are equal in the sense of this module."""
+    """Describe the difference of two results in a few words; empty when they are equal in the sense
+    of this module."""
     if len(expected) != len(found):
         return f"{len(found)} rows instead of {len(expected)}"
     if expected and len(expected[0]) != len(found[0]):
@@ -135,8 +150,8 @@ def _values_equal(left: Any, right: Any) -> bool:
 def _same_multiset(expected: list[Row], found: list[Row]) -> bool:
     """Whether the rows can be paired off so that each pair is equal.
 
-    Equal rows are paired first; the rest is grouped by all that is no number, and paired by its numbers within a group.
-    Closeness is not transitive, so that is a bipartite matching.
+    Equal rows are paired first; the rest is grouped by all that is no number, and paired by its
+    numbers within a group. Closeness is not transitive, so that is a bipartite matching.
     """
     remaining = Counter(expected)
     remaining.subtract(found)
@@ -158,7 +173,8 @@ def _groups(rows: Iterable[Row]) -> dict[Row, list[Row]]:
 
 
 def _can_be_paired(left: list[Row], right: list[Row]) -> bool:
-    """A perfect matching of close rows: in sorted order if that does, else by augmenting paths (Kuhn 1955)."""
+    """A perfect matching of close rows: in sorted order if that does, else by augmenting paths
+    (Kuhn 1955)."""
     left, right = sorted(left), sorted(right)
     if all(map(_rows_equal, left, right)):
         return True
@@ -168,7 +184,9 @@ def _can_be_paired(left: list[Row], right: list[Row]) -> bool:
     return all(_augment(i, left, right, partner, set()) for i in range(len(left)))
 
 
-def _augment(i: int, left: list[Row], right: list[Row], partner: dict[int, int], tried: set[int]) -> bool:
+def _augment(
+    i: int, left: list[Row], right: list[Row], partner: dict[int, int], tried: set[int]
+) -> bool:
     for j, row in enumerate(right):
         if j not in tried and _rows_equal(left[i], row):
             tried.add(j)

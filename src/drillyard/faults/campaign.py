@@ -1,8 +1,10 @@
-"""A campaign: the undisturbed run, then one run after another under faults, each compared with the first to the bit.
+"""A campaign: the undisturbed run, then one run after another under faults, each compared with the
+first to the bit.
 
-It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs) and changes
-settings only where the comparison needs it (`run_settings`). Data is tokenised once, in the config's cache; runs with
-a fault in the cache build get an empty cache each. Cost: a start of the ranks per fault, besides the steps themselves.
+It works in a directory of its own (`DIRECTORY/reference`, `DIRECTORY/chaos-01`, ... and their logs)
+and changes settings only where the comparison needs it (`run_settings`). Data is tokenised once, in
+the config's cache; runs with a fault in the cache build get an empty cache each. Cost: a start of
+the ranks per fault, besides the steps themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from drillyard.faults.disturbed_run import (
     run_until_done,
     train_command,
 )
-from drillyard.faults.fault_verdicts import Evidence, FaultVerdict, LossAndNorm, judge_faults, losses_and_norms
+from drillyard.faults.fault_verdicts import (
+    Evidence,
+    FaultVerdict,
+    LossAndNorm,
+    judge_faults,
+    losses_and_norms,
+)
 from drillyard.faults.plan import (
     KEPT_CHECKPOINTS,
     MIN_SAVES,
@@ -62,8 +70,8 @@ _ROUNDING_BYTES = 1 << 20
 class Campaign:
     """The config with its overrides, the faults, and where to work.
 
-    `watchdog_seconds`: timeouts.watchdog_seconds of the runs with `stop` faults; None: four times what an undisturbed
-    start took, and at least 30 s, so that a start is never mistaken for a hang.
+    `watchdog_seconds`: timeouts.watchdog_seconds of the runs with `stop` faults; None: four times
+    what an undisturbed start took, and at least 30 s, so that a start is never mistaken for a hang.
     """
 
     config: Path
@@ -80,7 +88,8 @@ class Campaign:
 
 @dataclass
 class CampaignResult:
-    """The verdict on every fault. `runs`: disturbed runs; `reference_seconds`: duration of the undisturbed run."""
+    """The verdict on every fault. `runs`: disturbed runs; `reference_seconds`: duration of the
+    undisturbed run."""
 
     verdicts: list[FaultVerdict] = field(default_factory=list)
     runs: int = 0
@@ -97,7 +106,8 @@ class CampaignResult:
 
 @dataclass(frozen=True)
 class UndisturbedRun:
-    """Undisturbed run that disturbed runs are compared with, and the figures that their settings depend on."""
+    """Undisturbed run that disturbed runs are compared with, and the figures that their settings
+    depend on."""
 
     directory: Path
     losses_and_norms: dict[int, LossAndNorm]
@@ -108,18 +118,23 @@ class UndisturbedRun:
     shard_bytes: int
 
 
-def run_campaign(campaign: Campaign, run: RunConfig, on_progress: Callable[[str], None]) -> CampaignResult:
+def run_campaign(
+    campaign: Campaign, run: RunConfig, on_progress: Callable[[str], None]
+) -> CampaignResult:
     """Run `campaign`; `run` is its config, loaded with the overrides.
 
-    Its directory must be empty or missing, and is removed at the end unless `campaign.keep` or a fault failed.
-    Raises UserError if the run takes too few checkpoints, or fails undisturbed.
+    Its directory must be empty or missing, and is removed at the end unless `campaign.keep` or a
+    fault failed. Raises UserError if the run takes too few checkpoints, or fails undisturbed.
     """
     begun = time.monotonic()
     require_count(campaign.kinds, campaign.count)
     _require_checkpoints(run)
     directory = campaign.directory
     if directory.exists() and any(directory.iterdir()):
-        raise UserError(f"{directory}: is not empty; chaos works in a directory of its own, name another --directory")
+        raise UserError(
+            f"{directory}: is not empty; chaos works in a directory of its own, name another"
+            " --directory"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     result = CampaignResult(on_gpus=campaign.on_gpus)
     try:
@@ -127,8 +142,15 @@ def run_campaign(campaign: Campaign, run: RunConfig, on_progress: Callable[[str]
         reference = _undisturbed(campaign)
         result.steps, result.reference_seconds = len(reference.losses_and_norms), reference.seconds
         disk_bytes = (KEPT_CHECKPOINTS + 2) * reference.checkpoint_bytes + _ROUNDING_BYTES
-        limit: DiskLimit = "tmpfs" if "disk-full" in campaign.kinds and can_mount(disk_bytes) else "file-size"
-        shape = RunShape(max(reference.losses_and_norms), run.checkpoint.every_steps or 0, campaign.num_ranks, limit)
+        limit: DiskLimit = (
+            "tmpfs" if "disk-full" in campaign.kinds and can_mount(disk_bytes) else "file-size"
+        )
+        shape = RunShape(
+            max(reference.losses_and_norms),
+            run.checkpoint.every_steps or 0,
+            campaign.num_ranks,
+            limit,
+        )
         planned_runs = draw_faults(campaign.kinds, campaign.count, campaign.seed, shape)
         result.runs = len(planned_runs)
         for number, planned in enumerate(planned_runs, start=1):
@@ -148,8 +170,8 @@ def _require_checkpoints(run: RunConfig) -> None:
     every, steps = run.checkpoint.every_steps, run.training.steps
     if every is None:
         raise UserError(
-            "checkpoint.every_steps is not set: without checkpoints a run loses everything with every fault; "
-            f"set it (--set checkpoint.every_steps=N), for at least {MIN_SAVES} saves"
+            "checkpoint.every_steps is not set: without checkpoints a run loses everything with"
+            f" every fault; set it (--set checkpoint.every_steps=N), for at least {MIN_SAVES} saves"
         )
     if steps is not None:
         require_saves(steps, every)
@@ -177,7 +199,9 @@ def run_settings(campaign: Campaign, name: str) -> list[str]:
 def _undisturbed(campaign: Campaign) -> UndisturbedRun:
     """Run the config once with the plain command."""
     directory = campaign.directory / _REFERENCE
-    train = train_command(campaign.config, run_settings(campaign, _REFERENCE), campaign.num_ranks, 0)
+    train = train_command(
+        campaign.config, run_settings(campaign, _REFERENCE), campaign.num_ranks, 0
+    )
     output = campaign.directory / f"{_REFERENCE}.log"
     begun = time.monotonic()
     with output.open("ab") as log:
@@ -186,11 +210,16 @@ def _undisturbed(campaign: Campaign) -> UndisturbedRun:
     if start.exit_code != 0:
         words = "\n".join(last_words(output.read_text(errors="replace")))
         raise UserError(
-            f"the undisturbed run failed with exit code {start.exit_code}; chaos needs one that ends well\n{words}"
+            f"the undisturbed run failed with exit code {start.exit_code}; chaos needs one that"
+            f" ends well\n{words}"
         )
     metrics = list(read_records(directory / METRICS_FILE))
     events = read_events(directory)
-    first = {name: event_microseconds(e) for e in reversed(events) if (name := e["event"]) in ("run_start", "step")}
+    first = {
+        name: event_microseconds(e)
+        for e in reversed(events)
+        if (name := e["event"]) in ("run_start", "step")
+    }
     newest = [info for info in list_checkpoints(directory) if info.complete][-1]
     assert newest.manifest is not None
     return UndisturbedRun(
@@ -200,20 +229,27 @@ def _undisturbed(campaign: Campaign) -> UndisturbedRun:
         (first["step"] - first["run_start"]) / 1e6,
         statistics.median(record["step_seconds"] for record in metrics),
         newest.bytes,
-        min(record.bytes for name, record in newest.manifest.files.items() if name.endswith(".distcp")),
+        min(
+            record.bytes
+            for name, record in newest.manifest.files.items()
+            if name.endswith(".distcp")
+        ),
     )
 
 
 def _disturbed(
     campaign: Campaign, planned: PlannedRun, reference: UndisturbedRun, disk_bytes: int | None
 ) -> list[FaultVerdict]:
-    """One run under the faults of `planned`, judged. Its directory is removed if all passed, unless `keep`."""
+    """One run under the faults of `planned`, judged. Its directory is removed if all passed, unless
+    `keep`."""
     directory = campaign.directory / planned.name
     cache = campaign.directory / f"{planned.name}-cache" if planned.has("cache") else None
     phases = PhaseFiles(campaign.directory / f"{planned.name}-marks")
     checkpoints = directory / "checkpoints"
     ballast = None if disk_bytes is None else checkpoints / "ballast"
-    phases.write_settings(FaultSettings(planned, checkpoints, reference.step_seconds, reference.shard_bytes, ballast))
+    phases.write_settings(
+        FaultSettings(planned, checkpoints, reference.step_seconds, reference.shard_bytes, ballast)
+    )
     settings = run_settings(campaign, planned.name)
     if cache is not None:
         settings.append(f"data.cache_directory={json.dumps(str(cache))}")
@@ -231,7 +267,9 @@ def _disturbed(
             stopped += f": {words[-1].strip()} (see {output})"
         evidence = Evidence(
             events=read_events(directory),
-            metrics=[record for record in read_records(directory / METRICS_FILE) if "step" in record],
+            metrics=[
+                record for record in read_records(directory / METRICS_FILE) if "step" in record
+            ],
             phases=phases.reached(planned),
             stopped=stopped,
             problems=list(_problems_at_end(history, directory, reference, cache)),
@@ -264,6 +302,12 @@ def _problems_at_end(
 
 def _different_files(left: Path, right: Path) -> list[str]:
     """Names of files that are not in both directories with the same bytes."""
-    names = {path.relative_to(top) for top in (left, right) for path in top.rglob("*") if path.is_file()}
+    names = {
+        path.relative_to(top) for top in (left, right) for path in top.rglob("*") if path.is_file()
+    }
     both = {name for name in names if (left / name).is_file() and (right / name).is_file()}
-    return sorted(str(n) for n in names if n not in both or not filecmp.cmp(left / n, right / n, shallow=False))
+    return sorted(
+        str(n)
+        for n in names
+        if n not in both or not filecmp.cmp(left / n, right / n, shallow=False)
+    )

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 ON_GPUS = (
-    "Deterministic kernels were on (training.deterministic) for all runs, and the verdict holds for them only. A "
-    "difference is a fault of the recovery, or a kernel that is not deterministic in spite of the setting: compare two "
-    "undisturbed runs with `drillyard diff` to find out which."
+    "Deterministic kernels were on (training.deterministic) for all runs, and the verdict holds for"
+    " them only. A difference is a fault of the recovery, or a kernel that is not deterministic in"
+    " spite of the setting: compare two undisturbed runs with `drillyard diff` to find out which."
 )
 
 
@@ -35,14 +35,20 @@ def print_campaign(result: CampaignResult, console: Console) -> None:
         Column("lost", justify="right", no_wrap=True),
         Column("verdict", no_wrap=True),
     )
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False)
+    table = Table(
+        *columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=False
+    )
     for verdict in result.verdicts:
         fault, lost = verdict.fault, verdict.seconds_lost
         table.add_row(
-            str(fault.number), fault.name.replace("flip, kill", "flip,"), verdict.moment, verdict.reaction,
-            str(verdict.steps_redone), "-" if lost is None else f"{lost:.1f} s",
+            str(fault.number),
+            fault.name.replace("flip, kill", "flip,"),
+            verdict.moment,
+            verdict.reaction,
+            str(verdict.steps_redone),
+            "-" if lost is None else f"{lost:.1f} s",
             Text("pass", style="green") if verdict.passed else Text("FAIL", style="bold red"),
-        )  # fmt: skip
+        )
     console.print(table)
     for verdict in result.verdicts:
         for problem in verdict.problems:
@@ -63,10 +69,19 @@ def summary_lines(result: CampaignResult) -> Iterator[str]:
         f"{len(verdicts)} faults in {result.runs} runs of {result.steps} steps: {passed} passed, "
         f"{len(verdicts) - passed} failed; {hit} of {len(verdicts)} struck at their place"
     )
-    lost = [v.seconds_lost for v in verdicts if v.seconds_lost is not None and v.hit and v.fault.kind != "stop"]
-    per_restart = f", {statistics.median(lost):.1f} s lost per fault (median, stops left out)" if lost else ""
+    lost = [
+        v.seconds_lost
+        for v in verdicts
+        if v.seconds_lost is not None and v.hit and v.fault.kind != "stop"
+    ]
+    per_restart = (
+        f", {statistics.median(lost):.1f} s lost per fault (median, stops left out)" if lost else ""
+    )
     duration = timedelta(seconds=round(result.seconds))
-    yield f"{sum(verdict.steps_redone for verdict in verdicts)} steps redone{per_restart}; {duration} in all"
+    yield (
+        f"{sum(verdict.steps_redone for verdict in verdicts)} steps redone{per_restart}; {duration}"
+        " in all"
+    )
 
 
 def as_json(result: CampaignResult) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """One disturbed run, from its first start to its end, restarted as a user would restart it.
 
-If a fault kills the supervisor, or SIGTERM makes the run save and exit with code 85, the same command is started
-again; any other end is final and reported. After each start no process may be left: they are found by a mark in their
-environment. A full disk is simulated by a tmpfs in a mount namespace of this process and its children.
+If a fault kills the supervisor, or SIGTERM makes the run save and exit with code 85, the same
+command is started again; any other end is final and reported. After each start no process may be
+left: they are found by a mark in their environment. A full disk is simulated by a tmpfs in a mount
+namespace of this process and its children.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class FaultSettings:
     """Settings of a disturbed run that its ranks need.
 
-    `step_seconds`: the median step of the undisturbed run; `shard_bytes`: the size of its smallest shard; `ballast`:
-    the file that fills the small disk, or None where a limit on file sizes simulates a full disk.
+    `step_seconds`: the median step of the undisturbed run; `shard_bytes`: the size of its smallest
+    shard; `ballast`: the file that fills the small disk, or None where a limit on file sizes
+    simulates a full disk.
     """
 
     planned: PlannedRun
@@ -90,12 +92,18 @@ class PhaseFiles:
     def reached(self, planned: PlannedRun) -> dict[tuple[int, str], dict[str, Any]]:
         """What was recorded at all phases that were reached, by (fault number, phase)."""
         named = [(fault, phase) for fault in planned.faults for phase in (*fault.phases, "after")]
-        return {(fault.number, phase): found for fault, phase in named if (found := self.get(fault, phase)) is not None}
+        return {
+            (fault.number, phase): found
+            for fault, phase in named
+            if (found := self.get(fault, phase)) is not None
+        }
 
     def is_complete(self, fault: Fault) -> bool:
-        """Whether `fault` has done all that it does to a running rank. A full disk ends when checkpoints are verified;
-        the next start flips the bit of a flip."""
-        last = "again" if fault.place == "resume" else "after" if fault.kind == "disk-full" else "hit"
+        """Whether `fault` has done all that it does to a running rank. A full disk ends when
+        checkpoints are verified; the next start flips the bit of a flip."""
+        last = (
+            "again" if fault.place == "resume" else "after" if fault.kind == "disk-full" else "hit"
+        )
         return self.get(fault, last) is not None
 
     def pending(self, planned: PlannedRun) -> list[Fault]:
@@ -124,7 +132,8 @@ class PhaseFiles:
 
 @dataclass(frozen=True)
 class ProcessRun:
-    """One start of the command: its exit code (negative: a signal) and the command lines of processes it left."""
+    """One start of the command: its exit code (negative: a signal) and the command lines of
+    processes it left."""
 
     exit_code: int
     left_running: list[str]
@@ -133,14 +142,19 @@ class ProcessRun:
 
 @dataclass
 class RunHistory:
-    """Processes that the starts of a run left running, and why the run was given up: empty if it ended well."""
+    """Processes that the starts of a run left running, and why the run was given up: empty if it
+    ended well."""
 
     left_running: list[str] = field(default_factory=list)
     stopped: str = ""
 
 
 def run_until_done(
-    command: Sequence[str], planned: PlannedRun, phases: PhaseFiles, output: Path, timeout_seconds: float
+    command: Sequence[str],
+    planned: PlannedRun,
+    phases: PhaseFiles,
+    output: Path,
+    timeout_seconds: float,
 ) -> RunHistory:
     """Run `command` under the faults of `planned`; start it again when a fault explains its end."""
     history = RunHistory()
@@ -159,7 +173,9 @@ def run_until_done(
             handled |= explained
 
 
-def _phases_that_explain(exit_code: int, planned: PlannedRun, phases: PhaseFiles) -> Iterator[tuple[int, str]]:
+def _phases_that_explain(
+    exit_code: int, planned: PlannedRun, phases: PhaseFiles
+) -> Iterator[tuple[int, str]]:
     """(number, phase) of each fault that has struck and ends the command with this exit code."""
     for fault in planned.faults:
         if exit_code == EXIT_CHECKPOINTED and fault.kind == "term" and phases.get(fault, "hit"):
@@ -173,8 +189,11 @@ def new_mark() -> str:
     return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def run_once(command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None) -> ProcessRun:
-    """Run `command` to its end or an exception; wait for the processes that it started and kill those that are left."""
+def run_once(
+    command: Sequence[str], mark: str, log: IO[bytes], timeout_seconds: float | None = None
+) -> ProcessRun:
+    """Run `command` to its end or an exception; wait for the processes that it started and kill
+    those that are left."""
     assert len(mark) >= 16, "an empty or short mark could belong to any process"
     process = subprocess.Popen(
         list(command),
@@ -217,28 +236,52 @@ def is_marked(pid: int, mark: str) -> bool:
 
 def _command_line(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return f"process {pid}"
 
 
-def train_command(config: Path, settings: Sequence[str], num_ranks: int, max_restarts: int) -> list[str]:
+def train_command(
+    config: Path, settings: Sequence[str], num_ranks: int, max_restarts: int
+) -> list[str]:
     """The arguments of `drillyard` that train the config with these settings."""
     sets = [argument for setting in settings for argument in ("--set", setting)]
     # Faults are installed when a process starts, and a standby does not know its attempt yet.
     return [
-        "train", str(config), "--nproc-per-node", str(num_ranks), "--max-restarts", str(max_restarts), "--no-standby",
-        "--console", "none", *sets,
-    ]  # fmt: skip
+        "train",
+        str(config),
+        "--nproc-per-node",
+        str(num_ranks),
+        "--max-restarts",
+        str(max_restarts),
+        "--no-standby",
+        "--console",
+        "none",
+        *sets,
+    ]
 
 
 def disturbed_command(train: Sequence[str], phases: PhaseFiles) -> list[str]:
     """`drillyard train ...` through the module that installs the faults."""
-    return [sys.executable, "-m", "drillyard.faults.injection_points", str(phases.directory), "--", *train]
+    return [
+        sys.executable,
+        "-m",
+        "drillyard.faults.injection_points",
+        str(phases.directory),
+        "--",
+        *train,
+    ]
 
 
 def can_mount(size_bytes: int) -> bool:
-    """Whether this process may mount a tmpfs of this size. If so, it is in its own mount namespace from now on."""
+    """Whether this process may mount a tmpfs of this size. If so, it is in its own mount namespace
+    from now on."""
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size_bytes > min(_LARGEST_TMPFS_BYTES, memory // 4) or _libc.unshare(_CLONE_NEWNS) != 0:
         return False
@@ -247,10 +290,18 @@ def can_mount(size_bytes: int) -> bool:
 
 @contextlib.contextmanager
 def mounted_tmpfs(directory: Path, size_bytes: int) -> Iterator[None]:
-    """Create `directory` and mount a tmpfs of `size_bytes` there; call `can_mount` first. Raises UserError."""
+    """Create `directory` and mount a tmpfs of `size_bytes` there; call `can_mount` first. Raises
+    UserError."""
     directory.mkdir(parents=True)
-    if _libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(0), b"size=%d" % size_bytes) != 0:
-        raise UserError(f"{directory}: cannot mount a small file system: {os.strerror(ctypes.get_errno())}")
+    if (
+        _libc.mount(
+            b"tmpfs", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(0), b"size=%d" % size_bytes
+        )
+        != 0
+    ):
+        raise UserError(
+            f"{directory}: cannot mount a small file system: {os.strerror(ctypes.get_errno())}"
+        )
     try:
         yield
     finally:

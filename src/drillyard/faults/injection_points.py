@@ -2,18 +2,23 @@
 
     python -m drillyard.faults.injection_points DIRECTORY -- train run.yaml
 
-The supervisor starts its ranks in the same way; a rank installs the faults of this attempt and then runs as usual.
-Each injection point wraps one function, and `patch_function` raises if that has been renamed. A phase is written
-before every strike; a fault without one counts as not hit. A rank that strikes another process stops there.
+The supervisor starts its ranks in the same way; a rank installs the faults of this attempt and then
+runs as usual. Each injection point wraps one function, and `patch_function` raises if that has been
+renamed. A phase is written before every strike; a fault without one counts as not hit. A rank that
+strikes another process stops there.
 
     point            replaced                              when it strikes
-    step, resume     Trainer.train_step, run.run_rank      after a drawn part of the median step, or of a second
+    step, resume     Trainer.train_step, run.run_rank      after a drawn part of the median step, or
+                                                           of a second
     shards           _HashingStream._write_now             with half of a shard's bytes written
     before-manifest  dcp_storage.write_manifest            with all shards durable
     manifest         manifest.write_durably                with half of the manifest's bytes written
-    deletion         checkpointer.remove_checkpoint        with the manifest and a drawn part of the files deleted
-    cache            _PartWriter, _write_manifest          with part of the cache built, or all but its manifest
-    export           export._finish, put_in_place          with the weights written, or before the export is published
+    deletion         checkpointer.remove_checkpoint        with the manifest and a drawn part of the
+                                                           files deleted
+    cache            _PartWriter, _write_manifest          with part of the cache built, or all but
+                                                           its manifest
+    export           export._finish, put_in_place          with the weights written, or before the
+                                                           export is published
 """
 
 from __future__ import annotations
@@ -38,7 +43,12 @@ from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpo
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.checkpoint.verification import verify
 
-_SIGNALS = {"kill": signal.SIGKILL, "flip": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+_SIGNALS = {
+    "kill": signal.SIGKILL,
+    "flip": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "term": signal.SIGTERM,
+}
 _CHECKPOINTER = "drillyard.training.checkpoint.checkpointer"
 _STORAGE = "drillyard.training.checkpoint.dcp_storage"
 _LEFT_BYTES = 4096
@@ -50,10 +60,15 @@ def main(arguments: Sequence[str]) -> None:
     directory, separator, *drillyard_command = arguments
     assert separator == "--"
 
-    def start_ranks_here(original: Any, command: Sequence[str], *arguments: Any, **options: Any) -> int:
+    def start_ranks_here(
+        original: Any, command: Sequence[str], *arguments: Any, **options: Any
+    ) -> int:
         """Instead of `drillyard train ...` the supervisor starts this module."""
         python, dash_m, package, *rest = command
-        assert (dash_m, package) == ("-m", "drillyard"), f"the ranks' command has changed: {command}"
+        assert (dash_m, package) == (
+            "-m",
+            "drillyard",
+        ), f"the ranks' command has changed: {command}"
         here = [python, "-m", "drillyard.faults.injection_points", directory, "--", *rest]
         return int(original(here, *arguments, **options))
 
@@ -67,13 +82,16 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def find_attribute(module: str, name: str) -> tuple[Any, str, Any]:
-    """Owner, last part of the name, and value of `name` (or `Class.name`) of a module; AttributeError if missing."""
+    """Owner, last part of the name, and value of `name` (or `Class.name`) of a module;
+    AttributeError if missing."""
     *parents, last = name.split(".")
     try:
         owner = functools.reduce(getattr, parents, importlib.import_module(module))
         return owner, last, getattr(owner, last)
     except AttributeError:
-        raise AttributeError(f"fault injection replaces {module}.{name}, which does not exist any more") from None
+        raise AttributeError(
+            f"fault injection replaces {module}.{name}, which does not exist any more"
+        ) from None
 
 
 def patch_function(module: str, name: str, wrapper: Callable[..., Any]) -> None:
@@ -92,7 +110,8 @@ def step_of(checkpoint: Path) -> int:
 
 
 def install_faults(phases: PhaseFiles, rank: int) -> None:
-    """Patch the functions in which this rank strikes during this attempt. AttributeError if one does not exist."""
+    """Patch the functions in which this rank strikes during this attempt. AttributeError if one
+    does not exist."""
     phases.put_pid(rank)
     faults = RankFaults(phases, phases.settings(), rank)
     faults.track_steps()
@@ -104,7 +123,8 @@ def install_faults(phases: PhaseFiles, rank: int) -> None:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process of this run; ProcessLookupError if the id belongs to another process by now."""
+    """Send a signal to a process of this run; ProcessLookupError if the id belongs to another
+    process by now."""
     descriptor = os.pidfd_open(pid)
     try:
         if not is_marked(pid, os.environ[MARK_VARIABLE]):
@@ -131,12 +151,16 @@ class RankFaults:
         self._soft_limit = 0
 
     def is_due(self, fault: Fault) -> bool:
-        """Whether `fault` is next: its step reached, earlier faults complete, its checkpoints saved."""
+        """Whether `fault` is next: its step reached, earlier faults complete, its checkpoints
+        saved."""
         if self.step < fault.step and fault.place not in ("cache", "export"):
             return False
         faults = self.settings.planned.faults
         earlier = faults[: faults.index(fault)]
-        return all(map(self.phases.is_complete, earlier)) and len(self.complete()) >= fault.checkpoints_needed
+        return (
+            all(map(self.phases.is_complete, earlier))
+            and len(self.complete()) >= fault.checkpoints_needed
+        )
 
     def begin(self, fault: Fault, phase: str = "hit") -> bool:
         """Whether this is the first call for this phase of the fault in this process."""
@@ -146,7 +170,8 @@ class RankFaults:
             return is_new
 
     def strike(self, fault: Fault, phase: str = "hit", **detail: Any) -> None:
-        """Record the phase and send the signal. Returns only if the run continues from here (SIGTERM)."""
+        """Record the phase and send the signal. Returns only if the run continues from here
+        (SIGTERM)."""
         if not self.begin(fault, phase):
             return
         self.record(fault, phase, **detail)
@@ -197,8 +222,11 @@ class RankFaults:
             name = "_finish" if first_half else "export_directory.put_in_place"
             patch_function("drillyard.models.export", name, self._before(fault))
 
-    def _before(self, fault: Fault, saved: Callable[[Any], int] | None = None) -> Callable[..., Any]:
-        """A wrapper that strikes before it calls the function; `saved` gives the saved step by the first argument."""
+    def _before(
+        self, fault: Fault, saved: Callable[[Any], int] | None = None
+    ) -> Callable[..., Any]:
+        """A wrapper that strikes before it calls the function; `saved` gives the saved step by the
+        first argument."""
 
         def wrapper(original: Any, *arguments: Any, **options: Any) -> Any:
             if self.is_due(fault):
@@ -230,7 +258,8 @@ class RankFaults:
         def write_now(original: Any, stream: Any, view: memoryview) -> None:
             path = Path(stream._file.name)
             if path.suffix == ".distcp" and view and self.is_due(fault):
-                # After SIGTERM the save continues and its digest must see every byte, so strike before the write.
+                # After SIGTERM the save continues and its digest must see every byte, so strike
+                # before the write.
                 if fault.kind != "term":
                     stream._file.write(view[: len(view) // 2])
                 self.strike(fault, save=step_of(path.parent))
@@ -265,10 +294,11 @@ class RankFaults:
         patch_function(_CHECKPOINTER, "remove_checkpoint", remove_checkpoint)
 
     def _in_save_on_full_disk(self, fault: Fault) -> None:
-        """Fill the disk before the shards or the manifest are written, and free it when the save has failed.
+        """Fill the disk before the shards or the manifest are written, and free it when the save
+        has failed.
 
-        Without a small disk (no right to mount), the kernel refuses this process files longer than half of its shard:
-        another error (EFBIG), handled by the same code.
+        Without a small disk (no right to mount), the kernel refuses this process files longer than
+        half of its shard: another error (EFBIG), handled by the same code.
         """
         is_manifest = fault.place == "manifest"
 
@@ -288,7 +318,9 @@ class RankFaults:
                 damaged = [problem.name for problem in verify(newest) if not problem.harmless]
                 self.phases.put(fault, "after", newest=newest.step, damaged=damaged)
 
-        patch_function(_STORAGE, "write_manifest" if is_manifest else "CheckpointWriter.write_data", write)
+        patch_function(
+            _STORAGE, "write_manifest" if is_manifest else "CheckpointWriter.write_data", write
+        )
         patch_function(_CHECKPOINTER, "Checkpointer._failed", failed)
 
     def _fill_disk(self, left: int) -> None:
@@ -317,9 +349,14 @@ class RankFaults:
             self.settings.ballast.unlink()
 
     def flip_bits(self) -> None:
-        """Flip one bit of the newest complete checkpoint if a flip fault killed the previous attempt."""
+        """Flip one bit of the newest complete checkpoint if a flip fault killed the previous
+        attempt."""
         for fault in self.settings.planned.faults:
-            if fault.kind != "flip" or self.phases.get(fault, "hit") is None or self.phases.get(fault, "flipped"):
+            if (
+                fault.kind != "flip"
+                or self.phases.get(fault, "hit") is None
+                or self.phases.get(fault, "flipped")
+            ):
                 continue
             newest = self.complete()[-1]
             assert newest.manifest is not None

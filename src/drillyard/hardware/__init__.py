@@ -4,7 +4,7 @@ from drillyard.hardware import catalog
 machine = catalog().machine("a4-highgpu-8g")
 catalog().accelerator_of(machine).peak("bf16").value      # FLOP/s, dense
 machine.fact("network_gbps")                              # the value with source, date and whether it is unverified
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Accelerators: dense peak FLOP/s by precision, memory and links. The facts are in accelerators.yaml.
+"""Accelerators: dense peak FLOP/s by precision, memory and links. The facts are in
+accelerators.yaml.
 
-There is no default row: a run on an unknown accelerator has no MFU rather than a wrong one. The row `cpu` has no peak,
-and no device name matches it.
+There is no default row: a run on an unknown accelerator has no MFU rather than a wrong one. The row
+`cpu` has no peak, and no device name matches it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from drillyard.hardware.facts import CatalogRow, Fact, combine
 
 
 class Accelerator(CatalogRow):
-    """One model of GPU. Unknown values are None, or missing in a mapping from precision (bf16, fp8, ...) to TFLOP/s.
+    """One model of GPU. Unknown values are None, or missing in a mapping from precision (bf16, fp8,
+    ...) to TFLOP/s.
 
-    `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity; `achievable_tflops` is the best
-    published matmul rate. `memory_gb` is the size as sold, `memory_gib` the total that the driver reports.
-    `gpu_link_gb_per_s` counts both directions, as vendors do; host link and host-device copies count one. Programs
-    built with a CUDA before `min_cuda` have no code for it.
+    `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity;
+    `achievable_tflops` is the best published matmul rate. `memory_gb` is the size as sold,
+    `memory_gib` the total that the driver reports. `gpu_link_gb_per_s` counts both directions, as
+    vendors do; host link and host-device copies count one. Programs built with a CUDA before
+    `min_cuda` have no code for it.
     """
 
     name: str
@@ -57,14 +60,21 @@ class Accelerator(CatalogRow):
 
     def peak(self, precision: str) -> Fact[float] | None:
         """Dense peak in FLOP/s at `precision`, or None where it is not known."""
-        return self.fact(f"peak_tflops.{precision}") * 1e12 if precision in self.peak_tflops else None
+        return (
+            self.fact(f"peak_tflops.{precision}") * 1e12 if precision in self.peak_tflops else None
+        )
 
     def achievable(self, precision: str) -> Fact[float] | None:
         """The best published matmul rate in FLOP/s at `precision`, or None."""
-        return self.fact(f"achievable_tflops.{precision}") * 1e12 if precision in self.achievable_tflops else None
+        return (
+            self.fact(f"achievable_tflops.{precision}") * 1e12
+            if precision in self.achievable_tflops
+            else None
+        )
 
     def host_device_bandwidth_gb_per_s(self) -> Fact[float] | None:
-        """Pinned copies between host and device, one direction: as published, else the link's line rate, else None."""
+        """Pinned copies between host and device, one direction: as published, else the link's line
+        rate, else None."""
         if self.host_device_gb_per_s is not None:
             return self.fact("host_device_gb_per_s")
         return None if self.host_link_gb_per_s is None else self.fact("host_link_gb_per_s")
@@ -78,4 +88,6 @@ class Accelerator(CatalogRow):
     def is_called(self, name: str) -> bool:
         """Whether the whole of `name` is one of the row's names, in any case and spacing."""
         wanted = " ".join(name.split()).casefold()
-        return wanted in {known.casefold() for known in (self.name, self.title, *self.aliases, *self.reported_as)}
+        return wanted in {
+            known.casefold() for known in (self.name, self.title, *self.aliases, *self.reported_as)
+        }

@@ -1,10 +1,13 @@
-"""The capacity that a cluster config needs: a machine that is known and sold in that way, and quotas of its cloud.
+"""The capacity that a cluster config needs: a machine that is known and sold in that way, and
+quotas of its cloud.
 
-Commands that use the machine of a cluster call `machine_of`. A machine without a list of ways to buy it (a user's own
-row) is available in any way. `quota_needed` computes the quantities that clouds count (GPUs, nodes, vCPUs, disks,
-networks) by the rules in quotas.yaml. It calls no cloud, so it does not know what is granted or in use.
+Commands that use the machine of a cluster call `machine_of`. A machine without a list of ways to
+buy it (a user's own row) is available in any way. `quota_needed` computes the quantities that
+clouds count (GPUs, nodes, vCPUs, disks, networks) by the rules in quotas.yaml. It calls no cloud,
+so it does not know what is granted or in use.
 
-Limits: machines outside the known clouds need no quota. Quotas of storage and container registries are not counted.
+Limits: machines outside the known clouds need no quota. Quotas of storage and container registries
+are not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ CLOUD_TITLES = {"gcp": "Google Cloud", "aws": "AWS", "nebius": "Nebius"}
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """So much of `metric` must be granted in `region` (None: globally); `dimensions` narrow a metric of families."""
+    """So much of `metric` must be granted in `region` (None: globally); `dimensions` narrow a
+    metric of families."""
 
     metric: str
     region: str | None
@@ -47,7 +51,9 @@ class QuotaRule(CatalogRow):
     cloud: Literal["gcp", "aws", "nebius"]
     platforms: tuple[str, ...]
     metric: str
-    amount: Literal["gpus", "nodes", "vcpus", "local_ssd_gib", "vpcs", "subnets", "gpu_clusters", "one"]
+    amount: Literal[
+        "gpus", "nodes", "vcpus", "local_ssd_gib", "vpcs", "subnets", "gpu_clusters", "one"
+    ]
     unit: str
     reason: str
     consumption: tuple[Consumption, ...] = ()
@@ -73,7 +79,8 @@ class QuotaRule(CatalogRow):
 
 
 def machine_of(cluster: ClusterConfig, facts: Catalog) -> Machine:
-    """The machine of `cluster`. UserError, with the line, where it is missing, unknown or not sold this way."""
+    """The machine of `cluster`. UserError, with the line, where it is missing, unknown or not sold
+    this way."""
     if cluster.machine is None:
         raise _at(cluster, "machine", "missing: name the machine type, or give --machine")
     try:
@@ -89,13 +96,17 @@ def consumption_problem(consumption: str | None, machine: Machine) -> str | None
     """Reason why `machine` cannot be bought by `consumption`, or None where it can."""
     if consumption is None or not machine.consumption or consumption in machine.consumption:
         return None
-    return f"{machine.name} cannot be had by '{consumption}'; it can by {', '.join(machine.consumption)}"
+    return (
+        f"{machine.name} cannot be had by '{consumption}'; it can by"
+        f" {', '.join(machine.consumption)}"
+    )
 
 
 def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Quota]:
     """List what the cluster counts against its cloud's quotas; empty for machines outside clouds.
 
-    `facts` is the catalog (ours by default). Raises UserError for a machine unknown to it or to the platform's cloud.
+    `facts` is the catalog (ours by default). Raises UserError for a machine unknown to it or to the
+    platform's cloud.
     """
     if cluster.machine is None or cluster.has_own_machines:
         return []
@@ -103,8 +114,9 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
     machine = known.machine(cluster.machine)
     if cluster.cloud is not None and machine.cloud not in (None, cluster.cloud):
         raise UserError(
-            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform {cluster.platform} is of"
-            f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
+            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform"
+            f" {cluster.platform} is of {CLOUD_TITLES[cluster.cloud]}: change `platform` or"
+            " `machine`"
         )
     region = region_of(cluster)
     quantities = _quantities(machine, cluster.nodes, known)
@@ -130,7 +142,8 @@ def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Q
 
 
 def region_of(cluster: ClusterConfig) -> str | None:
-    """The cluster's region, or that of its zone, which is a region and a letter: us-central1-b, us-east-1a."""
+    """The cluster's region, or that of its zone, which is a region and a letter: us-central1-b,
+    us-east-1a."""
     if cluster.location is None:
         return None
     if cluster.location.region is None and cluster.location.zone is not None:

@@ -1,13 +1,13 @@
 """The catalog: all rows of our data files, with the rows of a user's own file laid over them.
 
-In a user's file a row with a known name changes the fields that it gives and any other row is added; its prices and
-bandwidths come before ours. The file is the source of its values.
+In a user's file a row with a known name changes the fields that it gives and any other row is
+added; its prices and bandwidths come before ours. The file is the source of its values.
 
     catalog().machine("a4-highgpu-8g").fact("network_gbps")      # value, source, date, unverified
     load_catalog("my-hardware.yaml").accelerator("my-gpu")
 
-A data file is read on the first lookup of its kind, in 2 to 15 ms. Lookups that find nothing raise UserError with the
-nearest names; the `find_` lookups return None instead.
+A data file is read on the first lookup of its kind, in 2 to 15 ms. Lookups that find nothing raise
+UserError with the nearest names; the `find_` lookups return None instead.
 """
 
 from __future__ import annotations
@@ -51,14 +51,18 @@ KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
 }
 """Sections of a hardware file: the class of their rows, and the key that identifies a row."""
 
-HARDWARE_FILE_HINT = "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
+HARDWARE_FILE_HINT = (
+    "give your own in a file: --hardware FILE (`drillyard hardware --help` shows its form)"
+)
 
 
 class Catalog:
     """Every kind of row by name; `own` are the checked rows of a user's file, laid over ours."""
 
     def __init__(
-        self, own: Mapping[str, list[dict[str, Any]]] | None = None, own_source: FactSource | None = None
+        self,
+        own: Mapping[str, list[dict[str, Any]]] | None = None,
+        own_source: FactSource | None = None,
     ) -> None:
         self._own = own or {}
         self._own_source = own_source
@@ -89,18 +93,30 @@ class Catalog:
         return tuple(self._rows("prices", Price))
 
     def find_accelerator(self, name: str) -> Accelerator | None:
-        """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never `cpu`.
+        """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never
+        `cpu`.
 
-        The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`) is unknown.
+        The whole name must match: a partitioned or virtual GPU (`... MIG 1g.10gb`, `GRID A100-10C`)
+        is unknown.
         """
-        return next((row for row in self.accelerators.values() if row.name != "cpu" and row.is_called(name)), None)
+        return next(
+            (
+                row
+                for row in self.accelerators.values()
+                if row.name != "cpu" and row.is_called(name)
+            ),
+            None,
+        )
 
     def find_machine(self, name: str) -> Machine | None:
         """The machine with this name or alias."""
-        return self.machines.get(name) or next((row for row in self.machines.values() if name in row.aliases), None)
+        return self.machines.get(name) or next(
+            (row for row in self.machines.values() if name in row.aliases), None
+        )
 
     def accelerator(self, name: str) -> Accelerator:
-        """The accelerator called `name`, `cpu` included. UserError with the nearest names when there is none."""
+        """The accelerator called `name`, `cpu` included. UserError with the nearest names when
+        there is none."""
         found = self.accelerators.get(name) or self.find_accelerator(name)
         return found or _missing("accelerator", name, self.accelerators)
 
@@ -117,13 +133,17 @@ class Catalog:
         return self.accelerators[machine.accelerator]
 
     def price(self, machine: str, consumption: str, region: str | None = None) -> Price | None:
-        """The price of `machine` by `consumption` in `region` (None: the first known region); None if unknown.
+        """The price of `machine` by `consumption` in `region` (None: the first known region); None
+        if unknown.
 
         A price without a region (a user's own) is valid everywhere.
         """
         billed = BILLED_AS.get(consumption, consumption)
         for price in self.prices:
-            same_offer = price.machine == machine and BILLED_AS.get(price.consumption, price.consumption) == billed
+            same_offer = (
+                price.machine == machine
+                and BILLED_AS.get(price.consumption, price.consumption) == billed
+            )
             if same_offer and (region is None or price.region in (None, region)):
                 return price
         return None
@@ -133,8 +153,14 @@ class Catalog:
         key = KINDS[kind][1]
         keys = [key(raw) for raw in raws]
         replaced = {key(raw) for raw in own}
-        laid_over = [read_row(cls, merged(raw, raws, keys, key), sources(), self._own_source) for raw in own]
-        kept = [read_row(cls, raw, sources()) for raw, its in zip(raws, keys, strict=True) if its not in replaced]
+        laid_over = [
+            read_row(cls, merged(raw, raws, keys, key), sources(), self._own_source) for raw in own
+        ]
+        kept = [
+            read_row(cls, raw, sources())
+            for raw, its in zip(raws, keys, strict=True)
+            if its not in replaced
+        ]
         return [*laid_over, *kept] if kind in ("prices", "bandwidths") else [*kept, *laid_over]
 
 
@@ -146,11 +172,17 @@ def nearest_names(name: str, names: Iterable[str]) -> list[str]:
 
 def _missing(kind: str, name: str, names: Iterable[str]) -> Any:
     close = nearest_names(name, names)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"`drillyard hardware` lists every {kind}"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"`drillyard hardware` lists every {kind}"
+    )
     raise NotFoundError(f"{kind} '{name}' is not known; {hint}\nOr {HARDWARE_FILE_HINT}.")
 
 
-def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key) -> dict[str, Any]:
+def merged(
+    raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], key: Key
+) -> dict[str, Any]:
     """`raw`, of a user's file, over our row of the same name; prices and bandwidths are not merged.
 
     Mappings are merged by key. Values of ours keep their source and whether they are unverified.
@@ -170,7 +202,9 @@ def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], 
         else:
             kept.append(field)
     texts, doubts = ours.get("sources", {}), ours.get("unverified", [])
-    origins = {path: texts.get(path) or texts.get(path.split(".")[0]) or ours["source"] for path in kept}
+    origins = {
+        path: texts.get(path) or texts.get(path.split(".")[0]) or ours["source"] for path in kept
+    }
     finer = {path: text for path, text in texts.items() if path.split(".")[0] in kept}
     doubted = [path for path in kept if path in doubts or path.split(".")[0] in doubts]
     finer_doubts = [path for path in doubts if path.split(".")[0] in kept and path not in doubted]
@@ -181,7 +215,9 @@ def merged(raw: dict[str, Any], raws: list[dict[str, Any]], keys: list[object], 
         **raw,
         **body,
         "sources": {**origins, **finer, **own_texts} if isinstance(own_texts, dict) else own_texts,
-        "unverified": [*doubted, *finer_doubts, *own_doubts] if isinstance(own_doubts, list) else own_doubts,
+        "unverified": [*doubted, *finer_doubts, *own_doubts]
+        if isinstance(own_doubts, list)
+        else own_doubts,
     }
 
 
@@ -214,5 +250,6 @@ def catalog() -> Catalog:
 
 
 def find_accelerator(name: str) -> Accelerator | None:
-    """The accelerator of our catalog with our name or the driver's, in any case; None if unknown."""
+    """The accelerator of our catalog with our name or the driver's, in any case; None if
+    unknown."""
     return catalog().find_accelerator(name)

@@ -1,11 +1,12 @@
-"""Facts: values with their sources, dates, and whether a primary source confirms them; and the rows that hold them.
+"""Facts: values with their sources, dates, and whether a primary source confirms them; and the rows
+that hold them.
 
-A row of a data file is a frozen pydantic model, which is also the schema of users' files. Its attributes are plain
-values; `row.fact("memory_gib")` gives a `Fact`. Arithmetic on facts keeps their sources, so a result of an unverified
-value is unverified. Units are part of field names.
+A row of a data file is a frozen pydantic model, which is also the schema of users' files. Its
+attributes are plain values; `row.fact("memory_gib")` gives a `Fact`. Arithmetic on facts keeps
+their sources, so a result of an unverified value is unverified. Units are part of field names.
 
-Four keys of a row give its sources: `source` and `date` of the row, `sources` of single fields, and `unverified`, true
-or a list of fields.
+Four keys of a row give its sources: `source` and `date` of the row, `sources` of single fields, and
+`unverified`, true or a list of fields.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class FactSource:
-    """Source of a value, and the ISO date on which it was read or published; None where a user's file has none."""
+    """Source of a value, and the ISO date on which it was read or published; None where a user's
+    file has none."""
 
     text: str
     date: str | None
@@ -53,7 +55,9 @@ class Fact(Generic[T]):
     @property
     def date(self) -> str | None:
         """The oldest date among the sources."""
-        return min((source.date for source in self.sources if source.date is not None), default=None)
+        return min(
+            (source.date for source in self.sources if source.date is not None), default=None
+        )
 
     def __add__(self: Fact[float], other: Fact[float] | Number) -> Fact[float]:
         return combine(self.value + _value(other), self, other)
@@ -72,7 +76,12 @@ class Fact(Generic[T]):
 
     def as_json(self) -> dict[str, Any]:
         """`{"value": ..., "source": ..., "date": ..., "unverified": ...}`."""
-        return {"value": self.value, "source": self.source, "date": self.date, "unverified": self.unverified}
+        return {
+            "value": self.value,
+            "source": self.source,
+            "date": self.date,
+            "unverified": self.unverified,
+        }
 
 
 def combine(value: T, *parts: Fact[Any] | FactSource | Number) -> Fact[T]:
@@ -94,8 +103,8 @@ def _value(part: Fact[float] | Number) -> float:
 class Provenance:
     """The sources of a row and of single fields, and the unverified fields.
 
-    A field is named by its path: `peak_tflops` or, for one value of a mapping, `peak_tflops.fp8`. A source of a path
-    is that of everything below it.
+    A field is named by its path: `peak_tflops` or, for one value of a mapping, `peak_tflops.fp8`. A
+    source of a path is that of everything below it.
     """
 
     row: FactSource
@@ -111,7 +120,8 @@ class Provenance:
 
 
 class Record(BaseModel):
-    """A group of values in a row. Unknown keys are refused and values are not coerced: a quoted number is a mistake."""
+    """A group of values in a row. Unknown keys are refused and values are not coerced: a quoted
+    number is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -137,9 +147,11 @@ class CatalogRow(Record):
         return self._provenance
 
     def fact(self, path: str) -> Fact[Any]:
-        """The value at `path` (`memory_gib`, `peak_tflops.bf16`, `data_nics.count`) with its source and date.
+        """The value at `path` (`memory_gib`, `peak_tflops.bf16`, `data_nics.count`) with its source
+        and date.
 
-        Raises AttributeError or KeyError for a path that the row does not have; an unknown value is None.
+        Raises AttributeError or KeyError for a path that the row does not have; an unknown value is
+        None.
         """
         value: Any = self
         for step in path.split("."):
@@ -171,10 +183,17 @@ def split_row(raw: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {key: value for key, value in raw.items() if key not in cited}, cited
 
 
-def read_row(cls: type[R], raw: Mapping[str, Any], known: Mapping[str, FactSource], own: FactSource | None = None) -> R:
-    """The row in `raw`. Raises pydantic.ValidationError, and KeyError for an unknown source of a packaged row.
+def read_row(
+    cls: type[R],
+    raw: Mapping[str, Any],
+    known: Mapping[str, FactSource],
+    own: FactSource | None = None,
+) -> R:
+    """The row in `raw`. Raises pydantic.ValidationError, and KeyError for an unknown source of a
+    packaged row.
 
-    `known` are the sources that rows refer to by key. `own` is the user's file, the source of rows that name none.
+    `known` are the sources that rows refer to by key. `own` is the user's file, the source of rows
+    that name none.
     """
     fields, cited = split_row(raw)
     # Packaged YAML has dates and integer keys; in JSON both are text, as in a user's file.
@@ -182,7 +201,9 @@ def read_row(cls: type[R], raw: Mapping[str, Any], known: Mapping[str, FactSourc
     return cls.model_validate_json(json.dumps(fields), context=_provenance(citations, known, own))
 
 
-def _provenance(citations: Citations, known: Mapping[str, FactSource], own: FactSource | None) -> Provenance:
+def _provenance(
+    citations: Citations, known: Mapping[str, FactSource], own: FactSource | None
+) -> Provenance:
     default = _source(citations.source, citations.date, known, own)
     by_field = {
         # A known source keeps its own date.
@@ -191,12 +212,16 @@ def _provenance(citations: Citations, known: Mapping[str, FactSource], own: Fact
     }
     if citations.unverified is True:
         default = dataclasses.replace(default, unverified=True)
-        by_field = {name: dataclasses.replace(source, unverified=True) for name, source in by_field.items()}
+        by_field = {
+            name: dataclasses.replace(source, unverified=True) for name, source in by_field.items()
+        }
     unverified = citations.unverified if isinstance(citations.unverified, list) else []
     return Provenance(default, by_field, frozenset(unverified))
 
 
-def _source(text: str | None, day: str | None, known: Mapping[str, FactSource], own: FactSource | None) -> FactSource:
+def _source(
+    text: str | None, day: str | None, known: Mapping[str, FactSource], own: FactSource | None
+) -> FactSource:
     if text in known or own is None:
         source = known[text or ""]
         return source if day is None else dataclasses.replace(source, date=day)

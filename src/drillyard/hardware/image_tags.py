@@ -1,4 +1,5 @@
-"""CUDA and glibc of well-known container images, read from their tags by the patterns in images.yaml.
+"""CUDA and glibc of well-known container images, read from their tags by the patterns in
+images.yaml.
 
 An unknown image, or a tag that does not match its pattern, gives None: nothing is guessed.
 """
@@ -47,7 +48,8 @@ class ImageContents:
 
 
 def image_contents(image: str) -> ImageContents | None:
-    """The contents of the image at the reference `image`, or None; also in enroot's form `registry#name:tag`."""
+    """The contents of the image at the reference `image`, or None; also in enroot's form
+    `registry#name:tag`."""
     read = _REFERENCE.fullmatch(image.replace("#", "/", 1))
     if read is None or read["tag"] is None:
         return None
@@ -69,7 +71,11 @@ def version_at_least(version: str, floor: str) -> bool:
 def _contents(known: KnownImage, found: Mapping[str, str]) -> ImageContents | None:
     cuda, ubuntu = found.get("cuda"), found.get("ubuntu")
     if "release" in found:
-        since = [release for release in known.releases if version_at_least(found["release"], release.first)]
+        since = [
+            release
+            for release in known.releases
+            if version_at_least(found["release"], release.first)
+        ]
         if not since:
             return None
         cuda, ubuntu = since[-1].cuda, since[-1].ubuntu

@@ -1,7 +1,9 @@
-"""Machines: a cloud's machine types and users' own nodes, with accelerators, NICs, host, disks, storage and prices.
+"""Machines: a cloud's machine types and users' own nodes, with accelerators, NICs, host, disks,
+storage and prices.
 
-The facts are in machines.yaml and prices.yaml. Data NICs carry the traffic between GPUs of different nodes, host NICs
-everything else. A price is a snapshot, shown with its date; one of another region never replaces a missing one.
+The facts are in machines.yaml and prices.yaml. Data NICs carry the traffic between GPUs of
+different nodes, host NICs everything else. A price is a snapshot, shown with its date; one of
+another region never replaces a missing one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 
-Consumption = Literal["on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"]
+Consumption = Literal[
+    "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
+]
 BITS_PER_BYTE = 8
 BILLED_AS = {"flex-start-queued": "flex-start"}
 """Ways of buying that a cloud bills as another one."""
@@ -33,7 +37,8 @@ class Disks(Record):
 
 
 class MachineStorage(Record):
-    """Storage for checkpoints, its speed in GB/s: of one node, and of all nodes together; None: not published."""
+    """Storage for checkpoints, its speed in GB/s: of one node, and of all nodes together; None: not
+    published."""
 
     kind: str
     per_node_gb_per_s: PositiveFloat | None = None
@@ -43,10 +48,10 @@ class MachineStorage(Record):
 class Machine(CatalogRow):
     """One machine type. What is not known is None.
 
-    `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins. `accelerator_type`: the GPU
-    in Google Cloud's calls and in GKE's node label. `gpu_quota`: the GPU in the cloud's quota names;
-    `gpu_quota_form`: whether Google Cloud counts it under a metric of its own or as a family of one metric.
-    `consumption`: how it can be bought.
+    `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins.
+    `accelerator_type`: the GPU in Google Cloud's calls and in GKE's node label. `gpu_quota`: the
+    GPU in the cloud's quota names; `gpu_quota_form`: whether Google Cloud counts it under a metric
+    of its own or as a family of one metric. `consumption`: how it can be bought.
     """
 
     name: str
@@ -80,18 +85,22 @@ class Machine(CatalogRow):
         return 0.0 if self.local_disks is None else self.local_disks.count * self.local_disks.gib
 
     def nic_gb_per_s_per_accelerator(self) -> Fact[float] | None:
-        """Each GPU's share of the line rate between nodes, one direction; None where no NIC is known.
+        """Each GPU's share of the line rate between nodes, one direction; None where no NIC is
+        known.
 
         Without data NICs the host NICs carry everything.
         """
-        kind, nics = ("data_nics", self.data_nics) if self.data_nics.count else ("host_nics", self.host_nics)
+        kind, nics = (
+            ("data_nics", self.data_nics) if self.data_nics.count else ("host_nics", self.host_nics)
+        )
         if not nics.count:
             return None
         gb_per_s = nics.count * nics.gbps / BITS_PER_BYTE / self.num_accelerators
         return combine(gb_per_s, self.fact(kind), self.fact("num_accelerators"))
 
     def storage_gb_per_s(self, num_nodes: int) -> Fact[float] | None:
-        """The most that `num_nodes` machines can write to their storage together; None where nothing is known.
+        """The most that `num_nodes` machines can write to their storage together; None where
+        nothing is known.
 
         A node without a published rate is bounded by its host NICs.
         """

@@ -1,4 +1,5 @@
-"""Network stacks: the settings, images, volumes and interfaces with which NCCL uses a machine's data NICs.
+"""Network stacks: the settings, images, volumes and interfaces with which NCCL uses a machine's
+data NICs.
 
 The facts are in network_stacks.yaml; launchers make pods and scripts from them.
 """
@@ -26,7 +27,8 @@ class Volume(Record):
 class Sidecar(Record):
     """A container that must run next to the ranks; `devices` are those of its device annotation.
 
-    `arguments` stand for `{arguments}` in the command, where a row of `coupled_versions` has no others.
+    `arguments` stand for `{arguments}` in the command, where a row of `coupled_versions` has no
+    others.
     """
 
     name: str
@@ -39,8 +41,9 @@ class Sidecar(Record):
 
 
 class Interfaces(Record):
-    """Numbering of a pod's interfaces: `eth{first_data}` is on the network `network.format(first_network)`, and so
-    on. Without `first_data` a pod has its primary interface only."""
+    """Numbering of a pod's interfaces: `eth{first_data}` is on the network
+    `network.format(first_network)`, and so on. Without `first_data` a pod has its primary interface
+    only."""
 
     primary: str
     first_data: PositiveInt | None = None
@@ -49,7 +52,8 @@ class Interfaces(Record):
 
 
 class Networks(Record):
-    """Additional VPCs of a cluster: one per data NIC, or one for all, and one for a second host NIC."""
+    """Additional VPCs of a cluster: one per data NIC, or one for all, and one for a second host
+    NIC."""
 
     vpcs_per_data_nic: NonNegativeInt = 0
     shared_vpcs: NonNegativeInt = 0
@@ -62,14 +66,16 @@ class Networks(Record):
 
 
 class NetworkStack(CatalogRow):
-    """One stack. `environment` is complete where `profile_script` is None; else sourcing the script sets the rest.
+    """One stack. `environment` is complete where `profile_script` is None; else sourcing the script
+    sets the rest.
 
-    `machine_environment` adds settings by machine. Fields that begin with `host_` apply to virtual machines and bare
-    metal: `host_environment` is laid over `environment`, and `host_library_path` finds libraries. Variables in
-    `forbidden` must not be set; for those in `enforced` the stack aborts a job with another value; those in
-    `superseded` belong to an earlier set. `versions` are those of `images`; each row of `coupled_versions` is a plugin
-    and the daemon (`rxdm`) that works with it, with its `arguments` where they differ. `device_class` gives pods the
-    data NICs as devices (DRANET).
+    `machine_environment` adds settings by machine. Fields that begin with `host_` apply to virtual
+    machines and bare metal: `host_environment` is laid over `environment`, and `host_library_path`
+    finds libraries. Variables in `forbidden` must not be set; for those in `enforced` the stack
+    aborts a job with another value; those in `superseded` belong to an earlier set. `versions` are
+    those of `images`; each row of `coupled_versions` is a plugin and the daemon (`rxdm`) that works
+    with it, with its `arguments` where they differ. `device_class` gives pods the data NICs as
+    devices (DRANET).
     """
 
     name: str
@@ -104,18 +110,23 @@ class NetworkStack(CatalogRow):
         return {**self.environment, **self.machine_environment.get(machine, {})}
 
     def host_environment_on(self, machine: str) -> dict[str, str]:
-        """The settings on a virtual machine or bare metal; the paths to libraries are `host_library_path`."""
+        """The settings on a virtual machine or bare metal; the paths to libraries are
+        `host_library_path`."""
         settings = {**self.environment_on(machine), **self.host_environment}
         settings.pop("LD_LIBRARY_PATH", None)
         return settings
 
     def pod_interfaces(self, machine: Machine) -> dict[str, str]:
-        """The network of each interface of a pod on `machine`; empty where a pod has its primary one alone."""
+        """The network of each interface of a pod on `machine`; empty where a pod has its primary
+        one alone."""
         found = self.interfaces
         if found is None or found.first_data is None or found.network is None:
             return {}
         data = range(machine.data_nics.count)
-        numbered = {f"eth{found.first_data + i}": found.network.format(found.first_network + i) for i in data}
+        numbered = {
+            f"eth{found.first_data + i}": found.network.format(found.first_network + i)
+            for i in data
+        }
         return {found.primary: "default", **numbered}
 
     def additional_vpcs(self, machine: Machine) -> int:
@@ -126,5 +137,6 @@ class NetworkStack(CatalogRow):
         return self.networks.vpcs_per_data_nic * machine.data_nics.count + shared
 
     def additional_subnets(self, machine: Machine) -> int:
-        """The number of additional subnets of a cluster of `machine`: one per data NIC, one for a second host NIC."""
+        """The number of additional subnets of a cluster of `machine`: one per data NIC, one for a
+        second host NIC."""
         return 0 if self.networks is None else machine.data_nics.count + self.networks.host_vpcs

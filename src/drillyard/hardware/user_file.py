@@ -1,4 +1,5 @@
-"""Read a user's hardware file, report all its mistakes with their lines, and lay it over our catalog.
+"""Read a user's hardware file, report all its mistakes with their lines, and lay it over our
+catalog.
 
     accelerators:
       - {name: my-gpu, title: My GPU, peak_tflops: {bf16: 400}, memory_gib: 94}
@@ -7,8 +8,8 @@
     prices:
       - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20}
 
-Sections and fields are those of our data files. A row with a known name changes only the fields that it gives. `source`
-and `date` are optional; the source of a value always names the file.
+Sections and fields are those of our data files. A row with a known name changes only the fields
+that it gives. `source` and `date` are optional; the source of a value always names the file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
     label = os.fspath(path)
     if not os.path.exists(label):
         raise NotFoundError(
-            f"{label}: no such file; a hardware file holds {', '.join(KINDS)}, see `drillyard hardware --help`"
+            f"{label}: no such file; a hardware file holds {', '.join(KINDS)}, see `drillyard"
+            " hardware --help`"
         )
     document = read_document(path)
     own_source = FactSource(label, None)
@@ -55,7 +57,11 @@ def read_user_file(path: str | os.PathLike[str]) -> Catalog:
                 problems += [Problem((kind, index, *each.path), each.message) for each in row]
     raise_all(problems, document.places)
     catalog = Catalog(sections, own_source)
-    wrong = [Problem((*at, field), text) for at, row in rows.items() for field, text in contradictions(row, catalog)]
+    wrong = [
+        Problem((*at, field), text)
+        for at, row in rows.items()
+        for field, text in contradictions(row, catalog)
+    ]
     raise_all(wrong, document.places)
     return catalog
 
@@ -67,24 +73,51 @@ def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str
         yield from _known("network_stack", row.network_stack, catalog.network_stacks)
         nics = row.data_nics.count * row.data_nics.gbps + row.host_nics.count * row.host_nics.gbps
         if row.network_gbps is not None and abs(nics - row.network_gbps) > 1e-6 * nics:
-            yield "network_gbps", f"found {row.network_gbps:g}, but data and host NICs together have {nics:g} Gb/s"
+            yield (
+                "network_gbps",
+                f"found {row.network_gbps:g}, but data and host NICs together have {nics:g} Gb/s",
+            )
         if row.cloud is not None and row.gpu_quota is None:
-            yield "cloud", "a cloud's machine needs gpu_quota, the word for its GPU in the names of the cloud's quotas"
+            yield (
+                "cloud",
+                (
+                    "a cloud's machine needs gpu_quota, the word for its GPU in the names of the"
+                    " cloud's quotas"
+                ),
+            )
         if row.cloud == "gcp" and row.gpu_quota_form is None:
-            yield "cloud", "a machine of Google Cloud needs gpu_quota_form: metric for A100, L4 and older, else family"
+            yield (
+                "cloud",
+                (
+                    "a machine of Google Cloud needs gpu_quota_form: metric for A100, L4 and older,"
+                    " else family"
+                ),
+            )
     if isinstance(row, Price):
         yield from _known("machine", row.machine, catalog.machines)
         if (row.usd_per_node_hour is None) == (row.usd_per_gpu_hour is None):
-            yield "machine", "a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them"
+            yield (
+                "machine",
+                "a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them",
+            )
     if isinstance(row, Bandwidth):
         if (row.machine is None) == (row.accelerator is None):
-            yield "collective", "a bandwidth is of a machine or, in one node, of an accelerator: give one of them"
+            yield (
+                "collective",
+                "a bandwidth is of a machine or, in one node, of an accelerator: give one of them",
+            )
         if row.machine is not None:
             yield from _known("machine", row.machine, catalog.machines)
         if row.accelerator is not None:
             yield from _known("accelerator", row.accelerator, catalog.accelerators)
             if row.nodes != 1:
-                yield "nodes", f"found {row.nodes}; only within one node is a bandwidth that of the accelerator"
+                yield (
+                    "nodes",
+                    (
+                        f"found {row.nodes}; only within one node is a bandwidth that of the"
+                        " accelerator"
+                    ),
+                )
         if not row.gb_per_s:
             yield "gb_per_s", "at least one size in MiB with its GB/s is needed"
 
@@ -92,7 +125,13 @@ def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str
 def _known(field: str, name: str, names: Any) -> Iterator[tuple[str, str]]:
     if name not in names:
         meant = closest_name(name, names)
-        yield field, f"'{name}' is not known{f'; did you mean {meant}?' if meant else '; give it a row of its own'}"
+        yield (
+            field,
+            (
+                f"'{name}' is not"
+                f" known{f'; did you mean {meant}?' if meant else '; give it a row of its own'}"
+            ),
+        )
 
 
 def _shape(document: YamlDocument) -> Iterator[Problem]:
@@ -106,7 +145,9 @@ def _shape(document: YamlDocument) -> Iterator[Problem]:
         if kind not in KINDS:
             meant = closest_name(kind, KINDS)
             yield Problem(
-                (kind,), f"unknown section; {f'did you mean {meant}?' if meant else 'known: ' + ', '.join(KINDS)}"
+                (kind,),
+                "unknown section;"
+                f" {f'did you mean {meant}?' if meant else 'known: ' + ', '.join(KINDS)}",
             )
         elif not isinstance(rows, list):
             yield Problem((kind,), f"found {describe_value(rows)}; a list of rows is needed")
@@ -120,7 +161,9 @@ def _repeated(kind: str, raws: list[Any]) -> Iterator[Problem]:
             continue
         key = KINDS[kind][1](raw)
         if key in seen:
-            yield Problem((kind, index), f"the same row as number {seen[key] + 1} of {kind}; keep one")
+            yield Problem(
+                (kind, index), f"the same row as number {seen[key] + 1} of {kind}; keep one"
+            )
         seen.setdefault(key, index)
 
 
@@ -137,16 +180,24 @@ def _read_one(kind: str, raw: Any, own_source: FactSource) -> CatalogRow | list[
     try:
         return read_row(cls, raw, sources(), own_source)
     except ValidationError as error:
-        return [*find_problems(cls, fields), *find_problems(Citations, cited)] or list(pydantic_problems(error))
+        return [*find_problems(cls, fields), *find_problems(Citations, cited)] or list(
+            pydantic_problems(error)
+        )
 
 
 def _unknown_fields(cls: type[CatalogRow], cited: dict[str, Any]) -> Iterator[Problem]:
     """Names under `sources` and `unverified` that are no field of the row."""
     named, unverified = cited.get("sources"), cited.get("unverified")
-    paths: list[tuple[Path, str]] = [(("sources", name), name) for name in (named if isinstance(named, dict) else ())]
-    paths += [(("unverified",), name) for name in (unverified if isinstance(unverified, list) else ())]
+    paths: list[tuple[Path, str]] = [
+        (("sources", name), name) for name in (named if isinstance(named, dict) else ())
+    ]
+    paths += [
+        (("unverified",), name) for name in (unverified if isinstance(unverified, list) else ())
+    ]
     for path, name in paths:
         if (field := str(name).split(".")[0]) not in cls.model_fields:
             meant = closest_name(field, cls.model_fields)
-            hint = f"did you mean '{meant}'?" if meant else f"allowed: {', '.join(cls.model_fields)}"
+            hint = (
+                f"did you mean '{meant}'?" if meant else f"allowed: {', '.join(cls.model_fields)}"
+            )
             yield Problem(path, f"'{name}' is no field of the row; {hint}")

@@ -1,1 +1,2 @@
-"""Launches runs: a launcher makes a plan of a run and a cluster, and submits it; agents start and restart the ranks."""
+"""Launches runs: a launcher makes a plan of a run and a cluster, and submits it; agents start and
+restart the ranks."""

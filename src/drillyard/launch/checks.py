@@ -2,9 +2,10 @@
 
     warnings = require_launchable(request)
 
-Each check yields findings with the rule, its source and the fix, at the config's line of the value; one error lists all
-mistakes. Checks are pure: no disk, no network. Those of one platform belong to its launcher, which gives them to
-`prepared_run.prepare`; contradictions within one config are checked by `config`.
+Each check yields findings with the rule, its source and the fix, at the config's line of the value;
+one error lists all mistakes. Checks are pure: no disk, no network. Those of one platform belong to
+its launcher, which gives them to `prepared_run.prepare`; contradictions within one config are
+checked by `config`.
 """
 
 from __future__ import annotations
@@ -30,22 +31,42 @@ from drillyard.supervise import launch_contract
 AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
 """What the agent sets for each attempt and node."""
 _FILE_ENDINGS = (
-    *(".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow", ".gz", ".zst", ".bz2", ".xz", ".bin", ".idx"),
+    *(
+        ".jsonl",
+        ".json",
+        ".parquet",
+        ".csv",
+        ".txt",
+        ".arrow",
+        ".gz",
+        ".zst",
+        ".bz2",
+        ".xz",
+        ".bin",
+        ".idx",
+    ),
 )
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 
 
 def require_launchable(request: LaunchRequest, *own: Check) -> tuple[str, ...]:
-    """The warnings of `request`. `own`: the platform's checks, in addition to those of every platform.
+    """The warnings of `request`. `own`: the platform's checks, in addition to those of every
+    platform.
 
     Raises one ConfigError with all mistakes, run config first, in order of lines.
     """
     name = request.cluster.machine
     machine = None if name is None else request.facts.find_machine(name)
-    every = dict.fromkeys(finding for check in (*CHECKS, *own) for finding in check(request, machine))
-    found = sorted(every, key=lambda each: (each.config == "cluster", _location(request, each).order))
-    lines = {finding: problem_line(_location(request, finding), finding.problem) for finding in found}
+    every = dict.fromkeys(
+        finding for check in (*CHECKS, *own) for finding in check(request, machine)
+    )
+    found = sorted(
+        every, key=lambda each: (each.config == "cluster", _location(request, each).order)
+    )
+    lines = {
+        finding: problem_line(_location(request, finding), finding.problem) for finding in found
+    }
     mistakes = [line for finding, line in lines.items() if finding.fatal]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
@@ -61,7 +82,8 @@ def _location(request: LaunchRequest, finding: LaunchFinding) -> SourceLocation:
 
 
 def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """The machine, how it is bought, its network stack, and more ranks than a node has GPUs, or fewer."""
+    """The machine, how it is bought, its network stack, and more ranks than a node has GPUs, or
+    fewer."""
     cluster, name = request.cluster, request.cluster.machine
     if name is None:
         return
@@ -79,13 +101,23 @@ def _machine(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     if processes is None or machine.accelerator == "cpu" or not request.uses_gpus:
         return
     if processes > available:
-        has = f"{machine.name} has {available} accelerators ({machine.fact('num_accelerators').source})"
+        has = (
+            f"{machine.name} has {available} accelerators"
+            f" ({machine.fact('num_accelerators').source})"
+        )
         message = f"{processes} ranks, but {has}; write {available}, or more nodes"
-        own = isinstance(request.run, WorkloadRunConfig) and request.run.processes_per_node is not None
+        own = (
+            isinstance(request.run, WorkloadRunConfig)
+            and request.run.processes_per_node is not None
+        )
         yield error("run" if own else "cluster", "processes_per_node", message)
     elif processes < available and request.workload is None:
         idle = available - processes
-        yield warning("cluster", "processes_per_node", f"{idle} of the {available} accelerators of each node are idle")
+        yield warning(
+            "cluster",
+            "processes_per_node",
+            f"{idle} of the {available} accelerators of each node are idle",
+        )
 
 
 def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -99,40 +131,58 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
         for name, value in environment.items():
             at, right = f"{key}.{name}", stack.profile_environment.get(name)
             if name in stack.forbidden:
-                yield error(config, at, f"must not be set with network stack {stack.name} ({source}); remove it")
+                yield error(
+                    config,
+                    at,
+                    f"must not be set with network stack {stack.name} ({source}); remove it",
+                )
             elif name in stack.enforced and value != right:
                 rule = f"{stack.name} ends a job where it is not {right} ({source})"
                 yield error(config, at, f"{rule}; remove it: the node's script sets it")
             elif name in stack.superseded:
-                message = f"belongs to earlier settings of {stack.name}; do not mix them with the present ones"
+                message = (
+                    f"belongs to earlier settings of {stack.name}; do not mix them with the present"
+                    " ones"
+                )
                 yield warning(config, at, f"{message} ({source})")
 
 
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    reserved = (*AGENT_VARIABLES, *_TORCHRUN_VARIABLES) if request.workload is None else AGENT_VARIABLES
+    reserved = (
+        (*AGENT_VARIABLES, *_TORCHRUN_VARIABLES) if request.workload is None else AGENT_VARIABLES
+    )
     for config, key, environment in environments(request):
         for name in environment:
             if name in reserved:
-                yield error(config, f"{key}.{name}", "is set by the launcher for each attempt and node; remove it")
+                yield error(
+                    config,
+                    f"{key}.{name}",
+                    "is set by the launcher for each attempt and node; remove it",
+                )
 
 
 def _image(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
-    """A stack's libraries, which are mounted into the image, need its C library to be new enough. Programs of an older
-    CUDA have no code for a newer GPU. Where an image's tag does not show its contents: the command that shows them."""
+    """A stack's libraries, which are mounted into the image, need its C library to be new enough.
+    Programs of an older CUDA have no code for a newer GPU. Where an image's tag does not show its
+    contents: the command that shows them."""
     stack = stack_of(request.cluster, machine, request.facts)
     if stack is not None and request.cluster.nodes > 1 and "glibc" in stack.requires:
         floor: Fact[str] = stack.fact("requires.glibc")
         yield from _floor(request, "glibc", floor, f"network stack {stack.name}", "ldd --version")
     accelerator = None if machine is None else request.facts.accelerator_of(machine)
     if accelerator is not None and accelerator.min_cuda is not None:
-        yield from _floor(request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND)
+        yield from _floor(
+            request, "cuda", accelerator.fact("min_cuda"), accelerator.title, _CUDA_COMMAND
+        )
 
 
 def _floor(
     request: LaunchRequest, part: str, floor: Fact[str], needed_by: str, command: str
 ) -> Iterator[LaunchFinding]:
     image = request.image
-    if image is None or any(image in stack.images.values() for stack in request.facts.network_stacks.values()):
+    if image is None or any(
+        image in stack.images.values() for stack in request.facts.network_stacks.values()
+    ):
         # A network stack's own images are made for its machines.
         return
     config, key = request.image_setting
@@ -141,9 +191,17 @@ def _floor(
     title = {"glibc": "glibc", "cuda": "CUDA"}[part]
     rule = f"{needed_by} needs {title} >= {floor.value} ({floor.source})"
     if contents is None or version is None:
-        yield warning(config, key, f"{rule}, and the tag of {image} does not show it; run in the image: {command}")
+        yield warning(
+            config,
+            key,
+            f"{rule}, and the tag of {image} does not show it; run in the image: {command}",
+        )
     elif not version_at_least(version, floor.value):
-        yield error(config, key, f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag")
+        yield error(
+            config,
+            key,
+            f"{image} has {title} {version} ({contents.source.text}); {rule}: take a later tag",
+        )
 
 
 def _capabilities(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -167,14 +225,24 @@ def _workload(request: LaunchRequest, machine: Machine | None) -> Iterator[Launc
         return
     script = workload.launcher_file
     if workload.command is None and script is None:
-        yield error("run", "workload", "has neither `command` nor `launcher_file`; give one of them")
+        yield error(
+            "run", "workload", "has neither `command` nor `launcher_file`; give one of them"
+        )
     if workload.command is not None and script is not None:
-        yield error("run", "workload.launcher_file", "and `command` are both given; keep one of them")
+        yield error(
+            "run", "workload.launcher_file", "and `command` are both given; keep one of them"
+        )
     if workload.command is not None and not workload.command[0].strip():
         yield error("run", "workload.command", "its first item is empty; it is the program")
     for target in workload.files:
-        if target.startswith("/") or ".." in target.split("/") or posixpath.normpath(target) in (".", ""):
-            message = "is not a path below the run's launch directory; write a relative one without '..'"
+        if (
+            target.startswith("/")
+            or ".." in target.split("/")
+            or posixpath.normpath(target) in (".", "")
+        ):
+            message = (
+                "is not a path below the run's launch directory; write a relative one without '..'"
+            )
             yield error("run", ("workload", "files", target), message)
     if script is not None and posixpath.basename(script) in map(posixpath.normpath, workload.files):
         message = f"would overwrite `files` {posixpath.basename(script)}; give that another name"
@@ -185,12 +253,19 @@ def _mounts(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     """Only containers have mounts, and a path in a container shows one directory."""
     mounts = request.cluster.mounts
     if mounts and not request.image:
-        yield error("cluster", "mounts", "are for containers, and the run has no `image`; remove them or name one")
+        yield error(
+            "cluster",
+            "mounts",
+            "are for containers, and the run has no `image`; remove them or name one",
+        )
     sources: dict[str, str] = {}
     for number, mount in enumerate(mounts):
         host, inside = mount_parts(mount)
         if sources.setdefault(inside, host) != host:
-            message = f"{inside} in the container is already {sources[inside]} of the node; mount it elsewhere"
+            message = (
+                f"{inside} in the container is already {sources[inside]} of the node; mount it"
+                " elsewhere"
+            )
             yield error("cluster", ("mounts", number), message)
 
 
@@ -201,7 +276,11 @@ def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     if not isinstance(run, RunConfig) or facts.is_this_machine:
         return
     project = cluster.section.project_directory
-    is_project_here = facts.bucket_mount is None and not cluster.section.head_host and project in (None, request.here)
+    is_project_here = (
+        facts.bucket_mount is None
+        and not cluster.section.head_host
+        and project in (None, request.here)
+    )
     has_bucket = facts.bucket_mount is not None and cluster.storage.bucket is not None
     bucket = f"{facts.bucket_mount}/{cluster.storage.bucket}" if has_bucket else None
     visible = [mount_parts(mount)[1] for mount in cluster.mounts]
@@ -212,19 +291,31 @@ def _inputs(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     elif cluster.image and "mounts" not in facts.optional:
         advice = f"put it below storage.directory, {cluster.storage.directory}"
     elif cluster.image:
-        advice = "add its directory to `mounts` of the cluster config, or put it below storage.directory"
+        advice = (
+            "add its directory to `mounts` of the cluster config, or put it below storage.directory"
+        )
     else:
-        advice = "put it on storage that the nodes share, and name that in storage.directory of the cluster config"
+        advice = (
+            "put it on storage that the nodes share, and name that in storage.directory of the"
+            " cluster config"
+        )
     for key, path in _paths(run):
         if not path.startswith(("/", "~")):
             if bucket is not None:
-                yield warning("run", key, f"'{path}' is looked for in the image; put it on {bucket}")
+                yield warning(
+                    "run", key, f"'{path}' is looked for in the image; put it on {bucket}"
+                )
             elif not request.sync and not is_project_here:
-                message = "is looked for below the project's directory on the cluster; --sync copies it there"
+                message = (
+                    "is looked for below the project's directory on the cluster; --sync copies it"
+                    " there"
+                )
                 yield warning("run", key, f"'{path}' {message}")
         elif not any(path == top or path.startswith(top.rstrip("/") + "/") for top in visible):
             where = "in the container" if cluster.image else "on every node"
-            yield warning("run", key, f"'{path}' is looked for {where}, not on this machine; {advice}")
+            yield warning(
+                "run", key, f"'{path}' is looked for {where}, not on this machine; {advice}"
+            )
 
 
 def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -239,26 +330,48 @@ def _output(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     ]
     for config, key, path in paths:
         if path is not None and OPENING in path:
-            # Plans, job scripts and the index contain these paths, and each host may have another value.
-            yield error(config, key, f"'{path}': a launched run's directories are written out; write the path itself")
+            # Plans, job scripts and the index contain these paths, and each host may have another
+            # value.
+            yield error(
+                config,
+                key,
+                f"'{path}': a launched run's directories are written out; write the path itself",
+            )
         elif path is not None and config == "cluster" and shares_files and not path.startswith("/"):
             message = f"'{path}' is not an absolute path; on the hosts it would depend on the login"
             yield error(config, key, message)
-    if shares_files and cluster.nodes > 1 and cluster.storage.directory is None and not run.output.startswith("/"):
+    if (
+        shares_files
+        and cluster.nodes > 1
+        and cluster.storage.directory is None
+        and not run.output.startswith("/")
+    ):
         message = (
-            f"the run directory is {run.output}/{run.name} below the project's directory on the cluster, which all "
-            f"{cluster.nodes} nodes must share; if they do not, set storage.directory in the cluster config"
+            f"the run directory is {run.output}/{run.name} below the project's directory on the"
+            f" cluster, which all {cluster.nodes} nodes must share; if they do not, set"
+            " storage.directory in the cluster config"
         )
         yield warning("run", "output", message)
 
 
 CHECKS: tuple[Check, ...] = (
-    *(_machine, _stack_settings, _reserved_variables, _capabilities, _workload, _mounts, _inputs, _output, _image),
+    *(
+        _machine,
+        _stack_settings,
+        _reserved_variables,
+        _capabilities,
+        _workload,
+        _mounts,
+        _inputs,
+        _output,
+        _image,
+    ),
 )
 
 
 def mount_parts(mount: str) -> tuple[str, str]:
-    """Directory of the node and path in the container of `/here`, `/here:/there` and either with `:ro`."""
+    """Directory of the node and path in the container of `/here`, `/here:/there` and either with
+    `:ro`."""
     host, *rest = mount.removesuffix(":ro").split(":")
     return host, rest[0] if rest else host
 

@@ -1,8 +1,9 @@
 """The clusters that this user has launched on, and the runs on all of them.
 
-`$XDG_CONFIG_HOME/drillyard/clusters/NAME.yaml` (default ~/.config) is the cluster config of the last launch there, with
-every default spelled out and `${env:NAME}` as text, so that `runs` needs no `--cluster`. The status of a run is read
-from its cluster: all clusters are read at once, and one that does not answer hides no other.
+`$XDG_CONFIG_HOME/drillyard/clusters/NAME.yaml` (default ~/.config) is the cluster config of the
+last launch there, with every default spelled out and `${env:NAME}` as text, so that `runs` needs no
+`--cluster`. The status of a run is read from its cluster: all clusters are read at once, and one
+that does not answer hides no other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ _MAX_PARALLEL = 16
 
 
 def clusters_directory() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "drillyard" / "clusters"
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        / "drillyard"
+        / "clusters"
+    )
 
 
 def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
@@ -42,7 +47,8 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
         write_atomically(path, text)
     except OSError as error:
         print_notice(
-            f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will need --cluster FILE"
+            f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will"
+            " need --cluster FILE"
         )
         return lambda: None
 
@@ -56,7 +62,8 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
 
 
 def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:
-    """The registered clusters, and by name the problems of those whose file cannot be used (other version, damaged)."""
+    """The registered clusters, and by name the problems of those whose file cannot be used (other
+    version, damaged)."""
     clusters, unreadable = [], {}
     for path in sorted(clusters_directory().glob("*.yaml")):
         try:
@@ -78,23 +85,27 @@ class FoundRun:
         return self.launcher.status(self.handle.run)
 
     def logs(self, selection: LogSelection, status: RunStatus | None = None) -> Iterator[bytes]:
-        """The selected lines; with `follow`, from the newest submission on. `status`: a recent one, where known."""
+        """The selected lines; with `follow`, from the newest submission on. `status`: a recent one,
+        where known."""
         if selection.follow:
             selection = replace(selection, submitted_at=(status or self.status()).submitted_at)
         return self.launcher.logs(self.handle.run, selection)
 
 
 class Clusters:
-    """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used, by name."""
+    """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used,
+    by name."""
 
-    def __init__(self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None
+    ) -> None:
         self._clusters = list(clusters)
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
 
     def all_runs(self) -> tuple[list[RunStatus], dict[str, str]]:
-        """The runs of all clusters that answered, newest first, and the errors of the others, by cluster name. All are
-        read in parallel."""
+        """The runs of all clusters that answered, newest first, and the errors of the others, by
+        cluster name. All are read in parallel."""
         answers = parallel_map(self._runs_of, self._clusters, _MAX_PARALLEL)
         silent = dict(self._unreadable)
         runs: list[RunStatus] = []
@@ -116,8 +127,8 @@ class Clusters:
     def find(self, texts: Sequence[str]) -> list[FoundRun]:
         """The runs of these handles or bare names, in their order.
 
-        A bare name is looked up on all clusters, which are read once. Raises UserError for an unknown cluster, a run
-        that no cluster has, and a name that several have.
+        A bare name is looked up on all clusters, which are read once. Raises UserError for an
+        unknown cluster, a run that no cluster has, and a name that several have.
         """
         is_read = len(self._clusters) > 1 and any("://" not in text for text in texts)
         runs, silent = self.all_runs() if is_read else ([], self._unreadable)
@@ -136,22 +147,31 @@ class Clusters:
                 return FoundRun(handle, cluster, self._launcher(cluster))
         if handle.cluster in self._unreadable:
             raise ConfigError(self._unreadable[handle.cluster])
-        known = ", ".join(f"{cluster.platform}://{cluster.name}" for cluster in self._clusters) or "none"
+        known = (
+            ", ".join(f"{cluster.platform}://{cluster.name}" for cluster in self._clusters)
+            or "none"
+        )
         raise NotFoundError(
-            f"{handle}: cluster {handle.platform}://{handle.cluster} is not known here (known: {known})\n"
-            "give its config: --cluster FILE"
+            f"{handle}: cluster {handle.platform}://{handle.cluster} is not known here (known:"
+            f" {known})\ngive its config: --cluster FILE"
         )
 
     def _only(self, name: str, runs: Sequence[RunStatus], silent: Mapping[str, str]) -> Handle:
         handles = sorted({status.handle for status in runs if status.handle.run == name})
         if len(handles) > 1:
             several = "\n".join(str(handle) for handle in handles)
-            raise UserError(f"{name}: several clusters have a run of that name; name the one you mean:\n{several}")
+            raise UserError(
+                f"{name}: several clusters have a run of that name; name the one you"
+                f" mean:\n{several}"
+            )
         if not handles:
             asked = [cluster.name for cluster in self._clusters if cluster.name not in silent]
-            without = "".join(f"\nno answer from {each}: {_first_line(why)}" for each, why in silent.items())
+            without = "".join(
+                f"\nno answer from {each}: {_first_line(why)}" for each, why in silent.items()
+            )
             raise NotFoundError(
-                f"{name}: no such run (clusters asked: {', '.join(asked) or 'none'}); see drillyard runs list{without}"
+                f"{name}: no such run (clusters asked: {', '.join(asked) or 'none'}); see drillyard"
+                f" runs list{without}"
             )
         return handles[0]
 
@@ -168,21 +188,24 @@ def _first_line(why: str) -> str:
 
 
 def clusters_to_search(file: Path | None) -> Clusters:
-    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError where none is."""
+    """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError
+    where none is."""
     if file is not None:
         return Clusters([load_cluster_config(file, resolve_environment=False)])
     clusters, unreadable = known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():
             raise NotFoundError(
-                "no cluster is known yet: nothing was launched from this machine, and there is no cluster.yaml here\n"
-                "give --cluster FILE, or launch a run: drillyard launch run.yaml --cluster cluster.yaml"
+                "no cluster is known yet: nothing was launched from this machine, and there is no"
+                " cluster.yaml here\ngive --cluster FILE, or launch a run: drillyard launch"
+                " run.yaml --cluster cluster.yaml"
             )
         clusters = [load_cluster_config(DEFAULT_FILE, resolve_environment=False)]
     return Clusters(clusters, unreadable)
 
 
 def find_launched_run(run: str, file: Path | None) -> FoundRun:
-    """The run of a handle or name. Raises UserError where there is none, or where several clusters have one."""
+    """The run of a handle or name. Raises UserError where there is none, or where several clusters
+    have one."""
     (found,) = clusters_to_search(file).find([run])
     return found

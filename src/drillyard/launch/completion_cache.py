@@ -1,6 +1,8 @@
-"""The runs of the last listing, for shell completion, which must answer at once; nothing else reads them.
+"""The runs of the last listing, for shell completion, which must answer at once; nothing else reads
+them.
 
-`$XDG_CACHE_HOME/drillyard/runs/CLUSTER` (default ~/.cache) has a handle a line, newest first, and may be out of date.
+`$XDG_CACHE_HOME/drillyard/runs/CLUSTER` (default ~/.cache) has a handle a line, newest first, and
+may be out of date.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def remember_run(handle: Handle) -> None:
 
 
 def remembered_runs() -> list[Handle]:
-    """The cached runs of all clusters, newest first within each. Never fails, contacts no cluster."""
+    """The cached runs of all clusters, newest first within each. Never fails, contacts no
+    cluster."""
     handles = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for path in sorted(_directory().iterdir()):

@@ -1,9 +1,11 @@
-"""Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts by `remote_files.py`.
+"""Lists and reads files of the machine that it runs on, as asked on standard input. Sent to hosts
+by `remote_files.py`.
 
-Standard library only, nothing newer than Python 3.7. It keeps no state and exits at the end of its input. A request is
-a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read": [[PATH, OFFSET, LENGTH, HEAD, TOP],
-...]}`. The answer is a line of JSON, for each read one, followed by its bytes. Only regular files are listed and read,
-no link is followed: another user's run directory may have a link to a file that only the reader may read, or a pipe.
+Standard library only, nothing newer than Python 3.7. It keeps no state and exits at the end of its
+input. A request is a line of JSON, `{"list": [PATTERN, ...]}`, `{"tree": DIRECTORY}` or `{"read":
+[[PATH, OFFSET, LENGTH, HEAD, TOP], ...]}`. The answer is a line of JSON, for each read one,
+followed by its bytes. Only regular files are listed and read, no link is followed: another user's
+run directory may have a link to a file that only the reader may read, or a pipe.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 HEAD_BYTES = 64
-"""A file whose first bytes have changed is another file. Inode numbers would not do: an object store that is mounted as
-a directory gives a file another one with each append."""
+"""A file whose first bytes have changed is another file. Inode numbers would not do: an object
+store that is mounted as a directory gives a file another one with each append."""
 
 
 def matching_files(patterns: Iterable[str]) -> list[tuple[str, int]]:
@@ -29,7 +31,8 @@ def matching_files(patterns: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def tree(directory: str) -> list[tuple[str, int]]:
-    """Path, relative to the directory, and size of all files below it; none where it is not there."""
+    """Path, relative to the directory, and size of all files below it; none where it is not
+    there."""
     paths = (os.path.join(root, name) for root, _, names in os.walk(directory) for name in names)
     return [(os.path.relpath(path, directory), size) for path, size in regular_files(paths)]
 
@@ -46,8 +49,8 @@ def regular_files(paths: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def open_regular(path: str, top: str) -> int | None:
-    """A descriptor of a regular file; None for anything else, and where a directory below `top` on its path is a link.
-    Raises OSError."""
+    """A descriptor of a regular file; None for anything else, and where a directory below `top` on
+    its path is a link. Raises OSError."""
     directory = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *parents, name = os.path.relpath(path, top).split(os.sep)
@@ -57,7 +60,9 @@ def open_regular(path: str, top: str) -> int | None:
             os.close(directory)
             directory = below
         # Not to block on a pipe, which is then no regular file.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = os.open(
+            name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
+        )
     finally:
         os.close(directory)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -66,10 +71,13 @@ def open_regular(path: str, top: str) -> int | None:
     return None
 
 
-def read(path: str, offset: int, length: int, head: bytes, top: str = "") -> tuple[bytes, bool, bytes] | None:
-    """A file's first bytes, whether it was replaced or truncated (then it is read from its beginning), and its bytes
-    from `offset` on; below 0: its last bytes. None where there is no regular file, or a link on the way to it from
-    `top` (default: its directory). `head`: its first bytes when it was last read."""
+def read(
+    path: str, offset: int, length: int, head: bytes, top: str = ""
+) -> tuple[bytes, bool, bytes] | None:
+    """A file's first bytes, whether it was replaced or truncated (then it is read from its
+    beginning), and its bytes from `offset` on; below 0: its last bytes. None where there is no
+    regular file, or a link on the way to it from `top` (default: its directory). `head`: its first
+    bytes when it was last read."""
     try:
         descriptor = open_regular(path, top or os.path.dirname(path) or ".")
     except OSError as error:
@@ -104,7 +112,9 @@ def main() -> None:
             if found is None:
                 write_line(out, None)
             else:
-                write_line(out, {"head": found[0].hex(), "replaced": found[1], "bytes": len(found[2])})
+                write_line(
+                    out, {"head": found[0].hex(), "replaced": found[1], "bytes": len(found[2])}
+                )
                 out.write(found[2])
         out.flush()
 

@@ -1,7 +1,9 @@
-"""The interface of a launcher, and the flow that launchers share: submit, cancel, resume, logs and files.
+"""The interface of a launcher, and the flow that launchers share: submit, cancel, resume, logs and
+files.
 
-A launcher extends `Launcher` and has `facts`, `plan` and a few hooks. It is registered in `config/platforms.py`, or by
-the entry point `drillyard.launchers` of its own distribution. This machine reads run directories through `Files`.
+A launcher extends `Launcher` and has `facts`, `plan` and a few hooks. It is registered in
+`config/platforms.py`, or by the entry point `drillyard.launchers` of its own distribution. This
+machine reads run directories through `Files`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
 
 AFTER_STOP_SECONDS: Final = 15.0
-"""After the job's `stop_seconds` agents kill what still runs, and then have this long to report it."""
+"""After the job's `stop_seconds` agents kill what still runs, and then have this long to report
+it."""
 _QUIET_SECONDS: Final = 3.0
 """Most runs end within this time; only a longer wait is announced."""
 
@@ -51,11 +54,12 @@ _Run = TypeVar("_Run", bound=SubmittedRun)
 
 
 class Launcher(ABC, Generic[_Run]):
-    """The runs of one cluster. Every method but `plan` and `plan_sweep` talks to the cluster, and raises UserError
-    where it does not answer."""
+    """The runs of one cluster. Every method but `plan` and `plan_sweep` talks to the cluster, and
+    raises UserError where it does not answer."""
 
     facts: ClassVar[PlatformFacts]
-    """Of plug-ins. Those of built-in platforms are in their config.py, which imports no launcher."""
+    """Of plug-ins. Those of built-in platforms are in their config.py, which imports no
+    launcher."""
 
     reads_after_end: ClassVar[bool] = True
     """Whether the files of a run that is over are read without starting anything for it."""
@@ -68,22 +72,26 @@ class Launcher(ABC, Generic[_Run]):
 
     @abstractmethod
     def plan(self, request: LaunchRequest) -> Plan:
-        """Plan the files and calls of launching `request`. Pure. Raises UserError for every detectable mistake."""
+        """Plan the files and calls of launching `request`. Pure. Raises UserError for every
+        detectable mistake."""
 
     def plan_sweep(self, requests: Sequence[LaunchRequest]) -> list[Plan]:
-        """One plan per point of a sweep of two or more; where the scheduler has arrays, only the first one's steps
-        submit."""
+        """One plan per point of a sweep of two or more; where the scheduler has arrays, only the
+        first one's steps submit."""
         return [self.plan(request) for request in requests]
 
     def rendered(self, plan: Plan) -> str:
-        """The scheduler's objects that the plan's steps make, as text; empty where the plan shows them itself."""
+        """The scheduler's objects that the plan's steps make, as text; empty where the plan shows
+        them itself."""
         return ""
 
     def forget(self, run: str) -> Handle:
-        """Remove the scheduler's record of a run that is over; its run directory stays. Raises UserError where the
-        platform keeps none."""
+        """Remove the scheduler's record of a run that is over; its run directory stays. Raises
+        UserError where the platform keeps none."""
         handle = self._find(run).status.handle
-        raise UserError(f"{handle}: platform {handle.platform} keeps no record that could be removed")
+        raise UserError(
+            f"{handle}: platform {handle.platform} keeps no record that could be removed"
+        )
 
     @abstractmethod
     def _runs(self) -> list[_Run]:
@@ -119,15 +127,19 @@ class Launcher(ABC, Generic[_Run]):
     # The flow.
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
-        """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it first."""
+        """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it
+        first."""
         # Of an array, the first plan submits all runs; the others have no steps.
         if plan.steps:
             secrets_json = secrets_file(plan.files)
-            self._execute(plan, secrets_json, self._free_names([job.run for job in plan.jobs], replace))
+            self._execute(
+                plan, secrets_json, self._free_names([job.run for job in plan.jobs], replace)
+            )
         return plan.handle
 
     def _free_names(self, names: Collection[str], replace: bool) -> list[_Run]:
-        """Cancel the runs of these names that are not over, or refuse; returns all runs of these names."""
+        """Cancel the runs of these names that are not over, or refuse; returns all runs of these
+        names."""
         existing = self._runs_named(names)
         for run in existing:
             handle, state = run.status.handle, run.status.state
@@ -136,19 +148,24 @@ class Launcher(ABC, Generic[_Run]):
             if not replace:
                 title = f" ({run.job_title})" if run.job_title else ""
                 raise UserError(
-                    f"{handle}: is {state} already{title}, and nothing was submitted\n"
-                    f"drillyard runs cancel {handle} ends it, launch --replace does so first; or give the run "
-                    "another name"
+                    f"{handle}: is {state} already{title}, and nothing was submitted\ndrillyard"
+                    f" runs cancel {handle} ends it, launch --replace does so first; or give the"
+                    " run another name"
                 )
             self.cancel(handle.run)
         return existing
 
     def cancel(self, run: str) -> Cancellation:
-        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over."""
+        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is
+        over."""
         found = self._find(run)
         before = found.status
-        status = before if before.state.over and not self._may_still_run(found) else self._stop(found)
-        return Cancellation(status, status.state if before.state.over and before.state is status.state else None)
+        status = (
+            before if before.state.over and not self._may_still_run(found) else self._stop(found)
+        )
+        return Cancellation(
+            status, status.state if before.state.over and before.state is status.state else None
+        )
 
     def resume(self, run: str) -> Handle:
         """Submit a run that is over again; its trainer continues from the newest checkpoint."""
@@ -157,7 +174,10 @@ class Launcher(ABC, Generic[_Run]):
         if not status.state.over:
             raise UserError(f"{status.handle}: is {status.state} and needs no resume")
         configs = [
-            PlanFile(name, read_file(self._files, posixpath.join(found.launch_directory, name), 0).decode())
+            PlanFile(
+                name,
+                read_file(self._files, posixpath.join(found.launch_directory, name), 0).decode(),
+            )
             for name in CONFIG_FILES
         ]
         self._resubmit(found, secrets_file(configs))
@@ -167,14 +187,19 @@ class Launcher(ABC, Generic[_Run]):
 
     def runs(self) -> list[RunStatus]:
         """The cluster's runs, newest first."""
-        return sorted((run.status for run in self._runs()), key=lambda each: (-(each.submitted_at or 0.0), each.handle))
+        return sorted(
+            (run.status for run in self._runs()),
+            key=lambda each: (-(each.submitted_at or 0.0), each.handle),
+        )
 
     def status(self, run: str) -> RunStatus:
-        """The status of one run. Raises UserError with the known names where there is none of that name."""
+        """The status of one run. Raises UserError with the known names where there is none of that
+        name."""
         return self._find(run).status
 
     def logs(self, run: str, selection: LogSelection) -> Iterator[bytes]:
-        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines in each piece."""
+        """Lines in order of time, `NODE: STAMP TEXT` (of a rank `[rankR]: STAMP TEXT`), whole lines
+        in each piece."""
         found = self._find(run)
         with contextlib.closing(self._open_files()) as files:
             yield from run_logs(found.launch_directory, files, selection, over=self._is_over(found))
@@ -188,8 +213,9 @@ class Launcher(ABC, Generic[_Run]):
         copy_files(self._files, self._run_directory(run), paths, destination)
 
     def read(self, run: str, path: str, offset: int) -> bytes:
-        """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset` bytes), at most
-        `remote_files.READ_BYTES`; empty at its end and where there is no such file."""
+        """The bytes of a file of the run directory from `offset` on (below 0: the last `-offset`
+        bytes), at most `remote_files.READ_BYTES`; empty at its end and where there is no such
+        file."""
         return read_file(self._files, posixpath.join(self._run_directory(run), path), offset)
 
     @cached_property
@@ -199,14 +225,19 @@ class Launcher(ABC, Generic[_Run]):
 
     @cached_property
     def _run_directory(self) -> Callable[[str], str]:
-        """The directory of a run. It never changes, and followers need it every second: read once."""
+        """The directory of a run. It never changes, and followers need it every second: read
+        once."""
         return cache(lambda run: posixpath.dirname(self._find(run).launch_directory))
 
     def _find(self, run: str) -> _Run:
         found = self._runs_named([run])
         if not found:
             names = [each.handle.run for each in self.runs()]
-            there = f"; there are: {', '.join(names[:8])}" if names else ", nor any other; drillyard launch starts one"
+            there = (
+                f"; there are: {', '.join(names[:8])}"
+                if names
+                else ", nor any other; drillyard launch starts one"
+            )
             raise NotFoundError(f"there is no run '{run}' on {self._files.title}{there}")
         return found[0]
 
@@ -222,7 +253,9 @@ def launcher_class(platform: str) -> type[Launcher[Any]]:
     if facts is None or not facts.launcher:
         able = ", ".join(name for name, each in platforms().items() if each.launcher)
         raise ConfigError(f"platform {platform} cannot be launched on yet; these can: {able}")
-    found: type[Launcher[Any]] = resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
+    found: type[Launcher[Any]] = (
+        resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
+    )
     return found
 
 
@@ -236,8 +269,12 @@ def being_launched_error(handle: Handle, whose: str) -> UserError:
 
 @contextlib.contextmanager
 def cancel_notice(handle: Handle, stop_seconds: float) -> Iterator[None]:
-    """Print how long a cancelled run may take to save, where the wait is longer than a few seconds."""
-    words = f"{handle}: is stopping and has {stop_seconds:.0f} s to save; cancel it again to kill it at once"
+    """Print how long a cancelled run may take to save, where the wait is longer than a few
+    seconds."""
+    words = (
+        f"{handle}: is stopping and has {stop_seconds:.0f} s to save; cancel it again to kill it at"
+        " once"
+    )
     timer = threading.Timer(_QUIET_SECONDS, print_notice, [words])
     timer.daemon = True
     timer.start()

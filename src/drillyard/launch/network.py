@@ -1,9 +1,11 @@
-"""Requirements of NCCL to use the machine's data NICs: environment, script and mounts, from its network stack's facts.
+"""Requirements of NCCL to use the machine's data NICs: environment, script and mounts, from its
+network stack's facts.
 
-A stack's own shell script of settings is sourced on the node, never copied: they belong to the plugin's version, and
-TCPXO ends a job whose settings differ from them. The agent sources `NETWORK_FILE`, a file of the plan: it sets the
-library path, sources the stack's script, and restores the settings of the plan and the configs, which the scripts,
-written for pods, would overwrite. It contains names of variables and no values of a config.
+A stack's own shell script of settings is sourced on the node, never copied: they belong to the
+plugin's version, and TCPXO ends a job whose settings differ from them. The agent sources
+`NETWORK_FILE`, a file of the plan: it sets the library path, sources the stack's script, and
+restores the settings of the plan and the configs, which the scripts, written for pods, would
+overwrite. It contains names of variables and no values of a config.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ class NetworkSetup:
 def network_of(
     cluster: ClusterConfig, facts: Catalog, *, image: str | None, configured: Iterable[str] = ()
 ) -> NetworkSetup:
-    """The network stack of `cluster`; none where no machine or stack is named, and on a single node, where NVLink
-    is enough.
+    """The network stack of `cluster`; none where no machine or stack is named, and on a single
+    node, where NVLink is enough.
 
-    In pods the platform mounts what containers need, or the image has it. On virtual machines and bare metal a
-    container sees the interfaces and mounts the libraries of its node. `configured`: variables that the configs set,
-    which the stack's script does not overwrite. Raises UserError where the platform lacks the prolog that it needs.
+    In pods the platform mounts what containers need, or the image has it. On virtual machines and
+    bare metal a container sees the interfaces and mounts the libraries of its node. `configured`:
+    variables that the configs set, which the stack's script does not overwrite. Raises UserError
+    where the platform lacks the prolog that it needs.
     """
     machine = machine_of(cluster, facts) if cluster.machine is not None else None
     stack = stack_of(cluster, machine, facts)
@@ -82,24 +85,32 @@ def network_of(
         reason = f"the container needs it for {stack.name}"
         fields.append(ExplainedField(f"mount: {path}", path, reason, cited(stack, "host_volumes")))
     unmounted = (
-        f"network stack {stack.name}: the image must bring {script} and the libraries of the stack where the platform "
-        "does not mount them"
+        f"network stack {stack.name}: the image must bring {script} and the libraries of the stack"
+        " where the platform does not mount them"
     )
     environment = {name: value for name, value in settings.items() if "$" not in value}
     kept = [name for name in dict.fromkeys([*environment, *configured]) if name != _LIBRARIES]
-    expanded = {name: value for name, value in settings.items() if name not in (*environment, *kept)}
+    expanded = {
+        name: value for name, value in settings.items() if name not in (*environment, *kept)
+    }
     return NetworkSetup(
         environment=environment,
         file=_file(stack.name, library_path, expanded, script, kept),
         mounts=mounts,
         fields=tuple(fields),
-        warnings=(unmounted,) if in_pods and script and not cluster.section.mounts_network_libraries else (),
+        warnings=(
+            (unmounted,)
+            if in_pods and script and not cluster.section.mounts_network_libraries
+            else ()
+        ),
     )
 
 
-def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) -> NetworkStack | None:
-    """The stack that the cluster config names, else the machine's; None without either, and where the machine lacks
-    it."""
+def stack_of(
+    cluster: ClusterConfig, machine: Machine | None, facts: Catalog
+) -> NetworkStack | None:
+    """The stack that the cluster config names, else the machine's; None without either, and where
+    the machine lacks it."""
     name = cluster.network_stack or (machine.network_stack if machine else None)
     lacking = machine is not None and stack_problem(cluster, machine)
     if name is None or lacking or platforms()[cluster.platform].is_this_machine:
@@ -108,7 +119,8 @@ def stack_of(cluster: ClusterConfig, machine: Machine | None, facts: Catalog) ->
 
 
 def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
-    """Reason why a machine cannot use the stack that the config names, and what to write; None where it can."""
+    """Reason why a machine cannot use the stack that the config names, and what to write; None
+    where it can."""
     wanted, own = cluster.network_stack, machine.network_stack
     if wanted in (None, own, _EVERY_MACHINE_HAS):
         return None
@@ -117,22 +129,31 @@ def stack_problem(cluster: ClusterConfig, machine: Machine) -> str | None:
     return f"{machine.name} has no '{wanted}' ({source}); remove it, or write {choice}"
 
 
-def _require_prolog(cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]) -> None:
-    """Raise UserError where the settings name a job's daemon and the scheduler does not start one."""
+def _require_prolog(
+    cluster: ClusterConfig, stack: NetworkStack, settings: Mapping[str, str]
+) -> None:
+    """Raise UserError where the settings name a job's daemon and the scheduler does not start
+    one."""
     if "_JOB_ID}" in str(settings) and not platforms()[cluster.platform].has_prolog:
         can = (name for name, each in platforms().items() if each.has_prolog or each.in_pods)
         able = ", ".join(name for name in can if platforms()[name].launcher)
         raise UserError(
-            f"network stack {stack.name}: on virtual machines its daemon is started by the scheduler's prolog, one per "
-            f"job ({stack.fact('host_environment').source}); platform {cluster.platform} has none\n"
-            f"Set network_stack: ethernet in the cluster config, or run on one of: {able}"
+            f"network stack {stack.name}: on virtual machines its daemon is started by the"
+            f" scheduler's prolog, one per job ({stack.fact('host_environment').source}); platform"
+            f" {cluster.platform} has none\nSet network_stack: ethernet in the cluster config, or"
+            f" run on one of: {able}"
         )
 
 
 def _file(
-    stack: str, library_path: str | None, expanded: Mapping[str, str], script: str | None, kept: list[str]
+    stack: str,
+    library_path: str | None,
+    expanded: Mapping[str, str],
+    script: str | None,
+    kept: list[str],
 ) -> PlanFile | None:
-    """`expanded`: variables whose values the node's shell expands. `kept`: those that the script must not change."""
+    """`expanded`: variables whose values the node's shell expands. `kept`: those that the script
+    must not change."""
     lines = [f"# Network stack {stack}: sourced in the shell that becomes the run's command."]
     if library_path is not None:
         lines.append(f'export {_LIBRARIES}="{library_path}${{{_LIBRARIES}:+:${_LIBRARIES}}}"')
@@ -156,7 +177,9 @@ def _file(
     return PlanFile(NETWORK_FILE, "\n".join(lines) + "\n") if len(lines) > 1 else None
 
 
-def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str) -> Iterator[ExplainedField]:
+def _settings(
+    stack: NetworkStack, settings: Mapping[str, str], machine: str, first: str
+) -> Iterator[ExplainedField]:
     for name, value in settings.items():
         origin = first if name in getattr(stack, first) else "environment"
         if stack.machine_environment.get(machine, {}).get(name) == value:
@@ -166,6 +189,7 @@ def _settings(stack: NetworkStack, settings: Mapping[str, str], machine: str, fi
 
 
 def cited(row: NetworkStack | Machine, path: str) -> str:
-    """The source of a fact with its date. Machine names contain dots, so a path is looked up from its first part."""
+    """The source of a fact with its date. Machine names contain dots, so a path is looked up from
+    its first part."""
     source = row.provenance.of(path)
     return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"

@@ -1,7 +1,9 @@
-"""The plan: everything a launch writes and calls, computed first. `submit` executes it, `--dry-run` prints it.
+"""The plan: everything a launch writes and calls, computed first. `submit` executes it, `--dry-run`
+prints it.
 
-A plan is a value: the same configs give the same plan, byte for byte. It contains `${env:NAME}` as text and no secret;
-submission reads the values from this machine's environment into secrets.json, which only its owner may read.
+A plan is a value: the same configs give the same plan, byte for byte. It contains `${env:NAME}` as
+text and no secret; submission reads the values from this machine's environment into secrets.json,
+which only its owner may read.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ class PlanFile:
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run on this machine (ssh, for one on another). `argv` is exactly what is executed.
+    """A program to run on this machine (ssh, for one on another). `argv` is exactly what is
+    executed.
 
-    Its standard input is a tar archive: of the plan's files at `sends`, or of the files of this machine's directory
-    `sends_directory` that git does not ignore. `parallel`: neighbours of one stage with this set run at the same time.
+    Its standard input is a tar archive: of the plan's files at `sends`, or of the files of this
+    machine's directory `sends_directory` that git does not ignore. `parallel`: neighbours of one
+    stage with this set run at the same time.
     """
 
     purpose: str
@@ -50,7 +54,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Call:
-    """A request to a service: `method` on `target`, with `body` as JSON (protobuf's JSON form for Google's)."""
+    """A request to a service: `method` on `target`, with `body` as JSON (protobuf's JSON form for
+    Google's)."""
 
     purpose: str
     method: str
@@ -71,32 +76,42 @@ class ExplainedField:
     value: str
     reason: str
     source: str
-    """The setting (`cluster.yaml: slurm.partition`), the fact with its origin, or `drillyard` for a choice of ours."""
+    """The setting (`cluster.yaml: slurm.partition`), the fact with its origin, or `drillyard` for a
+    choice of ours."""
 
 
 def explained(place: str, value: Any, reason: str, source: str) -> ExplainedField:
     """A field whose value may be any JSON: text as it is, a number without needless digits."""
-    shown = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    shown = (
+        value
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(value)
+    )
     return ExplainedField(place, shown, reason, source)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run on one cluster. `prepared_run.prepare` begins it; the launcher adds what only it knows: code and steps.
+    """One run on one cluster. `prepared_run.prepare` begins it; the launcher adds what only it
+    knows: code and steps.
 
     Paths are the cluster's.
     """
 
     job: Job
     files: tuple[PlanFile, ...]
-    """Of the launch directory: job.json, run.yaml, cluster.yaml, agent/*.py, the workload's and the launcher's own."""
+    """Of the launch directory: job.json, run.yaml, cluster.yaml, agent/*.py, the workload's and the
+    launcher's own."""
     fields: tuple[ExplainedField, ...] = ()
     warnings: tuple[str, ...] = ()
     image: str | None = None
     mounts: tuple[str, ...] = ()
     """`host:container` or one path for both, the run's directory and the project's included."""
     code: str = ""
-    """Way in which the code gets to the nodes: carried from here, in the image, or there already."""
+    """Way in which the code gets to the nodes: carried from here, in the image, or there
+    already."""
     steps: tuple[Step, ...] = ()
     script: str = ""
     """Path of the job script among `files`, which a dry run prints whole; empty: there is none."""
@@ -140,26 +155,35 @@ CONFIG_FILES = ("run.yaml", "cluster.yaml", "job.json")
 
 
 def secret_names(files: Sequence[PlanFile]) -> tuple[str, ...]:
-    """The environment variables to which configs refer by ${env:NAME}, those of a sweep's other runs included."""
+    """The environment variables to which configs refer by ${env:NAME}, those of a sweep's other
+    runs included."""
     paths = [(file, file.path.split("/")) for file in files]
-    texts = [file.content for file, (*above, name) in paths if name in CONFIG_FILES and above[-1:] != ["files"]]
+    texts = [
+        file.content
+        for file, (*above, name) in paths
+        if name in CONFIG_FILES and above[-1:] != ["files"]
+    ]
     return tuple(sorted({name for text in texts for name in REFERENCE.findall(text)}))
 
 
 def secrets_file(files: Sequence[PlanFile]) -> PlanFile:
-    """secrets.json for these configs, from this machine's environment. Raises UserError for an unset variable."""
+    """secrets.json for these configs, from this machine's environment. Raises UserError for an
+    unset variable."""
     names = secret_names(files)
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise UserError(
-            f"the run's configs refer to ${{env:{missing[0]}}}; not set on this machine: {', '.join(missing)}; "
-            f"nothing was sent: export {missing[0]}=..."
+            f"the run's configs refer to ${{env:{missing[0]}}}; not set on this machine:"
+            f" {', '.join(missing)}; nothing was sent: export {missing[0]}=..."
         )
     for name in names:
         redaction.add_secret(name, os.environ[name])
-    return PlanFile("secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600)
+    return PlanFile(
+        "secrets.json", json.dumps({name: os.environ[name] for name in names}) + "\n", 0o600
+    )
 
 
 def new_secret() -> PlanFile:
-    """The key of a submission, by which its agents authenticate each other (agent/protocol.py); no plan has it."""
+    """The key of a submission, by which its agents authenticate each other (agent/protocol.py); no
+    plan has it."""
     return PlanFile("secret", f"{secrets.token_hex(32)}\n", 0o600)

@@ -1,11 +1,12 @@
-"""Forms in which a plan is shown before it is executed. All depend on the plan alone, byte for byte.
+"""Forms in which a plan is shown before it is executed. All depend on the plan alone, byte for
+byte.
 
 plan_json(plan)         `--dry-run --json`
 plan_text(plan)         `--dry-run`: the job script, the steps in order, the other files by name and size
 explain_text(plan)      `--explain`: each generated field, its reason and its source
 write_plan(plan, DIR)   `--output DIR`: the launch directory's files in DIR/launch/, bodies of calls in DIR/requests/,
                         and DIR/apply.sh, the steps as a shell script that needs no Drillyard
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -40,24 +41,32 @@ _SECRETS = """\
 trap 'rm -f secrets.json' EXIT
 python3 -c 'import json, os, sys; print(json.dumps({{name: os.environ[name] for name in sys.argv[1:]}}))' \\
     {names} >secrets.json
-"""
+"""  # noqa: E501
 _NO_SECRETS = "echo '{}' >secrets.json\n"
 
 
 def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
     """The plan for a person: the job script, what is executed, and what is sent.
 
-    Other files are a line each, with mode and size, unless `whole_files`; the agent's source is one line for all.
+    Other files are a line each, with mode and size, unless `whole_files`; the agent's source is one
+    line for all.
     """
     nodes, per_node = plan.nodes, plan.processes_per_node
     lines = [
-        f"# {plan.handle}: {plural(nodes, 'node')} x {plural(per_node, 'rank')} = {nodes * per_node}",
+        (
+            f"# {plan.handle}: {plural(nodes, 'node')} x {plural(per_node, 'rank')} ="
+            f" {nodes * per_node}"
+        ),
         f"# run directory:    {comment_safe(plan.run_directory)}",
         f"# launch directory: {comment_safe(plan.launch_directory)}",
         f"# code:             {comment_safe(plan.code)}",
         *(f"# warning: {line}" for warning in plan.warnings for line in warning.splitlines()),
     ]
-    lines += [f"# step {number}: {step.purpose}" for number, step in enumerate(plan.steps, 1) if plan.script]
+    lines += [
+        f"# step {number}: {step.purpose}"
+        for number, step in enumerate(plan.steps, 1)
+        if plan.script
+    ]
     own = [file for file in plan.files if not file.path.startswith(_AGENT)]
     lines += [line for file in own if file.path == plan.script for line in _whole(file)]
     lines += ["", f"# {plural(len(plan.steps), 'step')}, executed in this order:"]
@@ -67,9 +76,17 @@ def plan_text(plan: Plan, *, whole_files: bool = False) -> str:
     lines += [line for file in others if whole_files for line in _whole(file)]
     agent = [len(file.content.encode()) for file in plan.files if file.path.startswith(_AGENT)]
     how = "" if whole_files else " (--files prints them)"
-    lines += ["", f"# {plural(len(others), 'file')} more in {comment_safe(plan.launch_directory)}{how}:", ""]
+    lines += [
+        "",
+        f"# {plural(len(others), 'file')} more in {comment_safe(plan.launch_directory)}{how}:",
+        "",
+    ]
     lines += [f"{len(file.content.encode()):>9}  {file.mode:04o}  {file.path}" for file in others]
-    lines += [f"{sum(agent):>9}  0644  {_AGENT}*: {len(agent)} files, the agent's source"] if agent else []
+    lines += (
+        [f"{sum(agent):>9}  0644  {_AGENT}*: {len(agent)} files, the agent's source"]
+        if agent
+        else []
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -86,7 +103,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def explain_text(plan: Plan) -> str:
-    """Every generated field of the plan as `--explain` prints it: where it is, its value, reason and source."""
+    """Every generated field of the plan as `--explain` prints it: where it is, its value, reason
+    and source."""
     lines = [f"# {plan.handle}: why every generated field is as it is"]
     for field in plan.fields:
         first, *more = field.value.splitlines() or [""]
@@ -98,11 +116,19 @@ def explain_text(plan: Plan) -> str:
 def _step_lines(number: int, step: Step, before: Step | None) -> list[str]:
     lines = [f"{number}. {step.purpose}"]
     if isinstance(step, Program):
-        if isinstance(before, Program) and before.stage == step.stage and before.parallel and step.parallel:
+        if (
+            isinstance(before, Program)
+            and before.stage == step.stage
+            and before.parallel
+            and step.parallel
+        ):
             lines[0] += " (at the same time as the one before)"
         lines.append(f"   $ {shlex.join(step.argv)}")
         if step.sends_directory is not None:
-            lines.append(f"   < a tar archive of the files in {step.sends_directory} that git does not ignore")
+            lines.append(
+                f"   < a tar archive of the files in {step.sends_directory} that git does not"
+                " ignore"
+            )
     else:
         lines.append(f"   {step.method} {step.target}")
         body = json.dumps(step.body, indent=2, ensure_ascii=False) if step.body else ""
@@ -124,15 +150,18 @@ def _whole(file: PlanFile) -> list[str]:
 def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the plan's files; returns their paths.
 
-    Raises UserError, with nothing written, where `directory` contains anything but a plan, or, unless `overwrite`, a
-    file with other content.
+    Raises UserError, with nothing written, where `directory` contains anything but a plan, or,
+    unless `overwrite`, a file with other content.
     """
     script = directory / "apply.sh"
     files: dict[Path, tuple[str, int]] = {
         directory / "launch" / file.path: (file.content, file.mode) for file in plan.files
     }
     names = secret_names(plan.files)
-    checks = "\n".join(f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"' for name in names)
+    checks = "\n".join(
+        f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"'
+        for name in names
+    )
     secrets = _SECRETS.format(checks=checks, names=" ".join(names)) if names else _NO_SECRETS
     has_agents = any(file.path.startswith(_AGENT) for file in plan.files)
     lines = [_HEADER.format(handle=plan.handle) + (_AGENTS_SECRET + secrets if has_agents else "")]
@@ -140,27 +169,38 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
         request = directory / "requests" / f"{number:02}.json"
         if isinstance(step, Call):
             files[request] = (json.dumps(step.body, indent=2) + "\n", 0o644)
-        lines.append(f"# {comment_safe(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n")
+        lines.append(
+            f"# {comment_safe(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n"
+        )
     files[script] = ("\n".join(lines), 0o755)
     try:
-        is_plan = script.is_file() and _MADE_BY in script.read_text(encoding="utf-8", errors="replace")
+        is_plan = script.is_file() and _MADE_BY in script.read_text(
+            encoding="utf-8", errors="replace"
+        )
         if not is_plan and directory.exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
         changed = [
-            path for path, (content, _) in files.items() if path.exists() and path.read_bytes() != content.encode()
+            path
+            for path, (content, _) in files.items()
+            if path.exists() and path.read_bytes() != content.encode()
         ]
     except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror}); name a new directory") from None
+        raise UserError(
+            f"{error.filename}: cannot be read ({error.strerror}); name a new directory"
+        ) from None
     if changed and not overwrite:
         raise UserError(
-            f"{changed[0]}: exists with other content; give --overwrite to replace this plan, or name a new directory"
+            f"{changed[0]}: exists with other content; give --overwrite to replace this plan, or"
+            " name a new directory"
         )
     for path, (content, mode) in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A new file, so that the umask applies and a link is replaced.
             path.unlink(missing_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+            with open(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8"
+            ) as file:
                 file.write(content)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
@@ -176,10 +216,11 @@ def _line(step: Step, request: str) -> str:
         if step.sends_directory is not None:
             listed = "git ls-files -z --cached --others --exclude-standard"
             return (
-                f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --mtime=@0 --null -T - -cf -) | {command}"
+                f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --mtime=@0 --null -T -"
+                f" -cf -) | {command}"
             )
         return command
     if step.sends:
         return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"
-    headers = """-H "Authorization: Bearer $(gcloud auth print-access-token)" -H 'Content-Type: application/json'"""
+    headers = """-H "Authorization: Bearer $(gcloud auth print-access-token)" -H 'Content-Type: application/json'"""  # noqa: E501
     return f"curl --fail -X {step.method} {headers} -d @{request} {shlex.quote(step.target)}"

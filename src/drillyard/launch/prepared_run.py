@@ -1,7 +1,9 @@
-"""Parts of a plan that every launcher needs: the `Job` that the agents read, and the files sent with it.
+"""Parts of a plan that every launcher needs: the `Job` that the agents read, and the files sent
+with it.
 
-Pure: no clock, no network, no disk but the workload's files. Each generated value has an `ExplainedField` with its
-reason. A launcher gives its own settings of the job, and adds its files and steps.
+Pure: no clock, no network, no disk but the workload's files. Each generated value has an
+`ExplainedField` with its reason. A launcher gives its own settings of the job, and adds its files
+and steps.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _FIRST_PORT, _NUM_PORTS = 20000, 20000
 JobSettings = Mapping[str, tuple[Any, str, str]]
 """Settings of the job that a launcher chooses, by name: value, reason and source."""
 SENT_AGENT = f'{TEMPORARY} && tar -x -C "$d" -f - && "$0" "$d/agent" "$@"'
-"""Runs a verb of the agent whose source (`agent_files`) is the archive on standard input; "$0" is its Python."""
+"""Runs a verb of the agent whose source (`agent_files`) is the archive on standard input; "$0" is
+its Python."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,16 @@ class ClusterPaths:
     """Absolute paths of the nodes, as a launcher chooses them."""
 
     project: str
-    """The directory in which commands start, and to which relative paths of the run config refer."""
+    """The directory in which commands start, and to which relative paths of the run config
+    refer."""
     output: str
     """The directory that contains run directories."""
     python: str
 
 
 def paths_on(request: LaunchRequest) -> ClusterPaths:
-    """The paths on this machine, or on hosts that share a file system, where the checks of `prepare` refuse relative
-    ones."""
+    """The paths on this machine, or on hosts that share a file system, where the checks of
+    `prepare` refuse relative ones."""
     cluster = request.cluster
     project = posixpath.normpath(cluster.section.project_directory or request.here)
     storage = cluster.storage.directory or project
@@ -88,10 +92,11 @@ def prepare(
     agents: bool = True,
     launch_directory: str | None = None,
 ) -> Plan:
-    """The plan of a request, without steps. `checks`: the platform's own; `paths`: by default those of `paths_on`.
+    """The plan of a request, without steps. `checks`: the platform's own; `paths`: by default those
+    of `paths_on`.
 
-    `agents`: the nodes run agents, which get job.json and their own source. `launch_directory`: where the nodes find
-    the plan's files; default: launch/ of the run directory.
+    `agents`: the nodes run agents, which get job.json and their own source. `launch_directory`:
+    where the nodes find the plan's files; default: launch/ of the run directory.
 
     Raises UserError for every mistake in the request.
     """
@@ -133,9 +138,15 @@ def prepare(
         *(agent_files() if agents else ()),
         *(_workload_files(workload, Path(request.here)) if workload else ()),
     )
-    mounts = tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts])) if image else ()
+    mounts = (
+        tuple(dict.fromkeys([paths.output, paths.project, *network.mounts, *cluster.mounts]))
+        if image
+        else ()
+    )
     set_fields = (explained(f"job.json: {name}", *setting) for name, setting in settings.items())
-    own = (field for field in _fields(request, job) if agents or not field.place.startswith("job.json"))
+    own = (
+        field for field in _fields(request, job) if agents or not field.place.startswith("job.json")
+    )
     fields = (*network.fields, *own, *set_fields)
     return Plan(job, sent, fields, (*warnings, *network.warnings), image, mounts)
 
@@ -164,38 +175,74 @@ def agent_files() -> tuple[PlanFile, ...]:
     Read as resources of the packages, so that a zipped wheel has them too.
     """
     found = [each for each in files(agent).iterdir() if each.name.endswith(".py")]
-    found += [files(package).joinpath(f"{name}.py") for package, names in _SHARED.items() for name in names]
-    texts = {each.name: each.read_text(encoding="utf-8") for each in sorted(found, key=lambda each: each.name)}
+    found += [
+        files(package).joinpath(f"{name}.py")
+        for package, names in _SHARED.items()
+        for name in names
+    ]
+    texts = {
+        each.name: each.read_text(encoding="utf-8")
+        for each in sorted(found, key=lambda each: each.name)
+    }
     return tuple(
         PlanFile(f"agent/{name}", _IMPORT.sub(lambda match: f"from {match[1] or '.'} import", text))
         for name, text in texts.items()
     )
 
 
-def _command(request: LaunchRequest, paths: ClusterPaths, processes: int, agents: bool) -> list[str]:
+def _command(
+    request: LaunchRequest, paths: ClusterPaths, processes: int, agents: bool
+) -> list[str]:
     workload = request.workload
     if workload is None:
-        command = [paths.python, "-m", "drillyard", "train", "{launch_directory}/run.yaml", "--console", "text"]
+        command = [
+            paths.python,
+            "-m",
+            "drillyard",
+            "train",
+            "{launch_directory}/run.yaml",
+            "--console",
+            "text",
+        ]
         # The agents restart all nodes together; a node alone must not.
         command += ["--nproc-per-node", str(processes), "--max-restarts", "0"]
         if request.cluster.nodes > 1:
-            command += ["--nnodes", "{nodes}", "--node-rank", "{node_rank}", "--master-addr", "{master_addr}"]
+            command += [
+                "--nnodes",
+                "{nodes}",
+                "--node-rank",
+                "{node_rank}",
+                "--master-addr",
+                "{master_addr}",
+            ]
             command += ["--master-port", "{master_port}"]
         return command
-    command = list(workload.command or ["bash", f"{{launch_directory}}/{_launcher_path(workload.launcher_file or '')}"])
+    command = list(
+        workload.command
+        or ["bash", f"{{launch_directory}}/{_launcher_path(workload.launcher_file or '')}"]
+    )
     command += workload.arguments
     if workload.per == "node":
         return command
     # An image has its own torchrun; elsewhere it is that of the named interpreter.
     torchrun = ["torchrun"] if request.image else [paths.python, "-m", "torch.distributed.run"]
-    torchrun += ["--nnodes={nodes}", "--nproc-per-node={processes_per_node}", "--node-rank={node_rank}"]
+    torchrun += [
+        "--nnodes={nodes}",
+        "--nproc-per-node={processes_per_node}",
+        "--node-rank={node_rank}",
+    ]
     torchrun += ["--master-addr={master_addr}", "--master-port={master_port}", "--max-restarts=0"]
     if not agents:
         # With --tee the rank of each printed line is known; -u, as it reads files.
         unbuffered = [command[0], "-u"] if command[0] in ("python", "python3") else command[:1]
         return [*torchrun, "--tee=3", "--no-python", *unbuffered, *command[1:]]
     # The script gives each rank a pipe of its own, so that the rank of each printed line is known.
-    return [*torchrun, "{launch_directory}/agent/exec_command.py", exec_command.RANK_OPTION, *command]
+    return [
+        *torchrun,
+        "{launch_directory}/agent/exec_command.py",
+        exec_command.RANK_OPTION,
+        *command,
+    ]
 
 
 def _launcher_path(launcher_file: str) -> str:
@@ -212,25 +259,43 @@ def _workload_files(workload: WorkloadConfig, here: Path) -> list[PlanFile]:
         path = here / Path(source).expanduser()
         require_plain_name(target, "run.yaml: workload.files")
         try:
-            found.append(PlanFile(target, path.read_text(encoding="utf-8"), 0o755 if target.endswith(".sh") else 0o644))
+            found.append(
+                PlanFile(
+                    target,
+                    path.read_text(encoding="utf-8"),
+                    0o755 if target.endswith(".sh") else 0o644,
+                )
+            )
         except OSError as error:
-            raise UserError(f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}") from None
+            raise UserError(
+                f"workload: {path}: cannot be read ({error.strerror}); it is needed as {target}"
+            ) from None
         except UnicodeDecodeError:
-            raise UserError(f"workload: {path}: is not a text file; put binary files on shared storage") from None
+            raise UserError(
+                f"workload: {path}: is not a text file; put binary files on shared storage"
+            ) from None
     return found
 
 
 def _fields(request: LaunchRequest, job: Job) -> Iterator[ExplainedField]:
     cluster = request.cluster
-    what = ("Drillyard's trainer", "drillyard") if request.workload is None else ("the command", "run.yaml: workload")
+    what = (
+        ("Drillyard's trainer", "drillyard")
+        if request.workload is None
+        else ("the command", "run.yaml: workload")
+    )
     ranks = ("one rank per accelerator", f"cluster.yaml: machine {cluster.machine}")
     if cluster.processes_per_node is not None:
         ranks = ("as set", "cluster.yaml: processes_per_node")
-    yield ExplainedField("job.json: command", " ".join(job.command), f"{what[0]}, once per node", what[1])
+    yield ExplainedField(
+        "job.json: command", " ".join(job.command), f"{what[0]}, once per node", what[1]
+    )
     yield ExplainedField("job.json: processes_per_node", str(job.processes_per_node), *ranks)
     why = "derived from the run's handle, so that the plan repeats"
     yield ExplainedField("job.json: port", str(job.port), why, "drillyard")
-    yield ExplainedField("job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures")
+    yield ExplainedField(
+        "job.json: max_failures", str(job.max_failures), "restarts that count", "--max-failures"
+    )
     for config, key, environment in environments(request):
         for name, value in environment.items():
             yield ExplainedField(f"environment: {name}", value, "as set", f"{config}.yaml: {key}")

@@ -1,7 +1,9 @@
-"""Runs programs on this machine and, through ssh, on others: always an argv list, never a shell string.
+"""Runs programs on this machine and, through ssh, on others: always an argv list, never a shell
+string.
 
-A command for a remote `Host` becomes the argv of ssh, each word quoted for the remote shell: a plan shows what is
-executed. Connections are shared (ControlMaster): the second command to a host costs a round trip and no handshake.
+A command for a remote `Host` becomes the argv of ssh, each word quoted for the remote shell: a plan
+shows what is executed. Connections are shared (ControlMaster): the second command to a host costs a
+round trip and no handshake.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ _SSH_FAILED = 255
 """Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
 
 TEMPORARY = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && trap 'exit 1' HUP INT TERM"""
-"""Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a signal ends it."""
+"""Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a
+signal ends it."""
 _CONTROL_PATH = "~/.ssh/drillyard-%C"
-"""Of shared connections: short, since a socket's path has at most 108 bytes, and private to the user."""
+"""Of shared connections: short, since a socket's path has at most 108 bytes, and private to the
+user."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Result:
         return self.argv[0] == "ssh" and self.returncode == _SSH_FAILED
 
     def printed_json(self) -> Any:
-        """The JSON on the last line of its output: a login may print something first. Raises ValueError."""
+        """The JSON on the last line of its output: a login may print something first. Raises
+        ValueError."""
         return json.loads(self.stdout.strip().rpartition("\n")[2])
 
 
@@ -59,14 +64,24 @@ class Programs:
     """Runs programs of this machine. Tests replace it."""
 
     def run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None, directory: Path | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        directory: Path | None = None,
     ) -> Result:
-        """Run to the end, in `directory`. Raises UserError where the program is missing or takes longer than `timeout`
-        seconds."""
+        """Run to the end, in `directory`. Raises UserError where the program is missing or takes
+        longer than `timeout` seconds."""
         try:
             with _installed(argv):
                 done = subprocess.run(
-                    list(argv), input=stdin, capture_output=True, timeout=timeout, check=False, cwd=directory
+                    list(argv),
+                    input=stdin,
+                    capture_output=True,
+                    timeout=timeout,
+                    check=False,
+                    cwd=directory,
                 )
         except subprocess.TimeoutExpired:
             raise UnreachableError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
@@ -74,9 +89,12 @@ class Programs:
         return Result(tuple(argv), done.returncode, out, err)
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program that answers requests: its standard streams are pipes. The caller ends it."""
+        """Start a program that answers requests: its standard streams are pipes. The caller ends
+        it."""
         with _installed(argv):
-            return subprocess.Popen(list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            return subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
 
 
 @contextlib.contextmanager
@@ -88,7 +106,9 @@ def _installed(argv: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{argv[0]}: is not installed on this machine; it is needed for: {shlex.join(argv)}") from None
+        raise UserError(
+            f"{argv[0]}: is not installed on this machine; it is needed for: {shlex.join(argv)}"
+        ) from None
 
 
 def comment_safe(text: str) -> str:
@@ -97,13 +117,21 @@ def comment_safe(text: str) -> str:
 
 
 def require_success(result: Result, what: str, advice: str = "") -> Result:
-    """`result` of exit code 0. Raises UserError with its last output otherwise, UnreachableError where ssh failed."""
+    """`result` of exit code 0. Raises UserError with its last output otherwise, UnreachableError
+    where ssh failed."""
     if result.returncode == 0:
         return result
-    said = (result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}").splitlines()[-8:]
-    lines = [f"{what}: {said[-1] if len(said) == 1 else 'failed:'}", *(said if len(said) > 1 else [])]
+    said = (
+        result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
+    ).splitlines()[-8:]
+    lines = [
+        f"{what}: {said[-1] if len(said) == 1 else 'failed:'}",
+        *(said if len(said) > 1 else []),
+    ]
     kind = UnreachableError if result.unreachable else UserError
-    raise kind("\n".join([*lines, f"command: {shlex.join(result.argv)}", *([advice] if advice else [])]))
+    raise kind(
+        "\n".join([*lines, f"command: {shlex.join(result.argv)}", *([advice] if advice else [])])
+    )
 
 
 @dataclass(frozen=True)
@@ -143,10 +171,13 @@ class Host:
 
 
 def archive(files: Sequence[PlanFile]) -> bytes:
-    """A tar archive of plan files, sorted, without times or owners: the same files give the same bytes."""
+    """A tar archive of plan files, sorted, without times or owners: the same files give the same
+    bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for file in sorted({file.path: file for file in files}.values(), key=lambda file: file.path):
+        for file in sorted(
+            {file.path: file for file in files}.values(), key=lambda file: file.path
+        ):
             content, member = file.content.encode(), tarfile.TarInfo(file.path)
             member.size, member.mode = len(content), file.mode
             tar.addfile(member, io.BytesIO(content))
@@ -157,11 +188,14 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
-def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], most: int) -> list[_Answer]:
+def parallel_map(
+    function: Callable[[_Item], _Answer], items: Sequence[_Item], most: int
+) -> list[_Answer]:
     """`function` of each item, in order, for at most `most` of them at the same time.
 
-    Raises the first item's exception once all have ended, and KeyboardInterrupt at once: unlike those of
-    concurrent.futures, the threads are daemons, so Ctrl-C does not wait for hosts that do not answer.
+    Raises the first item's exception once all have ended, and KeyboardInterrupt at once: unlike
+    those of concurrent.futures, the threads are daemons, so Ctrl-C does not wait for hosts that do
+    not answer.
     """
     futures: list[Future[_Answer]] = [Future() for _ in items]
     # Shared by the threads: a step of a list's iterator is atomic.
@@ -182,9 +216,11 @@ def parallel_map(function: Callable[[_Item], _Answer], items: Sequence[_Item], m
 
 @contextlib.contextmanager
 def defer_interrupt(handle: str) -> Iterator[None]:
-    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside of the main thread.
+    """Defer Ctrl-C until the block ends, also for programs started in it. Does nothing outside of
+    the main thread.
 
-    Programs inherit the mask; the handler covers signals that another thread of this process receives.
+    Programs inherit the mask; the handler covers signals that another thread of this process
+    receives.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -198,4 +234,7 @@ def defer_interrupt(handle: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, handler)
     if received:
-        print(f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}", file=sys.stderr)
+        print(
+            f"drillyard: {handle} is submitted already; drillyard runs cancel {handle}",
+            file=sys.stderr,
+        )

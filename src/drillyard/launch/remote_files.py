@@ -1,8 +1,9 @@
 """Files of a host, read in pieces: of this machine directly, of another over one ssh connection.
 
-The program at the other end is `file_server.py`, which is sent along and needs only a Python there. It keeps no state
-between requests, so a lost connection is replaced and the request repeated: once, or with `patient` until the host is
-back, since a follower outlives a login node that restarts. A request for many files is one round trip.
+The program at the other end is `file_server.py`, which is sent along and needs only a Python there.
+It keeps no state between requests, so a lost connection is replaced and the request repeated: once,
+or with `patient` until the host is back, since a follower outlives a login node that restarts. A
+request for many files is one round trip.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ _NO_ARTIFACTS: Final = (
     "launch/epochs/",
     "launch/secret",
 )
-"""Prefixes of paths in a run directory that are not listed: the agents' code, locks, and secrets."""
+"""Prefixes of paths in a run directory that are not listed: the agents' code, locks, and
+secrets."""
 
 _Answer = TypeVar("_Answer")
 
 
 class ReadRequest(NamedTuple):
-    """Bytes of a file: at most `length` from `offset` on; below 0: its last bytes. `head`: its first bytes when it was
-    last read. `top`: the directory below which no part of the path may be a link; by default the file's own one."""
+    """Bytes of a file: at most `length` from `offset` on; below 0: its last bytes. `head`: its
+    first bytes when it was last read. `top`: the directory below which no part of the path may be a
+    link; by default the file's own one."""
 
     path: str
     offset: int
@@ -59,7 +62,8 @@ class ReadRequest(NamedTuple):
 
 
 class ReadResult(NamedTuple):
-    """Result of a read. `replaced`: the file is another or shorter than before, and `data` is from its beginning."""
+    """Result of a read. `replaced`: the file is another or shorter than before, and `data` is from
+    its beginning."""
 
     head: bytes
     replaced: bool
@@ -71,7 +75,8 @@ class UnreadableFile(UserError):
 
 
 class Files(ABC):
-    """Files of one host. Every method raises UserError where the host cannot be read, UnreadableFile for a file."""
+    """Files of one host. Every method raises UserError where the host cannot be read,
+    UnreadableFile for a file."""
 
     title: str
     patient = False
@@ -82,9 +87,11 @@ class Files(ABC):
     _notice_lock = threading.Lock()
 
     def _retried(self, ask: Callable[[], _Answer]) -> _Answer:
-        """The answer; where `patient`, asked for until a host that has answered before can be reached again.
+        """The answer; where `patient`, asked for until a host that has answered before can be
+        reached again.
 
-        Several threads may wait for one host: its user reads once that it is away, and once that it is back.
+        Several threads may wait for one host: its user reads once that it is away, and once that it
+        is back.
         """
         pause = 1.0
         while True:
@@ -113,7 +120,8 @@ class Files(ABC):
 
     @abstractmethod
     def tree(self, directory: str) -> list[tuple[str, int]]:
-        """Path, relative to the directory, and size of all files below it; none where it is not there."""
+        """Path, relative to the directory, and size of all files below it; none where it is not
+        there."""
 
     @abstractmethod
     def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
@@ -155,18 +163,26 @@ class LocalFiles(Files):
 class RemoteFiles(Files):
     """Files of a host, read by a program at the other end of one connection.
 
-    `connect_seconds`: the longest wait for the first answer, where the program that connects sets no limit of its own;
-    `_LATER` times as long for later ones, which have more to send.
+    `connect_seconds`: the longest wait for the first answer, where the program that connects sets
+    no limit of its own; `_LATER` times as long for later ones, which have more to send.
     """
 
     def __init__(
-        self, host: Host, programs: Programs, python: str = "python3", connect_seconds: float | None = None
+        self,
+        host: Host,
+        programs: Programs,
+        python: str = "python3",
+        connect_seconds: float | None = None,
     ) -> None:
         self.title = host.title
         self._connect_seconds = connect_seconds
         self._is_late = False
         self._programs = programs
-        self._source = importlib.resources.files(file_server.__package__).joinpath("file_server.py").read_bytes()
+        self._source = (
+            importlib.resources.files(file_server.__package__)
+            .joinpath("file_server.py")
+            .read_bytes()
+        )
         self._argv = host.argv([python, "-u", "-c", _BOOTSTRAP, str(len(self._source))])
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -180,21 +196,27 @@ class RemoteFiles(Files):
     def read(self, requests: Sequence[ReadRequest]) -> list[ReadResult | None]:
         if not requests:
             return []
-        wanted = [(each.path, each.offset, each.length, each.head.hex(), each.top) for each in requests]
+        wanted = [
+            (each.path, each.offset, each.length, each.head.hex(), each.top) for each in requests
+        ]
         return self._ask({"read": wanted}, len(requests), max(each.length for each in requests))
 
     def close(self) -> None:
         self._end()
 
     def _end(self, *, explain: bool = False) -> str:
-        """End the connection; with `explain`, returns what the program at the other end printed last.
+        """End the connection; with `explain`, returns what the program at the other end printed
+        last.
 
-        Only where the connection was lost: ssh's shared connection keeps standard error open after its program's end.
+        Only where the connection was lost: ssh's shared connection keeps standard error open after
+        its program's end.
         """
         process, self._process = self._process, None
         if process is None:
             return "no connection"
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
         with contextlib.suppress(OSError):
             process.stdin.close()
         try:
@@ -213,7 +235,8 @@ class RemoteFiles(Files):
             return [(str(path), int(size)) for path, size in listed]
         except (TypeError, ValueError):
             raise UserError(
-                f"{self.title}: its list of files cannot be read; does {self._argv[0]} reach the right host?"
+                f"{self.title}: its list of files cannot be read; does {self._argv[0]} reach the"
+                " right host?"
             ) from None
 
     def _ask(self, request: dict[str, Any], answers: int, most_bytes: int = 0) -> list[Any]:
@@ -224,7 +247,9 @@ class RemoteFiles(Files):
                 return list(self._answers(request, answers, most_bytes))
             why = self._end(explain=True)
             why = "no answer" if self._is_late else why
-            raise UnreachableError(f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}")
+            raise UnreachableError(
+                f"{self.title}: its files cannot be read: {why}\ncommand: {shlex.join(self._argv)}"
+            )
 
         with self._lock:
             if self._has_answered:
@@ -288,26 +313,34 @@ class RemoteFiles(Files):
             data = out.read(size)
             if len(data) < size:
                 raise EOFError
-            yield ReadResult(bytes.fromhex(str(answer.get("head"))), answer.get("replaced") is True, data)
+            yield ReadResult(
+                bytes.fromhex(str(answer.get("head"))), answer.get("replaced") is True, data
+            )
 
 
 def read_file(files: Files, path: str, offset: int) -> bytes:
-    """At most READ_BYTES of a file from `offset` on; below 0: its last bytes. Empty where it is not there."""
+    """At most READ_BYTES of a file from `offset` on; below 0: its last bytes. Empty where it is not
+    there."""
     (piece,) = files.read([ReadRequest(path, offset, READ_BYTES)])
     return b"" if piece is None or piece.replaced else piece.data
 
 
 def artifacts_of(files: Files, run_directory: str) -> list[tuple[str, int]]:
     """The files of a run directory: relative path and size; none that is secret."""
-    return [(path, size) for path, size in files.tree(run_directory) if not path.startswith(_NO_ARTIFACTS)]
+    return [
+        (path, size)
+        for path, size in files.tree(run_directory)
+        if not path.startswith(_NO_ARTIFACTS)
+    ]
 
 
 def copy_files(files: Files, directory: str, paths: Sequence[str], destination: str) -> None:
-    """Copy files, named relative to `directory`, to a directory here. A file gets its name when it is complete.
+    """Copy files, named relative to `directory`, to a directory here. A file gets its name when it
+    is complete.
 
-    Nothing outside of `destination` is written, whatever names the other side gives; links are not followed on either
-    side. Raises UserError for a name outside of the destination, with nothing copied, for a missing file, and for one
-    that cannot be written here.
+    Nothing outside of `destination` is written, whatever names the other side gives; links are not
+    followed on either side. Raises UserError for a name outside of the destination, with nothing
+    copied, for a missing file, and for one that cannot be written here.
     """
     for path in paths:
         require_plain_name(path, files.title)
@@ -318,7 +351,11 @@ def copy_files(files: Files, directory: str, paths: Sequence[str], destination: 
         except OSError as error:
             target = os.path.join(destination, path)
             linked = error.errno in (errno.ENOTDIR, errno.ELOOP)
-            why = "a directory on the way is a link or a file; fetch to a new directory" if linked else error.strerror
+            why = (
+                "a directory on the way is a link or a file; fetch to a new directory"
+                if linked
+                else error.strerror
+            )
             raise UserError(f"{target}: cannot be written: {why}") from None
 
 
@@ -327,7 +364,9 @@ def _copy(files: Files, directory: str, path: str, out: BinaryIO) -> None:
     while True:
         (piece,) = files.read([ReadRequest(source, offset, READ_BYTES, head, directory)])
         if piece is None:
-            raise UserError(f"{source}: is not on {files.title} (any more), or is a link, which is not followed")
+            raise UserError(
+                f"{source}: is not on {files.title} (any more), or is a link, which is not followed"
+            )
         if piece.replaced:
             offset = 0
             out.seek(0)
@@ -345,7 +384,8 @@ def print_notice(text: str) -> None:
 
 
 def print_notices(stderr: str) -> None:
-    """Print the messages for the user that a program on another host wrote to its standard error."""
+    """Print the messages for the user that a program on another host wrote to its standard
+    error."""
     for line in stderr.splitlines():
         if line.startswith(SAYS):
             print_notice(line.removeprefix(SAYS))

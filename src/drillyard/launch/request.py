@@ -1,4 +1,5 @@
-"""Requests to a launcher: a run to launch, a selection of log lines; and the findings about a request."""
+"""Requests to a launcher: a run to launch, a selection of log lines; and the findings about a
+request."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class LaunchRequest:
     cluster: ClusterConfig
     facts: Catalog
     here: str
-    """The working directory of this machine, absolute: relative paths of the run config begin here."""
+    """The working directory of this machine, absolute: relative paths of the run config begin
+    here."""
     python: str
     """The interpreter of this process; platform local starts ranks with it."""
     sync: bool = False
@@ -56,7 +58,11 @@ class LaunchRequest:
     @property
     def image_setting(self) -> tuple[ConfigName, str]:
         """Config and key of the setting that names the image."""
-        return ("run", "workload.image") if self.workload and self.workload.image else ("cluster", "image")
+        return (
+            ("run", "workload.image")
+            if self.workload and self.workload.image
+            else ("cluster", "image")
+        )
 
 
 @dataclass(frozen=True)
@@ -66,14 +72,16 @@ class LogSelection:
     follow: bool = False
     """Continue until the run is over."""
     rank: int | None = None
-    """Lines of one rank only: its own log, or its lines in its node's log, recognised by a launcher's prefix."""
+    """Lines of one rank only: its own log, or its lines in its node's log, recognised by a
+    launcher's prefix."""
     node: int | None = None
     tail: int | None = None
     """The last so many lines; with `follow`, the last so many at first, then new ones."""
     since: float | None = None
     """Lines written at that time or later; Unix seconds."""
     submitted_at: float | None = None
-    """Omit lines of submissions before the one of that time, where lines carry times; Unix seconds."""
+    """Omit lines of submissions before the one of that time, where lines carry times; Unix
+    seconds."""
 
 
 def parse_since(text: str, now: float) -> float:
@@ -91,7 +99,9 @@ def parse_since(text: str, now: float) -> float:
         (microseconds,) = Stamps().convert("iso", [stamp])
         if microseconds is not None:
             return microseconds / 1e6
-    raise ConfigError(f"--since {text}: is not a time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z")
+    raise ConfigError(
+        f"--since {text}: is not a time; write 90s, 10m, 2h, 3d, or 2026-01-31T12:00:00Z"
+    )
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,8 @@ ConfigName = Literal["run", "cluster"]
 
 @dataclass(frozen=True)
 class LaunchFinding:
-    """A finding about the value at `problem.path` of a config; one that is not `fatal` is a warning."""
+    """A finding about the value at `problem.path` of a config; one that is not `fatal` is a
+    warning."""
 
     config: ConfigName
     problem: Problem
@@ -117,7 +128,8 @@ class LaunchFinding:
 
 
 Check = Callable[[LaunchRequest, Machine | None], Iterator[LaunchFinding]]
-"""Checks a request against its machine; None where no machine is named or it is not in the catalog."""
+"""Checks a request against its machine; None where no machine is named or it is not in the
+catalog."""
 
 
 def error(config: ConfigName, key: str | Path, message: str) -> LaunchFinding:
@@ -132,4 +144,6 @@ def warning(config: ConfigName, key: str | Path, message: str) -> LaunchFinding:
 
 def _path(key: str | Path) -> Path:
     parts = key.split(".") if isinstance(key, str) else key
-    return tuple(int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts)
+    return tuple(
+        int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts
+    )

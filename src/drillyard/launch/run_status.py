@@ -1,4 +1,5 @@
-"""A launched run's handle, `platform://cluster/run`, and its status, in the same terms for every scheduler."""
+"""A launched run's handle, `platform://cluster/run`, and its status, in the same terms for every
+scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Any
 
 from drillyard.errors import ConfigError
 
-_HANDLE = re.compile(r"(?P<platform>[a-z][a-z0-9_-]*)://(?P<cluster>[a-z][a-z0-9-]*)/(?P<run>[a-z0-9][a-z0-9._-]*)")
+_HANDLE = re.compile(
+    r"(?P<platform>[a-z][a-z0-9_-]*)://(?P<cluster>[a-z][a-z0-9-]*)/(?P<run>[a-z0-9][a-z0-9._-]*)"
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -30,7 +33,8 @@ def parse_handle(text: str) -> Handle:
     found = _HANDLE.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"'{text}' is not a run's handle; one looks like slurm://my-cluster/my-run (drillyard runs list)"
+            f"'{text}' is not a run's handle; one looks like slurm://my-cluster/my-run (drillyard"
+            " runs list)"
         )
     return Handle(**found.groupdict())
 
@@ -57,7 +61,8 @@ class RunFailure:
     """Failure of a run, or of its last attempt: the rank that failed first, where known."""
 
     reason: str
-    """In words: `time limit`, `lost capacity`, `refused`, `exit code 1`, `killed by SIGKILL (exit code 137)`, ..."""
+    """In words: `time limit`, `lost capacity`, `refused`, `exit code 1`, `killed by SIGKILL (exit
+    code 137)`, ..."""
     rank: int | None = None
     node: str | None = None
     exit_code: int | None = None
@@ -66,7 +71,8 @@ class RunFailure:
 
 
 def beyond_failure(reason: str | None, failure: RunFailure | None) -> str:
-    """A run's reason without its failure, which has rank and host in fields: `all 3 restarts are used`."""
+    """A run's reason without its failure, which has rank and host in fields: `all 3 restarts are
+    used`."""
     if not reason or failure is None:
         return reason or ""
     before, found, after = reason.partition(failure.reason)
@@ -116,9 +122,11 @@ class RunStatus:
     """The scheduler's own names: job id, state, ..."""
 
 
-def reported_status(handle: Handle, state: State, own: Mapping[str, Any], **known: Any) -> RunStatus:
-    """The status of a run by its state.json `own`, empty where no agent has reported; `known`: fields of RunStatus that
-    the scheduler knows, or knows better."""
+def reported_status(
+    handle: Handle, state: State, own: Mapping[str, Any], **known: Any
+) -> RunStatus:
+    """The status of a run by its state.json `own`, empty where no agent has reported; `known`:
+    fields of RunStatus that the scheduler knows, or knows better."""
     plain = ("nodes", "reason", "since", "started_at", "ended_at", "run_directory")
     fields: dict[str, Any] = {name: own.get(name) for name in plain}
     fields |= {"attempt": own.get("round"), "failures": int(own.get("failures") or 0)}

@@ -40,40 +40,63 @@ _HEADER: Final = ("RUN", *_TITLES, "WHY")
 _NUMBERS: Final = ("FOR", "NODES")
 
 
-def status_text(status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None) -> str:
-    """A run on one screen: its state, since when and why, where it runs, what went wrong, and what to do next.
+def status_text(
+    status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None
+) -> str:
+    """A run on one screen: its state, since when and why, where it runs, what went wrong, and what
+    to do next.
 
     `progress` is a line about its steps, `where` the host of its run directory, for people.
     """
     now = time.time() if now is None else now
     rows = [("", f"{status.handle}  {headline(status, now)}")]
     # Without the failure that the headline of a failed run has already.
-    reason = beyond_failure(_reason(status), status.failure if status.state is State.failed else None)
+    reason = beyond_failure(
+        _reason(status), status.failure if status.state is State.failed else None
+    )
     if reason and status.state is not State.queued:
         rows.append(("reason", reason))
-    times = (("submitted", status.submitted_at), ("started", status.started_at), ("ended", status.ended_at))
-    rows += [(label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None]
+    times = (
+        ("submitted", status.submitted_at),
+        ("started", status.started_at),
+        ("ended", status.ended_at),
+    )
+    rows += [
+        (label, f"{moment(at)}  ({age(now - at)} ago)") for label, at in times if at is not None
+    ]
     hosts = f": {first_few(status.hosts, _MOST_HOSTS)}" if status.hosts else ""
     rows.append(("nodes", f"{status.nodes}{hosts}"))
     if status.attempt:
-        rows.append(("restarts", f"{status.attempt}, {status.failures or 'none'} of them counted as failures"))
+        rows.append(
+            (
+                "restarts",
+                f"{status.attempt}, {status.failures or 'none'} of them counted as failures",
+            )
+        )
     if progress:
         rows.append(("progress", progress))
     if status.failure is not None:
         if status.state is not State.failed:
             rows.append(("failure", failure_line(status.failure)))
         lines = status.failure.lines
-        rows += [("last lines" if not index else "", f"| {line}") for index, line in enumerate(lines)]
+        rows += [
+            ("last lines" if not index else "", f"| {line}") for index, line in enumerate(lines)
+        ]
     if status.run_directory:
         rows.append(("run directory", status.run_directory + (f"  (on {where})" if where else "")))
     if (agent := status.native.get("agent")) and not status.state.over:
         rows.append(("agent", agent))
-    native = [f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE]
+    native = [
+        f"{name} {value}" for name, value in status.native.items() if name not in _SHOWN_ELSEWHERE
+    ]
     if native:
         rows.append(("scheduler", ", ".join(native)))
     rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
     (_, title), *others = rows
-    return "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)]) + "\n"
+    return (
+        "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)])
+        + "\n"
+    )
 
 
 def _one_line(text: str) -> str:
@@ -82,13 +105,18 @@ def _one_line(text: str) -> str:
 
 
 def headline(status: RunStatus, now: float) -> str:
-    """State and age in words: `queued for 5 min (Priority)`, `running for 2 h`, `failed 3 h ago: time limit`."""
+    """State and age in words: `queued for 5 min (Priority)`, `running for 2 h`, `failed 3 h ago:
+    time limit`."""
     since = None if status.since is None else age(now - status.since)
     if not status.state.over:
         reason = f" ({status.reason})" if status.reason and status.state is State.queued else ""
         return _one_line(f"{status.state}{f' for {since}' if since else ''}{reason}")
     # A cancelled run may have had a failed attempt before: that is not why it is over.
-    why = f": {failure_line(status.failure)}" if status.failure is not None and status.state is State.failed else ""
+    why = (
+        f": {failure_line(status.failure)}"
+        if status.failure is not None and status.state is State.failed
+        else ""
+    )
     return _one_line(f"{status.state}{f' {since} ago' if since else ''}{why}")
 
 
@@ -107,22 +135,33 @@ def next_steps(status: RunStatus) -> list[str]:
     handle = status.handle
     if status.state is State.succeeded:
         return [f"drillyard runs artifacts {handle} --fetch DIR"]
-    if status.state is State.failed and status.failure is not None and status.failure.exit_code in FINAL_EXIT_CODES:
+    if (
+        status.state is State.failed
+        and status.failure is not None
+        and status.failure.exit_code in FINAL_EXIT_CODES
+    ):
         return [
             f"drillyard runs logs {handle} --tail 20",
-            "fix the cause first: the same start would fail again; then launch again, or with the same config:",
+            (
+                "fix the cause first: the same start would fail again; then launch again, or with"
+                " the same config:"
+            ),
             f"drillyard runs resume {handle}",
         ]
     if status.state.over:
         logs = [f"drillyard runs logs {handle} --tail 100"] if status.state is State.failed else []
         return [*logs, f"drillyard runs resume {handle}   (from its last checkpoint)"]
     if status.state is State.queued:
-        return [f"drillyard runs logs -f {handle}   (waits for its first line)", f"drillyard runs cancel {handle}"]
+        return [
+            f"drillyard runs logs -f {handle}   (waits for its first line)",
+            f"drillyard runs cancel {handle}",
+        ]
     return [f"drillyard runs watch {handle}", f"drillyard runs logs -f {handle}"]
 
 
 def runs_text(statuses: Sequence[RunStatus], *, now: float | None = None) -> str:
-    """A whole line for each run that begins with its handle, in columns below a title: for other programs.
+    """A whole line for each run that begins with its handle, in columns below a title: for other
+    programs.
 
     rich would take half a second for 500 of them.
     """
@@ -141,7 +180,8 @@ def runs_text(statuses: Sequence[RunStatus], *, now: float | None = None) -> str
 
 
 def runs_table(statuses: Sequence[RunStatus], *, width: int, now: float | None = None) -> Table:
-    """A line for each run in `width` columns: runs under their cluster, long names and reasons cut."""
+    """A line for each run in `width` columns: runs under their cluster, long names and reasons
+    cut."""
     now = time.time() if now is None else now
     names = [status.handle.run for status in statuses]
     rows = [_row(status, now) for status in statuses]
@@ -167,11 +207,20 @@ def _row(status: RunStatus, now: float) -> tuple[str, str, str, str]:
     return str(status.state), since, str(status.nodes), _one_line(why or "")
 
 
-def _widths(names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int) -> tuple[int, int]:
-    """The columns of names and reasons: reasons are cut first, down to 20 columns, then names, down to 20."""
+def _widths(
+    names: Sequence[str], rows: Sequence[tuple[str, str, str, str]], width: int
+) -> tuple[int, int]:
+    """The columns of names and reasons: reasons are cut first, down to 20 columns, then names, down
+    to 20."""
     longest = max(map(len, names), default=0)
     reason = max((len(row[3]) for row in rows), default=0)
-    between = sum(max([len(title), *(len(row[column]) for row in rows)]) for column, title in enumerate(_TITLES)) + 8
+    between = (
+        sum(
+            max([len(title), *(len(row[column]) for row in rows)])
+            for column, title in enumerate(_TITLES)
+        )
+        + 8
+    )
     left = width - between
     name = min(longest, max(left - min(reason, 20), 20))
     return name, max(left - name, 4)
@@ -182,7 +231,8 @@ def _cluster(status: RunStatus) -> str:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """`text` in at most `width` columns, cut in the middle: names of a sweep differ at their ends."""
+    """`text` in at most `width` columns, cut in the middle: names of a sweep differ at their
+    ends."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 2
@@ -195,7 +245,8 @@ def _reason(status: RunStatus) -> str | None:
 
 
 def status_json(status: RunStatus) -> dict[str, Any]:
-    """A run for programs: the fields of `RunStatus` (`attempt` as `round`; Unix seconds), the handle also in parts."""
+    """A run for programs: the fields of `RunStatus` (`attempt` as `round`; Unix seconds), the
+    handle also in parts."""
     fields = asdict(status)
     parts = {"handle": str(status.handle), **fields.pop("handle"), "round": fields.pop("attempt")}
     return {**parts, **fields, "over": status.state.over}
@@ -207,7 +258,8 @@ def moment(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in the largest unit that gives at least 2: 45 s, 12 min, 5 h, 3 d. Not below zero."""
+    """A duration in the largest unit that gives at least 2: 45 s, 12 min, 5 h, 3 d. Not below
+    zero."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if whole >= 2 * size:

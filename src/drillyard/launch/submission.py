@@ -1,9 +1,10 @@
-"""From two config files to submitted runs: what `drillyard launch` and the functions `plan` and `submit` share.
+"""From two config files to submitted runs: what `drillyard launch` and the functions `plan` and
+`submit` share.
 
 requests, plans = plan_launch(run, cluster)       # reads both files; one run, or one per point of a sweep
 for line in check_memory(requests): print(line)   # raises DoesNotFitError
 for handle in submit_plans(requests[0].cluster, plans): print(handle)
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def plan_launch(
     max_failures: int = 3,
     after: str | None = None,
 ) -> tuple[list[LaunchRequest], list[Plan]]:
-    """Build the requests to launch and their plans: one of each, or one per point of a sweep. Changes nothing.
+    """Build the requests to launch and their plans: one of each, or one per point of a sweep.
+    Changes nothing.
 
     Raises UserError for every mistake that can be found without asking the cluster.
     """
@@ -51,21 +53,34 @@ def plan_launch(
     requests = []
     for point in launch_points(sweep, first.name) if sweep else [SweepPoint("", ())]:
         named = [*point.overrides, *([f"name={first.name}-{point.name}"] if point.name else [])]
-        each = load_launch_config(run, [*overrides, *named], resolve_environment=False) if named else first
-        requests.append(LaunchRequest(each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after))
+        each = (
+            load_launch_config(run, [*overrides, *named], resolve_environment=False)
+            if named
+            else first
+        )
+        requests.append(
+            LaunchRequest(
+                each, config, facts, os.getcwd(), sys.executable, sync, max_failures, after
+            )
+        )
     return requests, plan_requests(requests)
 
 
 def _load_cluster(path: Path, nodes: int | None = None) -> ClusterConfig:
-    """The cluster config; where it is this machine and sets no ranks, with one per GPU, as `drillyard train` starts."""
+    """The cluster config; where it is this machine and sets no ranks, with one per GPU, as
+    `drillyard train` starts."""
     if not path.exists():
-        raise NotFoundError(f"{path}: there is no such file; give --cluster FILE, or write one: drillyard init")
+        raise NotFoundError(
+            f"{path}: there is no such file; give --cluster FILE, or write one: drillyard init"
+        )
     content = read_document(path).value
     platform = content.get("platform") if isinstance(content, dict) else None
     if isinstance(platform, str) and platform in platforms():
         # Refuse a platform without a launcher before asking for more of its config.
         launcher_class(platform)
-    cluster = load_cluster_config(path, [f"nodes={nodes}"] if nodes else [], resolve_environment=False)
+    cluster = load_cluster_config(
+        path, [f"nodes={nodes}"] if nodes else [], resolve_environment=False
+    )
     here = platforms()[cluster.platform].is_this_machine
     if not here or cluster.processes_per_node is not None or cluster.machine is not None:
         return cluster
@@ -73,7 +88,8 @@ def _load_cluster(path: Path, nodes: int | None = None) -> ClusterConfig:
 
 
 def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
-    """The plan of each request. Pure. Raises UserError for every mistake that can be seen without the scheduler."""
+    """The plan of each request. Pure. Raises UserError for every mistake that can be seen without
+    the scheduler."""
     first = requests[0]
     # Before the launcher is asked: a plug-in's plan need not call the checks.
     if first.sync:
@@ -89,15 +105,18 @@ def plan_requests(requests: Sequence[LaunchRequest]) -> list[Plan]:
 def check_memory(requests: Sequence[LaunchRequest], *, force: bool = False) -> Iterator[str]:
     """The estimate of each request as a line of text, once for requests of equal cost.
 
-    Workloads and clusters without a `machine` have none. Raises DoesNotFitError, unless `force`, after the line of a
-    request that does not fit. A request that cannot be estimated is launched all the same.
+    Workloads and clusters without a `machine` have none. Raises DoesNotFitError, unless `force`,
+    after the line of a request that does not fit. A request that cannot be estimated is launched
+    all the same.
     """
     seen = set()
     for request in requests:
         run, machine = request.run, request.cluster.machine
         if not isinstance(run, RunConfig) or machine is None:
             continue
-        cost = run.model_dump_json(exclude={"name": True, "training": {"optimizer", "schedule", "seed"}})
+        cost = run.model_dump_json(
+            exclude={"name": True, "training": {"optimizer", "schedule", "seed"}}
+        )
         if cost in seen:
             continue
         seen.add(cost)
@@ -121,7 +140,9 @@ def _estimate_line(run: RunConfig, request: LaunchRequest) -> tuple[str, bool]:
     try:
         target = cluster_target(request.cluster, request.facts)
         model = find_model(run, ModelOptions())
-        found = estimate_run(EstimateRequest(config=run, model=model, target=target, facts=request.facts))
+        found = estimate_run(
+            EstimateRequest(config=run, model=model, target=target, facts=request.facts)
+        )
     except UserError as error:
         return f"Estimate: none: {str(error).splitlines()[0]}", True
     available = None if found.available_gib is None else found.available_gib.value
@@ -132,7 +153,9 @@ def _estimate_line(run: RunConfig, request: LaunchRequest) -> tuple[str, bool]:
     return line, summary.verdict != "does not fit"
 
 
-def submit_plans(cluster: ClusterConfig, plans: Sequence[Plan], *, replace: bool = False) -> Iterator[Handle]:
+def submit_plans(
+    cluster: ClusterConfig, plans: Sequence[Plan], *, replace: bool = False
+) -> Iterator[Handle]:
     """Register the cluster and submit the plans in order; yields each handle once it is submitted.
 
     `replace`: cancel a run of the same name first.

@@ -1,7 +1,8 @@
 """The archive of `--sync`: the files of the working directory that git does not ignore.
 
-Files keep their modes, so that a private file stays private. Links stay links; those that point outside of it are
-left out. Files that look like credentials are included, since programs may need them, and reported.
+Files keep their modes, so that a private file stays private. Links stay links; those that point
+outside of it are left out. Files that look like credentials are included, since programs may need
+them, and reported.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from drillyard.launch.remote_files import print_notice
 CARRY = "carry"
 """The stage of the step that copies."""
 CARRIED_LIST = ".drillyard-carried"
-"""On the cluster: the list of copied files, so that the next `--sync` removes those that were deleted here."""
+"""On the cluster: the list of copied files, so that the next `--sync` removes those that were
+deleted here."""
 UNPACK_OVER = f"""\
 {TEMPORARY} && cat >"$d/tar" && mkdir -p "$0" && cd "$0" && touch "$1" &&
 LC_ALL=C.UTF-8 tar -t --quoting-style=escape -f "$d/tar" >"$d/new" && LC_ALL=C sort -o "$d/new" "$d/new" || exit
@@ -36,9 +38,9 @@ if [ -s "$d/edited" ]; then
 fi
 tar -x --no-same-permissions --no-same-owner -f "$d/tar" &&
 LC_ALL=C comm -23 "$1" "$d/new" | xargs -r -d '\\n' rm -f -- && cp "$d/new" "$1"
-"""
-"""Unpacks the archive on standard input in the directory "$0". The archive's files have no times, so a file that has
-one was edited there: such files are backed up before they are replaced."""
+"""  # noqa: E501
+"""Unpacks the archive on standard input in the directory "$0". The archive's files have no times,
+so a file that has one was edited there: such files are backed up before they are replaced."""
 
 _CREDENTIALS = re.compile(
     r"\.env(\..+)?|[._]netrc|\.git-credentials|\.pypirc|\.npmrc|\.pgpass|\.dockercfg|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
@@ -51,7 +53,8 @@ _MOST_SHOWN = 5
 
 
 def sync_step(host: Host, here: str, project: str) -> Program:
-    """The step that replaces the project's directory on a host with this machine's working directory."""
+    """The step that replaces the project's directory on a host with this machine's working
+    directory."""
     return Program(
         f"copy the working directory to {host.title}",
         host.argv(["sh", "-c", UNPACK_OVER, project, CARRIED_LIST]),
@@ -62,8 +65,8 @@ def sync_step(host: Host, here: str, project: str) -> Program:
 
 
 def archive_of_directory(directory: Path, programs: Programs) -> bytes:
-    """The tar archive, sorted, without times or owners. Prints notices of possible credentials and of links left
-    out."""
+    """The tar archive, sorted, without times or owners. Prints notices of possible credentials and
+    of links left out."""
     buffer = io.BytesIO()
     credentials, left_out = [], []
     root = os.path.realpath(directory)
@@ -71,7 +74,9 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
         for name in working_files(directory, programs):
             path, member = directory / name, tarfile.TarInfo(str(name))
             target = os.readlink(path) if path.is_symlink() else None
-            if not Path(os.path.realpath(path)).is_relative_to(root) or (target and not _stays(name, target)):
+            if not Path(os.path.realpath(path)).is_relative_to(root) or (
+                target and not _stays(name, target)
+            ):
                 left_out.append(repr(str(name)))
                 continue
             if target is not None:
@@ -81,22 +86,42 @@ def archive_of_directory(directory: Path, programs: Programs) -> bytes:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
                 content = file.read()
                 member.size, member.mode = len(content), os.fstat(file.fileno()).st_mode & 0o777
-            named = _CREDENTIALS.fullmatch(name.name) is not None and _HARMLESS.fullmatch(name.name) is None
+            named = (
+                _CREDENTIALS.fullmatch(name.name) is not None
+                and _HARMLESS.fullmatch(name.name) is None
+            )
             if named or _PRIVATE_KEY.search(content[:_HEAD_BYTES]):
                 credentials.append(repr(str(name)))
             tar.addfile(member, io.BytesIO(content))
     if credentials:
         shown = first_few(credentials, _MOST_SHOWN)
-        print_notice(f"--sync copies files that look like credentials: {shown}; git-ignored files are not copied")
+        print_notice(
+            f"--sync copies files that look like credentials: {shown}; git-ignored files are not"
+            " copied"
+        )
     if left_out:
-        print_notice(f"--sync leaves out links that point outside of {directory}: {first_few(left_out, _MOST_SHOWN)}")
+        print_notice(
+            f"--sync leaves out links that point outside of {directory}:"
+            f" {first_few(left_out, _MOST_SHOWN)}"
+        )
     return buffer.getvalue()
 
 
 def working_files(directory: Path, programs: Programs) -> Iterator[Path]:
-    """The files and links of a directory that git does not ignore; all but .git outside of a repository."""
+    """The files and links of a directory that git does not ignore; all but .git outside of a
+    repository."""
     listed = programs.run(
-        ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+        [
+            "git",
+            "-C",
+            str(directory),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "--deduplicate",
+        ]
     )
     if listed.returncode == 0:
         names = [Path(name) for name in listed.stdout.split("\0") if name]

@@ -1,1 +1,2 @@
-"""Lines of any log: files, compression, following, launcher prefixes, time stamps, ranks. Uses no other subpackage."""
+"""Lines of any log: files, compression, following, launcher prefixes, time stamps, ranks. Uses no
+other subpackage."""

@@ -1,10 +1,11 @@
 """Division of a byte stream into blocks of whole lines, over which every log reader loops.
 
-Blocks of a megabyte are searched in C, never line by line in Python. A block ends at a newline; an unfinished last
-line is held back, and counted as unfinished when the stream ends.
+Blocks of a megabyte are searched in C, never line by line in Python. A block ends at a newline; an
+unfinished last line is held back, and counted as unfinished when the stream ends.
 
-Terminal colours are removed. A carriage return (progress bars redraw their line with it) becomes a line's end for
-searching, while lines are counted by newlines alone, as editors do. A line longer than `LONGEST_LINE` is skipped.
+Terminal colours are removed. A carriage return (progress bars redraw their line with it) becomes a
+line's end for searching, while lines are counted by newlines alone, as editors do. A line longer
+than `LONGEST_LINE` is skipped.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _SEVERAL_RETURNS: Final = re.compile(rb"(?<!\r)\r++\n")
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
-    """Whole lines. `text` is what to search: no colours, every redraw a line of its own, each line with its end.
+    """Whole lines. `text` is what to search: no colours, every redraw a line of its own, each line
+    with its end.
 
-    `counted` has the same offsets as `text` with newlines only where the file has them: at `ends`. `first_line` is the
-    number of its first line (from 1).
+    `counted` has the same offsets as `text` with newlines only where the file has them: at `ends`.
+    `first_line` is the number of its first line (from 1).
     """
 
     text: bytes
@@ -41,10 +43,12 @@ class LineBlock:
     first_line: int
     ends: NDArray[np.int64]
     head: bytes = b""
-    """Beginning of the block's first line, when that line began in an earlier block (between two redraws)."""
+    """Beginning of the block's first line, when that line began in an earlier block (between two
+    redraws)."""
 
     def line_head(self, offset: int) -> bytes:
-        """Beginning of the file's line at `offset`, of which only the first drawing has a launcher's prefix."""
+        """Beginning of the file's line at `offset`, of which only the first drawing has a
+        launcher's prefix."""
         begin = self.counted.rfind(b"\n", 0, offset) + 1
         return self.head if not begin and self.head else self.counted[begin : begin + _HEAD_BYTES]
 
@@ -65,7 +69,8 @@ class LineBlock:
 class LineSplitter:
     """Splitter of a stream into blocks: `feed` bytes as they come, `finish` at the end.
 
-    Counts `bytes`, finished `lines`, `unfinished` (1 after `finish` when the last line has no end), `overlong` lines.
+    Counts `bytes`, finished `lines`, `unfinished` (1 after `finish` when the last line has no end),
+    `overlong` lines.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,14 @@
-"""Growing logs: files, standard input, cloud objects. Each poll returns what was appended since the last one.
+"""Growing logs: files, standard input, cloud objects. Each poll returns what was appended since the
+last one.
 
-    FileFollower    a file. One that became shorter, or has other bytes where reading ended, was rewritten and is read
-                    again from its beginning; where the path names another file now (log rotation), the old one is
-                    finished first. A file that is missing is waited for
+    FileFollower    a file. One that became shorter, or has other bytes where reading ended, was
+                    rewritten and is read again from its beginning; where the path names another
+                    file now (log rotation), the old one is finished first. A file that is missing
+                    is waited for
     StreamFollower  standard input: what has arrived so far; it ends when its writer ends
-    CloudFollower   a Cloud Storage object, which a writer replaces by a longer one that begins the same. It is looked
-                    up every few seconds, and only what is new is fetched; a service that does not answer is tried
-                    again for ten minutes
+    CloudFollower   a Cloud Storage object, which a writer replaces by a longer one that begins the
+                    same. It is looked up every few seconds, and only what is new is fetched; a
+                    service that does not answer is tried again for ten minutes
 
 Compressed logs are refused: they do not grow by lines.
 """
@@ -40,7 +42,8 @@ _CLOUD_PIECE: Final = 8 << 20
 _CLOUD_SECONDS: Final = 5.0
 _CLOUD_TIMEOUT_SECONDS: Final = 600.0
 _POLL_BYTES: Final = 64 << 20
-"""Limit for one poll of a stream: a writer may be faster than the reader, and the bytes read must be shown."""
+"""Limit for one poll of a stream: a writer may be faster than the reader, and the bytes read must
+be shown."""
 _OVERLAP: Final = 64
 
 
@@ -54,7 +57,8 @@ class GrowingInput(ABC):
 
     @abstractmethod
     def poll(self) -> Iterator[bytes | None]:
-        """Yield the new bytes in pieces; None before the bytes of a new beginning. Raises OSError or UserError."""
+        """Yield the new bytes in pieces; None before the bytes of a new beginning. Raises OSError
+        or UserError."""
 
     def absent(self) -> bool:
         """Whether the log does not exist yet."""
@@ -84,7 +88,9 @@ def _refuse_packed(path: Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     if is_packed(head):
-        raise UserError(f"{path}: is compressed, and such files do not grow line by line; leave out --follow.")
+        raise UserError(
+            f"{path}: is compressed, and such files do not grow line by line; leave out --follow."
+        )
 
 
 class FileFollower(GrowingInput):
@@ -121,7 +127,8 @@ class FileFollower(GrowingInput):
             yield piece
 
     def _goes_on(self) -> bool:
-        """Whether the file still has the last bytes that were read, at the place where reading ended."""
+        """Whether the file still has the last bytes that were read, at the place where reading
+        ended."""
         assert self._file is not None
         begin = self._file.tell() - len(self._last)
         return os.pread(self._file.fileno(), len(self._last), begin) == self._last
@@ -174,14 +181,18 @@ class StreamFollower(GrowingInput):
         self.behind = False
 
     def _checked(self, piece: bytes) -> bytes:
-        """Return the first bytes, as soon as there are enough to see that they are not compressed."""
+        """Return the first bytes, as soon as there are enough to see that they are not
+        compressed."""
         assert self._head is not None
         head = self._head + piece
         if len(head) < 4 and not self.ended:
             self._head = head
             return b""
         if is_packed(head[:4]):
-            raise UserError("-: is compressed; decompress it before, as in: zcat run.log.gz | drillyard metrics -f -")
+            raise UserError(
+                "-: is compressed; decompress it before, as in: zcat run.log.gz | drillyard metrics"
+                " -f -"
+            )
         self._head = None
         return head
 
@@ -213,7 +224,8 @@ class CloudFollower(GrowingInput):
             self._silent_since = None
 
     def _news(self, found: Any, generation: int) -> Iterator[bytes | None]:
-        """Yield what was added to an object since the last read. `generation`: the client changes that of `found`."""
+        """Yield what was added to an object since the last read. `generation`: the client changes
+        that of `found`."""
         size = int(found.size)
         if self._offset and not self._goes_on(found, generation, size):
             self._offset, self._last = 0, b""
@@ -221,7 +233,10 @@ class CloudFollower(GrowingInput):
         while self._offset < size:
             piece = _fetch(found, generation, self._offset, min(self._offset + _CLOUD_PIECE, size))
             if not self._offset and is_packed(piece[:4]):
-                raise UserError(f"{self.name}: is compressed, and does not grow line by line; leave out --follow.")
+                raise UserError(
+                    f"{self.name}: is compressed, and does not grow line by line; leave out"
+                    " --follow."
+                )
             self._offset += len(piece)
             self._last = (self._last + piece)[-_OVERLAP:]
             yield piece
@@ -229,7 +244,13 @@ class CloudFollower(GrowingInput):
     @contextmanager
     def _tolerated(self) -> Iterator[None]:
         """Leave to the next poll what may be temporary."""
-        from google.api_core.exceptions import NotFound, PreconditionFailed, RetryError, ServerError, TooManyRequests
+        from google.api_core.exceptions import (
+            NotFound,
+            PreconditionFailed,
+            RetryError,
+            ServerError,
+            TooManyRequests,
+        )
         from google.auth.exceptions import TransportError
         from requests.exceptions import RequestException
 
@@ -238,17 +259,27 @@ class CloudFollower(GrowingInput):
         except (NotFound, PreconditionFailed):
             # Replaced since it was looked up: that is how objects grow.
             self._silent_since = None
-        except (ServerError, TooManyRequests, RetryError, TransportError, RequestException, ConnectionError) as error:
+        except (
+            ServerError,
+            TooManyRequests,
+            RetryError,
+            TransportError,
+            RequestException,
+            ConnectionError,
+        ) as error:
             now = time.monotonic()
             if self._silent_since is None:
                 self._silent_since = now
                 minutes = round(_CLOUD_TIMEOUT_SECONDS / 60)
-                text = f"{self.name}: {first_line(error)}; asks again, for {minutes} minutes at most"
+                text = (
+                    f"{self.name}: {first_line(error)}; asks again, for {minutes} minutes at most"
+                )
                 print(text, file=sys.stderr, flush=True)
             elif now - self._silent_since > _CLOUD_TIMEOUT_SECONDS:
                 seconds = round(now - self._silent_since)
                 raise UserError(
-                    f"{self.name}: no answer for {seconds} s: {first_line(error)}. Follow it again when there is one."
+                    f"{self.name}: no answer for {seconds} s: {first_line(error)}. Follow it again"
+                    " when there is one."
                 ) from error
 
     def _goes_on(self, blob: Any, generation: int, size: int) -> bool:
@@ -264,6 +295,8 @@ class CloudFollower(GrowingInput):
 
 
 def _fetch(blob: Any, generation: int, begin: int, end: int) -> bytes:
-    """Fetch bytes of one generation of an object: it may be replaced between two calls. Tries once, so that other files
-    do not wait for this one: the next poll tries again."""
-    return bytes(blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None))
+    """Fetch bytes of one generation of an object: it may be replaced between two calls. Tries once,
+    so that other files do not wait for this one: the next poll tries again."""
+    return bytes(
+        blob.download_as_bytes(start=begin, end=end - 1, if_generation_match=generation, retry=None)
+    )

@@ -1,11 +1,12 @@
 """Logs named on the command line: files, directories, `-`, gs:// objects; opened and decompressed.
 
-Compression (gzip, zstd; any number of members or frames) is detected by content, never by name. Cloud objects are
-streamed, nothing is stored.
+Compression (gzip, zstd; any number of members or frames) is detected by content, never by name.
+Cloud objects are streamed, nothing is stored.
 
-A log may be cut off or damaged anywhere; what was packed before that place is intact. So damage ends the stream like
-the end of the file, and `trouble` describes it. Where gzip data are damaged, the last 256 KiB are unpacked
-again byte by byte; of zstd the text of the damaged block (up to 128 KiB) is lost.
+A log may be cut off or damaged anywhere; what was packed before that place is intact. So damage
+ends the stream like the end of the file, and `trouble` describes it. Where gzip data are damaged,
+the last 256 KiB are unpacked again byte by byte; of zstd the text of the damaged block (up to 128
+KiB) is lost.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class LogFile:
 
 
 def find_files(names: Sequence[str]) -> list[LogFile]:
-    """List the files that paths, directories and gs:// prefixes name, each once, in a fixed order. Raises UserError."""
+    """List the files that paths, directories and gs:// prefixes name, each once, in a fixed order.
+    Raises UserError."""
     files: dict[str, LogFile] = {}
     for name in names:
         if name == STDIN:
@@ -73,7 +75,10 @@ def _local_files(path: Path) -> list[LogFile]:
         kind = NotFoundError if isinstance(error, FileNotFoundError) else UserError
         raise kind(f"{error.filename or path}: cannot be read: {error.strerror}") from error
     if not found:
-        raise NotFoundError(f"{path}: the directory has no files. Give the directory or file that holds the run's log.")
+        raise NotFoundError(
+            f"{path}: the directory has no files. Give the directory or file that holds the run's"
+            " log."
+        )
     return found
 
 
@@ -84,7 +89,8 @@ def _local_file(path: Path) -> LogFile:
 
 @contextmanager
 def open_log(file: LogFile) -> Iterator[BinaryIO]:
-    """Open a log's bytes, decompressed; see `trouble`. Raises UserError for what cannot be opened or read."""
+    """Open a log's bytes, decompressed; see `trouble`. Raises UserError for what cannot be opened
+    or read."""
     try:
         with _open_raw(file) as raw:
             yield unpacked(raw, file.name)
@@ -99,7 +105,9 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
     elif file.name.startswith(GCS):
         with cloud_errors(file.name):
             bucket, _, name = file.name.removeprefix(GCS).partition("/")
-            with storage_client().bucket(bucket).blob(name).open("rb", chunk_size=8 << 20) as stream:
+            with (
+                storage_client().bucket(bucket).blob(name).open("rb", chunk_size=8 << 20) as stream
+            ):
                 yield cast("BinaryIO", stream)
     else:
         with open(file.name, "rb") as stream:
@@ -111,17 +119,23 @@ def standard_input() -> BinaryIO:
     # None where descriptor 0 was closed (the shell's `<&-`), which the types leave out.
     stream = cast("TextIO | None", sys.stdin)
     if stream is None:
-        raise UserError("-: there is no standard input: it is closed. Pipe a log into the command, or name a file.")
+        raise UserError(
+            "-: there is no standard input: it is closed. Pipe a log into the command, or name a"
+            " file."
+        )
     return stream.buffer
 
 
 def storage_client() -> Client:
-    """Return a client with the machine's credentials, or an anonymous one where there are none (public buckets)."""
+    """Return a client with the machine's credentials, or an anonymous one where there are none
+    (public buckets)."""
     try:
         from google.auth.exceptions import DefaultCredentialsError
         from google.cloud import storage
     except ImportError as error:
-        raise MissingExtraError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
+        raise MissingExtraError(
+            "gs:// paths need Google's client: pip install 'drillyard[gcp]'"
+        ) from error
     try:
         return storage.Client()
     except (DefaultCredentialsError, OSError):
@@ -134,7 +148,9 @@ def cloud_errors(name: str) -> Iterator[None]:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
     except ImportError as error:
-        raise MissingExtraError("gs:// paths need Google's client: pip install 'drillyard[gcp]'") from error
+        raise MissingExtraError(
+            "gs:// paths need Google's client: pip install 'drillyard[gcp]'"
+        ) from error
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
@@ -150,12 +166,21 @@ def first_line(error: BaseException) -> str:
 def _cloud_files(name: str) -> list[LogFile]:
     bucket, _, prefix = name.removeprefix(GCS).partition("/")
     with cloud_errors(name):
-        blobs = [blob for blob in storage_client().list_blobs(bucket, prefix=prefix) if not blob.name.endswith("/")]
+        blobs = [
+            blob
+            for blob in storage_client().list_blobs(bucket, prefix=prefix)
+            if not blob.name.endswith("/")
+        ]
     exact = [blob for blob in blobs if blob.name == prefix]
-    inside = [blob for blob in blobs if not prefix or blob.name.startswith(prefix.rstrip("/") + "/")]
+    inside = [
+        blob for blob in blobs if not prefix or blob.name.startswith(prefix.rstrip("/") + "/")
+    ]
     chosen = exact or inside
     if not chosen:
-        raise NotFoundError(f"{name}: there is no such object, and none below it. List them: gcloud storage ls {name}")
+        raise NotFoundError(
+            f"{name}: there is no such object, and none below it. List them: gcloud storage ls"
+            f" {name}"
+        )
     return [LogFile(f"{GCS}{bucket}/{blob.name}", blob.size, blob.updated) for blob in chosen]
 
 
@@ -170,25 +195,35 @@ def _is_zstd(head: bytes) -> bool:
 
 
 def unpacked(raw: BinaryIO, name: str) -> BinaryIO:
-    """Return `raw`, or its decompressed content if it is gzip or zstd. Raises UserError where zstandard is missing."""
-    stream = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw))
+    """Return `raw`, or its decompressed content if it is gzip or zstd. Raises UserError where
+    zstandard is missing."""
+    stream = (
+        raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", raw))
+    )
     magic = stream.peek(4)[:4]
     if magic.startswith(_GZIP):
-        packed = _Packed(stream, "gzip", lambda: zlib.decompressobj(_GZIP_WINDOW), _gunzip, zlib.error)
+        packed = _Packed(
+            stream, "gzip", lambda: zlib.decompressobj(_GZIP_WINDOW), _gunzip, zlib.error
+        )
         return io.BufferedReader(packed, _PIECE_OF_TEXT)
     if _is_zstd(magic):
         try:
             import zstandard
         except ImportError as error:
-            raise UserError(f"{name}: is zstd: install zstandard (pip install zstandard), or decompress it") from error
+            raise UserError(
+                f"{name}: is zstd: install zstandard (pip install zstandard), or decompress it"
+            ) from error
         new = zstandard.ZstdDecompressor
-        packed = _Packed(stream, "zstd", lambda: new().decompressobj(), _unzstd, zstandard.ZstdError)
+        packed = _Packed(
+            stream, "zstd", lambda: new().decompressobj(), _unzstd, zstandard.ZstdError
+        )
         return io.BufferedReader(packed, _PIECE_OF_TEXT)
     return stream
 
 
 def trouble(stream: BinaryIO) -> str | None:
-    """Reason why a stream of `unpacked` ended before its end; None when it did not (or is still to be read)."""
+    """Reason why a stream of `unpacked` ended before its end; None when it did not (or is still to
+    be read)."""
     raw = stream.raw if isinstance(stream, io.BufferedReader) else None
     return raw.trouble if isinstance(raw, _Packed) else None
 
@@ -205,7 +240,13 @@ class _Packed(io.RawIOBase):
         damage: type[Exception],
     ) -> None:
         self.trouble: str | None = None
-        self._raw, self._kind, self._unpacker, self._unpack, self._damage = raw, kind, unpacker, unpack, damage
+        self._raw, self._kind, self._unpacker, self._unpack, self._damage = (
+            raw,
+            kind,
+            unpacker,
+            unpack,
+            damage,
+        )
         self._ready = b""
         self._text = self._pieces()
 
@@ -230,7 +271,9 @@ class _Packed(io.RawIOBase):
             unpacker = self._unpacker()
             while not unpacker.eof:
                 if not packed:
-                    self.trouble = f"its {self._kind} data end in the middle (cut off, or still being written)"
+                    self.trouble = (
+                        f"its {self._kind} data end in the middle (cut off, or still being written)"
+                    )
                     return
                 try:
                     packed = yield from self._unpack(unpacker, packed)
@@ -254,13 +297,15 @@ class _Packed(io.RawIOBase):
 
 
 def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
-    """Yield the text of the next packed bytes; returns those after the member. Raises zlib.error at damage."""
+    """Yield the text of the next packed bytes; returns those after the member. Raises zlib.error at
+    damage."""
     while packed and not unpacker.eof:
         before = unpacker.copy()
         try:
             yield unpacker.decompress(packed, _PIECE_OF_TEXT)
         except zlib.error:
-            # zlib returns nothing of a damaged piece: unpack byte by byte up to the damage, which raises again.
+            # zlib returns nothing of a damaged piece: unpack byte by byte up to the damage, which
+            # raises again.
             for place in range(len(packed)):
                 yield before.decompress(packed[place : place + 1])
         packed = unpacker.unconsumed_tail
@@ -268,7 +313,8 @@ def _gunzip(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
 
 
 def _unzstd(unpacker: Any, packed: bytes) -> Generator[bytes, None, bytes]:
-    """Do the same in small pieces: the text of one is in memory as a whole, and lost if the piece is damaged."""
+    """Do the same in small pieces: the text of one is in memory as a whole, and lost if the piece
+    is damaged."""
     begin = 0
     while begin < len(packed) and not unpacker.eof:
         piece = packed[begin : begin + _ZSTD_PIECE]

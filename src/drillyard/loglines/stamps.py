@@ -1,13 +1,16 @@
-"""Time stamps of many styles -> UTC microseconds since 1970. Converting one costs 1 to 2 microseconds.
+"""Time stamps of many styles -> UTC microseconds since 1970. Converting one costs 1 to 2
+microseconds.
 
-    iso        2025-01-01T12:00:00.123456789Z, 2025-01-01 12:00:00,123, with or without a zone; 2025/01/01 also
+    iso        2025-01-01T12:00:00.123456789Z, 2025-01-01 12:00:00,123, with or without a zone;
+               2025/01/01 also
     glog       I0101 12:00:00.123456 (glog, absl, torch): no year and no zone
     ctime      Wed Jan  1 12:00:00 2025, also with UTC or GMT before the year
     epoch      1735732800.123456
 
-Stamps without a zone are read in the zone given (`--timezone`), else as UTC; in the hour that daylight saving time
-repeats, the first is taken. A glog stamp gets the year that puts it last before `not_after` (the file's time of last
-change), and is carried over New Year. Digits beyond the microsecond are cut off.
+Stamps without a zone are read in the zone given (`--timezone`), else as UTC; in the hour that
+daylight saving time repeats, the first is taken. A glog stamp gets the year that puts it last
+before `not_after` (the file's time of last change), and is carried over New Year. Digits beyond the
+microsecond are cut off.
 """
 
 from __future__ import annotations
@@ -31,15 +34,21 @@ NO_TIME: Final = -(2**63)
 STYLES: Final[dict[str, bytes]] = {
     "iso": rb"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d(?!\d))?",
     "glog": rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9}",
-    "ctime": rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:(?:UTC|GMT) )?\d{4}",
+    "ctime": (
+        rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:(?:UTC|GMT)"
+        rb" )?\d{4}"
+    ),
     "epoch": rb"(?<![\d.])1\d{9}\.\d{1,9}",
 }
 """Patterns without groups. Their order decides which is tried first on an unknown line."""
 
 _MONTHS: Final = {
-    name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)
+    name: number
+    for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)
 }
-_FIRST: Final = re.compile(b"|".join(b"(?P<%s>%s)" % (name.encode(), pattern) for name, pattern in STYLES.items()))
+_FIRST: Final = re.compile(
+    b"|".join(b"(?P<%s>%s)" % (name.encode(), pattern) for name, pattern in STYLES.items())
+)
 _HALF_A_YEAR: Final = 182 * 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,23 +60,28 @@ def find_stamp(text: bytes) -> tuple[str, int, int] | None:
 
 
 def time_zone(name: str) -> tzinfo:
-    """The zone of a name such as `Europe/Zurich`, `UTC` or an offset `+02:00`. Raises ConfigError for others."""
+    """The zone of a name such as `Europe/Zurich`, `UTC` or an offset `+02:00`. Raises ConfigError
+    for others."""
     if offset := re.fullmatch(r"([+-])(\d\d):?(\d\d)", name):
         minutes = int(offset[2]) * 60 + int(offset[3])
-        return UTC if not minutes else tz(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+        return (
+            UTC if not minutes else tz(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+        )
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ConfigError(
-            f"--timezone {name}: not a time zone. Give a name such as Europe/Zurich or America/New_York, or +02:00."
+            f"--timezone {name}: not a time zone. Give a name such as Europe/Zurich or"
+            " America/New_York, or +02:00."
         ) from error
 
 
 class Stamps:
-    """Converter of one log's stamps. `zone` is for stamps without one; None reads them as UTC and remembers it.
+    """Converter of one log's stamps. `zone` is for stamps without one; None reads them as UTC and
+    remembers it.
 
-    After conversions, `zoned` and `zoneless` are whether stamps with and without a zone were seen, and
-    `coarsest_us` is the coarsest printed unit in microseconds.
+    After conversions, `zoned` and `zoneless` are whether stamps with and without a zone were seen,
+    and `coarsest_us` is the coarsest printed unit in microseconds.
     """
 
     def __init__(self, zone: tzinfo | None = None, not_after: datetime | None = None) -> None:
@@ -80,8 +94,14 @@ class Stamps:
         self.coarsest_us = 1
 
     def convert(self, style: str, stamps: Sequence[bytes]) -> list[int | None]:
-        """Convert stamps of one style in the log's order to UTC microseconds; None for what is no date (month 13)."""
-        convert = {"iso": self._iso, "glog": self._glog, "ctime": self._ctime, "epoch": self._epoch}[style]
+        """Convert stamps of one style in the log's order to UTC microseconds; None for what is no
+        date (month 13)."""
+        convert = {
+            "iso": self._iso,
+            "glog": self._glog,
+            "ctime": self._ctime,
+            "epoch": self._epoch,
+        }[style]
         if len(stamps):
             self.coarsest_us = max(self.coarsest_us, _unit_us(style, stamps[0]))
         return [convert(stamp) for stamp in stamps]
@@ -95,7 +115,8 @@ class Stamps:
 
     def _iso(self, stamp: bytes) -> int | None:
         try:
-            # ValueError: where a program writes its times in a field of their own, it may write anything there.
+            # ValueError: where a program writes its times in a field of their own, it may write
+            # anything there.
             moment = datetime.fromisoformat(stamp.decode().replace("/", "-"))
         except ValueError:
             return None
@@ -128,17 +149,24 @@ class Stamps:
         return _microseconds(moment) + int((stamp[15:21] + b"000000")[:6])
 
     def _last_year(self, stamp: bytes) -> int:
-        """Latest year that puts a stamp before `not_after`, with a day's margin for clocks and zones that differ."""
+        """Latest year that puts a stamp before `not_after`, with a day's margin for clocks and
+        zones that differ."""
         self.zoneless = True
         latest = (self._not_after or datetime.now(UTC)).astimezone(self._zone) + timedelta(days=1)
-        return latest.year if (int(stamp[1:3]), int(stamp[3:5])) <= (latest.month, latest.day) else latest.year - 1
+        return (
+            latest.year
+            if (int(stamp[1:3]), int(stamp[3:5])) <= (latest.month, latest.day)
+            else latest.year - 1
+        )
 
     def _ctime(self, stamp: bytes) -> int | None:
         words = stamp.split()
         zoned = words[-2] in (b"UTC", b"GMT")
         hour, minute, second = (int(part) for part in words[3].split(b":"))
         try:
-            moment = datetime(int(words[-1]), _MONTHS[words[1]], int(words[2]), hour, minute, second)
+            moment = datetime(
+                int(words[-1]), _MONTHS[words[1]], int(words[2]), hour, minute, second
+            )
         except (KeyError, ValueError):
             return None
         self.zoned |= zoned

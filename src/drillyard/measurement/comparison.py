@@ -1,13 +1,17 @@
 """Runs side by side: by step, tokens, time and dollars, with the confidence of a difference.
 
-The first run is what the others are compared with, at a quarter, half, three quarters and the end of what all runs have
-reached; a loss there is the mean of those logged in the twentieth of the range before it.
+The first run is what the others are compared with, at a quarter, half, three quarters and the end
+of what all runs have reached; a loss there is the mean of those logged in the twentieth of the
+range before it.
 
-Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each other, means of long blocks hardly do.
-- Speed: each run's durations, warm-up left out, are cut into up to 20 blocks one after the other; the difference of the
-  logarithms of their medians has Welch's interval, widened by what the printing of durations rounds away.
-- Loss: the last fifth of the common range is cut into up to 10 blocks; the differences of the two runs' block means
-  have the interval of paired values, so a loss that falls in both does not blur it.
+Confidence is Student's t on blocks, at 95 %: neighbouring steps resemble each other, means of long
+blocks hardly do.
+- Speed: each run's durations, warm-up left out, are cut into up to 20 blocks one after the other;
+  the difference of the logarithms of their medians has Welch's interval, widened by what the
+  printing of durations rounds away.
+- Loss: the last fifth of the common range is cut into up to 10 blocks; the differences of the two
+  runs' block means have the interval of paired values, so a loss that falls in both does not blur
+  it.
 With fewer than five blocks no interval is given; what another seed would do is not in it.
 """
 
@@ -43,7 +47,8 @@ _TAIL: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A difference with its 95 % confidence interval; `low` and `high` are None with too few blocks."""
+    """A difference with its 95 % confidence interval; `low` and `high` are None with too few
+    blocks."""
 
     value: float
     low: float | None
@@ -58,7 +63,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """The losses of all runs where each has got as far as `at` on an axis; None for a run without a loss there."""
+    """The losses of all runs where each has got as far as `at` on an axis; None for a run without a
+    loss there."""
 
     axis: Axis
     at: float
@@ -67,8 +73,9 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """One run against the first. `faster` is a fraction: 0.03 is 3 % more tokens per second per GPU (fewer seconds a
-    step, where tokens are not known). `loss` is what its loss is higher by, at the end of the common range."""
+    """One run against the first. `faster` is a fraction: 0.03 is 3 % more tokens per second per GPU
+    (fewer seconds a step, where tokens are not known). `loss` is what its loss is higher by, at the
+    end of the common range."""
 
     run: str
     faster: Interval | None
@@ -78,7 +85,8 @@ class RunDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that `--compare` shows. `differ` are the reasons why the runs cannot be compared, in words."""
+    """Everything that `--compare` shows. `differ` are the reasons why the runs cannot be compared,
+    in words."""
 
     runs: tuple[RunResult, ...]
     names: tuple[str, ...]
@@ -94,7 +102,8 @@ class Comparison:
         return not self.differ
 
     def as_json(self) -> dict[str, Any]:
-        """The published document: the documents of the runs (metrics_document.py), and what is between them."""
+        """The published document: the documents of the runs (metrics_document.py), and what is
+        between them."""
         return {
             "version": VERSION,
             "comparable": self.comparable,
@@ -107,16 +116,25 @@ class Comparison:
                     "run": against.run,
                     "of": against.of,
                     "faster": against.faster and asdict(against.faster),
-                    "loss_higher_by": {axis: (loss := against.loss.get(axis)) and asdict(loss) for axis in AXES},
+                    "loss_higher_by": {
+                        axis: (loss := against.loss.get(axis)) and asdict(loss) for axis in AXES
+                    },
                 }
                 for against in self.against
             ],
             "losses": [
-                {"axis": point.axis, "at": point.at, "loss": dict(zip(self.names, point.losses, strict=True))}
+                {
+                    "axis": point.axis,
+                    "at": point.at,
+                    "loss": dict(zip(self.names, point.losses, strict=True)),
+                }
                 for point in self.points
             ],
             "unknown_axes": dict(self.unknown_axes),
-            "runs": [{**run.as_json(), "name": name} for run, name in zip(self.runs, self.names, strict=True)],
+            "runs": [
+                {**run.as_json(), "name": name}
+                for run, name in zip(self.runs, self.names, strict=True)
+            ],
         }
 
 
@@ -142,10 +160,15 @@ def compare_runs(runs: Sequence[RunResult]) -> Comparison:
     points = [point for axis, along in progress.items() for point in _points(axis, along, losses)]
     against = []
     for index in range(1, len(runs)):
-        tails = {axis: _tail(along[0], losses[0], along[index], losses[index]) for axis, along in progress.items()}
+        tails = {
+            axis: _tail(along[0], losses[0], along[index], losses[index])
+            for axis, along in progress.items()
+        }
         higher_by = {axis: interval for axis, interval in tails.items() if interval is not None}
         against.append(RunDifference(names[index], *_faster(runs[0], runs[index]), higher_by))
-    return Comparison(tuple(runs), names, differ, not_stated, tuple(points), tuple(against), unknown)
+    return Comparison(
+        tuple(runs), names, differ, not_stated, tuple(points), tuple(against), unknown
+    )
 
 
 def _names(runs: Sequence[RunResult]) -> tuple[str, ...]:
@@ -169,22 +192,30 @@ _SAME_COUNT: Final = 0.01
 """Logs round parameters (70.55B)."""
 
 
-def _identity(runs: Sequence[RunResult], names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _identity(
+    runs: Sequence[RunResult], names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """List the known differences in what makes runs comparable, and what a log does not state."""
     differ, not_stated = [], []
     for what, of in _IDENTITY.items():
         values = {name: of(run) for name, run in zip(names, runs, strict=True)}
         stated = {name: value for name, value in values.items() if value is not None}
         if not all(_same(value, next(iter(stated.values()))) for value in stated.values()):
-            shown = {name: count(value) if what == "parameters" else value for name, value in stated.items()}
-            differ.append(f"{what}: {', '.join(f'{value} ({name})' for name, value in shown.items())}")
+            shown = {
+                name: count(value) if what == "parameters" else value
+                for name, value in stated.items()
+            }
+            differ.append(
+                f"{what}: {', '.join(f'{value} ({name})' for name, value in shown.items())}"
+            )
         if len(stated) < len(values) and what != "parameters":
             not_stated.append(what)
     return tuple(differ), tuple(not_stated)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two logs mean the same thing: names without their directory or organisation, in any case."""
+    """Whether two logs mean the same thing: names without their directory or organisation, in any
+    case."""
     if isinstance(one, str) and isinstance(other, str):
         short, known = (value.rstrip("/").rsplit("/", 1)[-1].lower() for value in (one, other))
         return PRECISIONS.get(short, short) == PRECISIONS.get(known, known)
@@ -211,7 +242,8 @@ def _progress(run: RunResult, axis: Axis) -> Floats | None:
 
 
 def _seconds(run: RunResult) -> Floats | None:
-    """Seconds since the start for each finite loss: by time stamps, else the durations of the steps until then."""
+    """Seconds since the start for each finite loss: by time stamps, else the durations of the steps
+    until then."""
     steps = run.log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
@@ -273,7 +305,10 @@ def _faster(base: RunResult, run: RunResult) -> tuple[Interval | None, Rate]:
         return Interval(ratio - 1, None, None, blocks), of
     variances = [float(np.var(values, ddof=1)) / len(values) for values in (before, after)]
     error = math.sqrt(sum(variances))
-    half = student_quantile((1 + CONFIDENCE) / 2, _welch_degrees(variances, (len(before), len(after)))) * error
+    half = (
+        student_quantile((1 + CONFIDENCE) / 2, _welch_degrees(variances, (len(before), len(after))))
+        * error
+    )
     half += base.timing.times.relative_precision + run.timing.times.relative_precision
     low, high = math.log(ratio) - half, math.log(ratio) + half
     return Interval(ratio - 1, math.exp(low) - 1, math.exp(high) - 1, blocks), of
@@ -288,16 +323,20 @@ def _log_medians(run: RunResult) -> Floats:
 
 
 def _welch_degrees(variances: Sequence[float], counts: Sequence[int]) -> int:
-    """Welch and Satterthwaite's degrees of freedom, rounded down; not below what the quantile is good for."""
+    """Welch and Satterthwaite's degrees of freedom, rounded down; not below what the quantile is
+    good for."""
     total = sum(variances)
     if total == 0:
         return sum(counts) - 2
-    spread = sum(variance**2 / (count - 1) for variance, count in zip(variances, counts, strict=True))
+    spread = sum(
+        variance**2 / (count - 1) for variance, count in zip(variances, counts, strict=True)
+    )
     return max(int(total**2 / spread), FEWEST_BLOCKS - 1)
 
 
 def _tail(base_along: Floats, base_loss: Floats, along: Floats, loss: Floats) -> Interval | None:
-    """Excess of a run's loss over the first run's in the last fifth of the range that they share."""
+    """Excess of a run's loss over the first run's in the last fifth of the range that they
+    share."""
     reach = min(float(base_along[-1]), float(along[-1]))
     edges = np.linspace(reach * (1 - _TAIL), reach, _LOSS_BLOCKS + 1)
     differences = []
@@ -309,7 +348,10 @@ def _tail(base_along: Floats, base_loss: Floats, along: Floats, loss: Floats) ->
         if not any(map(math.isnan, means)):
             differences.append(means[1] - means[0])
     if not differences:
-        before, after = _mean_loss(base_along, base_loss, reach, reach), _mean_loss(along, loss, reach, reach)
+        before, after = (
+            _mean_loss(base_along, base_loss, reach, reach),
+            _mean_loss(along, loss, reach, reach),
+        )
         return None if before is None or after is None else Interval(after - before, None, None, 0)
     mean = float(np.mean(differences))
     if len(differences) < FEWEST_BLOCKS:

@@ -1,4 +1,5 @@
-"""A comparison for people: figures by run, what is faster and by how much, losses where all runs have got to."""
+"""A comparison for people: figures by run, what is faster and by how much, losses where all runs
+have got to."""
 
 from __future__ import annotations
 
@@ -23,15 +24,24 @@ _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
     "MFU": lambda run: None if run.speed.mfu is None else f"{run.speed.mfu:.2%}",
     "  by formula": lambda run: run.speed.formula,
     "  of peak": lambda run: (
-        None if run.speed.peak_flops is None else f"{run.speed.peak_flops / 1e12:g} ({run.speed.precision})"
+        None
+        if run.speed.peak_flops is None
+        else f"{run.speed.peak_flops / 1e12:g} ({run.speed.precision})"
     ),
     "GPUs": lambda run: None if run.speed.num_gpus is None else f"{run.speed.num_gpus:,}",
     "$ a step": lambda run: _number(run.cost.per_step),
     "$ per million tokens": lambda run: _number(run.cost.per_million_tokens),
-    "Goodput": lambda run: None if run.goodput is None or run.goodput.goodput is None else f"{run.goodput.goodput:.1%}",
+    "Goodput": lambda run: (
+        None if run.goodput is None or run.goodput.goodput is None else f"{run.goodput.goodput:.1%}"
+    ),
     "Last loss": lambda run: _number(run.losses.last),
 }
-_AXIS_NAMES: Final[dict[Axis, str]] = {"step": "step", "tokens": "tokens", "seconds": "time", "dollars": "dollars"}
+_AXIS_NAMES: Final[dict[Axis, str]] = {
+    "step": "step",
+    "tokens": "tokens",
+    "seconds": "time",
+    "dollars": "dollars",
+}
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
@@ -46,9 +56,13 @@ def render_comparison(comparison: Comparison) -> RenderableType:
         parts += [Text(line) for line in _words(comparison, against)]
     if comparison.points:
         parts += ["", _losses(comparison)]
-    parts += [Text(f"Not by {_AXIS_NAMES[axis]}: {why}") for axis, why in comparison.unknown_axes.items()]
+    parts += [
+        Text(f"Not by {_AXIS_NAMES[axis]}: {why}") for axis, why in comparison.unknown_axes.items()
+    ]
     if comparison.not_stated:
-        parts.append(Text(f"Not stated by every log, so not checked: {', '.join(comparison.not_stated)}"))
+        parts.append(
+            Text(f"Not stated by every log, so not checked: {', '.join(comparison.not_stated)}")
+        )
     parts.append(Text(f"Intervals: {CONFIDENCE:.0%}, Student's t on blocks of neighbouring steps."))
     return Group(*parts)
 
@@ -100,14 +114,18 @@ def _speed_words(base: str, against: RunDifference, faster: Interval) -> str:
 def _loss_words(base: str, run: str, axis: Axis, loss: Interval) -> str:
     at = f"at equal {_AXIS_NAMES[axis]}"
     if loss.low is None or loss.high is None:
-        return f"{run}: loss {loss.value:+.4g} against {base} {at} (too few points to say how certain that is)"
+        return (
+            f"{run}: loss {loss.value:+.4g} against {base} {at} (too few points to say how certain"
+            " that is)"
+        )
     if loss.low == loss.high == 0:
         return f"{run}: exactly the same loss as {base} {at}"
     interval = f"({loss.low:+.4g} to {loss.high:+.4g})"
     if not loss.certain:
         return f"{run}: the same loss as {base} {at}, as far as these logs can tell {interval}"
     return (
-        f"{run}: a loss {'higher' if loss.value > 0 else 'lower'} by {abs(loss.value):.4g} than {base} {at} {interval}"
+        f"{run}: a loss {'higher' if loss.value > 0 else 'lower'} by {abs(loss.value):.4g} than"
+        f" {base} {at} {interval}"
     )
 
 
@@ -117,7 +135,8 @@ def _losses(comparison: Comparison) -> RenderableType:
         for point in comparison.points:
             if point.axis == axis:
                 table.add_row(
-                    _place(axis, point.at), *("-" if loss is None else f"{loss:.4g}" for loss in point.losses)
+                    _place(axis, point.at),
+                    *("-" if loss is None else f"{loss:.4g}" for loss in point.losses),
                 )
     return table
 

@@ -4,10 +4,11 @@
     $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6
     $ of the run so far    = (wall time - waiting) / 3600 x $ per GPU-hour x GPUs
 
-The first two are the price of a typical step; the third also pays for start-up, saves, failures and unknown time.
-Waiting, where a log has it, is free: what is queued is not billed. No price is taken from the catalog: a log does not
-say how its capacity was bought. A price per node is divided by the GPUs of a node: `--gpus-per-node`, or the catalog's
-number where all machines with this accelerator have the same.
+The first two are the price of a typical step; the third also pays for start-up, saves, failures and
+unknown time. Waiting, where a log has it, is free: what is queued is not billed. No price is taken
+from the catalog: a log does not say how its capacity was bought. A price per node is divided by the
+GPUs of a node: `--gpus-per-node`, or the catalog's number where all machines with this accelerator
+have the same.
 """
 
 from __future__ import annotations
@@ -31,16 +32,23 @@ class Cost(Figures):
 
 
 def cost(
-    speed: Speed, asked: UserFacts, catalog: Catalog, *, step_seconds: float | None, billed_seconds: float | None
+    speed: Speed,
+    asked: UserFacts,
+    catalog: Catalog,
+    *,
+    step_seconds: float | None,
+    billed_seconds: float | None,
 ) -> Cost:
-    """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds` that of the run
-    without waiting."""
+    """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds`
+    that of the run without waiting."""
     found = Cost()
     price = found.usd_per_gpu_hour = _gpu_hour(found, speed, asked, catalog)
     if price is None:
         if not found.missing:
             for name in ("cost_per_step", "cost_per_million_tokens"):
-                found.lacks(name, "the price is not known", "--price-per-gpu-hour", "--price-per-node-hour")
+                found.lacks(
+                    name, "the price is not known", "--price-per-gpu-hour", "--price-per-node-hour"
+                )
         return found
     per_second = price / 3600
     if speed.num_gpus is None:
@@ -65,11 +73,21 @@ def _gpu_hour(found: Cost, speed: Speed, asked: UserFacts, catalog: Catalog) -> 
         return asked.price_per_gpu_hour
     gpus = asked.gpus_per_node
     if gpus is None:
-        sizes = {one.num_accelerators for one in catalog.machines.values() if one.accelerator == speed.accelerator}
+        sizes = {
+            one.num_accelerators
+            for one in catalog.machines.values()
+            if one.accelerator == speed.accelerator
+        }
         if len(sizes) != 1:
             for name in ("cost_per_step", "cost_per_million_tokens"):
-                found.lacks(name, "the price is that of a node, of a size that is not known", "--gpus-per-node")
+                found.lacks(
+                    name,
+                    "the price is that of a node, of a size that is not known",
+                    "--gpus-per-node",
+                )
             return None
         (gpus,) = sizes
-        found.notes.append(f"a node has {gpus} GPUs, as every machine with {speed.accelerator} in the catalog")
+        found.notes.append(
+            f"a node has {gpus} GPUs, as every machine with {speed.accelerator} in the catalog"
+        )
     return asked.price_per_node_hour / gpus

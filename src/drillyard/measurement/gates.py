@@ -1,7 +1,8 @@
-"""`--fail-if 'mfu<0.38'`: conditions on the published document, so that a CI job can gate on a measured run.
+"""`--fail-if 'mfu<0.38'`: conditions on the published document, so that a CI job can gate on a
+measured run.
 
-A condition is a field of the document by its dotted name, a comparison and a number. Whatever is not known cannot pass:
-a gate on a null field fails, and names the flag that would give the figure.
+A condition is a field of the document by its dotted name, a comparison and a number. Whatever is
+not known cannot pass: a gate on a null field fails, and names the flag that would give the figure.
 """
 
 from __future__ import annotations
@@ -44,10 +45,15 @@ class Gate:
     limit: float
 
     def trips(self, document: Mapping[str, Any]) -> str | None:
-        """Reason why this run fails, or None. UserError for a name that is no number in the document."""
+        """Reason why this run fails, or None. UserError for a name that is no number in the
+        document."""
         value = _lookup(document, self.field, self.text)
         if value is None:
-            why = [f": {item['reason']}{_flags(item)}" for item in document["missing"] if _about(item, self)]
+            why = [
+                f": {item['reason']}{_flags(item)}"
+                for item in document["missing"]
+                if _about(item, self)
+            ]
             return f"{self.field} is not known{''.join(why[:1])}; so --fail-if '{self.text}' fails"
         if _COMPARISONS[self.comparison](value, self.limit):
             return f"{self.field} is {value:.6g}: --fail-if '{self.text}'"
@@ -62,7 +68,10 @@ def parse_gate(text: str) -> Gate:
     except ValueError:
         limit = math.nan
     if match is None or math.isnan(limit):
-        raise UserError(f"--fail-if '{text}': write it as FIELD<NUMBER, such as 'mfu<0.38' or 'step_seconds.p95>15'.")
+        raise UserError(
+            f"--fail-if '{text}': write it as FIELD<NUMBER, such as 'mfu<0.38' or"
+            " 'step_seconds.p95>15'."
+        )
     return Gate(text.strip(), match[1], match[2], limit)
 
 
@@ -95,7 +104,9 @@ def _numbers(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def _about(missing: Mapping[str, Any], gate: Gate) -> bool:
     first = gate.field.split(".")[0]
-    return missing["field"] in (gate.field, first) or (missing["field"] == "goodput" and first in _WITH_GOODPUT)
+    return missing["field"] in (gate.field, first) or (
+        missing["field"] == "goodput" and first in _WITH_GOODPUT
+    )
 
 
 def _flags(missing: Mapping[str, Any]) -> str:

@@ -1,14 +1,15 @@
-"""The three lines of gpu-recipes' `process_training_results.py`, from the same flags and files, so that it can be
-replaced where a pipeline reads them.
+"""The three lines of gpu-recipes' `process_training_results.py`, from the same flags and files, so
+that it can be replaced where a pipeline reads them.
 
     Average step time: 25.39738855
     TFLOPS/Accelerator: 692.98463368
     MFU: 0.70069225
 
-The arithmetic is the tool's, in its order, so that the bytes are equal. Where the tool raises an exception (METADATA
-lines, steps that are lists, lines without a timing) the line is passed over and counted. The tables are the tool's own:
-its fp8 peak of an H100 is 1978 TFLOP/s where NVIDIA's data sheet has 1979, and its FLOPs count attention over the whole
-sequence, so its MFU is not that of `drillyard metrics` under 6N. Source of tables, defaults and output:
+The arithmetic is the tool's, in its order, so that the bytes are equal. Where the tool raises an
+exception (METADATA lines, steps that are lists, lines without a timing) the line is passed over and
+counted. The tables are the tool's own: its fp8 peak of an H100 is 1978 TFLOP/s where NVIDIA's data
+sheet has 1979, and its FLOPs count attention over the whole sequence, so its MFU is not that of
+`drillyard metrics` under 6N. Source of tables, defaults and output:
 AI-Hypercomputer/gpu-recipes@2e1fd5e, src/utils/training_metrics (2026-08-12).
 """
 
@@ -51,13 +52,14 @@ FLOPS_PER_SAMPLE: Final[dict[str, tuple[float, int | None]]] = {
     "mixtral-7b": (3.4e14, None),
     "mixtral-8x7b": (3.4e14, None),
 }
-"""FLOPs of a training step per sample, and the sequence length for which that holds (None: the tool does not say and
-no formula gives the value)."""
+"""FLOPs of a training step per sample, and the sequence length for which that holds (None: the tool
+does not say and no formula gives the value)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRecipesRequest:
-    """The tool's flags. `batch_size` is of all accelerators; `max_flops` and the peak are in TFLOP/s."""
+    """The tool's flags. `batch_size` is of all accelerators; `max_flops` and the peak are in
+    TFLOP/s."""
 
     file: str | None
     batch_size: int | None
@@ -75,10 +77,15 @@ class GpuRecipesRequest:
 def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
     """Return the lines that the tool prints, and warnings about them.
 
-    Raises UserError for flags that are missing or not in the tables, and for a file without such steps.
+    Raises UserError for flags that are missing or not in the tables, and for a file without such
+    steps.
     """
     batch_size, num_accelerators = request.batch_size, request.num_accelerators
-    required = {"--file": request.file, "--batch_size": batch_size, "--num_accelerators": num_accelerators}
+    required = {
+        "--file": request.file,
+        "--batch_size": batch_size,
+        "--num_accelerators": num_accelerators,
+    }
     if lacking := [flag for flag, value in required.items() if value is None]:
         raise UserError(f"--format gpu-recipes needs {', '.join(lacking)}.")
     assert request.file is not None and batch_size is not None and num_accelerators is not None
@@ -87,7 +94,10 @@ def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
     end = DEFAULT_END_STEP if request.end_step is None else request.end_step
     files = find_files([request.file])
     if len(files) != 1:
-        raise UserError(f"{request.file}: holds {len(files)} files; --format gpu-recipes reads one DLLogger file.")
+        raise UserError(
+            f"{request.file}: holds {len(files)} files; --format gpu-recipes reads one DLLogger"
+            " file."
+        )
     with open_log(files[0]) as stream:
         seconds, passed_over = timings(stream, start, end)
     if not seconds:
@@ -96,23 +106,32 @@ def gpu_recipes_lines(request: GpuRecipesRequest) -> tuple[str, list[str]]:
             " choose --start_step and --end_step."
         )
     if batch_size < 1 or num_accelerators < 1:
-        raise UserError(f"--batch_size {batch_size}, --num_accelerators {num_accelerators}: give numbers above 0.")
+        raise UserError(
+            f"--batch_size {batch_size}, --num_accelerators {num_accelerators}: give numbers"
+            " above 0."
+        )
     total: float = 0
     for value in seconds:
-        # Since Python 3.12 `sum` compensates floats, and the last digit would depend on the interpreter.
+        # Since Python 3.12 `sum` compensates floats, and the last digit would depend on the
+        # interpreter.
         total += value
     mean = total / len(seconds)
     if mean == 0:
-        raise UserError("the step times in the range average to 0 s; they cannot be turned into TFLOP/s.")
+        raise UserError(
+            "the step times in the range average to 0 s; they cannot be turned into TFLOP/s."
+        )
     tflops = flops * batch_size / mean / num_accelerators / 1e12
     mfu = f"{tflops / peak:.8f}"
     lines = f"Average step time: {mean:.8f}\nTFLOPS/Accelerator: {tflops:.8f}\nMFU: {mfu}\n"
     return lines, list(_warnings(request, float(mfu), passed_over))
 
 
-def timings(lines: Iterable[str | bytes], start_step: int, end_step: int) -> tuple[list[float], int]:
-    """The seconds of the DLLogger `lines` with `start_step` <= step <= `end_step`, in order, and how many lines were
-    passed over. What comes before `DLLL` in a line (a launcher's prefix) is ignored."""
+def timings(
+    lines: Iterable[str | bytes], start_step: int, end_step: int
+) -> tuple[list[float], int]:
+    """The seconds of the DLLogger `lines` with `start_step` <= step <= `end_step`, in order, and
+    how many lines were passed over. What comes before `DLLL` in a line (a launcher's prefix) is
+    ignored."""
     chosen: list[float] = []
     passed_over = 0
     for line in lines:
@@ -121,7 +140,10 @@ def timings(lines: Iterable[str | bytes], start_step: int, end_step: int) -> tup
             passed_over += record is None
             continue
         data = record.get("data")
-        step, seconds = _number(record.get("step")), _number(data.get(TIMING) if isinstance(data, dict) else None)
+        step, seconds = (
+            _number(record.get("step")),
+            _number(data.get(TIMING) if isinstance(data, dict) else None),
+        )
         if step is None or seconds is None:
             passed_over += 1
         elif start_step <= step <= end_step:
@@ -148,27 +170,32 @@ def _flops_per_sample(request: GpuRecipesRequest) -> float:
     if request.model_flops:
         return request.model_flops
     if request.model_type is None:
-        raise UserError("--format gpu-recipes needs --model_type or --model_flops (FLOPs of a step per sample).")
+        raise UserError(
+            "--format gpu-recipes needs --model_type or --model_flops (FLOPs of a step per sample)."
+        )
     if request.model_type not in FLOPS_PER_SAMPLE:
         raise UserError(
-            f"--model_type {request.model_type} is not in gpu-recipes' table ({', '.join(FLOPS_PER_SAMPLE)});"
-            " give --model_flops."
+            f"--model_type {request.model_type} is not in gpu-recipes' table"
+            f" ({', '.join(FLOPS_PER_SAMPLE)}); give --model_flops."
         )
     return FLOPS_PER_SAMPLE[request.model_type][0]
 
 
 def _peak_tflops(request: GpuRecipesRequest) -> float:
-    """`--max_flops` in TFLOP/s where given (and not 0), else the table's value for accelerator and precision."""
+    """`--max_flops` in TFLOP/s where given (and not 0), else the table's value for accelerator and
+    precision."""
     if request.max_flops:
         return request.max_flops
     if request.accelerator_type is None:
-        raise UserError("--format gpu-recipes needs --accelerator_type or --max_flops (peak in TFLOP/s).")
+        raise UserError(
+            "--format gpu-recipes needs --accelerator_type or --max_flops (peak in TFLOP/s)."
+        )
     peak = PEAK_TFLOPS.get((request.accelerator_type, request.precision))
     if peak is None:
         known = ", ".join(f"{name} {how}" for name, how in PEAK_TFLOPS)
         raise UserError(
-            f"--accelerator_type {request.accelerator_type} at {request.precision} is not in gpu-recipes' table"
-            f" ({known}); give --max_flops."
+            f"--accelerator_type {request.accelerator_type} at {request.precision} is not in"
+            f" gpu-recipes' table ({known}); give --max_flops."
         )
     return peak
 
@@ -178,9 +205,17 @@ def _warnings(request: GpuRecipesRequest, mfu: float, passed_over: int) -> Itera
         yield f"{passed_over} lines without a step and a step time were passed over"
     if (warning := implausible_mfu(mfu, request.precision)) is not None:
         yield f"MFU {warning}"
-    length = None if request.model_flops else FLOPS_PER_SAMPLE.get(request.model_type or "", (0.0, None))[1]
-    if request.sequence_length is not None and length is not None and request.sequence_length != length:
+    length = (
+        None
+        if request.model_flops
+        else FLOPS_PER_SAMPLE.get(request.model_type or "", (0.0, None))[1]
+    )
+    if (
+        request.sequence_length is not None
+        and length is not None
+        and request.sequence_length != length
+    ):
         yield (
-            f"FLOPs per sample of {request.model_type} are those of sequences of {length} tokens, not of"
-            f" {request.sequence_length}; give --model_flops"
+            f"FLOPs per sample of {request.model_type} are those of sequences of {length} tokens,"
+            f" not of {request.sequence_length}; give --model_flops"
         )

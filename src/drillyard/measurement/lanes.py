@@ -1,12 +1,13 @@
 """Step records as they are read: one growing table per origin of lines, bounded in memory.
 
-A `Lane` holds the records of one rank (or other origin) in one file, in the order of the log. Columns grow as plain
-arrays of machine numbers, and only those that the log has.
+A `Lane` holds the records of one rank (or other origin) in one file, in the order of the log.
+Columns grow as plain arrays of machine numbers, and only those that the log has.
 
-Beyond `limit` rows a lane is folded: neighbouring rows whose seconds are nearly equal become one row with their mean,
-which stands for both. Outliers (first steps, stalls, changes of speed) are never folded with others, so sums stay exact
-and every folded row is within `folding_error` of the steps that it stands for. The allowed difference is doubled
-until a quarter of the rows is gone; where that many cannot be joined, the limit grows.
+Beyond `limit` rows a lane is folded: neighbouring rows whose seconds are nearly equal become one
+row with their mean, which stands for both. Outliers (first steps, stalls, changes of speed) are
+never folded with others, so sums stay exact and every folded row is within `folding_error` of the
+steps that it stands for. The allowed difference is doubled until a quarter of the rows is gone;
+where that many cannot be joined, the limit grows.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 from drillyard.loglines.prefixes import Origin
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, EXACT_ROWS, NONFINITE
 
-# Columns that only the reader uses: counts over the whole run so far, from which those of a step follow, and the
-# number of the attempt, where the log has it.
+# Columns that only the reader uses: counts over the whole run so far, from which those of a step
+# follow, and the number of the attempt, where the log has it.
 RUNNING: Final[dict[str, tuple[Any, Any]]] = {
     "_samples_so_far": (np.float64, np.nan),
     "_tokens_so_far": (np.float64, np.nan),
@@ -83,7 +84,11 @@ class Lane:
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Return all columns that the lane has."""
-        return {name: values for name in list(self._columns) if (values := self.column(name)) is not None}
+        return {
+            name: values
+            for name in list(self._columns)
+            if (values := self.column(name)) is not None
+        }
 
     def take(self) -> dict[str, NDArray[Any]]:
         """Return all columns and remove them from the lane."""
@@ -104,7 +109,8 @@ class Lane:
         self.extend(int(np.count_nonzero(chosen)), kept)
 
     def _fold(self) -> None:
-        """Join neighbouring rows until a quarter of them is gone; rows without seconds are joined in pairs."""
+        """Join neighbouring rows until a quarter of them is gone; rows without seconds are joined
+        in pairs."""
         columns = self.columns()
         spread = _FIRST_SPREAD
         while len(begins := group_begins(columns, spread)) > self.length * 3 // 4 and spread < 1:
@@ -114,9 +120,12 @@ class Lane:
         folded = {name: values[ends].copy() for name, values in columns.items()}
         folded["stands_for"] = np.add.reduceat(counts, begins)
         if "seconds" in columns:
-            folded["seconds"] = np.add.reduceat(columns["seconds"] * counts, begins) / folded["stands_for"]
+            folded["seconds"] = (
+                np.add.reduceat(columns["seconds"] * counts, begins) / folded["stands_for"]
+            )
             self.folding_error += spread * (1 + self.folding_error) * (len(begins) < self.length)
-        # Where rows cannot be joined (all of a run that diverged are flagged), exactness takes precedence over memory.
+        # Where rows cannot be joined (all of a run that diverged are flagged), exactness takes
+        # precedence over memory.
         self.limit = max(self.limit, len(begins) * 4 // 3)
         self._columns.clear()
         self.length = 0
@@ -124,8 +133,8 @@ class Lane:
 
 
 def group_begins(columns: Mapping[str, NDArray[Any]], spread: float) -> NDArray[np.intp]:
-    """Begins of the groups of rows that may be joined: pairs of neighbours whose steps rise, without flags, and
-    whose seconds differ by at most `spread` of the smaller."""
+    """Begins of the groups of rows that may be joined: pairs of neighbours whose steps rise,
+    without flags, and whose seconds differ by at most `spread` of the smaller."""
     step = columns["step"]
     alike = step[1:] > step[:-1]
     if "seconds" in columns:
@@ -160,7 +169,8 @@ class Lanes:
 def nonfinite_flags(
     count: int, columns: Mapping[str, NDArray[Any]], printed: Mapping[str, Sequence[Any]]
 ) -> NDArray[np.uint8]:
-    """NONFINITE where loss or gradient norm was printed (not None, not empty) and is NaN or infinite."""
+    """NONFINITE where loss or gradient norm was printed (not None, not empty) and is NaN or
+    infinite."""
     flags = np.zeros(count, np.uint8)
     for name in ("loss", "grad_norm"):
         if name in columns and name in printed:

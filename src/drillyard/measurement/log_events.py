@@ -1,15 +1,17 @@
-"""Interpretation of a log's events: later starts of the ranks, the attempt of each event, and when training waited.
+"""Interpretation of a log's events: later starts of the ranks, the attempt of each event, and when
+training waited.
 
-Later starts: a run that resumes at the step after its last one shows the restart in no step number. What a program
-prints when it starts (its banner, a loaded checkpoint, a launcher's failure message) means a restart where it comes
-after steps. Each rank's own lines count for that rank, so any interleaving of ranks gives the same; a rank that prints
-none (Megatron-LM's steps are printed by the last rank, its banner by the first) follows the others. The first message
-of each kind is that of the first start, unless its time is after a step. A restart that prints nothing and continues at
+Later starts: a run that resumes at the step after its last one shows the restart in no step number.
+What a program prints when it starts (its banner, a loaded checkpoint, a launcher's failure message)
+means a restart where it comes after steps. Each rank's own lines count for that rank, so any
+interleaving of ranks gives the same; a rank that prints none (Megatron-LM's steps are printed by
+the last rank, its banner by the first) follows the others. The first message of each kind is that
+of the first start, unless its time is after a step. A restart that prints nothing and continues at
 the next step is not seen, except where the log's own clock of the run restarts (`elapsed_seconds`).
 
-Waits: saves and evaluations, each once, with how long they took. Several ranks may report the same save: it lasts from
-the first beginning to the last end. Saves that are written while training continues are counted apart: their time is
-that of the writing, not of waiting.
+Waits: saves and evaluations, each once, with how long they took. Several ranks may report the same
+save: it lasts from the first beginning to the last end. Saves that are written while training
+continues are counted apart: their time is that of the writing, not of waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from numpy.typing import NDArray
 from drillyard.goodput import CLOCK_TOLERANCE
 from drillyard.loglines.prefixes import Origin
 from drillyard.measurement.lanes import Lane
-from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LogEvent, LoggedAttempt, ParsedLog, Steps
+from drillyard.measurement.parsed_log import (
+    LONGEST_SECONDS,
+    NO_TIME,
+    LogEvent,
+    LoggedAttempt,
+    ParsedLog,
+    Steps,
+)
 
 _SIGNS: Final = frozenset({"run_start", "round_start", "resume", "restart", "failure"})
 _BEGINNINGS: Final = frozenset({"run_start", "round_start", "restart", "resume"})
@@ -47,8 +56,8 @@ class Wait:
 
 
 def start_rows(lanes: Iterable[Lane], events: Iterable[Sign]) -> list[NDArray[np.int64]]:
-    """For each lane the rows with which a later start begins, by the events of all sources; row 0 where its source has
-    a start before it."""
+    """For each lane the rows with which a later start begins, by the events of all sources; row 0
+    where its source has a start before it."""
     signs = [(origin, event) for origin, event in events if event.kind in _SIGNS]
     return [_rows(lane, [sign for sign in signs if sign[1].file == lane.file]) for lane in lanes]
 
@@ -68,14 +77,17 @@ def _of_others(signs: Sequence[Sign], times: NDArray[np.int64] | None) -> Iterat
     first_step = NO_TIME if times is None else int(times[0])
     seen: set[Origin] = set()
     for origin, event in signs:
-        after_a_step = first_step != NO_TIME and event.time_us is not None and event.time_us > first_step
+        after_a_step = (
+            first_step != NO_TIME and event.time_us is not None and event.time_us > first_step
+        )
         if after_a_step or origin in seen or event.kind in ("restart", "failure"):
             yield event
         seen.add(origin)
 
 
 def _row(event: LogEvent, lines: NDArray[np.int64], times: NDArray[np.int64] | None) -> int:
-    """The first row after a sign. Where launchers merge what ranks print, steps done before it may come after it."""
+    """The first row after a sign. Where launchers merge what ranks print, steps done before it may
+    come after it."""
     row = int(np.searchsorted(lines, event.line))
     if times is None or event.time_us is None:
         return row
@@ -87,9 +99,10 @@ def _row(event: LogEvent, lines: NDArray[np.int64], times: NDArray[np.int64] | N
 def assign_events(events: Sequence[tuple[Origin, LogEvent]], steps: Steps) -> list[LogEvent]:
     """Events with their attempts, in the order of attempts and of the log.
 
-    An event belongs to the attempt whose steps surround it; between two attempts, to the next one from the first sign
-    of a start on. Events of files without steps are placed by their time. What every rank prints counts once: the same
-    kind, step and attempt within a second is the lowest rank's.
+    An event belongs to the attempt whose steps surround it; between two attempts, to the next one
+    from the first sign of a start on. Events of files without steps are placed by their time. What
+    every rank prints counts once: the same kind, step and attempt within a second is the lowest
+    rank's.
     """
     starts = _starts(steps)
     placed = [event for _, event in events]
@@ -106,8 +119,8 @@ def _starts(steps: Steps) -> list[int]:
 
 
 def split_at_starts(steps: Steps, starts: Sequence[int]) -> Steps:
-    """`steps` with another attempt also where one of the times of `starts` lies between two of them. For logs that log
-    every start and the time of every step."""
+    """`steps` with another attempt also where one of the times of `starts` lies between two of
+    them. For logs that log every start and the time of every step."""
     begun = np.searchsorted(np.sort(np.array(starts, np.int64)), steps.time_us, side="right")
     attempt = np.cumsum(np.append(False, (np.diff(steps.attempt) > 0) | (np.diff(begun) > 0)))
     return replace(steps, attempt=attempt.astype(steps.attempt.dtype))
@@ -133,12 +146,17 @@ def _attempt(event: LogEvent, steps: Steps, starts: list[int]) -> int:
 
 
 def _from_start_on(events: list[LogEvent], steps: Steps, starts: list[int]) -> Iterator[LogEvent]:
-    """Move events behind an attempt's last step to the next attempt, from the first that is a sign of a start."""
+    """Move events behind an attempt's last step to the next attempt, from the first that is a sign
+    of a start."""
     lasts = {int(steps.attempt[row - 1]): row - 1 for row in starts[1:]}
     moved: set[tuple[int, int]] = set()
     for event in sorted(events, key=lambda event: (event.file, event.line)):
         last = lasts.get(event.attempt)
-        behind = last is not None and int(steps.file[last]) == event.file and int(steps.line[last]) < event.line
+        behind = (
+            last is not None
+            and int(steps.file[last]) == event.file
+            and int(steps.line[last]) < event.line
+        )
         key = (event.file, event.attempt)
         if behind and (event.kind in _BEGINNINGS or key in moved):
             moved.add(key)
@@ -174,12 +192,16 @@ def goes_back(times: NDArray[np.int64]) -> bool:
 
 
 def find_attempts(
-    steps: Steps, events: Sequence[LogEvent], files: Mapping[int, Times], *, clock_restarts: bool = False
+    steps: Steps,
+    events: Sequence[LogEvent],
+    files: Mapping[int, Times],
+    *,
+    clock_restarts: bool = False,
 ) -> list[LoggedAttempt]:
     """The attempts of a run. `files` holds the first and last time stamp of each source.
 
-    The first and last attempt in a file reach to its first and last stamp; with `clock_restarts` a later one began when
-    its `elapsed_seconds` were 0.
+    The first and last attempt in a file reach to its first and last stamp; with `clock_restarts` a
+    later one began when its `elapsed_seconds` were 0.
     """
     attempts = []
     for row, after in itertools.pairwise([*_starts(steps), len(steps)]):
@@ -188,13 +210,20 @@ def find_attempts(
         file, last_file = int(steps.file[row]), int(steps.file[after - 1])
         opens = files.get(file, (None, None))[0] if not row or steps.file[row - 1] != file else None
         closes = (
-            files.get(last_file, (None, None))[1] if after == len(steps) or steps.file[after] != last_file else None
+            files.get(last_file, (None, None))[1]
+            if after == len(steps) or steps.file[after] != last_file
+            else None
         )
         if goes_back(own):
             # The lowest stamp is not the earliest one: use the order of the lines.
             attempts.append(LoggedAttempt(number, opens or stamps[0], closes or stamps[-1]))
             continue
-        times = [*stamps, opens, closes, *(event.time_us for event in events if event.attempt == number)]
+        times = [
+            *stamps,
+            opens,
+            closes,
+            *(event.time_us for event in events if event.attempt == number),
+        ]
         elapsed = float(steps.elapsed_seconds[row])
         if clock_restarts and row and own[0] != NO_TIME and 0 <= elapsed < LONGEST_SECONDS:
             times.append(int(own[0]) - round(elapsed * 1e6))
@@ -226,15 +255,26 @@ def find_waits(log: ParsedLog) -> list[Wait]:
 
 def _same(one: LogEvent, other: LogEvent) -> bool:
     """Whether two ends are of the same save or evaluation, printed by two ranks."""
-    return one.step is not None and one.step == other.step and one.attempt == other.attempt and one.rank != other.rank
+    return (
+        one.step is not None
+        and one.step == other.step
+        and one.attempt == other.attempt
+        and one.rank != other.rank
+    )
 
 
 def _wait(what: WaitKind, end: LogEvent, begin_us: int | None) -> Wait:
-    seconds = end.seconds if end.seconds is not None and 0 <= end.seconds < LONGEST_SECONDS else None
+    seconds = (
+        end.seconds if end.seconds is not None and 0 <= end.seconds < LONGEST_SECONDS else None
+    )
     if begin_us is None and end.time_us is not None and seconds is not None:
         begin_us = end.time_us - round(seconds * 1e6)
     if begin_us is not None and end.time_us is not None and end.time_us >= begin_us:
-        seconds = (end.time_us - begin_us) / 1e6 if seconds is None else max(seconds, (end.time_us - begin_us) / 1e6)
+        seconds = (
+            (end.time_us - begin_us) / 1e6
+            if seconds is None
+            else max(seconds, (end.time_us - begin_us) / 1e6)
+        )
     return Wait(what, seconds, end.step, begin_us, end.time_us)
 
 
@@ -243,7 +283,9 @@ def written_seconds(log: ParsedLog) -> list[float]:
     return [
         event.seconds
         for event in log.events
-        if event.kind == "checkpoint" and event.seconds is not None and 0 <= event.seconds < LONGEST_SECONDS
+        if event.kind == "checkpoint"
+        and event.seconds is not None
+        and 0 <= event.seconds < LONGEST_SECONDS
     ]
 
 

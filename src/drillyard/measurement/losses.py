@@ -1,5 +1,5 @@
-"""The loss of a run: where it began and ended, how low it came, what evaluations found, and the steps that were
-skipped or not finite.
+"""The loss of a run: where it began and ended, how low it came, what evaluations found, and the
+steps that were skipped or not finite.
 
 Of a step that was done again its last occurrence counts: that one led to the model.
 """
@@ -51,7 +51,8 @@ class Losses:
         return int(self.step[int(self.loss.argmin())]) if len(self.loss) else None
 
     def curve(self, points: int) -> list[tuple[int, float]]:
-        """At most `points` of the losses, evenly along the steps, the first and the last among them."""
+        """At most `points` of the losses, evenly along the steps, the first and the last among
+        them."""
         if len(self.loss) <= points:
             chosen = np.arange(len(self.loss))
         else:
@@ -60,7 +61,8 @@ class Losses:
 
 
 class HeldOut(NamedTuple):
-    """A figure of the evaluations: its last value and, for a loss, its lowest, each with its step if that is known."""
+    """A figure of the evaluations: its last value and, for a loss, its lowest, each with its step
+    if that is known."""
 
     last: float
     last_step: int | None
@@ -69,13 +71,16 @@ class HeldOut(NamedTuple):
 
 
 def held_out(log: ParsedLog) -> dict[str, HeldOut]:
-    """Results of the evaluations by dotted names such as `rows.loss`; values that are not finite are left out."""
+    """Results of the evaluations by dotted names such as `rows.loss`; values that are not finite
+    are left out."""
     found: dict[str, HeldOut] = {}
     for event in (event for event in log.events if event.kind == "evaluation"):
         for name, value in flatten(dict(event.values)).items():
             if not math.isfinite(value):
                 continue
-            lowest, step = (found[name].lowest, found[name].lowest_step) if name in found else (None, None)
+            lowest, step = (
+                (found[name].lowest, found[name].lowest_step) if name in found else (None, None)
+            )
             if "loss" in name.split(".")[-1] and (lowest is None or value <= lowest):
                 lowest, step = value, event.step
             found[name] = HeldOut(value, event.step, lowest, step)
@@ -86,7 +91,9 @@ def losses(log: ParsedLog) -> Losses:
     steps = log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
-    return Losses(steps.step[rows], steps.loss[rows], _flagged(log, SKIPPED), _flagged(log, NONFINITE))
+    return Losses(
+        steps.step[rows], steps.loss[rows], _flagged(log, SKIPPED), _flagged(log, NONFINITE)
+    )
 
 
 def _flagged(log: ParsedLog, bit: int) -> tuple[Flagged, ...]:

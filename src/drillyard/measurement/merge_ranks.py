@@ -1,12 +1,14 @@
-"""From the lanes of all sources to one table of steps: ranks joined, restarts separated, repeated steps marked.
+"""From the lanes of all sources to one table of steps: ranks joined, restarts separated, repeated
+steps marked.
 
-Each rank's lines are a sequence of their own, whatever order they were interleaved in. In such a sequence a step number
-that does not rise begins a new attempt. Rows of all ranks with the same attempt and step are one step that took as long
-as its slowest rank; everything else is the lowest rank's. So any interleaving gives the same result.
+Each rank's lines are a sequence of their own, whatever order they were interleaved in. In such a
+sequence a step number that does not rise begins a new attempt. Rows of all ranks with the same
+attempt and step are one step that took as long as its slowest rank; everything else is the lowest
+rank's. So any interleaving gives the same result.
 
-Where no prefix distinguishes ranks (several print the same step without one, or with that of their node), a repeated
-step close in time to its first print is another rank's; without times, if nearly all steps are repeated. Ranks whose
-restarts do not show are aligned to the lowest rank's by time.
+Where no prefix distinguishes ranks (several print the same step without one, or with that of their
+node), a repeated step close in time to its first print is another rank's; without times, if nearly
+all steps are repeated. Ranks whose restarts do not show are aligned to the lowest rank's by time.
 """
 
 from __future__ import annotations
@@ -25,13 +27,21 @@ from drillyard.loglines.prefixes import Origin, rank_of
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, NO_TIME, SKIPPED, ParsedLog, Steps
 
-# Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's `attempt_0/3/stdout.log`.
-_RANK_IN_NAME: Final = re.compile(r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE)
+# Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's
+# `attempt_0/3/stdout.log`.
+_RANK_IN_NAME: Final = re.compile(
+    r"rank[-_.]?(\d+)[^/]*$|/(\d+)/(?:stdout|stderr)\.log$", re.IGNORECASE
+)
 _SKEW_STEPS: Final = 2
 _SKEW_US: Final = 2_000_000
 _SKEW_SECONDS: Final = 1.0
-_SLOWEST: Final[dict[str, np.ufunc]] = {"seconds": np.fmax, "time_us": np.maximum, "elapsed_seconds": np.fmax}
-"""Functions that join the values of several ranks: fmax ignores NaN; NO_TIME is the smallest of all times."""
+_SLOWEST: Final[dict[str, np.ufunc]] = {
+    "seconds": np.fmax,
+    "time_us": np.maximum,
+    "elapsed_seconds": np.fmax,
+}
+"""Functions that join the values of several ranks: fmax ignores NaN; NO_TIME is the smallest of all
+times."""
 
 
 @dataclass(slots=True)
@@ -62,26 +72,36 @@ def merge_ranks(
     clock_restarts: bool = False,
     taking: bool = False,
 ) -> dict[int, int]:
-    """Set the steps and ranks of a log from lanes, each with the name of its source. Returns the files that repeat
-    another's rows, each with that other.
+    """Set the steps and ranks of a log from lanes, each with the name of its source. Returns the
+    files that repeat another's rows, each with that other.
 
-    `windowed` formats log means since the line before. `starts` has for each lane the rows with which a later start
-    begins; `clock_restarts`: `elapsed_seconds` restarts only then. `taking` empties the lanes, which saves memory.
+    `windowed` formats log means since the line before. `starts` has for each lane the rows with
+    which a later start begins; `clock_restarts`: `elapsed_seconds` restarts only then. `taking`
+    empties the lanes, which saves memory.
     """
     tracks = [
         track
-        for (lane, name), rows in zip(lanes, starts or [np.zeros(0, np.int64)] * len(lanes), strict=True)
+        for (lane, name), rows in zip(
+            lanes, starts or [np.zeros(0, np.int64)] * len(lanes), strict=True
+        )
         if lane.length
-        for track in _tracks(lane, lane.take() if taking else lane.columns(), name, rows, clock_restarts)
+        for track in _tracks(
+            lane, lane.take() if taking else lane.columns(), name, rows, clock_restarts
+        )
     ]
     if not tracks:
         return {}
     chains, copies = _chains(tracks)
-    ordered = sorted(chains, key=lambda one: (one.origin.rank is None, one.origin.rank or 0, one.origin.names))
+    ordered = sorted(
+        chains, key=lambda one: (one.origin.rank is None, one.origin.rank or 0, one.origin.names)
+    )
     _align(ordered)
     log.folding_error = max(chain.folding_error for chain in ordered)
     if log.folding_error and len(ordered) > 1:
-        log.warnings.append(f"more than a million steps on {len(ordered)} ranks: only the lowest rank's lines are used")
+        log.warnings.append(
+            f"more than a million steps on {len(ordered)} ranks: only the lowest rank's lines are"
+            " used"
+        )
         ordered = ordered[:1]
     columns = _merge(ordered)
     _again(columns)
@@ -92,9 +112,14 @@ def merge_ranks(
 
 
 def _tracks(
-    lane: Lane, columns: dict[str, NDArray[Any]], source: str, starts: NDArray[np.int64], clock_restarts: bool
+    lane: Lane,
+    columns: dict[str, NDArray[Any]],
+    source: str,
+    starts: NDArray[np.int64],
+    clock_restarts: bool,
 ) -> list[Track]:
-    """The columns of a lane as one track; as one for each rank where several print without a prefix."""
+    """The columns of a lane as one track; as one for each rank where several print without a
+    prefix."""
     origin = lane.origin
     if origin.rank is None and not origin.names and (named := _RANK_IN_NAME.search(source)):
         origin = Origin(rank_of(named[1] or named[2]))
@@ -119,7 +144,11 @@ def _tracks(
     for number in range(int(copy.max()) + 1):
         chosen = copy == number
         rows = {name: values[chosen] for name, values in columns.items()}
-        own = Origin(None, (*origin.names, (number, "copy"))) if origin.rank is None or number else origin
+        own = (
+            Origin(None, (*origin.names, (number, "copy")))
+            if origin.rank is None or number
+            else origin
+        )
         tracks.append(Track(own, lane.file, rows, attempt[chosen], lane.folding_error, begun))
     return tracks
 
@@ -127,8 +156,8 @@ def _tracks(
 def _repeated(
     columns: dict[str, NDArray[Any]], timed: bool, changes: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find steps that are printed again: the attempt of each row, and the number of earlier prints of its step.
-    `changes` has for each row but the first whether another attempt begins with it."""
+    """Find steps that are printed again: the attempt of each row, and the number of earlier prints
+    of its step. `changes` has for each row but the first whether another attempt begins with it."""
     steps = columns["step"].tolist()
     moments = columns["time_us"].tolist() if timed else [0] * len(steps)
     seconds = np.nan_to_num(columns.get("seconds", np.zeros(len(steps)))).tolist()
@@ -138,7 +167,9 @@ def _repeated(
     attempt, highest = 0, -1
     seen: dict[int, tuple[int, int]] = {}
     stride = 1
-    for step, moment, took, begin in zip(steps, moments, seconds, [False, *changes.tolist()], strict=True):
+    for step, moment, took, begin in zip(
+        steps, moments, seconds, [False, *changes.tolist()], strict=True
+    ):
         if begin:
             attempt, highest, seen = attempt + 1, -1, {}
         known = seen.get(step)
@@ -157,7 +188,11 @@ def _repeated(
             copies.append(0)
         attempts.append(attempt)
         if len(seen) > 4096:
-            seen = {number: value for number, value in seen.items() if highest - number <= _SKEW_STEPS * stride}
+            seen = {
+                number: value
+                for number, value in seen.items()
+                if highest - number <= _SKEW_STEPS * stride
+            }
     return np.array(attempts, np.int64), np.array(copies, np.int64)
 
 
@@ -167,25 +202,36 @@ def _derive(columns: dict[str, NDArray[Any]]) -> None:
     gap = np.diff(step).astype(np.float64)
     gap[gap <= 0] = np.nan
     for running, column in (("_samples_so_far", "samples"), ("_tokens_so_far", "tokens")):
-        if (total := columns.pop(running, None)) is not None and column not in columns and len(step) > 1:
+        if (
+            (total := columns.pop(running, None)) is not None
+            and column not in columns
+            and len(step) > 1
+        ):
             each = np.diff(total) / gap
             each[~(each > 0)] = np.nan
             columns[column] = np.append(each[:1], each)
     if (skipped := columns.pop("_skipped_so_far", None)) is not None:
         more = np.append(skipped[0] > 0, np.diff(skipped) > 0)
-        columns["flags"] = columns.get("flags", np.zeros(len(step), np.uint8)) | (more * np.uint8(SKIPPED))
+        columns["flags"] = columns.get("flags", np.zeros(len(step), np.uint8)) | (
+            more * np.uint8(SKIPPED)
+        )
 
 
 def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
-    """Tracks of one rank from several files put one after the other; files that repeat others are left out."""
+    """Tracks of one rank from several files put one after the other; files that repeat others are
+    left out."""
     chains: dict[Origin, list[Track]] = {}
     copies: dict[int, int] = {}
-    for track in sorted(tracks, key=lambda one: (0 if one.times is None else int(one.times[0]), one.file)):
+    for track in sorted(
+        tracks, key=lambda one: (0 if one.times is None else int(one.times[0]), one.file)
+    ):
         group = chains.setdefault(track.origin, [])
         if (other := next((known for known in group if _overlap(known, track)), None)) is None:
             group.append(track)
         elif _same(other, track):
-            keep, drop = (other, track) if len(other.attempt) >= len(track.attempt) else (track, other)
+            keep, drop = (
+                (other, track) if len(other.attempt) >= len(track.attempt) else (track, other)
+            )
             copies[drop.file] = keep.file
             group[group.index(other)] = keep
         else:
@@ -196,7 +242,8 @@ def _chains(tracks: list[Track]) -> tuple[list[Track], dict[int, int]]:
 
 
 def _overlap(first: Track, second: Track) -> bool:
-    """Whether two tracks of one rank are of the same time; without times, whether they have the same steps and loss."""
+    """Whether two tracks of one rank are of the same time; without times, whether they have the
+    same steps and loss."""
     if first.file == second.file:
         return False
     times, others = first.times, second.times
@@ -208,8 +255,12 @@ def _overlap(first: Track, second: Track) -> bool:
 
 def _same(first: Track, second: Track) -> bool:
     """Whether nearly all steps that both have show the same loss and seconds."""
-    common, here, there = np.intersect1d(first.columns["step"], second.columns["step"], return_indices=True)
-    if len(common) < 0.9 * min(len(np.unique(first.columns["step"])), len(np.unique(second.columns["step"]))):
+    common, here, there = np.intersect1d(
+        first.columns["step"], second.columns["step"], return_indices=True
+    )
+    if len(common) < 0.9 * min(
+        len(np.unique(first.columns["step"])), len(np.unique(second.columns["step"]))
+    ):
         return False
     equal = np.ones(len(common), np.bool_)
     compared = False
@@ -222,8 +273,8 @@ def _same(first: Track, second: Track) -> bool:
 
 
 def _goes_on(before: Track, track: Track) -> bool:
-    """Whether a file continues another (a log that was rotated or cut): at the next step, in its usual time, without
-    the sign of a start."""
+    """Whether a file continues another (a log that was rotated or cut): at the next step, in its
+    usual time, without the sign of a start."""
     times, later = before.times, track.times
     steps, next_step = before.columns["step"], int(track.columns["step"][0])
     if track.begun or times is None or later is None or len(steps) < 3:
@@ -231,7 +282,10 @@ def _goes_on(before: Track, track: Track) -> bool:
     taken, done = np.diff(times), np.diff(steps)
     gap = next_step - int(steps[-1])
     usual = float(np.median(taken[done > 0] / done[done > 0])) if (done > 0).any() else 0.0
-    return 0 < gap <= np.median(done) and 0 <= int(later[0]) - int(times[-1]) <= STALL_FACTOR * usual * gap
+    return (
+        0 < gap <= np.median(done)
+        and 0 <= int(later[0]) - int(times[-1]) <= STALL_FACTOR * usual * gap
+    )
 
 
 def _chain(group: list[Track]) -> Track:
@@ -287,19 +341,22 @@ def _merge(chains: list[Track]) -> dict[str, NDArray[Any]]:
     several = len(begins) < len(order)
     firsts = order[begins] if several else order
     merged = {}
-    # Column by column, each dropped when done: of millions of rows there are never two whole tables. The steps come
-    # last: their number is needed for parts without a column.
+    # Column by column, each dropped when done: of millions of rows there are never two whole
+    # tables. The steps come last: their number is needed for parts without a column.
     for name in [*(name for name in _names(parts) if name != "step"), "step"]:
         column = _together(name, parts)
         slowest = _SLOWEST.get(name) if several else None
-        merged[name] = column[firsts] if slowest is None else slowest.reduceat(column[order], begins)
+        merged[name] = (
+            column[firsts] if slowest is None else slowest.reduceat(column[order], begins)
+        )
         for part in parts:
             part.pop(name, None)
     return merged
 
 
 def _ranks(chains: Sequence[Track]) -> list[int]:
-    """The ranks of tracks in order: those that they name, else their places among all; -1 for a single one."""
+    """The ranks of tracks in order: those that they name, else their places among all; -1 for a
+    single one."""
     named = [chain.origin.rank for chain in chains]
     if len(chains) == 1:
         return [-1 if named[0] is None else named[0]]
@@ -314,7 +371,9 @@ def _names(parts: list[dict[str, NDArray[Any]]]) -> list[str]:
 def _together(name: str, parts: list[dict[str, NDArray[Any]]]) -> NDArray[Any]:
     """A column of the parts, one after the other; a part that lacks it has its default there."""
     dtype, default = COLUMN_DEFAULTS.get(name, (np.int64, 0))
-    rows = [part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts]
+    rows = [
+        part[name] if name in part else np.full(len(part["step"]), default, dtype) for part in parts
+    ]
     return np.concatenate(rows, dtype=dtype, casting="same_kind")
 
 
@@ -333,7 +392,8 @@ def _again(columns: dict[str, NDArray[Any]]) -> None:
 
 
 def _windows(columns: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """Number of steps that each line is the mean of: those since the line before it, in each attempt."""
+    """Number of steps that each line is the mean of: those since the line before it, in each
+    attempt."""
     step, attempt = columns["step"], columns["attempt"]
     windows = np.diff(step, prepend=step[:1])
     starts = np.append(0, np.flatnonzero(attempt[1:] > attempt[:-1]) + 1)

@@ -1,8 +1,10 @@
-"""`drillyard metrics --json`: the published document of a measured run, and its JSON Schema (`--json-schema`).
+"""`drillyard metrics --json`: the published document of a measured run, and its JSON Schema
+(`--json-schema`).
 
-The version is raised when a field is renamed, removed or means something else; new fields may come without. Every
-field is always there: what is not known is null, and `missing` says why and which flag would give it. Seconds, US
-dollars and fractions (0.42, not 42) throughout. Non-finite numbers do not occur. Filled by `RunResult.as_json`.
+The version is raised when a field is renamed, removed or means something else; new fields may come
+without. Every field is always there: what is not known is null, and `missing` says why and which
+flag would give it. Seconds, US dollars and fractions (0.42, not 42) throughout. Non-finite numbers
+do not occur. Filled by `RunResult.as_json`.
 """
 
 from __future__ import annotations
@@ -19,23 +21,35 @@ class _Part(BaseModel):
 
 
 class StepSeconds(_Part):
-    """Seconds of a step, warm-up left out. `p50` is the headline, from which all rates and costs are made."""
+    """Seconds of a step, warm-up left out. `p50` is the headline, from which all rates and costs
+    are made."""
 
     basis: str | None = Field(
-        description="What they rest on: steps, windows, time stamps, progress clock, moving averages or whole run."
+        description=(
+            "What they rest on: steps, windows, time stamps, progress clock, moving averages or"
+            " whole run."
+        )
     )
     window_steps: int = Field(description="How many steps each logged duration is the mean of.")
     mean: float | None
     p50: float | None
-    p95: float | None = Field(description="Null where single steps are not logged; so are p99 and jitter.")
+    p95: float | None = Field(
+        description="Null where single steps are not logged; so are p99 and jitter."
+    )
     p99: float | None
     lowest: float | None
     highest: float | None
     jitter: float | None = Field(description="1.4826 x median absolute deviation / median.")
-    slow_fraction: float | None = Field(description="Share of steps that took over 1.5 times the median.")
-    precision_seconds: float = Field(description="By how much a duration may be off because of how it is printed.")
+    slow_fraction: float | None = Field(
+        description="Share of steps that took over 1.5 times the median."
+    )
+    precision_seconds: float = Field(
+        description="By how much a duration may be off because of how it is printed."
+    )
     steps: int = Field(description="Steps that these figures rest on.")
-    left_out: int = Field(description="Steps left out as warm-up, or because they are outside of the range asked for.")
+    left_out: int = Field(
+        description="Steps left out as warm-up, or because they are outside of the range asked for."
+    )
     first_step: int | None
     last_step: int | None
 
@@ -106,9 +120,13 @@ class SourceFile(_Part):
     used: bool
     note: str
     lines: int
-    lines_passed_over: int = Field(description="Lines that are no step and nothing else that counts.")
+    lines_passed_over: int = Field(
+        description="Lines that are no step and nothing else that counts."
+    )
     damaged_lines: int
-    unfinished_lines: int = Field(description="1 where the last line has no newline and was left out.")
+    unfinished_lines: int = Field(
+        description="1 where the last line has no newline and was left out."
+    )
 
 
 class MissingFigure(_Part):
@@ -133,7 +151,9 @@ class MetricsDocument(_Part):
     tokens_per_second_per_gpu: float | None
     tflops_per_gpu: float | None
     mfu: float | None = Field(description="A fraction of the dense peak.")
-    formula: str | None = Field(description="What FLOPs per token are counted by; names as in `drillyard estimate`.")
+    formula: str | None = Field(
+        description="What FLOPs per token are counted by; names as in `drillyard estimate`."
+    )
     flops_per_token: float | None
     parameters: float | None
     peak_tflops: float | None
@@ -152,12 +172,16 @@ class MetricsDocument(_Part):
     goodput: float | None = Field(description="Productive over wall time.")
     wall_seconds: float | None
     seconds_by_category: dict[str, float] | None
-    microseconds_by_category: dict[str, int] | None = Field(description="These sum to wall time exactly.")
+    microseconds_by_category: dict[str, int] | None = Field(
+        description="These sum to wall time exactly."
+    )
     restarts: int | None
     steps_redone: int | None
     clock_steps_back: int | None
     loss: Loss
-    held_out: dict[str, HeldOutFigure] = Field(description="What evaluations found, by dotted names.")
+    held_out: dict[str, HeldOutFigure] = Field(
+        description="What evaluations found, by dotted names."
+    )
     skipped_steps: int
     skipped: list[FlaggedStep] = Field(description="The first 100.")
     nonfinite_steps: int

@@ -1,17 +1,22 @@
-"""Content of a run's logs, whatever framework wrote them: steps as columns, everything else as events.
+"""Content of a run's logs, whatever framework wrote them: steps as columns, everything else as
+events.
 
-`read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch use nothing else.
-A run may have millions of steps, so `Steps` is a table of numpy columns (about 100 bytes a step; a column that the log
-does not have costs nothing), while rare events are `LogEvent` objects.
+`read_logs.py` turns any log into one `ParsedLog`; statistics, goodput, comparison, report and watch
+use nothing else. A run may have millions of steps, so `Steps` is a table of numpy columns (about
+100 bytes a step; a column that the log does not have costs nothing), while rare events are
+`LogEvent` objects.
 
 What readers of a `ParsedLog` can rely on:
-- A step printed by several ranks is one row: the slowest rank's `seconds` and `time_us`, all else from the lowest rank.
-- Restarts are joined: `attempt` is 0 for the first start of the ranks, +1 for each later one. Rows are ordered by
-  attempt and, within an attempt, by step; both only rise.
-- A step that an earlier attempt had done has two rows; `again` is set on the later one, which led to the model.
+- A step printed by several ranks is one row: the slowest rank's `seconds` and `time_us`, all else
+  from the lowest rank.
+- Restarts are joined: `attempt` is 0 for the first start of the ranks, +1 for each later one. Rows
+  are ordered by attempt and, within an attempt, by step; both only rise.
+- A step that an earlier attempt had done has two rows; `again` is set on the later one, which led
+  to the model.
 - Times are UTC in integer microseconds since 1970; a clock that steps back is left as printed.
 
-Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are one row (`Steps.stands_for`).
+Limits: beyond `EXACT_ROWS` rows neighbouring steps of about the same duration are one row
+(`Steps.stands_for`).
 """
 
 from __future__ import annotations
@@ -37,37 +42,52 @@ LONGEST_SECONDS: Final = 1e9
 SKIPPED: Final = 1
 """Bit of `Steps.flags`: the log says that the update of this step was not applied."""
 NONFINITE: Final = 2
-"""Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing from the line)."""
+"""Bit of `Steps.flags`: loss or gradient norm is NaN or infinite (Megatron-LM: its loss is missing
+from the line)."""
 COMPILED: Final = 4
-"""Bit of `Steps.flags`: this step's time includes compilation (stated in Drillyard's own log alone)."""
+"""Bit of `Steps.flags`: this step's time includes compilation (stated in Drillyard's own log
+alone)."""
 
 EXACT_ROWS: Final = 1_000_000
 """Up to so many steps every step has a row of its own."""
 
-_DEFAULTS: Final = {"time_us": NO_TIME, "rank": -1, "stands_for": 1, "window_steps": 1, "seconds_precision": 0.0}
+_DEFAULTS: Final = {
+    "time_us": NO_TIME,
+    "rank": -1,
+    "stands_for": 1,
+    "window_steps": 1,
+    "seconds_precision": 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """The logged steps: one numpy array per column, all of the same length N.
 
-    A column that the log lacks is all NaN (floats) or all its default, and takes no memory: it is a read-only view of
-    one element. `has(name)`: whether a float column holds any number.
+    A column that the log lacks is all NaN (floats) or all its default, and takes no memory: it is a
+    read-only view of one element. `has(name)`: whether a float column holds any number.
 
-    step                optimizer steps as the log numbers them (most count from 1, NeMo and MaxText from 0)
-    time_us             when the line was written, UTC microseconds since 1970; NO_TIME without a time stamp
+    step                optimizer steps as the log numbers them (most count from 1, NeMo and MaxText
+                        from 0)
+    time_us             when the line was written, UTC microseconds since 1970; NO_TIME without a
+                        time stamp
     rank                the rank whose line this is; -1 where it is not known
     attempt             0 for the first start of the ranks, +1 per restart
     again               an earlier attempt had done this step: its time is recomputation
     flags               bits SKIPPED, NONFINITE and COMPILED
-    stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of about `seconds`: a
-                        weight for statistics. 1 unless the run has more than EXACT_ROWS rows
-    window_steps        how many steps `seconds` is the mean of: 1 a single step, N a window (log_interval), 0 a moving
-                        average over steps before (NeMo), whose single values mean little
-    seconds             duration of a step in seconds; NaN where the line has none (then time_us or elapsed_seconds
-                        of neighbouring rows give it). The time of the whole window is seconds x window_steps
-    seconds_precision   half a unit of the last printed digit, in seconds ('0.06s': 0.005); 0 where printed in full
-    elapsed_seconds     seconds since this attempt began, where the log prints such (progress bars, DLLogger)
+    stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of
+                        about `seconds`: a weight for statistics. 1 unless the run has more than
+                        EXACT_ROWS rows
+    window_steps        how many steps `seconds` is the mean of: 1 a single step, N a window
+                        (log_interval), 0 a moving average over steps before (NeMo), whose single
+                        values mean little
+    seconds             duration of a step in seconds; NaN where the line has none (then time_us or
+                        elapsed_seconds of neighbouring rows give it). The time of the whole window
+                        is seconds x window_steps
+    seconds_precision   half a unit of the last printed digit, in seconds ('0.06s': 0.005); 0 where
+                        printed in full
+    elapsed_seconds     seconds since this attempt began, where the log prints such (progress bars,
+                        DLLogger)
     data_seconds        the part of `seconds` that the step waited for data (Drillyard's own log)
     loss, grad_norm     as printed; may be NaN or infinite by themselves: see flags
     learning_rate
@@ -75,8 +95,8 @@ class Steps:
     printed_tokens_per_second_per_gpu, printed_tflops_per_gpu, printed_mfu (a fraction)
                         rates as the framework printed them, under its own formula
     memory_gib          GPU memory in GiB as printed
-    file, line          index into RunLog.sources, and the line there (1 is the first; for event files and JSON
-                        documents the number of the record)
+    file, line          index into RunLog.sources, and the line there (1 is the first; for event
+                        files and JSON documents the number of the record)
     """
 
     step: NDArray[np.int64]
@@ -108,18 +128,22 @@ class Steps:
 
     @classmethod
     def of(cls, **columns: Any) -> Steps:
-        """A table from the columns that there are (sequences or arrays of one length); the rest get their defaults.
+        """A table from the columns that there are (sequences or arrays of one length); the rest get
+        their defaults.
 
-        `Steps.of(step=[1, 2], seconds=[14.5, 14.6])`. Raises TypeError for a name that is not a column.
+        `Steps.of(step=[1, 2], seconds=[14.5, 14.6])`. Raises TypeError for a name that is not a
+        column.
         """
         if unknown := columns.keys() - COLUMN_DEFAULTS.keys():
             raise TypeError(f"no such columns: {sorted(unknown)}")
         length = len(next(iter(columns.values()), ()))
         return cls(
             **{
-                name: np.asarray(columns[name], dtype=dtype)
-                if name in columns
-                else np.broadcast_to(np.asarray(default, dtype=dtype), (length,))
+                name: (
+                    np.asarray(columns[name], dtype=dtype)
+                    if name in columns
+                    else np.broadcast_to(np.asarray(default, dtype=dtype), (length,))
+                )
                 for name, (dtype, default) in COLUMN_DEFAULTS.items()
             }
         )
@@ -174,14 +198,16 @@ LogEventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """An event other than a step. `kind` is from the vocabulary of events.jsonl (`telemetry/events.py`):
+    """An event other than a step. `kind` is from the vocabulary of events.jsonl
+    (`telemetry/events.py`):
 
     run_start, round_start   a program or an attempt starts;  resume: a checkpoint was loaded (`step` is its step)
     checkpoint_begin/_end    training waits for a save (`seconds` on the end, where printed)
-    checkpoint               a save is complete; how long training waited is not logged (asynchronous ones)
+    checkpoint               a save is complete; how long training waited is not logged
+                             (asynchronous ones)
     evaluation_begin/_end    training waits for an evaluation;  evaluation: its results, in `values` ({"loss": 0.51})
     failure, restart, waiting, end   as the log states them
-    """
+    """  # noqa: E501
 
     kind: LogEventKind
     time_us: int | None
@@ -204,14 +230,16 @@ class LoggedAttempt:
 
     number: int
     first_time_us: int | None
-    """The first time stamp on any line of the attempt (also before its first step); None without time stamps."""
+    """The first time stamp on any line of the attempt (also before its first step); None without
+    time stamps."""
     last_time_us: int | None
     """The last time stamp on any line of the attempt."""
 
 
 @dataclass(slots=True)
 class LogFacts:
-    """Facts that the log itself states about the run; None for the rest. Nothing is guessed or looked up.
+    """Facts that the log itself states about the run; None for the rest. Nothing is guessed or
+    looked up.
 
     `places` is the location of a fact ("run.log:12"), by the fact's name.
     """
@@ -242,19 +270,26 @@ class LogFacts:
     places: dict[str, str] = field(default_factory=dict)
 
     def learn(self, place: str, **facts: Any) -> None:
-        """Take over facts that are not known yet: the first place wins. Ignored are None, a count or size that is not
-        above zero and below 1e30, and a value of another type than the fact's."""
+        """Take over facts that are not known yet: the first place wins. Ignored are None, a
+        count or size that is not above zero and below 1e30, and a value of another type than the
+        fact's."""
         for name, value in facts.items():
             if name in _TEXTS:
                 fits = isinstance(value, str)
             else:
-                fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST_FACT
+                fits = (
+                    isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                    and 0 < value < _LARGEST_FACT
+                )
             if fits and getattr(self, name) is None:
                 setattr(self, name, value)
                 self.places[name] = place
 
 
-_TEXTS: Final = frozenset(fact.name for fact in fields(LogFacts) if str(fact.type).startswith("str"))
+_TEXTS: Final = frozenset(
+    fact.name for fact in fields(LogFacts) if str(fact.type).startswith("str")
+)
 _LARGEST_FACT: Final = 1e30
 
 
@@ -287,8 +322,9 @@ class LogClock:
     """Zone, span and resolution of the log's time stamps."""
 
     zone: ZoneKnowledge = "none"
-    """stated: the stamps carry their zone (or are UTC by their format); given: `--timezone` was used; assumed: they
-    carry none and UTC was assumed (durations are right unless daylight saving time changes); none: no time stamps."""
+    """stated: the stamps carry their zone (or are UTC by their format); given: `--timezone` was
+    used; assumed: they carry none and UTC was assumed (durations are right unless daylight saving
+    time changes); none: no time stamps."""
     first_time_us: int | None = None
     """The stamp of its first stamped line."""
     last_time_us: int | None = None
@@ -314,11 +350,12 @@ class ParsedLog:
     """Sentences about what was set aside, assumed or damaged."""
     ranks: tuple[int, ...] = ()
     run_directory: Path | None = None
-    """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl, run.yaml and
-    summary.json are there."""
+    """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl,
+    run.yaml and summary.json are there."""
     folding_error: float = 0.0
-    """0 up to EXACT_ROWS rows. Beyond: each folded row's `seconds` differs from every step it stands for by at most
-    this fraction, so weighted quantiles are that exact, and sums are exact."""
+    """0 up to EXACT_ROWS rows. Beyond: each folded row's `seconds` differs from every step it
+    stands for by at most this fraction, so weighted quantiles are that exact, and sums are
+    exact."""
 
     @property
     def lines(self) -> int:
@@ -330,6 +367,7 @@ class ParsedLog:
 
 
 def times_us(seconds: NDArray[np.float64]) -> NDArray[np.int64]:
-    """UTC microseconds of seconds since 1970; NO_TIME where these are none (NaN, infinite, not above 0)."""
+    """UTC microseconds of seconds since 1970; NO_TIME where these are none (NaN, infinite, not
+    above 0)."""
     known = (seconds > 0) & (seconds < LATEST_SECONDS)
     return np.where(known, np.round(np.where(known, seconds, 0.0) * 1e6), NO_TIME).astype(np.int64)

@@ -3,11 +3,12 @@
     read_logs(["run.log"])                files, directories, gzip, zstd, `-`, gs://
     Tail(["run.log"]).poll()              the same for logs that still grow
 
-All paths together are one run: restarts and ranks may be spread over files. Formats are detected by content
-(source_reader.py); merge_sources.py decides what is taken from which file.
+All paths together are one run: restarts and ranks may be spread over files. Formats are detected by
+content (source_reader.py); merge_sources.py decides what is taken from which file.
 
-Cost: 100,000 step lines a second or more, 100 MB/s of other text; memory is that of the steps. Limits: in a directory,
-files that cannot be logs (weights, images, source code) are skipped by name; a path that is given by itself is read.
+Cost: 100,000 step lines a second or more, 100 MB/s of other text; memory is that of the steps.
+Limits: in a directory, files that cannot be logs (weights, images, source code) are skipped by
+name; a path that is given by itself is read.
 """
 
 from __future__ import annotations
@@ -32,8 +33,37 @@ from drillyard.measurement.source_reader import FollowedSource, SourceContent, r
 _NO_LOGS: Final = frozenset(
     f".{ending}"
     for ending in (
-        *("safetensors", "distcp", "pt", "pth", "bin", "npy", "npz", "ckpt", "arrow", "parquet", "gguf", "model"),
-        *("png", "jpg", "svg", "pdf", "html", "py", "pyc", "so", "whl", "zip", "tar", "lock", "yaml", "yml", "toml"),
+        *(
+            "safetensors",
+            "distcp",
+            "pt",
+            "pth",
+            "bin",
+            "npy",
+            "npz",
+            "ckpt",
+            "arrow",
+            "parquet",
+            "gguf",
+            "model",
+        ),
+        *(
+            "png",
+            "jpg",
+            "svg",
+            "pdf",
+            "html",
+            "py",
+            "pyc",
+            "so",
+            "whl",
+            "zip",
+            "tar",
+            "lock",
+            "yaml",
+            "yml",
+            "toml",
+        ),
     )
 )
 _SECONDS_BETWEEN_LOOKS: Final = 2.0
@@ -48,9 +78,9 @@ def read_logs(
 ) -> ParsedLog:
     """Read one run from its logs.
 
-    `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it. `framework` is the
-    name of the only format to look for. Raises UserError for paths that cannot be read, and, naming the formats tried,
-    if they hold no step and no event, unless `allow_empty`.
+    `timezone` is for time stamps without a zone: a name or offset as `--timezone` takes it.
+    `framework` is the name of the only format to look for. Raises UserError for paths that cannot
+    be read, and, naming the formats tried, if they hold no step and no event, unless `allow_empty`.
     """
     zone = time_zone(timezone) if isinstance(timezone, str) else timezone
     only = _format(framework)
@@ -74,12 +104,17 @@ def read_logs(
 class Tail:
     """Follows logs that grow. `poll` reads what is new and gives the run so far.
 
-    A file that was truncated or replaced is read again from its beginning; what it held before is dropped. Files that
-    come into a directory are followed too (another rank's log, the event file of a restart).
+    A file that was truncated or replaced is read again from its beginning; what it held before is
+    dropped. Files that come into a directory are followed too (another rank's log, the event file
+    of a restart).
     """
 
     def __init__(
-        self, paths: Sequence[str | Path], *, timezone: str | tzinfo | None = None, framework: str | None = None
+        self,
+        paths: Sequence[str | Path],
+        *,
+        timezone: str | tzinfo | None = None,
+        framework: str | None = None,
     ) -> None:
         self._zone = time_zone(timezone) if isinstance(timezone, str) else timezone
         self._only = _format(framework)
@@ -89,7 +124,8 @@ class Tail:
         if not self._chosen.files:
             raise UserError("nothing to follow: give the log of a run (or - for standard input)")
         self._sources = [
-            FollowedSource(file, number, self._zone, self._only) for number, file in enumerate(self._chosen.files)
+            FollowedSource(file, number, self._zone, self._only)
+            for number, file in enumerate(self._chosen.files)
         ]
 
     def _look_for_more(self) -> None:
@@ -98,12 +134,16 @@ class Tail:
         known = {source.file.name for source in self._sources} | self._passed_over
         # A directory may be deleted while it is listed.
         with contextlib.suppress(UserError):
-            found = [file for directory in self._chosen.directories for file in find_files([directory])]
+            found = [
+                file for directory in self._chosen.directories for file in find_files([directory])
+            ]
             for file in found:
                 if file.name not in known and _may_be_log(file):
                     # Not tried again where it cannot be followed: packed logs that were rotated.
                     self._passed_over.add(file.name)
-                    self._sources.append(FollowedSource(file, len(self._sources), self._zone, self._only))
+                    self._sources.append(
+                        FollowedSource(file, len(self._sources), self._zone, self._only)
+                    )
         self._next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
 
     def absent(self) -> list[str]:
@@ -121,8 +161,8 @@ class Tail:
         return any(source.input.behind for source in self._sources)
 
     def poll(self) -> ParsedLog | None:
-        """The run so far; None when nothing was written since the last poll. Raises UserError, also where all input
-        ended without a step."""
+        """The run so far; None when nothing was written since the last poll. Raises UserError, also
+        where all input ended without a step."""
         self._look_for_more()
         if not any([source.poll() for source in self._sources]):
             return None
@@ -139,14 +179,16 @@ class Tail:
 
 def _format(framework: str | None) -> str | None:
     if framework is not None and framework not in log_formats():
-        raise ConfigError(f"--framework {framework}: not known. Choose one of {', '.join(log_formats())}.")
+        raise ConfigError(
+            f"--framework {framework}: not known. Choose one of {', '.join(log_formats())}."
+        )
     return framework
 
 
 @dataclass(slots=True)
 class _Chosen:
-    """Content of the given paths: files to read, sources set aside unread, the run directory that they are of, other
-    directories."""
+    """Content of the given paths: files to read, sources set aside unread, the run directory that
+    they are of, other directories."""
 
     files: list[LogFile] = field(default_factory=list)
     aside: list[ReadSource] = field(default_factory=list)
@@ -161,7 +203,11 @@ def _choose(names: list[str], *, following: bool = False) -> _Chosen:
         path = Path(name)
         if run_files := _run_files(path):
             chosen.run_directory = path
-            chosen.files += [LogFile(str(path / file)) for file in RUN_FILES] if following else find_files(run_files)
+            chosen.files += (
+                [LogFile(str(path / file)) for file in RUN_FILES]
+                if following
+                else find_files(run_files)
+            )
             for other in ("dllogger.json", "tensorboard", "logs"):
                 if (path / other).exists():
                     note = f"the same run; {Path(run_files[0]).name} has more to say"
@@ -172,7 +218,9 @@ def _choose(names: list[str], *, following: bool = False) -> _Chosen:
             found = logs = find_files([name])
             if path.is_dir():
                 chosen.directories.append(name)
-                logs = [file for file in found if _may_be_log(file) and (following or file.size != 0)]
+                logs = [
+                    file for file in found if _may_be_log(file) and (following or file.size != 0)
+                ]
             if not logs:
                 raise UserError(f"{name}: none of its {len(found)} files can be a log")
             chosen.files += logs
@@ -183,7 +231,11 @@ def _choose(names: list[str], *, following: bool = False) -> _Chosen:
 def _run_files(path: Path) -> list[str]:
     """The files to read of a Drillyard run directory; none for anything else."""
     try:
-        return [str(path / name) for name in RUN_FILES if (path / name).is_file()] if path.is_dir() else []
+        return (
+            [str(path / name) for name in RUN_FILES if (path / name).is_file()]
+            if path.is_dir()
+            else []
+        )
     except OSError:
         return []
 

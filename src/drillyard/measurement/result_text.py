@@ -1,4 +1,5 @@
-"""A measured run for people: figures with their conditions, then what is missing and what is doubtful."""
+"""A measured run for people: figures with their conditions, then what is missing and what is
+doubtful."""
 
 from __future__ import annotations
 
@@ -80,16 +81,23 @@ def _rows(result: RunResult) -> Iterator[Row]:
             f"Stalls ({len(stalls)})" if index == 0 else "",
             f"step {stall.step}: {significant(stall.seconds)} s ({stall.place})",
         )
-    for label, steps in (("Skipped", result.losses.skipped), ("Not finite", result.losses.nonfinite)):
+    for label, steps in (
+        ("Skipped", result.losses.skipped),
+        ("Not finite", result.losses.nonfinite),
+    ):
         for index, (step, place) in enumerate(steps[:_MOST_LINES]):
             yield f"{label} ({len(steps)})" if index == 0 else "", f"step {step} ({place})"
     yield from _source_rows(result)
 
 
 def _source_rows(result: RunResult) -> Iterator[Row]:
-    """List what was read, how much of it was passed over, and the files that were not used, grouped by reason."""
+    """List what was read, how much of it was passed over, and the files that were not used, grouped
+    by reason."""
     used = [source for source in result.log.sources if source.used]
-    lines, passed_over = sum(source.lines for source in used), sum(source.lines_passed_over for source in used)
+    lines, passed_over = (
+        sum(source.lines for source in used),
+        sum(source.lines_passed_over for source in used),
+    )
     files = f" in {len(used)} files" if len(used) > 1 else ""
     of = f", {passed_over:,} of them passed over" if passed_over else ""
     yield "Read", f"{lines:,} {'line' if lines == 1 else 'lines'}{files}{of}"
@@ -120,7 +128,9 @@ def _time_rows(result: RunResult) -> Iterator[Row]:
         yield "Step time", "not known"
         return
     what = "median" if times.p50 is not None else "mean"
-    precision = f" +-{times.relative_precision:.0%} (as printed)" if times.relative_precision > 0.01 else ""
+    precision = (
+        f" +-{times.relative_precision:.0%} (as printed)" if times.relative_precision > 0.01 else ""
+    )
     yield "Step time", f"{significant(typical)} s {what}{precision}"
     basis = {
         "steps": "",
@@ -133,15 +143,24 @@ def _time_rows(result: RunResult) -> Iterator[Row]:
     if times.basis in ("time stamps", "progress clock") and times.window_steps > 1:
         basis += f"means over {times.window_steps} steps each, "
     asked = result.asked.start_step is not None or result.asked.end_step is not None
-    left = f"; {times.left_out:,} left out{'' if asked else ' as warm-up'}" if times.left_out else ""
-    which = f"steps, {times.first_step} to {times.last_step}" if times.steps > 1 else f"step, {times.last_step}"
+    left = (
+        f"; {times.left_out:,} left out{'' if asked else ' as warm-up'}" if times.left_out else ""
+    )
+    which = (
+        f"steps, {times.first_step} to {times.last_step}"
+        if times.steps > 1
+        else f"step, {times.last_step}"
+    )
     yield "", f"{basis}{times.steps:,} {which}{left}"
     if times.p95 is not None and times.p99 is not None and times.steps >= _FEWEST_FOR_PERCENTILES:
         jitter = "" if times.jitter is None else f", jitter {times.jitter:.2%}"
         slow = f", {times.slow_fraction:.1%} over 1.5x the median" if times.slow_fraction else ""
         yield (
             "",
-            f"mean {significant(times.mean)}, p95 {significant(times.p95)}, p99 {significant(times.p99)}{jitter}{slow}",
+            (
+                f"mean {significant(times.mean)}, p95 {significant(times.p95)}, p99"
+                f" {significant(times.p99)}{jitter}{slow}"
+            ),
         )
 
 
@@ -153,13 +172,23 @@ def _speed_rows(result: RunResult) -> Iterator[Row]:
         yield "Speed", f"{significant(speed.tokens_per_second_per_gpu)} tokens/s/GPU{gpus}{of}"
     if speed.tflops_per_gpu is not None:
         per_token = (
-            "" if speed.flops_per_token is None else f", {significant(speed.flops_per_token / 1e9)} GFLOP a token"
+            ""
+            if speed.flops_per_token is None
+            else f", {significant(speed.flops_per_token / 1e9)} GFLOP a token"
         )
         model = "" if speed.parameters is None else f" of {count(speed.parameters)} parameters"
-        yield "", f"{significant(speed.tflops_per_gpu)} TFLOP/s/GPU {_by(speed.formula)}{model}{per_token}"
+        yield (
+            "",
+            (
+                f"{significant(speed.tflops_per_gpu)} TFLOP/s/GPU"
+                f" {_by(speed.formula)}{model}{per_token}"
+            ),
+        )
     if speed.mfu is not None and speed.peak_flops is not None:
         assumed = {"default": " (assumed)", "log": "", "flag": ""}[speed.precision_from]
-        peak = f"{speed.peak_flops / 1e12:g} TFLOP/s: {speed.accelerator}, {speed.precision}{assumed}"
+        peak = (
+            f"{speed.peak_flops / 1e12:g} TFLOP/s: {speed.accelerator}, {speed.precision}{assumed}"
+        )
         mfu = f"{speed.mfu:.2%}" if speed.mfu >= 0.001 else f"{significant(100 * speed.mfu)}%"
         yield "MFU", f"{mfu} {_by(speed.formula)} (peak {peak})"
     printed = [
@@ -182,11 +211,25 @@ def _by(formula: str | None) -> str:
 def _loss_rows(result: RunResult) -> Iterator[Row]:
     losses = result.losses
     if losses.first is not None and losses.last is not None and losses.lowest is not None:
-        lowest = "" if losses.lowest == losses.last else f", lowest {losses.lowest:.4g} at step {losses.lowest_step}"
-        yield "Loss", f"{losses.first:.4g} to {losses.last:.4g}{lowest}  {sparkline([v for _, v in losses.curve(32)])}"
+        lowest = (
+            ""
+            if losses.lowest == losses.last
+            else f", lowest {losses.lowest:.4g} at step {losses.lowest_step}"
+        )
+        yield (
+            "Loss",
+            (
+                f"{losses.first:.4g} to {losses.last:.4g}{lowest} "
+                f" {sparkline([v for _, v in losses.curve(32)])}"
+            ),
+        )
     for index, (name, figure) in enumerate(list(result.held_out.items())[:_MOST_LINES]):
         at = "" if figure.last_step is None else f" after step {figure.last_step}"
-        best = "" if figure.lowest in (None, figure.last) else f", lowest {significant(figure.lowest or 0.0)}"
+        best = (
+            ""
+            if figure.lowest in (None, figure.last)
+            else f", lowest {significant(figure.lowest or 0.0)}"
+        )
         yield "Held out" if index == 0 else "", f"{name} {significant(figure.last)}{at}{best}"
 
 
@@ -219,7 +262,10 @@ def _wait_rows(result: RunResult, what: WaitKind, label: str) -> Iterator[Row]:
         middle = seconds[len(seconds) // 2]
         yield (
             label,
-            f"{len(found)}, training waited {significant(middle)} s (median), {significant(seconds[-1])} s at most",
+            (
+                f"{len(found)}, training waited {significant(middle)} s (median),"
+                f" {significant(seconds[-1])} s at most"
+            ),
         )
     if what == "checkpoint" and result.written_seconds:
         written = sorted(result.written_seconds)
@@ -239,7 +285,11 @@ def _goodput(result: RunResult) -> RenderableType:
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     seconds = wall / 1e6
-    length = f"{timedelta(seconds=round(seconds))} (h:mm:ss)" if seconds >= 100 else f"{significant(seconds)} s"
+    length = (
+        f"{timedelta(seconds=round(seconds))} (h:mm:ss)"
+        if seconds >= 100
+        else f"{significant(seconds)} s"
+    )
     restarts = f"{account.restarts} restart{'' if account.restarts == 1 else 's'}"
     table.add_row("Goodput", f"{account.goodput or 0:.1%}", "", f"of {length}, {restarts}")
     for name, microseconds in sorted(account.times.items(), key=lambda item: -item[1]):
@@ -248,7 +298,10 @@ def _goodput(result: RunResult) -> RenderableType:
                 Text(f"  {name}", style="not bold"),
                 f"{microseconds / wall:.1%}",
                 f"{microseconds / 1e6:,.{1 if wall > 1e8 else 3}f} s",
-                Text("█" * max(round(_BAR_WIDTH * microseconds / wall), 0) or "▏", style=_COLOURS[name]),
+                Text(
+                    "█" * max(round(_BAR_WIDTH * microseconds / wall), 0) or "▏",
+                    style=_COLOURS[name],
+                ),
             )
     return table
 
@@ -259,7 +312,8 @@ def _missing(result: RunResult) -> list[str]:
     for name, flags, reason in result.missing:
         together.setdefault((reason, flags), []).append(name)
     return [
-        f"{', '.join(dict.fromkeys(names))}: {reason}" + (f"; give {_either(flags)}" if flags else "")
+        f"{', '.join(dict.fromkeys(names))}: {reason}"
+        + (f"; give {_either(flags)}" if flags else "")
         for (reason, flags), names in together.items()
     ]
 

@@ -1,4 +1,5 @@
-"""Result of a run as one value: step times, speed, goodput, loss, cost, what is missing and what is doubtful.
+"""Result of a run as one value: step times, speed, goodput, loss, cost, what is missing and what is
+doubtful.
 
     result = measure(log, UserFacts(accelerator="b200", num_gpus=16, params=70_550_000_000, ...))
     result.timing.times.p50, result.speed.mfu, result.cost.per_step, result.goodput
@@ -29,8 +30,23 @@ from drillyard.version import __version__
 _CURVE_POINTS: Final = 200
 _MOST_LISTED: Final = 100
 _SPEED_FIELDS: Final = (
-    *("num_gpus", "sequence_length", "tokens_per_step", "tokens_per_second_per_gpu", "tokens_from", "parameters"),
-    *("flops_per_token", "formula", "tflops_per_gpu", "accelerator", "precision", "precision_from", "mfu"),
+    *(
+        "num_gpus",
+        "sequence_length",
+        "tokens_per_step",
+        "tokens_per_second_per_gpu",
+        "tokens_from",
+        "parameters",
+    ),
+    *(
+        "flops_per_token",
+        "formula",
+        "tflops_per_gpu",
+        "accelerator",
+        "precision",
+        "precision_from",
+        "mfu",
+    ),
 )
 _PRINTED_FIELDS: Final = ("tokens_per_second_per_gpu", "tflops_per_gpu", "mfu")
 _GOODPUT_FIELDS: Final = ("goodput", "restarts", "steps_redone", "clock_steps_back")
@@ -67,7 +83,13 @@ class RunResult:
         # Imported here: pydantic takes longer to import than most logs to read.
         from drillyard.measurement.metrics_document import VERSION, MetricsDocument
 
-        speed, cost, account, losses, stalls = self.speed, self.cost, self.goodput, self.losses, self.timing.stalls
+        speed, cost, account, losses, stalls = (
+            self.speed,
+            self.cost,
+            self.goodput,
+            self.losses,
+            self.timing.stalls,
+        )
         return MetricsDocument.model_validate(
             {
                 "version": VERSION,
@@ -88,7 +110,10 @@ class RunResult:
                 "seconds_by_category": None if account is None else account.seconds(),
                 "microseconds_by_category": None if account is None else account.times,
                 "loss": {
-                    **{name: getattr(losses, name) for name in ("first", "last", "lowest", "lowest_step")},
+                    **{
+                        name: getattr(losses, name)
+                        for name in ("first", "last", "lowest", "lowest_step")
+                    },
                     "curve": losses.curve(_CURVE_POINTS),
                 },
                 "held_out": self.held_out,
@@ -125,7 +150,9 @@ def _median(seconds: Sequence[float]) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | None = None) -> RunResult:
+def measure(
+    log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | None = None
+) -> RunResult:
     """Measure the run of `log`, with facts from the user. `facts` is the hardware catalog.
 
     Raises UserError for flags that contradict each other or name what is not known.
@@ -134,8 +161,12 @@ def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | Non
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
-    billed_seconds = None if account is None else (account.wall_microseconds - account.times["waiting"]) / 1e6
-    costs = cost(fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds)
+    billed_seconds = (
+        None if account is None else (account.wall_microseconds - account.times["waiting"]) / 1e6
+    )
+    costs = cost(
+        fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds
+    )
     return RunResult(
         log=log,
         asked=asked,
@@ -147,7 +178,12 @@ def measure(log: ParsedLog, asked: UserFacts | None = None, facts: Catalog | Non
         held_out=held_out(log),
         waits=tuple(find_waits(log)),
         written_seconds=tuple(written_seconds(log)),
-        missing=(*_missing_times(log, timed, asked), *fast.missing, *_missing_goodput(account), *costs.missing),
+        missing=(
+            *_missing_times(log, timed, asked),
+            *fast.missing,
+            *_missing_goodput(account),
+            *costs.missing,
+        ),
         warnings=(*log.warnings, *_doubts(timed, account), *fast.warnings, *costs.notes),
     )
 
@@ -156,17 +192,38 @@ def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Miss
     times = timed.times
     if times.typical is None:
         if timed.all is not None and (asked.start_step is not None or asked.end_step is not None):
-            return [Missing("step_seconds", ("--start-step", "--end-step"), "no logged step lies in the range")]
-        return [Missing("step_seconds", (), "no line has the duration of a step, nor a time stamp or a clock")]
-    what = f"{times.basis} of {times.window_steps} steps" if times.window_steps > 1 else f"{times.basis}"
+            return [
+                Missing(
+                    "step_seconds",
+                    ("--start-step", "--end-step"),
+                    "no logged step lies in the range",
+                )
+            ]
+        return [
+            Missing(
+                "step_seconds",
+                (),
+                "no line has the duration of a step, nor a time stamp or a clock",
+            )
+        ]
+    what = (
+        f"{times.basis} of {times.window_steps} steps"
+        if times.window_steps > 1
+        else f"{times.basis}"
+    )
     unknown = [name for name in ("p50", "p95", "p99") if getattr(times, name) is None]
-    return [Missing(f"step_seconds.{name}", (), f"single steps are not logged ({what})") for name in unknown]
+    return [
+        Missing(f"step_seconds.{name}", (), f"single steps are not logged ({what})")
+        for name in unknown
+    ]
 
 
 def _missing_goodput(account: Goodput | None) -> Iterator[Missing]:
     if account is None:
         yield Missing(
-            "goodput", (), "the lines of the steps carry no time stamps (kubectl logs --timestamps adds them)"
+            "goodput",
+            (),
+            "the lines of the steps carry no time stamps (kubectl logs --timestamps adds them)",
         )
     elif not account.wall_microseconds:
         yield Missing("goodput", (), "the log has a single time stamp, and no time passed")
@@ -177,9 +234,13 @@ def _doubts(timed: Timing, account: Goodput | None) -> Iterator[str]:
     if times.relative_precision > COARSE:
         yield (
             f"step times are known to +-{times.relative_precision:.1%} only"
-            f" (+-{times.precision_seconds:g} s on {times.typical:.4g} s); so is every rate made from them"
+            f" (+-{times.precision_seconds:g} s on {times.typical:.4g} s); so is every rate made"
+            " from them"
         )
     if times.basis is not None and times.left_out == 0 and times.steps == 1:
         yield "only one step has a duration: it may be a warm-up step"
     if account is not None and account.clock_steps_back:
-        yield f"the clock stepped back {account.clock_steps_back} times; the time that it hid is in no figure"
+        yield (
+            f"the clock stepped back {account.clock_steps_back} times; the time that it hid is in"
+            " no figure"
+        )

@@ -1,12 +1,14 @@
 """Read or follow one source: detect its formats by content, then read its steps, events and facts.
 
-Until steps are found, all text formats search each block, which costs a search for one literal each. Once some are
-found, the formats that found none within `_DETECTION_BLOCKS` more blocks are dropped: a file in which another format
-begins later (a mixed log) is still read, and a gigabyte log is searched for little more than its own literals.
+Until steps are found, all text formats search each block, which costs a search for one literal
+each. Once some are found, the formats that found none within `_DETECTION_BLOCKS` more blocks are
+dropped: a file in which another format begins later (a mixed log) is still read, and a gigabyte log
+is searched for little more than its own literals.
 
-A source that grows: text is read on from where it ended, documents and event files are read again as a whole whenever
-they changed. The first bytes of a file decide which it is; but they may be incomplete still, so a file counts as text
-for good only with a step in it or once all of those bytes are read.
+A source that grows: text is read on from where it ended, documents and event files are read again
+as a whole whenever they changed. The first bytes of a file decide which it is; but they may be
+incomplete still, so a file counts as text for good only with a step in it or once all of those
+bytes are read.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from drillyard.loglines.prefixes import Origin
 from drillyard.loglines.sources import LogFile, open_log
 from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.formats import log_formats
-from drillyard.measurement.formats.line_rules import LAUNCHER_RULES, RuleContext, RuleSearch, line_time
+from drillyard.measurement.formats.line_rules import (
+    LAUNCHER_RULES,
+    RuleContext,
+    RuleSearch,
+    line_time,
+)
 from drillyard.measurement.formats.log_format import DocumentFormat, StepLineReader, TextFormat
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import LogEvent, LogFacts, ReadSource
@@ -69,7 +76,9 @@ class SourceContent:
 class TextSourceReader:
     """Reads a text log from pieces of bytes, as they come. `content` may be called at any time."""
 
-    def __init__(self, file: LogFile, number: int, zone: tzinfo | None, only: str | None = None) -> None:
+    def __init__(
+        self, file: LogFile, number: int, zone: tzinfo | None, only: str | None = None
+    ) -> None:
         self.source = ReadSource(file.name, None)
         self.stamps = Stamps(zone, file.changed)
         self.first_time_us: int | None = None
@@ -84,7 +93,9 @@ class TextSourceReader:
             if only in (None, kind.name) and issubclass(kind, TextFormat):
                 reader = StepLineReader(kind(), Lanes(number), self.stamps)
                 search = RuleSearch((*kind.rules, *LAUNCHER_RULES))
-                self._candidates.append((reader, RuleContext(self.source.name, number, self.stamps, search)))
+                self._candidates.append(
+                    (reader, RuleContext(self.source.name, number, self.stamps, search))
+                )
 
     def feed(self, piece: bytes) -> None:
         block = self._blocks.feed(piece)
@@ -101,7 +112,9 @@ class TextSourceReader:
             for _, context in self._candidates:
                 context.search.end_of_beginning()
         if self.first_time_us is None and self._count <= _DETECTION_BLOCKS:
-            self.first_time_us = next(self._times(block.text.split(b"\n", _STAMPED_LINES)[:_STAMPED_LINES]), None)
+            self.first_time_us = next(
+                self._times(block.text.split(b"\n", _STAMPED_LINES)[:_STAMPED_LINES]), None
+            )
         self._last = block
         if self._found_at is None and found:
             self._found_at = self._count
@@ -132,7 +145,13 @@ class TextSourceReader:
                 format.finish_lane(lane)
             if lanes or context.events or context.facts.places:
                 found.append(
-                    FormatContent(format.name, lanes, list(context.events), context.facts, list(format.warnings))
+                    FormatContent(
+                        format.name,
+                        lanes,
+                        list(context.events),
+                        context.facts,
+                        list(format.warnings),
+                    )
                 )
         self._count_lines()
         return SourceContent(self.source, found, self.stamps, self.first_time_us, self.last_time_us)
@@ -151,18 +170,27 @@ class TextSourceReader:
 
 
 def document_format(head: bytes, only: str | None) -> type[DocumentFormat] | None:
-    """The format that reads a file beginning with `head` as a whole; None for text. `only`: no other format."""
-    kinds = [kind for kind in log_formats().values() if only in (None, kind.name) and issubclass(kind, DocumentFormat)]
+    """The format that reads a file beginning with `head` as a whole; None for text. `only`: no
+    other format."""
+    kinds = [
+        kind
+        for kind in log_formats().values()
+        if only in (None, kind.name) and issubclass(kind, DocumentFormat)
+    ]
     return next((kind for kind in kinds if kind.matches(head)), None)
 
 
-def read_source(file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | None, only: str | None) -> SourceContent:
+def read_source(
+    file: LogFile, number: int, stream: BinaryIO, zone: tzinfo | None, only: str | None
+) -> SourceContent:
     """Read a source of any kind. Raises OSError."""
     head = stream.read(BLOCK_BYTES)
     if (kind := document_format(head, only)) is not None:
         return _read_document(kind, file, number, _Rewound(head, stream))
     if b"\0" in head[:_BINARY_BYTES]:
-        source = ReadSource(file.name, None, used=False, note="binary: passed over", bytes=len(head))
+        source = ReadSource(
+            file.name, None, used=False, note="binary: passed over", bytes=len(head)
+        )
         return SourceContent(source, [], Stamps(zone))
     reader = TextSourceReader(file, number, zone, only)
     while head:
@@ -183,10 +211,15 @@ class _Rewound:
         return taken if taken and count >= 0 else taken + self._stream.read(count)
 
 
-def _read_document(kind: type[DocumentFormat], file: LogFile, number: int, stream: _Rewound) -> SourceContent:
+def _read_document(
+    kind: type[DocumentFormat], file: LogFile, number: int, stream: _Rewound
+) -> SourceContent:
     parsed = kind().read(file.name, number, stream)
     source = ReadSource(file.name, kind.name, bytes=parsed.bytes, lines=parsed.records)
-    source.damaged_lines, source.unfinished_lines = int(parsed.error is not None), int(not parsed.complete)
+    source.damaged_lines, source.unfinished_lines = (
+        int(parsed.error is not None),
+        int(not parsed.complete),
+    )
     stamps = Stamps()
     stamps.zoned = parsed.first_time_us is not None
     warnings = [f"{file.name}: reading ended there: {parsed.error}"] if parsed.error else []
@@ -214,7 +247,9 @@ class FollowedSource:
         if self.input.ended:
             return False
         try:
-            return self._read_on() if self._is_text or not self._is_document() else self._read_again()
+            return (
+                self._read_on() if self._is_text or not self._is_document() else self._read_again()
+            )
         except OSError as error:
             raise UserError(f"{self.file.name}: cannot be read: {error.strerror}") from error
 
@@ -232,7 +267,9 @@ class FollowedSource:
                 self._text.feed(piece)
         if news and not self._is_text:
             found = self._text.content().found
-            self._is_text = self._text.source.bytes >= _HEAD_BYTES or any(one.lanes for one in found)
+            self._is_text = self._text.source.bytes >= _HEAD_BYTES or any(
+                one.lanes for one in found
+            )
         if self._is_text:
             self._document = None
         if self.input.ended:

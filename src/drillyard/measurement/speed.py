@@ -1,14 +1,16 @@
-"""Speed of a run by one definition: tokens per second per GPU, TFLOP/s per GPU and MFU from the typical step time.
+"""Speed of a run by one definition: tokens per second per GPU, TFLOP/s per GPU and MFU from the
+typical step time.
 
     tokens/s/GPU = tokens of a step per GPU / seconds of the median step
     TFLOP/s/GPU  = FLOPs per token under the named formula x tokens/s/GPU / 1e12
     MFU          = TFLOP/s/GPU / the accelerator's dense peak at the run's precision
 
-Tokens of a step are taken from, in this order: the flags (batch size x sequence length), the lines of the steps, what
-the log says of batch and sequence, and as a last resort the rate that the lines print. FLOPs per token: --config or
---params under --formula (6N), what a Drillyard run says of itself, the number of parameters that the log names, else
-the TFLOP/s that the lines print, under the label "as printed". The peak is that of --accelerator, or of the device that
-the log names where it is known; at bf16 unless --precision or the log says otherwise.
+Tokens of a step are taken from, in this order: the flags (batch size x sequence length), the lines
+of the steps, what the log says of batch and sequence, and as a last resort the rate that the lines
+print. FLOPs per token: --config or --params under --formula (6N), what a Drillyard run says of
+itself, the number of parameters that the log names, else the TFLOP/s that the lines print, under
+the label "as printed". The peak is that of --accelerator, or of the device that the log names where
+it is known; at bf16 unless --precision or the log says otherwise.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ _LARGEST: Final = 1e18
 """Rates and counts beyond this are damage."""
 _CONTRADICTS: Final = 0.01
 _IDLE_EXPERTS: Final = 1.5
-"""Factor by which 6N over a log's parameters exceeds its printed TFLOP/s when not all parameters are active: between
-the formulas for dense models lies less."""
+"""Factor by which 6N over a log's parameters exceeds its printed TFLOP/s when not all parameters
+are active: between the formulas for dense models lies less."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +77,8 @@ class Speed(Figures):
 
 
 def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) -> Speed:
-    """The speed of a run. Raises UserError for flags that contradict each other or name what is not known."""
+    """The speed of a run. Raises UserError for flags that contradict each other or name what is not
+    known."""
     found = Speed(
         num_gpus=asked.num_gpus or log.facts.num_gpus,
         sequence_length=asked.sequence_length or log.facts.sequence_length,
@@ -92,8 +95,8 @@ def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) ->
 
 
 def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None:
-    """The median of a printed rate over the steps that count (over all, where no step has a duration); None where
-    none is in the range asked for."""
+    """The median of a printed rate over the steps that count (over all, where no step has a
+    duration); None where none is in the range asked for."""
     values = getattr(log.steps, column)
     if timing.kept is not None:
         values = values[timing.kept.rows]
@@ -109,7 +112,8 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
     batch, of_gpu = asked.global_batch_size, asked.batch_size_per_gpu
     if None not in (batch, of_gpu, gpus) and batch != (of_gpu or 0) * (gpus or 0):
         raise UserError(
-            f"--global-batch-size {batch} is not --batch-size-per-gpu {of_gpu} x {gpus} GPUs: give one of them."
+            f"--global-batch-size {batch} is not --batch-size-per-gpu {of_gpu} x {gpus} GPUs: give"
+            " one of them."
         )
     by_line = _median_printed(log, timing, "tokens")
     samples = _median_printed(log, timing, "samples")
@@ -125,7 +129,9 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
         found.tokens_from, found.tokens_per_step = "the log's tokens", by_line
     elif length is not None and (facts.global_batch_size is not None or samples is not None):
         found.tokens_from = "the log's batch size"
-        found.tokens_per_step = length * (samples if samples is not None else float(facts.global_batch_size or 0))
+        found.tokens_per_step = length * (
+            samples if samples is not None else float(facts.global_batch_size or 0)
+        )
     if gpus is not None and found.tokens_per_step_per_gpu is not None:
         found.tokens_per_step = found.tokens_per_step_per_gpu * gpus
     elif gpus is not None and found.tokens_per_step is not None:
@@ -139,8 +145,16 @@ def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
         found.warnings += spec.notes
     elif asked.params is not None:
         spec = spec_from_counts(asked.params, asked.active_params)
-    elif facts.flops_per_token is not None and facts.formula is not None and asked.formula in (None, facts.formula):
-        found.flops_per_token, found.formula, found.parameters = facts.flops_per_token, facts.formula, facts.parameters
+    elif (
+        facts.flops_per_token is not None
+        and facts.formula is not None
+        and asked.formula in (None, facts.formula)
+    ):
+        found.flops_per_token, found.formula, found.parameters = (
+            facts.flops_per_token,
+            facts.formula,
+            facts.parameters,
+        )
         return
     elif formula != DEFAULT_FORMULA:
         found.lacks("tflops_per_gpu", f"formula {formula} needs the model's layers", "--config")
@@ -158,7 +172,9 @@ def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
     if trained is not None and facts.parameters is not None and trained < facts.parameters:
         spec, adapters = spec_from_counts(round(facts.parameters - trained)), round(trained)
     found.formula = formula_label(formula, adapters=adapters is not None)
-    found.flops_per_token = flops_per_token(spec, formula, found.sequence_length or 1, adapter_parameters=adapters)
+    found.flops_per_token = flops_per_token(
+        spec, formula, found.sequence_length or 1, adapter_parameters=adapters
+    )
 
 
 def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> Accelerator | None:
@@ -168,13 +184,19 @@ def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> A
         found.precision = PRECISIONS.get(stated.lower(), stated.lower())
         found.precision_from = "flag" if asked.precision else "log"
     if asked.precision is not None:
-        precisions = sorted({name for one in catalog.accelerators.values() for name in one.peak_tflops})
+        precisions = sorted(
+            {name for one in catalog.accelerators.values() for name in one.peak_tflops}
+        )
         if found.precision not in precisions:
-            raise UserError(f"--precision {asked.precision}: not known; choose one of {', '.join(precisions)}.")
+            raise UserError(
+                f"--precision {asked.precision}: not known; choose one of {', '.join(precisions)}."
+            )
     if asked.accelerator is not None:
         accelerator: Accelerator | None = catalog.accelerator(asked.accelerator)
     else:
-        accelerator = None if facts.accelerator is None else catalog.find_accelerator(facts.accelerator)
+        accelerator = (
+            None if facts.accelerator is None else catalog.find_accelerator(facts.accelerator)
+        )
     flags: tuple[str, ...] = ("--accelerator",)
     if accelerator is None:
         found.accelerator, found.peak_flops = facts.accelerator, facts.peak_flops
@@ -185,7 +207,9 @@ def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> A
         found.accelerator, peak = accelerator.name, accelerator.peak(found.precision)
         found.peak_flops = None if peak is None else peak.value
         if peak is not None and peak.unverified:
-            found.warnings.append(f"the {found.precision} peak of {accelerator.name} is not confirmed by its vendor")
+            found.warnings.append(
+                f"the {found.precision} peak of {accelerator.name} is not confirmed by its vendor"
+            )
         reason = f"no {found.precision} peak of {accelerator.name} is known"
         flags = ("--precision", "--hardware") if accelerator.peak_tflops else flags
     if found.peak_flops is None:
@@ -194,7 +218,9 @@ def _peak(found: Speed, log: ParsedLog, asked: UserFacts, catalog: Catalog) -> A
     return accelerator
 
 
-def _rates(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accelerator: Accelerator | None) -> None:
+def _rates(
+    found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accelerator: Accelerator | None
+) -> None:
     typical = timing.times.typical
     if found.tokens_per_step_per_gpu is None and found.tokens_from in (None, "the log's tokens"):
         _tokens_of_printed_rate(found, log, timing)
@@ -203,7 +229,11 @@ def _rates(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts, accel
     _say_what_is_missing(found, typical)
     rate = found.tokens_per_second_per_gpu
     _set_aside_idle_experts(found, rate, asked)
-    if found.flops_per_token is None and found.printed_tflops_per_gpu is not None and found.formula is None:
+    if (
+        found.flops_per_token is None
+        and found.printed_tflops_per_gpu is not None
+        and found.formula is None
+    ):
         found.formula, found.tflops_per_gpu = AS_PRINTED, found.printed_tflops_per_gpu
         if found.peak_flops:
             found.mfu = found.tflops_per_gpu * 1e12 / found.peak_flops
@@ -235,15 +265,23 @@ def _tokens_of_printed_rate(found: Speed, log: ParsedLog, timing: Timing) -> Non
 
 
 def _set_aside_idle_experts(found: Speed, rate: float | None, asked: UserFacts) -> None:
-    """6N over all parameters of a mixture of experts is no measure; then what the lines print is a better one."""
+    """6N over all parameters of a mixture of experts is no measure; then what the lines print is a
+    better one."""
     printed = found.printed_tflops_per_gpu
-    if asked.params or asked.config or rate is None or printed is None or found.flops_per_token is None:
+    if (
+        asked.params
+        or asked.config
+        or rate is None
+        or printed is None
+        or found.flops_per_token is None
+    ):
         return
     tflops = found.flops_per_token * rate / 1e12
     if tflops > _IDLE_EXPERTS * printed:
         found.warnings.append(
-            f"{found.formula} over the {count(found.parameters or 0)} parameters that the log names would be"
-            f" {tflops:.4g} TFLOP/s, and it prints {printed:.4g}: a mixture of experts? Give --params, --active-params."
+            f"{found.formula} over the {count(found.parameters or 0)} parameters that the log names"
+            f" would be {tflops:.4g} TFLOP/s, and it prints {printed:.4g}: a mixture of experts?"
+            " Give --params, --active-params."
         )
         found.flops_per_token = found.formula = found.parameters = None
 
@@ -253,26 +291,48 @@ def _say_what_is_missing(found: Speed, typical: float | None) -> None:
         if typical is None:
             found.lacks("tokens_per_second_per_gpu", "no step has a duration")
         elif found.tokens_per_step is not None:
-            found.lacks("tokens_per_second_per_gpu", "the log does not say on how many GPUs it ran", "--num-gpus")
+            found.lacks(
+                "tokens_per_second_per_gpu",
+                "the log does not say on how many GPUs it ran",
+                "--num-gpus",
+            )
         else:
-            batch = () if found.tokens_from == "flags" else ("--batch-size-per-gpu", "--global-batch-size")
+            batch = (
+                ()
+                if found.tokens_from == "flags"
+                else ("--batch-size-per-gpu", "--global-batch-size")
+            )
             wanted = batch if found.sequence_length else (*batch, "--sequence-length")
-            found.lacks("tokens_per_second_per_gpu", "the log does not say how many tokens a step has", *wanted)
+            found.lacks(
+                "tokens_per_second_per_gpu",
+                "the log does not say how many tokens a step has",
+                *wanted,
+            )
     lacking = found.flops_per_token is None and found.printed_tflops_per_gpu is None
     if lacking and not any(missing.field == "tflops_per_gpu" for missing in found.missing):
-        found.lacks("tflops_per_gpu", "the log does not say how many parameters the model has", "--params", "--config")
+        found.lacks(
+            "tflops_per_gpu",
+            "the log does not say how many parameters the model has",
+            "--params",
+            "--config",
+        )
     elif found.tokens_per_second_per_gpu is None and found.flops_per_token is not None:
-        found.lacks("tflops_per_gpu", "tokens per second are not known", *found.flags_for("tokens_per_second_per_gpu"))
+        found.lacks(
+            "tflops_per_gpu",
+            "tokens per second are not known",
+            *found.flags_for("tokens_per_second_per_gpu"),
+        )
     for name, flags, reason in list(found.missing):
         if name == "tflops_per_gpu":
             found.lacks("mfu", reason, *flags)
 
 
 def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
-    """Printed rates that the durations on the same lines contradict by over 1 %, beyond what rounding explains.
+    """Printed rates that the durations on the same lines contradict by over 1 %, beyond what
+    rounding explains.
 
-    A rate times its duration is the work of a step: it must be the known number of tokens, or else the same on
-    every line.
+    A rate times its duration is the work of a step: it must be the known number of tokens, or else
+    the same on every line.
     """
     found = timing.all
     if found is None or found.basis not in ("steps", "windows"):
@@ -290,11 +350,15 @@ def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None)
         off = _excess(log.steps, found, column, expected)
         if wrong := int((off > 0).sum()):
             row, seconds = int(found.rows[off.argmax()]), float(found.seconds[off.argmax()])
-            whose = f"1 line prints {name} that its" if wrong == 1 else f"{wrong} lines print {name} that their"
+            whose = (
+                f"1 line prints {name} that its"
+                if wrong == 1
+                else f"{wrong} lines print {name} that their"
+            )
             yield (
                 f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
-                f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make {expected / seconds:.5g}"
-                f" ({shown} may count otherwise)"
+                f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make"
+                f" {expected / seconds:.5g} ({shown} may count otherwise)"
             )
 
 
@@ -306,7 +370,8 @@ def _median_work(log: ParsedLog, found: Durations, column: str) -> float | None:
 
 
 def _excess(steps: Steps, found: Durations, column: str, expected: float) -> NDArray[np.float64]:
-    """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0 where it is not."""
+    """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0
+    where it is not."""
     rates, seconds = getattr(steps, column)[found.rows], found.seconds
     usable = (rates > 0) & (rates < _LARGEST)
     rates = np.where(usable, rates, 1.0)
@@ -316,7 +381,8 @@ def _excess(steps: Steps, found: Durations, column: str, expected: float) -> NDA
 
 
 def _half_digit(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half a unit of the last digit that a rate can be printed with, as a fraction: integers at the coarsest."""
+    """Half a unit of the last digit that a rate can be printed with, as a fraction: integers at the
+    coarsest."""
     whole = rates == np.rint(rates)
     tenths = ~whole & (rates * 10 == np.rint(rates * 10))
     return np.where(whole, 0.5, np.where(tenths, 0.05, 0.005)) / rates

@@ -11,17 +11,17 @@ Sources of durations, the first that exists (`Basis`):
 | moving averages | NeMo's timing without stamps: each value repeats those before it | mean and median |
 | whole run | the training loop's time over its steps | the mean |
 
-A moving average is replaced by time stamps where lines have them. So are durations printed to fewer than two digits,
-such as 0.06 s (0.055 to 0.065, or 8 %), where the stamps are finer.
+A moving average is replaced by time stamps where lines have them. So are durations printed to fewer
+than two digits, such as 0.06 s (0.055 to 0.065, or 8 %), where the stamps are finer.
 
-Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then leading steps until
-one is no longer than is usual in the second half of the attempt: its median and 2 %, or 4 robust standard deviations if
-that is more. Drillyard's own log says which steps compiled: those and the first of every attempt are left out and no
-others, as in summary.json. A range of steps that the user names is used unchanged. The headline is the median of the
-rest.
+Warm-up: the first step of every attempt is left out (it compiles, allocates, opens files), and then
+leading steps until one is no longer than is usual in the second half of the attempt: its median and
+2 %, or 4 robust standard deviations if that is more. Drillyard's own log says which steps compiled:
+those and the first of every attempt are left out and no others, as in summary.json. A range of
+steps that the user names is used unchanged. The headline is the median of the rest.
 
 Cost: a few sorts of numpy columns; about 0.3 s for a million steps.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ Floats = NDArray[np.float64]
 Basis = Literal["steps", "windows", "time stamps", "progress clock", "moving averages", "whole run"]
 
 COARSE: Final = 0.01
-"""A duration that is known to no better than this fraction is replaced by a better one where there is one, and its
-precision is reported."""
+"""A duration that is known to no better than this fraction is replaced by a better one where there
+is one, and its precision is reported."""
 SHORTEST_SECONDS: Final = 1e-7
 """No step takes less: such numbers are damage."""
 USUAL_MARGIN: Final = 0.02
@@ -55,9 +55,11 @@ _FEWEST_TO_DETECT: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds per step of rows of a log. `rows` are indices into its steps; `weight` is how many steps each counts for.
+    """Seconds per step of rows of a log. `rows` are indices into its steps; `weight` is how many
+    steps each counts for.
 
-    `window_steps` is how many steps each is the mean of, usually; `precision_seconds` how far off one may be.
+    `window_steps` is how many steps each is the mean of, usually; `precision_seconds` how far off
+    one may be.
     """
 
     basis: Basis
@@ -68,7 +70,9 @@ class Durations:
     precision_seconds: float
 
     def select(self, kept: NDArray[np.bool_]) -> Durations:
-        return replace(self, rows=self.rows[kept], seconds=self.seconds[kept], weight=self.weight[kept])
+        return replace(
+            self, rows=self.rows[kept], seconds=self.seconds[kept], weight=self.weight[kept]
+        )
 
     @property
     def single(self) -> bool:
@@ -78,11 +82,12 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The spread of step times in seconds; None for what the log does not give (see the module's table).
+    """The spread of step times in seconds; None for what the log does not give (see the module's
+    table).
 
-    `jitter` is the robust standard deviation (1.4826 x median absolute deviation) over the median; `slow_fraction` the
-    share of steps that took over 1.5 times the median. `steps` counts the steps that the figures rest on, `left_out`
-    those set aside as warm-up or outside of the range.
+    `jitter` is the robust standard deviation (1.4826 x median absolute deviation) over the median;
+    `slow_fraction` the share of steps that took over 1.5 times the median. `steps` counts the steps
+    that the figures rest on, `left_out` those set aside as warm-up or outside of the range.
     """
 
     basis: Basis | None
@@ -132,8 +137,11 @@ class Timing:
     stalls: tuple[Stall, ...] = ()
 
 
-def measure_step_times(log: ParsedLog, *, start_step: int | None = None, end_step: int | None = None) -> Timing:
-    """The step times of a run, warm-up left out, or those of `start_step` to `end_step` (both included)."""
+def measure_step_times(
+    log: ParsedLog, *, start_step: int | None = None, end_step: int | None = None
+) -> Timing:
+    """The step times of a run, warm-up left out, or those of `start_step` to `end_step` (both
+    included)."""
     found = durations(log)
     if found is None:
         return Timing(_whole_run(log), None, None)
@@ -163,7 +171,9 @@ def durations(log: ParsedLog) -> Durations | None:
         return printed
     stamped = _between_stamps(log) or _between_progress(log)
     if stamped is None or (
-        printed is not None and trusted and _relative_precision(stamped) > _relative_precision(printed)
+        printed is not None
+        and trusted
+        and _relative_precision(stamped) > _relative_precision(printed)
     ):
         return printed
     return stamped
@@ -195,11 +205,19 @@ def _printed(steps: Steps) -> Durations | None:
 def _between_stamps(log: ParsedLog) -> Durations | None:
     steps = log.steps
     rows = np.flatnonzero(steps.time_us != NO_TIME)
-    return _between(log, rows, steps.time_us[rows], max(log.clock.resolution_us, 1), "time stamps", find_waits(log))
+    return _between(
+        log,
+        rows,
+        steps.time_us[rows],
+        max(log.clock.resolution_us, 1),
+        "time stamps",
+        find_waits(log),
+    )
 
 
 def _between_progress(log: ParsedLog) -> Durations | None:
-    """Durations where a bar shows seconds since the start. Saves and evaluations in between cannot be taken off."""
+    """Durations where a bar shows seconds since the start. Saves and evaluations in between cannot
+    be taken off."""
     elapsed = log.steps.elapsed_seconds
     rows = np.flatnonzero((elapsed >= 0) & (elapsed < LONGEST_SECONDS))
     whole = bool((elapsed[rows] == np.rint(elapsed[rows])).all())
@@ -208,9 +226,15 @@ def _between_progress(log: ParsedLog) -> Durations | None:
 
 
 def _between(
-    log: ParsedLog, rows: NDArray[np.intp], times: NDArray[np.int64], tick: int, basis: Basis, waited: list[Wait]
+    log: ParsedLog,
+    rows: NDArray[np.intp],
+    times: NDArray[np.int64],
+    tick: int,
+    basis: Basis,
+    waited: list[Wait],
 ) -> Durations | None:
-    """Durations from the times of neighbouring rows of an attempt; of rows further apart where ticks are coarse."""
+    """Durations from the times of neighbouring rows of an attempt; of rows further apart where
+    ticks are coarse."""
     steps = log.steps
     if len(rows) < 2:
         return None
@@ -227,11 +251,14 @@ def _between(
     if not good.any():
         return None
     window = max(int(np.median(advance[good])), 1)
-    # A folded row stands for several steps of one length: its window is not a mean over different ones.
+    # A folded row stands for several steps of one length: its window is not a mean over different
+    # ones.
     weight = steps.stands_for[after[good]].astype(np.int64)
     window = 1 if bool((weight == advance[good]).all()) else window
     seconds = took[good] / 1e6 / advance[good]
-    return Durations(basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good])))
+    return Durations(
+        basis, after[good], seconds, weight, window, tick / 1e6 / float(np.median(advance[good]))
+    )
 
 
 def _rows_not_compiled(steps: Steps, found: Durations) -> NDArray[np.bool_]:
@@ -254,13 +281,16 @@ def _rows_after_warmup(steps: Steps, found: Durations) -> NDArray[np.bool_]:
 
 
 def _unsettled(seconds: Floats) -> int:
-    """Number of leading values longer than is usual in the second half; never more than the first half."""
+    """Number of leading values longer than is usual in the second half; never more than the first
+    half."""
     if len(seconds) < _FEWEST_TO_DETECT:
         return 0
     later = seconds[len(seconds) // 2 :]
     median = float(np.median(later))
     deviation = _MAD_TO_DEVIATION * float(np.median(np.abs(later - median)))
-    usual = seconds[: len(seconds) // 2] <= median + max(USUAL_MARGIN * median, USUAL_DEVIATIONS * deviation)
+    usual = seconds[: len(seconds) // 2] <= median + max(
+        USUAL_MARGIN * median, USUAL_DEVIATIONS * deviation
+    )
     return int(usual.argmax()) if usual.any() else len(usual)
 
 
@@ -291,7 +321,8 @@ def _spread(steps: Steps, kept: Durations, left_out: int) -> StepTimes:
 
 
 def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ...]) -> list[float]:
-    """The quantiles of `values`, each counted `weight` times: what numpy's linear method gives for all of them."""
+    """The quantiles of `values`, each counted `weight` times: what numpy's linear method gives for
+    all of them."""
     if int(weight.max()) == 1:
         return [float(value) for value in np.quantile(values, shares)]
     order = np.argsort(values, kind="stable")
@@ -300,14 +331,16 @@ def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ..
     for share in shares:
         place = share * (int(counted[-1]) - 1)
         below, above = (
-            float(ordered[np.searchsorted(counted, side, "right")]) for side in (math.floor(place), math.ceil(place))
+            float(ordered[np.searchsorted(counted, side, "right")])
+            for side in (math.floor(place), math.ceil(place))
         )
         places.append(below + (above - below) * (place - math.floor(place)))
     return places
 
 
 def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> Iterator[Stall]:
-    """Every duration over three medians, in the order of the log; not the first of an attempt, which is warm-up."""
+    """Every duration over three medians, in the order of the log; not the first of an attempt,
+    which is warm-up."""
     assert times.p50 is not None
     if found.basis == "moving averages":
         return
@@ -316,7 +349,12 @@ def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> Iterator[Stal
     long = np.flatnonzero((found.seconds > STALL_FACTOR * times.p50) & ~(first & printed))
     for row, seconds in zip(found.rows[long].tolist(), found.seconds[long].tolist(), strict=True):
         time_us = int(log.steps.time_us[row])
-        yield Stall(int(log.steps.step[row]), seconds, log.place(row), None if time_us == NO_TIME else time_us)
+        yield Stall(
+            int(log.steps.step[row]),
+            seconds,
+            log.place(row),
+            None if time_us == NO_TIME else time_us,
+        )
 
 
 def _whole_run(log: ParsedLog) -> StepTimes:
@@ -331,21 +369,26 @@ def _whole_run(log: ParsedLog) -> StepTimes:
         return StepTimes(basis=None)
     mean = facts.train_runtime_seconds / count
     return StepTimes(
-        basis="whole run", mean=mean, window_steps=count, steps=count, first_step=resumed + 1, last_step=last
+        basis="whole run",
+        mean=mean,
+        window_steps=count,
+        steps=count,
+        first_step=resumed + 1,
+        last_step=last,
     )
 
 
 def last_rows(steps: Steps) -> NDArray[np.intp]:
-    """The rows that led to the run's present state, by step: a later start undoes all steps after the one it resumed
-    from, also those that it has not repeated."""
+    """The rows that led to the run's present state, by step: a later start undoes all steps after
+    the one it resumed from, also those that it has not repeated."""
     step = np.append(steps.step, np.iinfo(np.int64).max)
     lowest_from = np.minimum.accumulate(step[::-1])[::-1]
     return np.flatnonzero(step[:-1] < lowest_from[1:])
 
 
 def total_tokens(steps: Steps) -> int | None:
-    """Tokens of all steps that led to the run's present state; steps between two logged ones count like the later.
-    None where the log does not give the tokens of each step."""
+    """Tokens of all steps that led to the run's present state; steps between two logged ones count
+    like the later. None where the log does not give the tokens of each step."""
     current = steps.select(last_rows(steps))
     before_first = current.step[:1] - np.maximum(current.window_steps[:1], 1)
     tokens = float((current.tokens * np.diff(current.step, prepend=before_first)).sum())

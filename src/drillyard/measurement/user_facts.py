@@ -1,10 +1,12 @@
-"""Facts given by flags of `drillyard metrics`, what is still missing, and flags that contradict the log.
+"""Facts given by flags of `drillyard metrics`, what is still missing, and flags that contradict the
+log.
 
-A flag goes before the log. Where they differ, the figure follows the flag and a warning names the line. What neither
-states is never guessed: the figures that need it are None and `Missing` names the flag to give.
+A flag goes before the log. Where they differ, the figure follows the flag and a warning names the
+line. What neither states is never guessed: the figures that need it are None and `Missing` names
+the flag to give.
 
-A batch can be stated in several ways (sequences in the log's header or on each line; tokens on each line), so flags and
-log are brought to the same unit before they are compared.
+A batch can be stated in several ways (sequences in the log's header or on each line; tokens on each
+line), so flags and log are brought to the same unit before they are compared.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from drillyard.modelspec import FORMULAS, Formula
 
 
 class Missing(NamedTuple):
-    """A figure (by its name in the JSON) that cannot be had, why not, and which flags would give it, if any."""
+    """A figure (by its name in the JSON) that cannot be had, why not, and which flags would give
+    it, if any."""
 
     field: str
     flags: tuple[str, ...]
@@ -48,7 +51,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFacts:
-    """The flags. Batch sizes are sequences per optimizer step; prices are US dollars; times are UTC microseconds."""
+    """The flags. Batch sizes are sequences per optimizer step; prices are US dollars; times are UTC
+    microseconds."""
 
     accelerator: str | None = None
     num_gpus: int | None = None
@@ -69,7 +73,13 @@ class UserFacts:
     job_end_us: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_gpus", "gpus_per_node", "batch_size_per_gpu", "global_batch_size", "sequence_length"):
+        for name in (
+            "num_gpus",
+            "gpus_per_node",
+            "batch_size_per_gpu",
+            "global_batch_size",
+            "sequence_length",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: give a number above 0.")
@@ -80,22 +90,33 @@ class UserFacts:
         if self.price_per_gpu_hour is not None and self.price_per_node_hour is not None:
             raise ConfigError("a price is per GPU-hour or per node-hour: give one of them.")
         if self.active_params is not None and self.params is None:
-            raise ConfigError("--active-params says how many of the parameters a token uses: give --params too.")
+            raise ConfigError(
+                "--active-params says how many of the parameters a token uses: give --params too."
+            )
         if self.params is not None and self.config is not None:
-            raise ConfigError("--params stands for a model whose config is not at hand; give it or --config, not both.")
-        if None not in (self.start_step, self.end_step) and (self.start_step or 0) > (self.end_step or 0):
-            raise ConfigError(f"--start-step {self.start_step} is after --end-step {self.end_step}.")
+            raise ConfigError(
+                "--params stands for a model whose config is not at hand; give it or --config, not"
+                " both."
+            )
+        if None not in (self.start_step, self.end_step) and (self.start_step or 0) > (
+            self.end_step or 0
+        ):
+            raise ConfigError(
+                f"--start-step {self.start_step} is after --end-step {self.end_step}."
+            )
 
 
 def moment_us(flag: str, text: str | None, zone: tzinfo | None) -> int | None:
-    """A time of day such as `2026-01-31T12:00:00Z` as UTC microseconds since 1970; without an offset it is in `zone`
-    (UTC if None). ConfigError for anything else."""
+    """A time of day such as `2026-01-31T12:00:00Z` as UTC microseconds since 1970; without an
+    offset it is in `zone` (UTC if None). ConfigError for anything else."""
     if text is None:
         return None
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"{flag} {text}: not a time; write it like 2026-01-31T12:00:00Z.") from error
+        raise ConfigError(
+            f"{flag} {text}: not a time; write it like 2026-01-31T12:00:00Z."
+        ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=zone or UTC)
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -126,11 +147,15 @@ PRECISIONS: Final = {
 ROUNDING: Final = 0.01
 """A rounded count, such as `70.6B` parameters, is the same within this."""
 PADDING: Final = 0.1
-"""Tokens on lines may leave out padding and masked ones: fewer than batch x length by more than this are a warning."""
+"""Tokens on lines may leave out padding and masked ones: fewer than batch x length by more than
+this are a warning."""
 
 
-def flag_conflicts(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:
-    """One sentence per flag that the log contradicts. `parameters`: of the model that --params or --config name."""
+def flag_conflicts(
+    log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None
+) -> Iterator[str]:
+    """One sentence per flag that the log contradicts. `parameters`: of the model that --params or
+    --config name."""
     direct = list(_same_fact(log, asked))
     yield from direct
     if not any("-batch-size" in text for text in direct):
@@ -150,10 +175,14 @@ def _same_fact(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
 
 
 def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
-    """The sequences of a step by the flags and by the log; where the log has no such number, the tokens of a step."""
+    """The sequences of a step by the flags and by the log; where the log has no such number, the
+    tokens of a step."""
     gpus = asked.num_gpus or log.facts.num_gpus
     if asked.global_batch_size is not None:
-        named, sequences = f"--global-batch-size {asked.global_batch_size}:", asked.global_batch_size
+        named, sequences = (
+            f"--global-batch-size {asked.global_batch_size}:",
+            asked.global_batch_size,
+        )
     elif asked.batch_size_per_gpu is not None and gpus is not None:
         named = f"--batch-size-per-gpu {asked.batch_size_per_gpu} on {gpus} GPUs:"
         sequences = asked.batch_size_per_gpu * gpus
@@ -163,7 +192,9 @@ def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
     if logged is not None or stated is not None:
         value, place = logged or (float(stated or 0), _place(log, "global_batch_size"))
         if abs(sequences / value - 1) > ROUNDING:
-            yield f"{named} {sequences:g} sequences a step are used; the log says {value:g} ({place})"
+            yield (
+                f"{named} {sequences:g} sequences a step are used; the log says {value:g} ({place})"
+            )
         return
     length = asked.sequence_length or log.facts.sequence_length
     tokens = _on_lines(log, "tokens")
@@ -185,23 +216,38 @@ def _on_lines(log: ParsedLog, column: str) -> tuple[float, str] | None:
     return (float(np.median(values[rows])), log.place(int(rows[0]))) if len(rows) else None
 
 
-def _model_and_hardware(log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None) -> Iterator[str]:
+def _model_and_hardware(
+    log: ParsedLog, asked: UserFacts, catalog: Catalog, parameters: float | None
+) -> Iterator[str]:
     facts = log.facts
     if asked.precision is not None and facts.precision is not None:
-        given, stated = (PRECISIONS.get(one.lower(), one.lower()) for one in (asked.precision, facts.precision))
+        given, stated = (
+            PRECISIONS.get(one.lower(), one.lower()) for one in (asked.precision, facts.precision)
+        )
         if given != stated:
-            yield f"--precision {asked.precision} is used; the log says {facts.precision} ({_place(log, 'precision')})"
+            yield (
+                f"--precision {asked.precision} is used; the log says {facts.precision}"
+                f" ({_place(log, 'precision')})"
+            )
     if asked.accelerator is not None and facts.accelerator is not None:
         device = catalog.find_accelerator(facts.accelerator)
         if device is not None and device.name != catalog.accelerator(asked.accelerator).name:
             place = _place(log, "accelerator")
-            yield f"--accelerator {asked.accelerator} is used; the log says {facts.accelerator} ({place})"
-    flag = "--params" if asked.params is not None else "--config" if asked.config is not None else None
+            yield (
+                f"--accelerator {asked.accelerator} is used; the log says {facts.accelerator}"
+                f" ({place})"
+            )
+    flag = (
+        "--params" if asked.params is not None else "--config" if asked.config is not None else None
+    )
     if flag is None or parameters is None or facts.parameters is None:
         return
     if abs(parameters / facts.parameters - 1) > ROUNDING:
         place = _place(log, "parameters")
-        yield f"{flag}: {count(parameters)} parameters are used; the log says {count(facts.parameters)} ({place})"
+        yield (
+            f"{flag}: {count(parameters)} parameters are used; the log says"
+            f" {count(facts.parameters)} ({place})"
+        )
 
 
 def _place(log: ParsedLog, name: str) -> str:

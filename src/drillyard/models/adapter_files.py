@@ -1,7 +1,7 @@
 """An adapter as a directory in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-Names in the file are those of the model's parameters behind `base_model.model.`, without peft's name of the adapter.
-Each rank reads its own part of each tensor. Nothing here imports peft.
+Names in the file are those of the model's parameters behind `base_model.model.`, without peft's
+name of the adapter. Each rank reads its own part of each tensor. Nothing here imports peft.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from drillyard.models.sharding import is_adapter_name, local_region, local_tenso
 
 # Keys of adapter_config.json by the settings of a run that say the same.
 _SETTINGS = {"r": "rank", "lora_alpha": "alpha", "use_dora": "variant", "use_rslora": "variant"}
-# Keys that name layers, which are compared by their tensors, or that change nothing of what an adapter computes.
+# Keys that name layers, which are compared by their tensors, or that change nothing of what an
+# adapter computes.
 _FREE = frozenset(
     {
         "auto_mapping",
@@ -64,53 +65,71 @@ def adapter_config(model: PreTrainedModel) -> dict[str, Any]:
     peft_configs: Any = model.peft_config
     content: dict[str, Any] = peft_configs["default"].to_dict()
     content["inference_mode"] = True
-    return {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
+    return {
+        key: sorted(value) if isinstance(value, set) else value for key, value in content.items()
+    }
 
 
 def require_matching_adapter(model: PreTrainedModel, path: str, base: str | None) -> None:
-    """Raise UserError unless the adapter at `path` has the settings and tensors of those in `model`, made for `base`.
+    """Raise UserError unless the adapter at `path` has the settings and tensors of those in
+    `model`, made for `base`.
 
     Reads the config and the header of the weights.
     """
     found, own = read_adapter_config(path), adapter_config(model)
     trained_on = found.get("base_model_name_or_path")
-    if base is not None and isinstance(trained_on, str) and trained_on and not _is_same_model(trained_on, base):
+    if (
+        base is not None
+        and isinstance(trained_on, str)
+        and trained_on
+        and not _is_same_model(trained_on, base)
+    ):
         raise UserError(
-            f"model.lora.adapter: {path} was trained on {trained_on}, and model.id is {base}\n"
-            f"give that base; if it is the same, write its name into base_model_name_or_path of {path}/{ADAPTER_CONFIG}"
+            f"model.lora.adapter: {path} was trained on {trained_on}, and model.id is {base}\ngive"
+            " that base; if it is the same, write its name into base_model_name_or_path of"
+            f" {path}/{ADAPTER_CONFIG}"
         )
     for key in sorted(found.keys() - _FREE):
         theirs, ours = found[key], own.get(key)
         if theirs != ours and (theirs or ours):
             setting = f"model.lora.{_SETTINGS[key]}" if key in _SETTINGS else None
             advice = (
-                f"change {setting} to fit" if setting else "give an adapter without it, or leave model.lora.adapter out"
+                f"change {setting} to fit"
+                if setting
+                else "give an adapter without it, or leave model.lora.adapter out"
             )
             raise UserError(
-                f"model.lora.adapter: {path} has {key} {json.dumps(theirs)}, and this run {json.dumps(ours)}\n{advice}"
+                f"model.lora.adapter: {path} has {key} {json.dumps(theirs)}, and this run"
+                f" {json.dumps(ours)}\n{advice}"
             )
     if found.get("init_lora_weights", True) not in _USUAL_INITS:
         raise UserError(
-            f"model.lora.adapter: {path} began by init_lora_weights {json.dumps(found['init_lora_weights'])}, which "
-            "changes its base\nconvert it to a plain LoRA adapter with peft's save_pretrained"
+            f"model.lora.adapter: {path} began by init_lora_weights"
+            f" {json.dumps(found['init_lora_weights'])}, which changes its base\nconvert it to a"
+            " plain LoRA adapter with peft's save_pretrained"
         )
     with _StoredAdapter(path) as stored:
         shapes = {name: tuple(tensor.shape) for name, tensor in adapter_tensors(model).items()}
         for problem, names in (
             ("lacks", shapes.keys() - stored.shapes.keys()),
             ("also has", stored.shapes.keys() - shapes.keys()),
-            ("has other sizes of", {name for name in shapes if stored.shapes.get(name, shapes[name]) != shapes[name]}),
+            (
+                "has other sizes of",
+                {name for name in shapes if stored.shapes.get(name, shapes[name]) != shapes[name]},
+            ),
         ):
             if names:
                 more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
                 raise UserError(
-                    f"model.lora.adapter: {path} {problem} {', '.join(sorted(names)[:NAMES_SHOWN])}{more}\n"
-                    "it is of another base or other model.lora.target_modules: give those of the adapter"
+                    f"model.lora.adapter: {path} {problem}"
+                    f" {', '.join(sorted(names)[:NAMES_SHOWN])}{more}\nit is of another base or"
+                    " other model.lora.target_modules: give those of the adapter"
                 )
 
 
 def load_adapter(model: PreTrainedModel, path: str | Path) -> None:
-    """Fill this rank's part of the adapters from the files of `path`. Raises UserError where they are damaged."""
+    """Fill this rank's part of the adapters from the files of `path`. Raises UserError where they
+    are damaged."""
     with _StoredAdapter(path) as stored, torch.no_grad():
         for name, tensor in adapter_tensors(model).items():
             local_tensor(tensor).copy_(stored.file.get_slice(name)[local_region(tensor)])
@@ -139,10 +158,13 @@ class _StoredAdapter:
 def _stored_name(name: str) -> str:
     name = without_wrappers(name).removesuffix(".default.weight")
     # A magnitude is a plain parameter in the files, the matrices are those of linear layers.
-    return f"base_model.model.{name}" + ("" if name.endswith("lora_magnitude_vector") else ".weight")
+    return f"base_model.model.{name}" + (
+        "" if name.endswith("lora_magnitude_vector") else ".weight"
+    )
 
 
 def _is_same_model(one: str, other: str) -> bool:
-    """Whether two names can mean one model: the same path, or the same last part (an id and its copy on disk)."""
+    """Whether two names can mean one model: the same path, or the same last part (an id and its
+    copy on disk)."""
     paths = [os.path.realpath(Path(name).expanduser()) for name in (one, other)]
     return paths[0] == paths[1] or Path(paths[0]).name == Path(paths[1]).name

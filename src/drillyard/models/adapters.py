@@ -1,14 +1,17 @@
-"""Low-rank adapters (LoRA, DoRA, rsLoRA) on a frozen model: the layers of `peft`, put in before the model is sharded.
+"""Low-rank adapters (LoRA, DoRA, rsLoRA) on a frozen model: the layers of `peft`, put in before the
+model is sharded.
 
-`peft` defines what an adapter computes and how its files look, so an adapter trained here loads there and the other way
-round. Here is what it has no counterpart for: parameters on the meta device, sharded ones, and draws that do not depend
-on the number of ranks. The frozen weights rest in the precision of the forward, without gradient, moments or a second
-copy; adapters rest in the master precision and, like all weights, are cast to that of the forward when they are
-gathered (under bf16 peft alone would compute them in fp32).
+`peft` defines what an adapter computes and how its files look, so an adapter trained here loads
+there and the other way round. Here is what it has no counterpart for: parameters on the meta
+device, sharded ones, and draws that do not depend on the number of ranks. The frozen weights rest
+in the precision of the forward, without gradient, moments or a second copy; adapters rest in the
+master precision and, like all weights, are cast to that of the forward when they are gathered
+(under bf16 peft alone would compute them in fp32).
 
-Letters: r rank, I inputs and O outputs of a layer, E experts. A layer's update is scaling * B A with A [r, I] and
-B [O, r]; scaling is alpha / r, for rsLoRA alpha / sqrt(r). DoRA (arXiv 2402.09353) scales the rows of the sum with the
-weight to trained lengths, the magnitudes [O]. Stacked experts have one pair per expert, in A [E*r, I] and B [O, r*E].
+Letters: r rank, I inputs and O outputs of a layer, E experts. A layer's update is scaling * B A
+with A [r, I] and B [O, r]; scaling is alpha / r, for rsLoRA alpha / sqrt(r). DoRA (arXiv
+2402.09353) scales the rows of the sum with the weight to trained lengths, the magnitudes [O].
+Stacked experts have one pair per expert, in A [E*r, I] and B [O, r*E].
 """
 
 from __future__ import annotations
@@ -51,10 +54,10 @@ def inject_adapters(
 ) -> None:
     """Put adapters into a model on the meta device and freeze all else; in place.
 
-    `base`: the name of the pretrained model, for the adapter's files. `dtypes`: of the frozen parameters and of the
-    adapters. `quantized`: keep the frozen linear layers in nf4. Raises UserError for a target that no layer of the
-    model has, a rank over a layer's size, a variant that a targeted layer does not have, and where nf4 cannot hold a
-    layer.
+    `base`: the name of the pretrained model, for the adapter's files. `dtypes`: of the frozen
+    parameters and of the adapters. `quantized`: keep the frozen linear layers in nf4. Raises
+    UserError for a target that no layer of the model has, a rank over a layer's size, a variant
+    that a targeted layer does not have, and where nf4 cannot hold a layer.
     """
     config = peft_config(model, lora, base)
     try:
@@ -62,11 +65,13 @@ def inject_adapters(
             inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"model.lora: {reason}\nname other layers in model.lora.target_modules") from error
+        raise UserError(
+            f"model.lora: {reason}\nname other layers in model.lora.target_modules"
+        ) from error
     for module in model.modules():
         if isinstance(module, DoraLinearLayer):
-            # Each forward would empty a cache that is only filled in inference, and torch.compile refuses to recompute
-            # a block in which a dictionary changes.
+            # Each forward would empty a cache that is only filled in inference, and torch.compile
+            # refuses to recompute a block in which a dictionary changes.
             vars(module)["_cache_clear"] = _nothing
     for name, parameter in model.named_parameters():
         is_adapter = is_adapter_name(name)
@@ -78,7 +83,8 @@ def inject_adapters(
 
 
 def peft_config(model: PreTrainedModel, lora: LoraConfig, base: str | None) -> PeftLoraConfig:
-    """The adapters of a run config as peft describes them. Raises UserError for a target that no layer has."""
+    """The adapters of a run config as peft describes them. Raises UserError for a target that no
+    layer has."""
     targets: Any = lora.target_modules
     if targets != "all-linear":
         try:
@@ -101,16 +107,19 @@ def peft_config(model: PreTrainedModel, lora: LoraConfig, base: str | None) -> P
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """(name, peft's layer) of each layer with an adapter; the stacked experts of a block are two, one in the other."""
+    """(name, peft's layer) of each layer with an adapter; the stacked experts of a block are two,
+    one in the other."""
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
             yield without_wrappers(name), module
 
 
 def init_adapters(model: PreTrainedModel, seed: int) -> None:
-    """Draw A of each adapter as peft does, uniformly in +-1/sqrt(I), and set B to zero: equal bits on all layouts.
+    """Draw A of each adapter as peft does, uniformly in +-1/sqrt(I), and set B to zero: equal bits
+    on all layouts.
 
-    The base's weights must be there: DoRA's magnitudes begin as the lengths of their rows. Collective.
+    The base's weights must be there: DoRA's magnitudes begin as the lengths of their rows.
+    Collective.
     """
     device = next(model.parameters()).device
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -122,12 +131,14 @@ def init_adapters(model: PreTrainedModel, seed: int) -> None:
             local_tensor(weight.down).copy_(whole[local_region(weight.down)])
             local_tensor(weight.up).zero_()
             if weight.magnitude is not None:
-                local_tensor(weight.magnitude).copy_(weight.lengths()[local_region(weight.magnitude)])
+                local_tensor(weight.magnitude).copy_(
+                    weight.lengths()[local_region(weight.magnitude)]
+                )
 
 
 class MergedWeights:
-    """This rank's parts of the frozen weights with the updates of their adapters added, made one by one when they are
-    needed; the last `kept` are kept. Weights in nf4 are unpacked at once."""
+    """This rank's parts of the frozen weights with the updates of their adapters added, made one by
+    one when they are needed; the last `kept` are kept. Weights in nf4 are unpacked at once."""
 
     def __init__(self, model: PreTrainedModel, kept: int) -> None:
         dequantize_linears(model)
@@ -136,13 +147,14 @@ class MergedWeights:
         self._of = lru_cache(kept)(lambda key: self._adapted[key].merged())
 
     def part_of(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """This rank's part of a weight, rounded to its precision once; None for one without an adapter. Collective,
-        in the same order on all ranks."""
+        """This rank's part of a weight, rounded to its precision once; None for one without an
+        adapter. Collective, in the same order on all ranks."""
         return self._of(id(weight)) if id(weight) in self._adapted else None
 
 
 class _AdaptedWeight:
-    """A layer's frozen weight and adapter, and this rank's part of the weight with the update added, row by row.
+    """A layer's frozen weight and adapter, and this rank's part of the weight with the update
+    added, row by row.
 
     Costs A and B whole, and LARGEST_UPDATE_ELEMENTS in the adapters' precision.
     """
@@ -157,13 +169,16 @@ class _AdaptedWeight:
         self.down: torch.Tensor = layer.lora_A[ADAPTER].weight
         self.up: torch.Tensor = layer.lora_B[ADAPTER].weight
         magnitudes = layer.lora_magnitude_vector
-        self.magnitude: torch.Tensor | None = magnitudes[ADAPTER].weight if ADAPTER in magnitudes else None
+        self.magnitude: torch.Tensor | None = (
+            magnitudes[ADAPTER].weight if ADAPTER in magnitudes else None
+        )
         self.scaling: float = layer.scaling[ADAPTER]
         self.transposed: bool = layer.fan_in_fan_out
         """Whether the weight is [I, O], as GPT-2's are."""
 
     def summed(self) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """(rows of the local part, the same rows of the whole, those rows with the update added). Collective."""
+        """(rows of the local part, the same rows of the whole, those rows with the update added).
+        Collective."""
         down, up = _whole(self.down), _whole(self.up)
         if self.weight.ndim == 3:
             experts = self.weight.shape[0]
@@ -176,11 +191,16 @@ class _AdaptedWeight:
             rows = slice(self.first_row + part.start, self.first_row + part.stop)
             own = self.local[part]
             own = unpack(own, self.down.dtype) if self.is_packed else own
-            update = (up @ down[:, rows]).T if self.transposed else up[rows] @ (down[rows] if up.ndim == 3 else down)
+            update = (
+                (up @ down[:, rows]).T
+                if self.transposed
+                else up[rows] @ (down[rows] if up.ndim == 3 else down)
+            )
             yield part, rows, own.to(update.dtype) + update * self.scaling
 
     def lengths(self) -> torch.Tensor:
-        """Norms [O] over the inputs of the weight with the update added; whole on every rank. Collective."""
+        """Norms [O] over the inputs of the weight with the update added; whole on every rank.
+        Collective."""
         outputs = self.weight.shape[1 if self.transposed else 0]
         squares = torch.zeros(outputs, dtype=self.down.dtype, device=self.local.device)
         for _, rows, summed in self.summed():
@@ -220,7 +240,7 @@ def _require_small_rank(model: PreTrainedModel) -> None:
         is_router = isinstance(layer, ParamWrapper) and layer.parameter_name == "weight"
         if layer.r[ADAPTER] > min(layer.in_features, layer.out_features) and not is_router:
             raise UserError(
-                f"model.lora.rank: {layer.r[ADAPTER]} is over the size of {name}, {layer.in_features} inputs and "
-                f"{layer.out_features} outputs\n"
-                "lower model.lora.rank, or name other layers in model.lora.target_modules"
+                f"model.lora.rank: {layer.r[ADAPTER]} is over the size of {name},"
+                f" {layer.in_features} inputs and {layer.out_features} outputs\nlower"
+                " model.lora.rank, or name other layers in model.lora.target_modules"
             )

@@ -1,8 +1,10 @@
-"""How a model of a supported architecture is handled here, and the settings that no row of the table covers.
+"""How a model of a supported architecture is handled here, and the settings that no row of the
+table covers.
 
-A packed batch trains correctly only if every attention layer takes the masks it is given, and a sharded model is
-written and read correctly only if the names of its weights on disk are understood. Both are tested for each row of
-`ARCHITECTURES`. A model that is not in the table is refused: some would leak across documents without a sign.
+A packed batch trains correctly only if every attention layer takes the masks it is given, and a
+sharded model is written and read correctly only if the names of its weights on disk are understood.
+Both are tested for each row of `ARCHITECTURES`. A model that is not in the table is refused: some
+would leak across documents without a sign.
 """
 
 from __future__ import annotations
@@ -12,12 +14,18 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from drillyard.config.model_files import ARCHITECTURES, SETTINGS_WITHOUT_EFFECT, Architecture, unsupported_architecture
+from drillyard.config.model_files import (
+    ARCHITECTURES,
+    SETTINGS_WITHOUT_EFFECT,
+    Architecture,
+    unsupported_architecture,
+)
 from drillyard.errors import UserError
 
 
 def architecture(model_type: str) -> Architecture:
-    """The table's row for a model type; UserError with the nearest spelling and the whole list when there is none."""
+    """The table's row for a model type; UserError with the nearest spelling and the whole list when
+    there is none."""
     if model_type not in ARCHITECTURES:
         raise UserError(f"model: {unsupported_architecture(model_type)}")
     return ARCHITECTURES[model_type]
@@ -29,7 +37,8 @@ def blocks(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def settings_without_effect(config: Any) -> list[str]:
-    """Settings of a model's own config that training does not follow, as notes: many configs carry them."""
+    """Settings of a model's own config that training does not follow, as notes: many configs carry
+    them."""
     return [
         f"the model's config has {key}: true, which has no effect here: {reason.partition(';')[0]}"
         for key, reason in SETTINGS_WITHOUT_EFFECT.items()
@@ -39,7 +48,8 @@ def settings_without_effect(config: Any) -> list[str]:
 
 
 def refuse_unproven_settings(config: Any, sequence_length: int) -> None:
-    """Raise UserError for settings under which a table row does not hold: training would be wrong, or fail."""
+    """Raise UserError for settings under which a table row does not hold: training would be wrong,
+    or fail."""
     problems = []
     rope = getattr(config, "rope_parameters", None) or {}
     for table in [table for table in rope.values() if isinstance(table, dict)] or [rope]:
@@ -48,10 +58,12 @@ def refuse_unproven_settings(config: Any, sequence_length: int) -> None:
         )
         if table.get("rope_type") == "longrope" and original and sequence_length > original:
             problems.append(
-                f"rope_type longrope changes its table with the longest document of a batch beyond {original} tokens; "
-                f"use data.sequence_length <= {original}"
+                "rope_type longrope changes its table with the longest document of a batch beyond"
+                f" {original} tokens; use data.sequence_length <= {original}"
             )
-    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "is_causal", True) is False or getattr(
+        config, "use_bidirectional_attention", None
+    ):
         problems.append("attention is not causal: only causal language models are trained here")
     if getattr(config, "quantization_config", None) is not None:
         problems.append("the weights are quantised; use the unquantised model")

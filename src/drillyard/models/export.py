@@ -1,12 +1,13 @@
-"""A sharded model as a Hugging Face directory, written by all ranks, each holding a few MB of it at a time.
+"""A sharded model as a Hugging Face directory, written by all ranks, each holding a few MB of it at
+a time.
 
-Tensors are dealt out to files and files to ranks before anything moves. Then, in rounds, every rank sends its share of
-one part per writer, and each writer puts the part together and appends it to its file. Parts are at most 8 MiB: besides
-its own shard a rank holds that much, whatever the size of the model. How files get their names, and which ones may be
-replaced: export_directory.py.
+Tensors are dealt out to files and files to ranks before anything moves. Then, in rounds, every rank
+sends its share of one part per writer, and each writer puts the part together and appends it to its
+file. Parts are at most 8 MiB: besides its own shard a rank holds that much, whatever the size of
+the model. How files get their names, and which ones may be replaced: export_directory.py.
 
-Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype, shape, byte range),
-the data (https://github.com/huggingface/safetensors#format).
+Format of a safetensors file: 8 bytes with the length of a JSON header, the header (name -> dtype,
+shape, byte range), the data (https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
@@ -34,7 +35,13 @@ from drillyard.models.adapter_files import adapter_config, adapter_tensors
 from drillyard.models.sharding import ParameterBox, Region, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
-from drillyard.safe_files import ChecksummedFile, FileChecksum, describe_os_error, replace_file, write_tokenizer
+from drillyard.safe_files import (
+    ChecksummedFile,
+    FileChecksum,
+    describe_os_error,
+    replace_file,
+    write_tokenizer,
+)
 
 if TYPE_CHECKING:
     from drillyard.models.adapters import MergedWeights
@@ -57,7 +64,8 @@ class ExportTensor:
         return torch.Size(self.piece.stored_shape).numel() * self.dtype.itemsize
 
     def boxes(self) -> Iterator[Region]:
-        """The tensor in boxes of at most about LARGEST_PART_BYTES that follow each other in the file."""
+        """The tensor in boxes of at most about LARGEST_PART_BYTES that follow each other in the
+        file."""
         region = self.piece.region
         dim = next((dim for dim, size in enumerate(region) if size.stop - size.start > 1), None)
         if dim is None:
@@ -80,17 +88,18 @@ def export(
     max_file_bytes: int | None = None,
     adapters: Literal["left out", "alone", "merged"] = "left out",
 ) -> Path:
-    """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)` gives its weights to
-    the bit; returns the directory. All ranks call it.
+    """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)`
+    gives its weights to the bit; returns the directory. All ranks call it.
 
-    `adapters`: `alone` writes them instead, for `PeftModel.from_pretrained(base, directory)`; `merged` adds them to
-    the weights that are written, one weight at a time.
+    `adapters`: `alone` writes them instead, for `PeftModel.from_pretrained(base, directory)`;
+    `merged` adds them to the weights that are written, one weight at a time.
 
-    Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name (default: as they
-    are). Files hold at most `max_file_bytes` (default: what spreads them over the ranks, between 256 MiB and 4 GiB).
-    The directory must be absent or empty or, with `overwrite`, hold nothing but an earlier export, which is replaced
-    at the end; else the model goes to `otherwise` under the same conditions, if that is given. Raises UserError on
-    every rank, with everything unchanged, where neither may be written and when the disk is full or read-only.
+    Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name
+    (default: as they are). Files hold at most `max_file_bytes` (default: what spreads them over the
+    ranks, between 256 MiB and 4 GiB). The directory must be absent or empty or, with `overwrite`,
+    hold nothing but an earlier export, which is replaced at the end; else the model goes to
+    `otherwise` under the same conditions, if that is given. Raises UserError on every rank, with
+    everything unchanged, where neither may be written and when the disk is full or read-only.
     """
     rank, world_size = rank_and_size()
     chosen = _choose([directory, *([] if otherwise is None else [otherwise])], overwrite)
@@ -99,7 +108,9 @@ def export(
     adapters_only = adapters == "alone"
     items = list(_adapter_items(model, dtype) if adapters_only else _items(model, dtype))
     total = sum(item.num_bytes for item in items)
-    limit = max_file_bytes or min(LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size)))
+    limit = max_file_bytes or min(
+        LARGEST_FILE_BYTES, max(SMALLEST_FILE_BYTES, -(-total // world_size))
+    )
     # Adapters are small, and peft reads them from one file.
     files = [items] if adapters_only else _deal(items, limit)
     names = [f"model-{n + 1:05}-of-{len(files):05}.safetensors" for n in range(len(files))]
@@ -130,11 +141,14 @@ def _on_first_rank(work: Callable[[], None], target: Path) -> None:
         from_first_rank(work)
     except (OSError, UserError) as error:
         problem = _problem(error, target) if isinstance(error, OSError) else error
-        raise UserError(f"cannot export to {target}: {str(problem).removeprefix(f'{target}: ')}") from None
+        raise UserError(
+            f"cannot export to {target}: {str(problem).removeprefix(f'{target}: ')}"
+        ) from None
 
 
 def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
-    """The first directory that may be written. UserError, about the first one, when there is none."""
+    """The first directory that may be written. UserError, about the first one, when there is
+    none."""
     rank, world_size = rank_and_size()
     problems: list[str] = []
     for directory in directories:
@@ -155,7 +169,8 @@ def _choose(directories: Sequence[str | Path], overwrite: bool) -> Path:
 
 
 def _begin(target: Path, names: list[str], overwrite: bool, held: ExitStack) -> None:
-    """Lock the directory and record the files `names`; if it is new, `held` removes it when it stays empty."""
+    """Lock the directory and record the files `names`; if it is new, `held` removes it when it
+    stays empty."""
     is_new = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     held.enter_context(export_directory.locked(target))
@@ -176,7 +191,9 @@ def _problem(error: OSError, path: Path) -> str:
     return f"{error.filename or path}: {describe_os_error(error)}, then run the same command again"
 
 
-def _items(model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None) -> Iterator[ExportTensor]:
+def _items(
+    model: PreTrainedModel, dtype: torch.dtype | Mapping[str, torch.dtype] | None
+) -> Iterator[ExportTensor]:
     tensors = named_tensors(model)
     for name, pieces in pieces_to_export(model).items():
         tensor = tensors[name]
@@ -194,7 +211,8 @@ def _adapter_items(
 
 
 def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
-    """Files of at most `limit` bytes in the model's order; a tensor that is larger has a file of its own."""
+    """Files of at most `limit` bytes in the model's order; a tensor that is larger has a file of
+    its own."""
     files: list[list[ExportTensor]] = [[]]
     filled = 0
     for item in items:
@@ -209,9 +227,11 @@ def _deal(items: list[ExportTensor], limit: int) -> list[list[ExportTensor]]:
 def _write_files(
     target: Path, files: list[list[ExportTensor]], names: list[str], merged: MergedWeights | None
 ) -> dict[str, FileChecksum]:
-    """Write all files, file n by rank n modulo ranks; returns the content of each. Raises UserError on all ranks.
+    """Write all files, file n by rank n modulo ranks; returns the content of each. Raises UserError
+    on all ranks.
 
-    After an error of its disk a rank still takes part in the exchange, so that no other one waits for it.
+    After an error of its disk a rank still takes part in the exchange, so that no other one waits
+    for it.
     """
     rank, world_size = rank_and_size()
     queues = [
@@ -247,7 +267,8 @@ def _part(of: tuple[ExportTensor, Region], merged: MergedWeights | None) -> Para
 def _write_parts(
     target: Path, files: list[tuple[str, list[ExportTensor]]], written: dict[str, FileChecksum]
 ) -> Generator[str | None, torch.Tensor, None]:
-    """Write files from the parts that are sent in order, recorded in `written`; yields None, or why writing failed."""
+    """Write files from the parts that are sent in order, recorded in `written`; yields None, or why
+    writing failed."""
     name = ""
     try:
         for name, file in files:
@@ -278,9 +299,14 @@ def _header(file: Iterable[ExportTensor]) -> bytes:
 
 
 def _small_files(
-    model: PreTrainedModel, tokenizer: Any, files: list[list[ExportTensor]], names: list[str], adapters_only: bool
+    model: PreTrainedModel,
+    tokenizer: Any,
+    files: list[list[ExportTensor]],
+    names: list[str],
+    adapters_only: bool,
 ) -> dict[str, bytes]:
-    """The index, the configs and the tokenizer by path relative to the model's directory. Raises UserError."""
+    """The index, the configs and the tokenizer by path relative to the model's directory. Raises
+    UserError."""
     config = copy.deepcopy(model.config)
     config.use_cache = True
     numbers: Counter[torch.dtype] = Counter()
@@ -296,7 +322,8 @@ def _small_files(
             else:
                 config.save_pretrained(directory)
             if model.generation_config is not None and not adapters_only:
-                # Not save_pretrained: it refuses settings that models on the hub come with, at the end of a run.
+                # Not save_pretrained: it refuses settings that models on the hub come with, at the
+                # end of a run.
                 model.generation_config.to_json_file(directory / "generation_config.json")
             if tokenizer is not None:
                 write_tokenizer(tokenizer, directory)
@@ -304,7 +331,11 @@ def _small_files(
     except OSError as error:
         raise UserError(_problem(error, Path(tempfile.gettempdir()))) from error
     if len(files) > 1:
-        weight_map = {item.piece.stored_name: name for name, file in zip(names, files, strict=True) for item in file}
+        weight_map = {
+            item.piece.stored_name: name
+            for name, file in zip(names, files, strict=True)
+            for item in file
+        }
         total = sum(item.num_bytes for file in files for item in file)
         index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
         small[INDEX] = f"{index}\n".encode()
@@ -312,7 +343,8 @@ def _small_files(
 
 
 def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileChecksum]) -> None:
-    """Write the small files, add them to `contents`, and record the export as complete. Raises OSError, UserError."""
+    """Write the small files, add them to `contents`, and record the export as complete. Raises
+    OSError, UserError."""
     for name, content in small.items():
         path = export_directory.incomplete(target, name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -325,7 +357,8 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
 
 
 def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises UserError."""
+    """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises
+    UserError."""
     try:
         with tempfile.TemporaryDirectory() as made:
             write_tokenizer(tokenizer, Path(made))
@@ -337,7 +370,8 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
                 replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
     except OSError as error:
         raise UserError(
-            f"{error.filename or directory}: the tokenizer cannot be saved: {describe_os_error(error)}"
+            f"{error.filename or directory}: the tokenizer cannot be saved:"
+            f" {describe_os_error(error)}"
         ) from error
 
 

@@ -1,17 +1,19 @@
 """Next-token cross entropy inside the root's forward, with the vocabulary never whole in memory.
 
-The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the final hidden
-states, takes only the rows that carry loss, and turns them into logits a chunk at a time. A chunk's gradient is made
-as soon as its loss is, while its logits are there: at most chunk x V logits exist at once, nothing is computed twice,
-and what waits for backward is the gradient of the hidden rows and of the head's weights. Those belong to the root's
-FSDP group, which is gathered while the root's forward and backward run.
+The root module that FSDP2 shards is the causal language model *and* its loss. Its forward keeps the
+final hidden states, takes only the rows that carry loss, and turns them into logits a chunk at a
+time. A chunk's gradient is made as soon as its loss is, while its logits are there: at most chunk x
+V logits exist at once, nothing is computed twice, and what waits for backward is the gradient of
+the hidden rows and of the head's weights. Those belong to the root's FSDP group, which is gathered
+while the root's forward and backward run.
 
-Cost: rows that carry loss times three products with the head (one forward, two backward). The head's gradient, V x H
-in compute precision (from torch 2.15 on in that of the reduction, which FSDP2 asks for), is alive from the loss on. A
-forward with gradients enabled is taken to be followed by a backward.
+Cost: rows that carry loss times three products with the head (one forward, two backward). The
+head's gradient, V x H in compute precision (from torch 2.15 on in that of the reduction, which
+FSDP2 asks for), is alive from the loss on. A forward with gradients enabled is taken to be followed
+by a backward.
 
-Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of chunks), C rows of a
-chunk, H hidden, V vocabulary.
+Letters: B sequences, T tokens per sequence, R rows that carry loss (padded to a whole number of
+chunks), C rows of a chunk, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ IGNORED = -100
 
 
 class LanguageModelLoss(nn.Module):
-    """A causal language model with its summed loss as forward: what is sharded, called and trained."""
+    """A causal language model with its summed loss as forward: what is sharded, called and
+    trained."""
 
     def __init__(self, causal_lm: PreTrainedModel) -> None:
         super().__init__()
@@ -52,10 +55,12 @@ class LanguageModelLoss(nn.Module):
         chunk_rows: int,
         scale: float = 1.0,
     ) -> torch.Tensor:
-        """`scale` times the cross entropy summed over all targets, in nats: a scalar of fp32 (fp64 when the model is).
+        """`scale` times the cross entropy summed over all targets, in nats: a scalar of fp32 (fp64
+        when the model is).
 
-        `rows_R` indexes the flattened [B*T] positions that carry loss; padding rows have target -100. Dividing by the
-        valid tokens belongs here, as `scale`: gradients are made in forward, and scaled while they are still fp32.
+        `rows_R` indexes the flattened [B*T] positions that carry loss; padding rows have target
+        -100. Dividing by the valid tokens belongs here, as `scale`: gradients are made in forward,
+        and scaled while they are still fp32.
         """
         hidden_BTH = final_hidden(self.causal_lm, input_ids_BT, position_ids_BT, attention)
         hidden_RH = hidden_BTH.flatten(0, 1).index_select(0, rows_R)
@@ -72,13 +77,15 @@ class LanguageModelLoss(nn.Module):
         return functools.reduce(torch.add, losses)
 
     def next_logits(self, **inputs: Any) -> torch.Tensor:
-        """Logits [B, V] that follow the last position; for generation with a KV cache in `inputs`."""
+        """Logits [B, V] that follow the last position; for generation with a KV cache in
+        `inputs`."""
         logits: torch.Tensor = self.causal_lm(**inputs, logits_to_keep=1).logits
         return logits[:, -1]
 
 
 class _LossWithGradients(torch.autograd.Function):
-    """The summed loss of rows of hidden states, whose gradients are made along with it, chunk by chunk."""
+    """The summed loss of rows of hidden states, whose gradients are made along with it, chunk by
+    chunk."""
 
     @staticmethod
     def forward(
@@ -109,7 +116,8 @@ class _LossWithGradients(torch.autograd.Function):
                 weight_gradients = list(gradients[1:])
             # Or they would be in memory while the next chunk's are made.
             del logits_CV, logits_gradient_CV, gradients
-        # Neither inputs nor outputs; held plainly so that backward can hand them over without a copy.
+        # Neither inputs nor outputs; held plainly so that backward can hand them over without a
+        # copy.
         ctx.gradients = [hidden_gradient_RH, *weight_gradients]
         return functools.reduce(torch.add, losses)
 
@@ -117,7 +125,8 @@ class _LossWithGradients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradients, ctx.gradients = ctx.gradients, None
-        # Exact where this is 1, as in training; any other factor is rounded to the gradients' precision.
+        # Exact where this is 1, as in training; any other factor is rounded to the gradients'
+        # precision.
         torch._foreach_mul_(gradients, loss_gradient)
         return None, None, None, None, *gradients
 
@@ -131,11 +140,14 @@ def _chunks(
 def loss_and_gradient(
     logits_CV: torch.Tensor, targets_C: torch.Tensor, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits' precision: `scale`
-    times (softmax less the target). Rows of target -100 add nothing. The arithmetic is that of `loss_dtype`.
+    """`scale` times the summed cross entropy of a chunk, and its gradient [C, V] in the logits'
+    precision: `scale` times (softmax less the target). Rows of target -100 add nothing. The
+    arithmetic is that of `loss_dtype`.
     """
     log_probabilities_CV = F.log_softmax(logits_CV, dim=-1, dtype=loss_dtype(logits_CV.dtype))
-    loss = F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum") * scale
+    loss = (
+        F.nll_loss(log_probabilities_CV, targets_C, ignore_index=IGNORED, reduction="sum") * scale
+    )
     weights_C1 = (targets_C != IGNORED).to(log_probabilities_CV.dtype)[:, None] * scale
     gradient_CV = log_probabilities_CV.exp_().mul_(weights_C1)
     gradient_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], -weights_C1)
@@ -166,11 +178,17 @@ class LossInputs:
 
 
 def loss_inputs(
-    batch: Batch, model: PreTrainedModel, attention: str, device: torch.device, chunk_tokens: int | None
+    batch: Batch,
+    model: PreTrainedModel,
+    attention: str,
+    device: torch.device,
+    chunk_tokens: int | None,
 ) -> LossInputs:
-    """Move a micro-batch to the device, without blocking, with the rows that carry loss found on the host.
+    """Move a micro-batch to the device, without blocking, with the rows that carry loss found on
+    the host.
 
-    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is reused.
+    R is padded to a multiple of an eighth of the chunk, so that shapes repeat and compiled code is
+    reused.
     """
     chunk_rows = resolve_loss_chunk(batch.labels.size, chunk_tokens)
     flat_labels = batch.labels.reshape(-1)
@@ -192,10 +210,16 @@ def loss_inputs(
 
 
 def final_hidden(
-    model: PreTrainedModel, input_ids_BT: torch.Tensor, position_ids_BT: torch.Tensor, attention: dict[str, Any]
+    model: PreTrainedModel,
+    input_ids_BT: torch.Tensor,
+    position_ids_BT: torch.Tensor,
+    attention: dict[str, Any],
 ) -> torch.Tensor:
-    """Hidden states [B, T, H] after the final norm; `attention` comes from `packed_attention_inputs`."""
-    output = model.base_model(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention)
+    """Hidden states [B, T, H] after the final norm; `attention` comes from
+    `packed_attention_inputs`."""
+    output = model.base_model(
+        input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **attention
+    )
     hidden_BTH: torch.Tensor = output.last_hidden_state
     return hidden_BTH
 
@@ -208,13 +232,16 @@ def head_logits(model: PreTrainedModel, hidden_RH: torch.Tensor) -> torch.Tensor
     stand_in: Any = object.__new__(type(model))
     stand_in.__dict__.update(vars(model))
     stand_in.__dict__["_modules"] = {**model._modules, model.base_model_prefix: _GivenRows()}
-    output = type(model).forward(stand_in, inputs_embeds=hidden_RH[None], use_cache=False, return_dict=True)
+    output = type(model).forward(
+        stand_in, inputs_embeds=hidden_RH[None], use_cache=False, return_dict=True
+    )
     logits_RV: torch.Tensor = output.logits[0]
     return logits_RV
 
 
 def head_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
-    """The parameters that `head_logits` uses: those outside of the base model, and those it shares with it (tied)."""
+    """The parameters that `head_logits` uses: those outside of the base model, and those it shares
+    with it (tied)."""
     heads = [child for name, child in model.named_children() if name != model.base_model_prefix]
     return list(dict.fromkeys(parameter for head in heads for parameter in head.parameters()))
 
@@ -227,7 +254,8 @@ class _GivenRows(nn.Module):
 
 
 class _RowsOutput(tuple[torch.Tensor]):
-    """The output of a base model that was asked for nothing but its last hidden state; every other field is None."""
+    """The output of a base model that was asked for nothing but its last hidden state; every other
+    field is None."""
 
     last_hidden_state: torch.Tensor
 

@@ -1,7 +1,8 @@
-"""A causal language model on the meta device from a run config: architecture and shapes, no weights, no memory.
+"""A causal language model on the meta device from a run config: architecture and shapes, no
+weights, no memory.
 
-A model that does not fit the tokenizer or the sequence length is refused here, before anything is allocated. Code from
-a model repository is never run.
+A model that does not fit the tokenizer or the sequence length is refused here, before anything is
+allocated. Code from a model repository is never run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
-from drillyard.config.model_files import ARCHITECTURES, REMOTE_CODE_REFUSED, require_vocabulary, requires_remote_code
+from drillyard.config.model_files import (
+    ARCHITECTURES,
+    REMOTE_CODE_REFUSED,
+    require_vocabulary,
+    requires_remote_code,
+)
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.hub_access import denied_access
@@ -32,8 +38,12 @@ from drillyard.models.architectures import architecture, refuse_unproven_setting
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
 from drillyard.modelspec import ModelSpec, spec_from_shapes
 
-# Keys that config classes of transformers take besides their fields, by the field that they turn them into.
-LEGACY_KEYS = {"rope_parameters": ("rope_theta", "rope_scaling"), "layer_types": ("sliding_window_pattern",)}
+# Keys that config classes of transformers take besides their fields, by the field that they turn
+# them into.
+LEGACY_KEYS = {
+    "rope_parameters": ("rope_theta", "rope_scaling"),
+    "layer_types": ("sliding_window_pattern",),
+}
 
 
 class SpecialTokens(TypedDict, total=False):
@@ -53,11 +63,13 @@ def build_model(
     sequence_length: int,
     **special_tokens: Unpack[SpecialTokens],
 ) -> PreTrainedModel:
-    """The model of a run config on the meta device, parameters in `dtype` (the master precision), ready to be sharded.
+    """The model of a run config on the meta device, parameters in `dtype` (the master precision),
+    ready to be sharded.
 
-    `vocab_size` is the tokenizer's number of entries and `attention` a kernel that `resolve_attention` returned.
-    Raises UserError for a model that is not there, a key or value that its config does not take, an architecture that
-    is not proven, a vocabulary smaller than the tokenizer's or positions fewer than the sequence length.
+    `vocab_size` is the tokenizer's number of entries and `attention` a kernel that
+    `resolve_attention` returned. Raises UserError for a model that is not there, a key or value
+    that its config does not take, an architecture that is not proven, a vocabulary smaller than the
+    tokenizer's or positions fewer than the sequence length.
     """
     config = load_config(model_config)
     if model_config.config is not None and "vocab_size" not in model_config.config:
@@ -82,10 +94,12 @@ def build_model(
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, trust_remote_code=False, **options
             )  # type: ignore[no-untyped-call]
-    except Exception as error:  # a foreign class fails in its own way at each value that it cannot take
+    except (
+        Exception
+    ) as error:  # a foreign class fails in its own way at each value that it cannot take
         raise UserError(
-            f"{'model.config' if model_config.config else model_config.id}: no {config.model_type} model can be built "
-            f"from these values: {type(error).__name__}: {_lines(error)[-1]}"
+            f"{'model.config' if model_config.config else model_config.id}: no {config.model_type}"
+            f" model can be built from these values: {type(error).__name__}: {_lines(error)[-1]}"
         ) from error
     # Recorded now: sharding replaces the class by one of another name.
     model.config.architectures = [type(model).__name__]
@@ -101,7 +115,8 @@ def build_model(
 
 
 def load_config(model_config: ModelConfig) -> PreTrainedConfig:
-    """The transformers config of `model.id` or of the inline `model.config`; its architecture is one of the table."""
+    """The transformers config of `model.id` or of the inline `model.config`; its architecture is
+    one of the table."""
     if model_config.config is not None:
         return _inline_config(model_config.config)
     assert model_config.id is not None
@@ -109,10 +124,14 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     looks_local = model_config.id.startswith((".", "/", "~")) or model_config.id.count("/") > 1
     if looks_local and not directory.is_dir():
         raise UserError(
-            f"model.id: no directory {model_config.id}\ngive the path of a model directory or a Hugging Face id"
+            f"model.id: no directory {model_config.id}\ngive the path of a model directory or a"
+            " Hugging Face id"
         )
     if directory.is_dir() and not (directory / "config.json").is_file():
-        raise UserError(f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face format")
+        raise UserError(
+            f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face"
+            " format"
+        )
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -122,8 +141,9 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     except (OSError, ValueError, KeyError, RecursionError, StrictDataclassError) as error:
         if requires_remote_code(error):
             raise UserError(
-                f"model.id: {model_config.id} {REMOTE_CODE_REFUSED} in its config.json\n"
-                f"give a model of an architecture that transformers has; supported: {', '.join(ARCHITECTURES)}"
+                f"model.id: {model_config.id} {REMOTE_CODE_REFUSED} in its config.json\ngive a"
+                " model of an architecture that transformers has; supported:"
+                f" {', '.join(ARCHITECTURES)}"
             ) from error
         if denied := denied_access(model_config.id, error):
             raise UserError(f"model.id: {denied}") from None
@@ -138,7 +158,8 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
 
 
 def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None:
-    """The generation settings that come with the pretrained model `model.id`; None where there are none."""
+    """The generation settings that come with the pretrained model `model.id`; None where there are
+    none."""
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
@@ -149,8 +170,9 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
-            f"model.id: {model_config.id}: its generation_config.json cannot be read: {_lines(error)[0]}\n"
-            "fetch the model again, or delete that file: it holds defaults of text generation alone"
+            f"model.id: {model_config.id}: its generation_config.json cannot be read:"
+            f" {_lines(error)[0]}\nfetch the model again, or delete that file: it holds defaults of"
+            " text generation alone"
         ) from error
     return found
 
@@ -159,11 +181,16 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
     fields = dict(inline)
     model_type = fields.pop("architecture", None)
     if not isinstance(model_type, str):
-        raise UserError("model.config: `architecture` is missing; for example {architecture: llama, hidden_size: 256}")
+        raise UserError(
+            "model.config: `architecture` is missing; for example {architecture: llama,"
+            " hidden_size: 256}"
+        )
     undeclared = architecture(model_type).undeclared
     config_class = CONFIG_MAPPING[model_type]
     fields_of_class = {*config_class().to_dict(), *config_class.attribute_map}
-    legacy = {key for field, keys in LEGACY_KEYS.items() if field in fields_of_class for key in keys}
+    legacy = {
+        key for field, keys in LEGACY_KEYS.items() if field in fields_of_class for key in keys
+    }
     allowed = (fields_of_class | legacy | set(undeclared)) - {"model_type"}
     for key in fields:
         if key not in allowed:
@@ -175,22 +202,28 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
     try:
         return config_class(**fields)
     except Exception as error:  # as in build_model
-        raise UserError(f"model.config: not a valid {model_type} config: {_lines(error)[-1]}") from error
+        raise UserError(
+            f"model.config: not a valid {model_type} config: {_lines(error)[-1]}"
+        ) from error
 
 
-def _fit_positions(config: PreTrainedConfig, model_config: ModelConfig, sequence_length: int) -> None:
+def _fit_positions(
+    config: PreTrainedConfig, model_config: ModelConfig, sequence_length: int
+) -> None:
     positions = config.max_position_embeddings
     if positions >= sequence_length:
         return
     if model_config.init == "pretrained":
         raise UserError(
-            f"data.sequence_length {sequence_length} is more than the {positions} positions that {model_config.id} was "
-            f"trained for\nset data.sequence_length to {positions} or less"
+            f"data.sequence_length {sequence_length} is more than the {positions} positions that"
+            f" {model_config.id} was trained for\nset data.sequence_length to {positions} or less"
         )
     config.max_position_embeddings = sequence_length
 
 
-def _set_special_tokens(config: PreTrainedConfig, explicit: dict[str, Any], tokens: SpecialTokens) -> None:
+def _set_special_tokens(
+    config: PreTrainedConfig, explicit: dict[str, Any], tokens: SpecialTokens
+) -> None:
     """Take the tokenizer's special tokens where the config does not name them.
 
     Its defaults (such as llama's bos 1, eos 2) name arbitrary tokens of a trained vocabulary.
@@ -204,7 +237,8 @@ def _set_special_tokens(config: PreTrainedConfig, explicit: dict[str, Any], toke
 def _train_shared_padding_row(model: PreTrainedModel) -> None:
     """Let the embedding of a padding token learn when it is the end or start token too.
 
-    An `nn.Embedding` gives its padding row no gradient; many models reuse their end token for padding.
+    An `nn.Embedding` gives its padding row no gradient; many models reuse their end token for
+    padding.
     """
     ends = model.config.eos_token_id
     shared = {model.config.bos_token_id, *(ends if isinstance(ends, list) else [ends])}
@@ -215,7 +249,9 @@ def _train_shared_padding_row(model: PreTrainedModel) -> None:
 
 def _lines(error: BaseException) -> list[str]:
     """The lines of an error's text, or its type where it has none."""
-    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
 
 
 # What `spec_from_shapes` asks for, under the names that transformers gives it in every family.
@@ -240,25 +276,35 @@ _FIELDS: Final = (
 
 
 def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> ModelSpec:
-    """The spec of a model that transformers builds and `modelspec` does not know. Raises UserError."""
+    """The spec of a model that transformers builds and `modelspec` does not know. Raises
+    UserError."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
-            f"{source}: transformers {transformers_version} does not know model_type {model_type!r}\n"
-            "Give --params and --active-params instead of --build."
+            f"{source}: transformers {transformers_version} does not know model_type"
+            f" {model_type!r}\nGive --params and --active-params instead of --build."
         )
     try:
         resolved = CONFIG_MAPPING[model_type].from_dict(dict(config))
         with torch.device("meta"):
-            # Some configs name an attention kernel of the hub, which transformers would fetch and run.
+            # Some configs name an attention kernel of the hub, which transformers would fetch and
+            # run.
             model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 resolved, trust_remote_code=False, attn_implementation="eager"
             )
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, StrictDataclassError) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        AssertionError,
+        StrictDataclassError,
+    ) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{source}: transformers cannot build this {model_type}: {reason or type(error).__name__}\n"
-            "Correct the config, or give --params and --active-params instead of --build."
+            f"{source}: transformers cannot build this {model_type}:"
+            f" {reason or type(error).__name__}\nCorrect the config, or give --params and"
+            " --active-params instead of --build."
         ) from error
     text = resolved.get_text_config(decoder=True)
     fields = {name: getattr(text, name, None) for name in _FIELDS}

@@ -1,17 +1,19 @@
-"""Frozen weights in 4 bits (NF4 of QLoRA, arXiv 2305.14314): they rest packed, and are made whole inside each product.
+"""Frozen weights in 4 bits (NF4 of QLoRA, arXiv 2305.14314): they rest packed, and are made whole
+inside each product.
 
-A weight [O, I] is cut into blocks of 64 along its rows. Of each block the largest magnitude is kept in fp32, and of
-each number the nearest of 16 levels of a normal distribution (the paper's appendix E), as a share of that magnitude:
-4.5 bits a number. All of a row lies together, codes before magnitudes, in 9 I / 16 bytes. So FSDP2 cuts it between
-blocks.
+A weight [O, I] is cut into blocks of 64 along its rows. Of each block the largest magnitude is kept
+in fp32, and of each number the nearest of 16 levels of a normal distribution (the paper's appendix
+E), as a share of that magnitude: 4.5 bits a number. All of a row lies together, codes before
+magnitudes, in 9 I / 16 bytes. So FSDP2 cuts it between blocks.
 
-The bytes are the parameter seen as numbers of the compute precision. FSDP2 neither casts nor computes with those, and
-the magnitudes arrive as they are; of bytes it could make no parameter before torch 2.15.
+The bytes are the parameter seen as numbers of the compute precision. FSDP2 neither casts nor
+computes with those, and the magnitudes arrive as they are; of bytes it could make no parameter
+before torch 2.15.
 
 The magnitudes are not quantized a second time, which would save 0.37 bits a number.
 
-Backward makes the weight whole again instead of keeping it. Layers that are no `nn.Linear` stay as they are: the head,
-embeddings, norms, and experts that transformers stacks into one tensor.
+Backward makes the weight whole again instead of keeping it. Layers that are no `nn.Linear` stay as
+they are: the head, embeddings, norms, and experts that transformers stacks into one tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +34,14 @@ from drillyard.models.sharding import is_adapter_name, plain_name
 LEVELS = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    *(
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
 )
 BLOCK_BYTES = BLOCK // 2 + 4
 LARGEST_PART_ELEMENTS = 2**20
@@ -40,7 +49,8 @@ LARGEST_PART_ELEMENTS = 2**20
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:
-    """The bytes [R, 9 I / 16] of rows [R, I] in any floating-point precision; I is a multiple of BLOCK.
+    """The bytes [R, 9 I / 16] of rows [R, I] in any floating-point precision; I is a multiple of
+    BLOCK.
 
     A number half way between two levels takes the lower one.
     """
@@ -66,7 +76,8 @@ def pack_into(storage: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def unpack(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers [R, I] of packed rows: each level times its block's magnitude in fp32, rounded to `dtype`."""
+    """The numbers [R, I] of packed rows: each level times its block's magnitude in fp32, rounded to
+    `dtype`."""
     whole = packed.new_empty(_unpacked_shape(packed), dtype=dtype)
     packed = packed.view(torch.uint8)
     if packed.device.type == "cuda":
@@ -111,12 +122,14 @@ def packed_bytes(columns: int) -> int:
 
 
 def _unpacked_shape(packed: torch.Tensor) -> tuple[int, int]:
-    """The shape [R, I] of the numbers in packed rows, which may end with less than a block of padding."""
+    """The shape [R, I] of the numbers in packed rows, which may end with less than a block of
+    padding."""
     return packed.shape[0], packed.shape[1] * packed.itemsize // BLOCK_BYTES * BLOCK
 
 
-# Operators, and no autograd.Function: compiled with torch 2.11, full checkpointing keeps the results of what is in one.
-# The whole weight lives inside of them, so that nothing can keep it from forward to backward.
+# Operators, and no autograd.Function: compiled with torch 2.11, full checkpointing keeps the
+# results of what is in one. The whole weight lives inside of them, so that nothing can keep it from
+# forward to backward.
 @torch.library.custom_op("drillyard::nf4_linear", mutates_args=())
 def nf4_linear(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [..., I] times a packed weight [O, I], plus a frozen bias [O]."""
@@ -163,10 +176,12 @@ def _(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Nf4Linear(nn.Linear):
-    """A frozen linear layer whose `weight` holds the bytes of `pack`, seen as numbers of the layer's precision."""
+    """A frozen linear layer whose `weight` holds the bytes of `pack`, seen as numbers of the
+    layer's precision."""
 
     W_q = None
-    """peft asks a layer that has this name for `dequantize()` where it needs the weight itself (DoRA)."""
+    """peft asks a layer that has this name for `dequantize()` where it needs the weight itself
+    (DoRA)."""
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -189,7 +204,9 @@ class Nf4Linear(nn.Linear):
 
 def packed_layers(model: nn.Module) -> dict[int, Nf4Linear]:
     """The layers of `model` with packed weights, by the identity of these."""
-    return {id(module.weight): module for module in model.modules() if isinstance(module, Nf4Linear)}
+    return {
+        id(module.weight): module for module in model.modules() if isinstance(module, Nf4Linear)
+    }
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -200,7 +217,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def quantize_linears(model: Any) -> None:
-    """Put an `Nf4Linear` in the place of each linear layer but the head, on the meta device; in place.
+    """Put an `Nf4Linear` in the place of each linear layer but the head, on the meta device; in
+    place.
 
     Raises UserError where there is none, and for a layer whose inputs are no multiple of BLOCK.
     """
@@ -211,21 +229,22 @@ def quantize_linears(model: Any) -> None:
             continue
         if module.in_features % BLOCK:
             raise UserError(
-                f"model.quantization: {plain_name(f'{name}.weight')} has {module.in_features} inputs, and nf4 needs a "
-                f"multiple of {BLOCK}\nleave model.quantization out"
+                f"model.quantization: {plain_name(f'{name}.weight')} has {module.in_features}"
+                f" inputs, and nf4 needs a multiple of {BLOCK}\nleave model.quantization out"
             )
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, Nf4Linear(module))
         found = True
     if not found:
         raise UserError(
-            f"model.quantization: {model.config.model_type} has no linear layer that can be kept in nf4\n"
-            "leave model.quantization out"
+            f"model.quantization: {model.config.model_type} has no linear layer that can be kept in"
+            " nf4\nleave model.quantization out"
         )
 
 
 def dequantize_linears(model: nn.Module) -> None:
-    """Make each packed weight a whole one again, sharded as it was; the model computes no forward after it."""
+    """Make each packed weight a whole one again, sharded as it was; the model computes no forward
+    after it."""
     for layer in packed_layers(model).values():
         packed: Any = layer.weight
         local = packed.to_local() if isinstance(packed, DTensor) else packed
@@ -233,7 +252,12 @@ def dequantize_linears(model: nn.Module) -> None:
         if isinstance(packed, DTensor):
             shape = torch.Size((layer.out_features, layer.in_features))
             whole = DTensor.from_local(
-                whole, packed.device_mesh, packed.placements, run_check=False, shape=shape, stride=(shape[1], 1)
+                whole,
+                packed.device_mesh,
+                packed.placements,
+                run_check=False,
+                shape=shape,
+                stride=(shape[1], 1),
             )
         layer.weight = nn.Parameter(whole, requires_grad=False)
         layer.__class__ = nn.Linear  # type: ignore[assignment]

@@ -15,7 +15,8 @@ _PART = 1024
 def _level_of_code(code: tl.tensor, levels: tl.constexpr) -> tl.tensor:
     """The levels of codes, chosen bit by bit in registers.
 
-    On an H100 a table in memory made a kernel of 0.2 TB/s, sixteen comparisons one of 1.0, these fifteen choices 1.7.
+    On an H100 a table in memory made a kernel of 0.2 TB/s, sixteen comparisons one of 1.0, these
+    fifteen choices 1.7.
     """
     odd = (code & 1) != 0
     pair_0, pair_1 = tl.where(odd, levels[1], levels[0]), tl.where(odd, levels[3], levels[2])
@@ -51,14 +52,21 @@ def _unpack_part(
     largest = (line + columns // 2).to(tl.pointer_type(tl.float32))
     largest_of_block = tl.load(largest + column // block, mask=inside, other=0.0)
     level = level_of_code(code, levels)
-    tl.store(whole + row * columns + column, (level * largest_of_block).to(whole.dtype.element_ty), mask=inside)
+    tl.store(
+        whole + row * columns + column,
+        (level * largest_of_block).to(whole.dtype.element_ty),
+        mask=inside,
+    )
 
 
 unpack_kernel: Any = triton.jit(_unpack_part)
 
 
-def unpack_into(whole: torch.Tensor, packed: torch.Tensor, levels: tuple[float, ...], block: int) -> None:
-    """Fill [R, I] of any floating-point precision from rows of bytes, both contiguous and on one device.
+def unpack_into(
+    whole: torch.Tensor, packed: torch.Tensor, levels: tuple[float, ...], block: int
+) -> None:
+    """Fill [R, I] of any floating-point precision from rows of bytes, both contiguous and on one
+    device.
 
     `levels`: the values of the 16 codes; `block`: numbers that share a magnitude.
     """

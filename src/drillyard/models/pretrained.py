@@ -1,7 +1,8 @@
-"""Weights from safetensors files into a sharded model: each rank reads its own slices, none holds the whole.
+"""Weights from safetensors files into a sharded model: each rank reads its own slices, none holds
+the whole.
 
-The files are memory-mapped and read by slice, one parameter at a time. What a checkpoint lacks or has too much of is
-an error that names it.
+The files are memory-mapped and read by slice, one parameter at a time. What a checkpoint lacks or
+has too much of is an error that names it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,26 @@ from drillyard.errors import UserError
 from drillyard.hub_access import denied_access
 from drillyard.models.nf4 import LARGEST_PART_ELEMENTS, pack_into, packed_layers
 from drillyard.models.random_init import init_buffers
-from drillyard.models.sharding import local_region, local_tensor, overlap, relative, restore_ties, whole_region
+from drillyard.models.sharding import (
+    local_region,
+    local_tensor,
+    overlap,
+    relative,
+    restore_ties,
+    whole_region,
+)
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_of_files
 
 
 def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
-    """Fill a model whose storage is allocated, sharded or not, from a directory or hub id, to the bit.
+    """Fill a model whose storage is allocated, sharded or not, from a directory or hub id, to the
+    bit.
 
-    Equal to transformers' `from_pretrained` in the model's precision, on any number of ranks. Buffers that files do
-    not hold are computed. On a CPU, unsharded weights that are frozen and that the files hold as they are stay in the
-    mapped files, as with transformers: they take no memory but the page cache's, once for all ranks, and the files must
-    not change in place meanwhile. Raises UserError for files that are missing, damaged or of another model.
+    Equal to transformers' `from_pretrained` in the model's precision, on any number of ranks.
+    Buffers that files do not hold are computed. On a CPU, unsharded weights that are frozen and
+    that the files hold as they are stay in the mapped files, as with transformers: they take no
+    memory but the page cache's, once for all ranks, and the files must not change in place
+    meanwhile. Raises UserError for files that are missing, damaged or of another model.
     """
     restore_ties(model)
     with StoredTensors(model_directory(str(source))) as stored, torch.no_grad():
@@ -56,26 +66,38 @@ def load_pretrained(model: PreTrainedModel, source: str | Path) -> None:
 
 
 def stored_dtypes(model: PreTrainedModel, source: str | Path) -> dict[str, torch.dtype]:
-    """The floating-point dtype of each parameter in the files of `source`, from their headers. Raises UserError."""
+    """The floating-point dtype of each parameter in the files of `source`, from their headers.
+    Raises UserError."""
     with StoredTensors(model_directory(str(source))) as stored:
         pieces, by_tensor = _matched(model, stored)
     dtypes: dict[str, torch.dtype] = {}
     for _, names in by_tensor:
-        # Tied parameters are in the files under one of their names, not always the one that transformers writes.
-        found = [DTYPES.get(stored.dtypes[pieces[name][0].stored_name]) for name in names if name in pieces]
-        if dtype := next((dtype for dtype in found if dtype is not None and dtype.is_floating_point), None):
+        # Tied parameters are in the files under one of their names, not always the one that
+        # transformers writes.
+        found = [
+            DTYPES.get(stored.dtypes[pieces[name][0].stored_name])
+            for name in names
+            if name in pieces
+        ]
+        if dtype := next(
+            (dtype for dtype in found if dtype is not None and dtype.is_floating_point), None
+        ):
             dtypes |= dict.fromkeys(names, dtype)
     return dtypes
 
 
 def frozen_in_files(model: PreTrainedModel, source: str) -> set[nn.Parameter]:
-    """The frozen parameters that `load_pretrained` can leave in the files of `source`. Reads headers only.
+    """The frozen parameters that `load_pretrained` can leave in the files of `source`. Reads
+    headers only.
 
     Raises UserError where it would find files missing or of another model.
     """
     with StoredTensors(model_directory(source)) as stored:
         pieces, by_tensor = _matched(model, stored)
-        found = ((tensor, next(pieces[name] for name in names if name in pieces)) for tensor, names in by_tensor)
+        found = (
+            (tensor, next(pieces[name] for name in names if name in pieces))
+            for tensor, names in by_tensor
+        )
         return {
             tensor
             for tensor, first in found
@@ -84,7 +106,8 @@ def frozen_in_files(model: PreTrainedModel, source: str) -> set[nn.Parameter]:
 
 
 def require_matching_weights(model: PreTrainedModel, source: str) -> None:
-    """Raise UserError where `load_pretrained` would find files missing or of another model. Reads headers only."""
+    """Raise UserError where `load_pretrained` would find files missing or of another model. Reads
+    headers only."""
     with StoredTensors(model_directory(source)) as stored:
         _matched(model, stored)
 
@@ -92,7 +115,8 @@ def require_matching_weights(model: PreTrainedModel, source: str) -> None:
 def _matched(
     model: PreTrainedModel, stored: StoredTensors
 ) -> tuple[dict[str, list[StoredPiece]], list[tuple[torch.Tensor, list[str]]]]:
-    """Map each parameter to where it is stored, and list every tensor with its names: tied ones have several.
+    """Map each parameter to where it is stored, and list every tensor with its names: tied ones
+    have several.
 
     Raises UserError unless the files hold all of them and nothing else.
     """
@@ -100,14 +124,17 @@ def _matched(
     by_tensor: dict[int, tuple[torch.Tensor, list[str]]] = {}
     for name, tensor in named_tensors(model).items():
         by_tensor.setdefault(id(tensor), (tensor, []))[1].append(name)
-    missing = [names[0] for _, names in by_tensor.values() if not any(name in pieces for name in names)]
+    missing = [
+        names[0] for _, names in by_tensor.values() if not any(name in pieces for name in names)
+    ]
     _refuse(stored.directory, "lacks", missing)
     _refuse(stored.directory, "holds weights that the model has no place for:", unexpected)
     return pieces, list(by_tensor.values())
 
 
 def model_directory(source: str) -> Path:
-    """The local directory of a model: `source` itself, or the hub's copy of it, downloaded when it is not here yet."""
+    """The local directory of a model: `source` itself, or the hub's copy of it, downloaded when it
+    is not here yet."""
     directory = Path(source).expanduser()
     if directory.is_dir():
         return directory
@@ -127,7 +154,8 @@ def model_directory(source: str) -> Path:
 
 
 class StoredTensors(ExitStack):
-    """The tensors of a model directory's safetensors files, memory-mapped; read by slices until it is closed."""
+    """The tensors of a model directory's safetensors files, memory-mapped; read by slices until it
+    is closed."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -141,7 +169,9 @@ class StoredTensors(ExitStack):
                 file = self.enter_context(safe_open(str(path), framework="pt"))
             except (SafetensorError, OSError) as error:
                 self.close()
-                raise UserError(f"{path} cannot be read: {error}\nfetch or export the model again") from error
+                raise UserError(
+                    f"{path} cannot be read: {error}\nfetch or export the model again"
+                ) from error
             for name in file.keys():  # noqa: SIM118 (not a dictionary)
                 self._files[name] = file
                 stored = file.get_slice(name)
@@ -160,11 +190,17 @@ class StoredTensors(ExitStack):
         return whole
 
 
-def _is_frozen_there(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors) -> bool:
+def _is_frozen_there(
+    tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors
+) -> bool:
     """Whether a parameter is frozen and in the files as one tensor of its shape and dtype."""
     piece, *others = pieces
     is_whole = not others and not piece.stacked and piece.region == whole_region(tensor.shape)
-    return not tensor.requires_grad and is_whole and DTYPES.get(stored.dtypes[piece.stored_name]) == tensor.dtype
+    return (
+        not tensor.requires_grad
+        and is_whole
+        and DTYPES.get(stored.dtypes[piece.stored_name]) == tensor.dtype
+    )
 
 
 def _refuse(directory: Path, problem: str, names: list[str]) -> None:
@@ -185,13 +221,20 @@ def _read(tensor: torch.Tensor, pieces: list[StoredPiece], stored: StoredTensors
             local[relative(common, own)].copy_(_read_part(piece, common, stored))
 
 
-def _read_packed(tensor: torch.Tensor, columns: int, pieces: list[StoredPiece], stored: StoredTensors) -> None:
-    """Quantize this rank's rows of a weight [O, columns] from the precision they are stored in, some at a time."""
+def _read_packed(
+    tensor: torch.Tensor, columns: int, pieces: list[StoredPiece], stored: StoredTensors
+) -> None:
+    """Quantize this rank's rows of a weight [O, columns] from the precision they are stored in,
+    some at a time."""
     local, rows = local_tensor(tensor), local_region(tensor)[0]
     step = max(1, LARGEST_PART_ELEMENTS // columns)
     for start in range(rows.start, rows.stop, step):
         own = (slice(start, min(rows.stop, start + step)), slice(0, columns))
-        found = [(common, piece) for piece in pieces if (common := overlap(own, piece.region)) is not None]
+        found = [
+            (common, piece)
+            for piece in pieces
+            if (common := overlap(own, piece.region)) is not None
+        ]
         first, *others = [(common, _read_part(piece, common, stored)) for common, piece in found]
         values = first[1]
         if others:
@@ -201,13 +244,17 @@ def _read_packed(tensor: torch.Tensor, columns: int, pieces: list[StoredPiece], 
         pack_into(local[start - rows.start : own[0].stop - rows.start], values.to(local.device))
 
 
-def _read_part(piece: StoredPiece, region: tuple[slice, ...], stored: StoredTensors) -> torch.Tensor:
+def _read_part(
+    piece: StoredPiece, region: tuple[slice, ...], stored: StoredTensors
+) -> torch.Tensor:
     within = relative(region, piece.region)
     part = stored.read(piece.stored_name, within[1:] if piece.stacked else within)
     return part[None] if piece.stacked else part
 
 
-def _require_equal(tensor: torch.Tensor, first: StoredPiece, other: StoredPiece, stored: StoredTensors) -> None:
+def _require_equal(
+    tensor: torch.Tensor, first: StoredPiece, other: StoredPiece, stored: StoredTensors
+) -> None:
     """Refuse a checkpoint that holds two different tensors for one tied parameter."""
     own = local_region(tensor)
     if (common := overlap(own, other.region)) is not None and not torch.equal(
@@ -215,6 +262,6 @@ def _require_equal(tensor: torch.Tensor, first: StoredPiece, other: StoredPiece,
         _read_part(other, common, stored).to(tensor.dtype),
     ):
         raise UserError(
-            f"{first.stored_name} and {other.stored_name} differ, but the model's config ties them\n"
-            "set tie_word_embeddings: false in its config.json if both are meant"
+            f"{first.stored_name} and {other.stored_name} differ, but the model's config ties"
+            " them\nset tie_word_embeddings: false in its config.json if both are meant"
         )

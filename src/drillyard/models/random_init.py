@@ -1,13 +1,14 @@
 """Random weights by the model's own scheme, the same bits for every number of ranks.
 
-Sharded tensors cannot be drawn shard by shard: ranks with the same seed would draw the same numbers for different
-parts, and schemes that depend on a whole module (GPT-2 scales its output projections in their parent) would not see
-it. So a unit, one transformer block or one module outside of the blocks, is made whole in memory, initialised by the
-model's own `_init_weights` module by module, children first, and each rank keeps its slice. Before each module the
-generator is seeded from (seed, module name).
+Sharded tensors cannot be drawn shard by shard: ranks with the same seed would draw the same numbers
+for different parts, and schemes that depend on a whole module (GPT-2 scales its output projections
+in their parent) would not see it. So a unit, one transformer block or one module outside of the
+blocks, is made whole in memory, initialised by the model's own `_init_weights` module by module,
+children first, and each rank keeps its slice. Before each module the generator is seeded from
+(seed, module name).
 
-Cost: every rank draws every number, on the parameters' device and in their precision, with the memory of the largest
-unit. Another kind of device gives other bits.
+Cost: every rank draws every number, on the parameters' device and in their precision, with the
+memory of the largest unit. Another kind of device gives other bits.
 """
 
 from __future__ import annotations
@@ -24,14 +25,22 @@ from transformers import PreTrainedModel
 
 from drillyard.models.architectures import blocks
 from drillyard.models.nf4 import Nf4Linear, pack_into, packed_layers
-from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, plain_name, restore_ties
+from drillyard.models.sharding import (
+    is_adapter_name,
+    local_region,
+    local_tensor,
+    plain_name,
+    restore_ties,
+)
 from drillyard.models.weight_layout import named_tensors
 
 
 def init_random(model: PreTrainedModel, seed: int) -> None:
-    """Initialise all parameters and buffers of a model whose storage is allocated but not filled, sharded or not.
+    """Initialise all parameters and buffers of a model whose storage is allocated but not filled,
+    sharded or not.
 
-    Equal bits for any number of ranks, and for HSDP. Tied weights are drawn once, where the embedding is.
+    Equal bits for any number of ranks, and for HSDP. Tied weights are drawn once, where the
+    embedding is.
     """
     restore_ties(model)
     device = next(model.parameters()).device
@@ -45,7 +54,8 @@ def init_random(model: PreTrainedModel, seed: int) -> None:
 
 
 def init_buffers(model: PreTrainedModel) -> None:
-    """Compute the buffers that no checkpoint holds (rotary tables, embedding scales); parameters stay as they are."""
+    """Compute the buffers that no checkpoint holds (rotary tables, embedding scales); parameters
+    stay as they are."""
     kept = {id(tensor) for tensor in named_tensors(model).values()}
     device = next(model.parameters()).device
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -66,7 +76,8 @@ NamedModule = tuple[str, nn.Module, PreTrainedModel]
 
 
 def _modules(model: PreTrainedModel) -> list[NamedModule]:
-    """(plain name, module, the model whose scheme it follows), children before parents, each module once.
+    """(plain name, module, the model whose scheme it follows), children before parents, each module
+    once.
 
     Without adapters, which no model's scheme knows.
     """
@@ -88,8 +99,11 @@ def _modules(model: PreTrainedModel) -> list[NamedModule]:
 
 
 def _units(model: PreTrainedModel) -> Iterator[list[NamedModule]]:
-    """Groups of modules that are whole in memory together: a transformer block, or one module outside of the blocks."""
-    block_of = {id(inner): number for number, block in enumerate(blocks(model)) for inner in block.modules()}
+    """Groups of modules that are whole in memory together: a transformer block, or one module
+    outside of the blocks."""
+    block_of = {
+        id(inner): number for number, block in enumerate(blocks(model)) for inner in block.modules()
+    }
     unit: list[NamedModule] = []
     current: int | None = None
     for named in _modules(model):
@@ -104,9 +118,11 @@ def _units(model: PreTrainedModel) -> Iterator[list[NamedModule]]:
 
 @contextmanager
 def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> Iterator[None]:
-    """Put whole, unfilled tensors in the place of a unit's own, and take this rank's part of each afterwards.
+    """Put whole, unfilled tensors in the place of a unit's own, and take this rank's part of each
+    afterwards.
 
-    A tensor of `filled` is replaced by one on the meta device that transformers' initialisers pass over.
+    A tensor of `filled` is replaced by one on the meta device that transformers' initialisers pass
+    over.
     """
     replaced: list[tuple[str, dict[str, Any], str, torch.Tensor]] = []
     whole: dict[int, torch.Tensor] = {}
@@ -118,7 +134,9 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
             for name, own in list(table.items()):
                 if own is not None:
                     if id(own) not in whole:
-                        whole[id(own)] = _stand_in(own, packed.get(id(own)), done=id(own) in filled, device=device)
+                        whole[id(own)] = _stand_in(
+                            own, packed.get(id(own)), done=id(own) in filled, device=device
+                        )
                     replaced.append((f"{module_name}.{name}".lstrip("."), table, name, own))
                     table[name] = whole[id(own)]
     versions = {key: tensor._version for key, tensor in whole.items()}
@@ -126,8 +144,11 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
         yield
         for name, _, _, own in replaced:
             if id(own) not in filled:
-                # Every write raises a tensor's version; one that was never written holds whatever memory held.
-                assert whole[id(own)]._version > versions[id(own)], f"the model's own scheme leaves {name} unset"
+                # Every write raises a tensor's version; one that was never written holds whatever
+                # memory held.
+                assert whole[id(own)]._version > versions[id(own)], (
+                    f"the model's own scheme leaves {name} unset"
+                )
                 if id(own) in packed:
                     pack_into(local_tensor(own), whole[id(own)][local_region(own)[0]])
                 else:
@@ -138,7 +159,9 @@ def _whole(unit: list[NamedModule], filled: set[int], device: torch.device) -> I
             table[name] = own
 
 
-def _stand_in(own: torch.Tensor, layer: Nf4Linear | None, *, done: bool, device: torch.device) -> torch.Tensor:
+def _stand_in(
+    own: torch.Tensor, layer: Nf4Linear | None, *, done: bool, device: torch.device
+) -> torch.Tensor:
     shape = own.shape if layer is None else (layer.out_features, layer.in_features)
     tensor = torch.empty(shape, dtype=own.dtype, device="meta" if done else device)
     if isinstance(own, (nn.Parameter, DTensor)):

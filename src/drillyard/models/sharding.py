@@ -1,8 +1,8 @@
 """Parts of a whole tensor that each rank holds, and parts that travel to the rank that writes them.
 
-FSDP2 keeps a parameter as a DTensor: split along dimensions over the axes of a device mesh, or copied along them. A
-`Region` is the part that one rank holds, as slices of the whole. Splits follow `torch.chunk`: parts of
-ceil(size / ranks), the last ones shorter or empty.
+FSDP2 keeps a parameter as a DTensor: split along dimensions over the axes of a device mesh, or
+copied along them. A `Region` is the part that one rank holds, as slices of the whole. Splits follow
+`torch.chunk`: parts of ceil(size / ranks), the last ones shorter or empty.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ ADAPTER_PARTS = frozenset({"lora_A", "lora_B", "lora_magnitude_vector"})
 
 
 def without_wrappers(name: str) -> str:
-    """A module's or parameter's name without the parts that wrappers insert, as peft has it where it has an adapter."""
+    """A module's or parameter's name without the parts that wrappers insert, as peft has it where
+    it has an adapter."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def plain_name(name: str) -> str:
-    """A module's or parameter's name in the model of transformers, without wrappers and adapters."""
+    """A module's or parameter's name in the model of transformers, without wrappers and
+    adapters."""
     return without_wrappers(name).replace(ADAPTED, "")
 
 
@@ -52,16 +54,23 @@ def whole_region(shape: torch.Size) -> Region:
 
 def overlap(first: Region, second: Region) -> Region | None:
     """The common part of two boxes of one tensor; None when it is empty."""
-    common = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first, second, strict=True))
+    common = tuple(
+        slice(max(a.start, b.start), min(a.stop, b.stop))
+        for a, b in zip(first, second, strict=True)
+    )
     return common if all(part.stop > part.start for part in common) else None
 
 
 def relative(inner: Region, outer: Region) -> Region:
     """`inner` in the coordinates of `outer`."""
-    return tuple(slice(i.start - o.start, i.stop - o.start) for i, o in zip(inner, outer, strict=True))
+    return tuple(
+        slice(i.start - o.start, i.stop - o.start) for i, o in zip(inner, outer, strict=True)
+    )
 
 
-def region_at(shape: torch.Size, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Any) -> Region:
+def region_at(
+    shape: torch.Size, mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Any
+) -> Region:
     """The part of a tensor of `shape` at one coordinate of the mesh; its slices may be empty."""
     bounds = [(0, size) for size in shape]
     for num_parts, part, placement in zip(mesh_shape, coordinate, placements, strict=True):
@@ -90,12 +99,15 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def holders(tensor: torch.Tensor) -> Iterator[tuple[int, Region]]:
-    """(global rank, region) of each rank that holds a part; of copies, the first. This rank holds a plain tensor."""
+    """(global rank, region) of each rank that holds a part; of copies, the first. This rank holds a
+    plain tensor."""
     if not isinstance(tensor, DTensor):
         yield rank_and_size()[0], whole_region(tensor.shape)
         return
     mesh = tensor.device_mesh
-    copied = [axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)]
+    copied = [
+        axis for axis, placement in enumerate(tensor.placements) if isinstance(placement, Replicate)
+    ]
     for coordinate in product(*map(range, mesh.shape)):
         if any(coordinate[axis] for axis in copied):
             continue
@@ -117,7 +129,8 @@ def restore_ties(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True)
 class ParameterBox:
-    """A box of a parameter that travels to its writer in one round. `values`: instead of this rank's part of it."""
+    """A box of a parameter that travels to its writer in one round. `values`: instead of this
+    rank's part of it."""
 
     box: Region
     tensor: torch.Tensor
@@ -130,7 +143,8 @@ class ParameterBox:
 
 
 def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.Tensor | None:
-    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing to write."""
+    """Bring one part per writer to it; returns this rank's, on the CPU, or None when it has nothing
+    to write."""
     operations: list[dist.P2POp] = []
     kept_alive: list[torch.Tensor] = []
     to_copy: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -145,7 +159,9 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
                 operations.append(dist.P2POp(dist.isend, own, writer))
             continue
         local = part.local
-        whole = torch.empty([size.stop - size.start for size in box], dtype=part.dtype, device=local.device)
+        whole = torch.empty(
+            [size.stop - size.start for size in box], dtype=part.dtype, device=local.device
+        )
         for holder, region in holders(part.tensor):
             common = overlap(region, box)
             if common is None:
@@ -167,8 +183,12 @@ def exchange_boxes(parts: tuple[ParameterBox | None, ...], rank: int) -> torch.T
 
 
 def _own_share(part: ParameterBox, rank: int) -> torch.Tensor | None:
-    """Data that this rank sends of a part that another rank writes; None when it holds none of it."""
-    if not isinstance(part.tensor, DTensor) or (region := dict(holders(part.tensor)).get(rank)) is None:
+    """Data that this rank sends of a part that another rank writes; None when it holds none of
+    it."""
+    if (
+        not isinstance(part.tensor, DTensor)
+        or (region := dict(holders(part.tensor)).get(rank)) is None
+    ):
         return None
     if (common := overlap(region, part.box)) is None:
         return None

@@ -1,9 +1,9 @@
 """Layout of a model's parameters on disk: which stored tensor is which part of which parameter.
 
-Most parameters are stored whole, under their own name or an older one. transformers fuses some that checkpoints keep
-apart, such as the experts of a mixture: `experts.gate_up_proj` [E, 2I, H] is stored as `experts.<e>.w1.weight` and
-`.w3.weight`, each [I, H]. Either way a stored tensor is a box of the parameter, a `StoredPiece`, for loading and for
-export.
+Most parameters are stored whole, under their own name or an older one. transformers fuses some that
+checkpoints keep apart, such as the experts of a mixture: `experts.gate_up_proj` [E, 2I, H] is
+stored as `experts.<e>.w1.weight` and `.w3.weight`, each [I, H]. Either way a stored tensor is a box
+of the parameter, a `StoredPiece`, for loading and for export.
 
 The names come from transformers' own conversion tables; a conversion that is not a box is refused.
 """
@@ -48,7 +48,8 @@ STACKED_AND_JOINED = (("MergeModulelist", 0), ("Concatenate", 1))
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """A stored tensor and the box of the parameter that it fills; `stacked`: without the parameter's first dim."""
+    """A stored tensor and the box of the parameter that it fills; `stacked`: without the
+    parameter's first dim."""
 
     stored_name: str
     region: Region
@@ -61,7 +62,8 @@ class StoredPiece:
 
 
 def unwrapped_twin(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model on the meta device, as transformers knows it: without wrappers, shards or their class names."""
+    """The same model on the meta device, as transformers knows it: without wrappers, shards or
+    their class names."""
     config = copy.deepcopy(model.config)
     with torch.device("meta"):
         twin: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
@@ -69,7 +71,8 @@ def unwrapped_twin(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by plain name, tied ones under each of their names; without adapters."""
+    """Parameters and persistent buffers by plain name, tied ones under each of their names; without
+    adapters."""
     tensors: dict[str, torch.Tensor] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
         if is_adapter_name(module_name):
@@ -83,7 +86,8 @@ def named_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def pieces_of_files(
     model: PreTrainedModel, stored_shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, list[StoredPiece]], list[str]]:
-    """(pieces of each parameter by name, stored names that belong to none) for the tensors of a checkpoint.
+    """(pieces of each parameter by name, stored names that belong to none) for the tensors of a
+    checkpoint.
 
     Raises UserError where a stored shape does not fit, and for a conversion that is not a box.
     """
@@ -91,12 +95,16 @@ def pieces_of_files(
     shapes = {name: tensor.shape for name, tensor in twin.state_dict().items()}
     conversions = get_model_conversion_mapping(twin)
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
-    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    converters = [
+        conversion for conversion in conversions if isinstance(conversion, WeightConverter)
+    ]
     whole: dict[str, list[StoredPiece]] = {}
     unexpected: list[str] = []
     parts: dict[str, dict[str, list[str]]] = {}
     for stored in sorted(stored_shapes, key=dot_natural_key):
-        name, pattern = rename_source_key(stored, renamings, converters, twin.base_model_prefix, shapes)
+        name, pattern = rename_source_key(
+            stored, renamings, converters, twin.base_model_prefix, shapes
+        )
         if name not in shapes and stored in shapes:
             name, pattern = stored, None
         if name not in shapes:
@@ -108,16 +116,21 @@ def pieces_of_files(
     for name, by_pattern in parts.items():
         converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
         groups = [by_pattern.get(pattern, []) for pattern in converter.source_patterns]
-        operations = tuple((type(each).__name__, getattr(each, "dim", -1)) for each in converter.operations)
+        operations = tuple(
+            (type(each).__name__, getattr(each, "dim", -1)) for each in converter.operations
+        )
         whole[name] = _stacked_pieces(name, shapes[name], groups, operations)
     for name, pieces in whole.items():
         _check_shapes(name, shapes[name], pieces, stored_shapes)
     ignored = [*(twin._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$"]
-    return whole, [name for name in unexpected if not any(re.search(pattern, name) for pattern in ignored)]
+    return whole, [
+        name for name in unexpected if not any(re.search(pattern, name) for pattern in ignored)
+    ]
 
 
 def pieces_to_export(model: PreTrainedModel) -> dict[str, list[StoredPiece]]:
-    """Pieces of each parameter by name, in the layout that checkpoints on the hub have; tied weights once."""
+    """Pieces of each parameter by name, in the layout that checkpoints on the hub have; tied
+    weights once."""
     twin = unwrapped_twin(model)
     tied = twin.all_tied_weights_keys
     shapes = {name: tensor.shape for name, tensor in twin.state_dict().items() if name not in tied}
@@ -130,39 +143,57 @@ def pieces_to_export(model: PreTrainedModel) -> dict[str, list[StoredPiece]]:
             continue
         num_parts, remainder = divmod(len(names), shape[0])
         if remainder:
-            raise UserError(f"{name} is stored as {len(names)} tensors in a layout that is not known here")
+            raise UserError(
+                f"{name} is stored as {len(names)} tensors in a layout that is not known here"
+            )
         groups = [names[part * shape[0] : (part + 1) * shape[0]] for part in range(num_parts)]
-        pieces[name] = _stacked_pieces(name, shape, groups, STACKED if num_parts == 1 else STACKED_AND_JOINED)
-        _check_shapes(name, shape, pieces[name], {key: tuple(tensor.shape) for key, tensor in stored.items()})
+        pieces[name] = _stacked_pieces(
+            name, shape, groups, STACKED if num_parts == 1 else STACKED_AND_JOINED
+        )
+        _check_shapes(
+            name, shape, pieces[name], {key: tuple(tensor.shape) for key, tensor in stored.items()}
+        )
     return pieces
 
 
 def _stacked_pieces(
     name: str, shape: torch.Size, groups: list[list[str]], operations: tuple[tuple[str, int], ...]
 ) -> list[StoredPiece]:
-    """Boxes of a parameter [E, J*I, ...] whose entries along E are stored apart, in J groups joined along I."""
-    if operations not in (STACKED, STACKED_AND_JOINED) or (operations == STACKED and len(groups) != 1):
+    """Boxes of a parameter [E, J*I, ...] whose entries along E are stored apart, in J groups joined
+    along I."""
+    if operations not in (STACKED, STACKED_AND_JOINED) or (
+        operations == STACKED and len(groups) != 1
+    ):
         raise UserError(f"{name} is stored in a layout that is not known here ({operations})")
     joined = shape[1] // len(groups)
     rest = tuple(slice(0, size) for size in shape[2:])
     return [
-        StoredPiece(stored, (slice(e, e + 1), slice(j * joined, (j + 1) * joined), *rest), stacked=True)
+        StoredPiece(
+            stored, (slice(e, e + 1), slice(j * joined, (j + 1) * joined), *rest), stacked=True
+        )
         for j, group in enumerate(groups)
         for e, stored in enumerate(group)
     ]
 
 
 def _check_shapes(
-    name: str, shape: torch.Size, pieces: list[StoredPiece], stored_shapes: Mapping[str, tuple[int, ...]]
+    name: str,
+    shape: torch.Size,
+    pieces: list[StoredPiece],
+    stored_shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
     for piece in pieces:
         found = tuple(stored_shapes[piece.stored_name])
         if found != piece.stored_shape:
             raise UserError(
-                f"{piece.stored_name} has shape {list(found)} in the files, {list(piece.stored_shape)} in the model\n"
-                "the weights and the config do not belong together"
+                f"{piece.stored_name} has shape {list(found)} in the files,"
+                f" {list(piece.stored_shape)} in the model\nthe weights and the config do not"
+                " belong together"
             )
     stacked = [piece for piece in pieces if piece.stacked]
     covered = sum(torch.Size(piece.stored_shape).numel() for piece in stacked)
     if stacked and covered != shape.numel():
-        raise UserError(f"{name}: the files hold {len(stacked)} of its parts, {covered} of {shape.numel()} numbers")
+        raise UserError(
+            f"{name}: the files hold {len(stacked)} of its parts, {covered} of {shape.numel()}"
+            " numbers"
+        )

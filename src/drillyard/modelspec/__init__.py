@@ -1,4 +1,5 @@
-"""A model from its config alone, without torch: tensors, parameters, FLOPs per token under named formulas, MFU."""
+"""A model from its config alone, without torch: tensors, parameters, FLOPs per token under named
+formulas, MFU."""
 
 from drillyard.modelspec.adapters import (
     AdapterTargets,

@@ -1,8 +1,10 @@
-"""The modules that blocks are made of: attention, feed-forward, norms, each as the tensors that transformers builds.
+"""The modules that blocks are made of: attention, feed-forward, norms, each as the tensors that
+transformers builds.
 
-A row of families.yaml chooses the functions and sets how its modules differ: names, biases, norms of queries and keys,
-fused matrices. Each function takes the fields of a config and such settings, and returns what the module does and its
-tensors. A bias that is a string names the config field that switches it.
+A row of families.yaml chooses the functions and sets how its modules differ: names, biases, norms
+of queries and keys, fused matrices. Each function takes the fields of a config and such settings,
+and returns what the module does and its tensors. A bias that is a string names the config field
+that switches it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ AttentionModule = tuple[dict[str, Any], Tensors]
 """The attributes of an Attention, all but its window, and its tensors."""
 MlpModule = tuple[Mlp, Tensors]
 Size = int | str | Sequence[Any] | Mapping[str, Any]
-"""A number, a field, a product of sizes, or {field: NAME, or: SIZE} for a field that may be null."""
+"""A number, a field, a product of sizes, or {field: NAME, or: SIZE} for a field that may be
+null."""
 
 
 def size_of(f: ConfigFields, size: Size) -> int:
@@ -36,16 +39,29 @@ def size_of(f: ConfigFields, size: Size) -> int:
 
 
 def linear(
-    name: str, inputs: int, outputs: int, role: Role, *, bias: bool = False, transposed: bool = False
+    name: str,
+    inputs: int,
+    outputs: int,
+    role: Role,
+    *,
+    bias: bool = False,
+    transposed: bool = False,
 ) -> Tensors:
     """An nn.Linear, or transposed the Conv1D of GPT-2."""
-    weight = TensorSpec(f"{name}.weight", (inputs, outputs) if transposed else (outputs, inputs), role, linear=True)
+    weight = TensorSpec(
+        f"{name}.weight", (inputs, outputs) if transposed else (outputs, inputs), role, linear=True
+    )
     return (weight, TensorSpec(f"{name}.bias", (outputs,), role)) if bias else (weight,)
 
 
 def norm(kind: str, name: str, size: int) -> Tensors:
-    """A norm: `rms_norm`, `layer_norm`, `unbiased_layer_norm` (Cohere) or `bare_norm`, without parameters (OLMo)."""
-    parameters = {"rms_norm": ("weight",), "layer_norm": ("weight", "bias"), "unbiased_layer_norm": ("weight",)}
+    """A norm: `rms_norm`, `layer_norm`, `unbiased_layer_norm` (Cohere) or `bare_norm`, without
+    parameters (OLMo)."""
+    parameters = {
+        "rms_norm": ("weight",),
+        "layer_norm": ("weight", "bias"),
+        "unbiased_layer_norm": ("weight",),
+    }
     return tuple(TensorSpec(f"{name}.{part}", (size,), "norm") for part in parameters.get(kind, ()))
 
 
@@ -74,9 +90,9 @@ def grouped_attention(
 ) -> AttentionModule:
     """Multi-head, grouped-query or multi-query attention.
 
-    `projections` are the names of the matrices of queries, keys and values, or of the one that fuses them. `out_bias`
-    is `bias` unless given. `multi_query`: the config has the flag of that name. `sinks`: a learned logit per head.
-    `gated`: the query projection also makes a gate.
+    `projections` are the names of the matrices of queries, keys and values, or of the one that
+    fuses them. `out_bias` is `bias` unless given. `multi_query`: the config has the flag of that
+    name. `sinks`: a learned logit per head. `gated`: the query projection also makes a gate.
     """
     kv_heads = _multi_query_kv_heads(f) if multi_query else f.kv_heads
     query, key = f.heads * f.head_dim, kv_heads * f.head_dim
@@ -85,7 +101,9 @@ def grouped_attention(
         widths = [sum(widths)]
     tensors = [TensorSpec("sinks", (f.heads,), "attention")] if sinks else []
     for name, width in zip(projections, widths, strict=True):
-        tensors += linear(name, f.hidden, width, "attention", bias=f.switch(bias), transposed=transposed)
+        tensors += linear(
+            name, f.hidden, width, "attention", bias=f.switch(bias), transposed=transposed
+        )
     with_bias = f.switch(bias if out_bias is None else out_bias)
     tensors += linear(out, query, f.hidden, "attention", bias=with_bias, transposed=transposed)
     normed = query_key_norm is not None and f.switch(query_key_norm_when)
@@ -97,7 +115,9 @@ def grouped_attention(
         "num_kv_heads": kv_heads,
         "head_dim": f.head_dim,
         "value_head_dim": f.head_dim,
-        "query_key_norm": "none" if not normed else "all_heads" if query_key_norm == "all_heads" else "per_head",
+        "query_key_norm": (
+            "none" if not normed else "all_heads" if query_key_norm == "all_heads" else "per_head"
+        ),
     }
     return attributes, prefixed(prefix, tensors)
 
@@ -112,9 +132,9 @@ def _multi_query_kv_heads(f: ConfigFields) -> int:
 def _query_key_norm(f: ConfigFields, kind: str) -> Tensors:
     """The norms of queries and keys, each of `head_dim` unless said otherwise.
 
-    `per_head`: shared by the heads. `layer_norm_per_head`: the same with a bias (Phi). `all_heads`: over all heads
-    together (OLMo). `matrix`: weights for every head, as a matrix (Cohere). `module_per_head`: a module for every head
-    (StableLM).
+    `per_head`: shared by the heads. `layer_norm_per_head`: the same with a bias (Phi). `all_heads`:
+    over all heads together (OLMo). `matrix`: weights for every head, as a matrix (Cohere).
+    `module_per_head`: a module for every head (StableLM).
     """
     size, heads = f.head_dim, {"q": f.heads, "k": f.kv_heads}
     if kind == "per_head":
@@ -122,18 +142,29 @@ def _query_key_norm(f: ConfigFields, kind: str) -> Tensors:
     if kind == "layer_norm_per_head":
         return tuple(t for name in heads for t in norm("layer_norm", f"{name}_layernorm", size))
     if kind == "all_heads":
-        return tuple(t for name, count in heads.items() for t in norm("rms_norm", f"{name}_norm", count * size))
+        return tuple(
+            t
+            for name, count in heads.items()
+            for t in norm("rms_norm", f"{name}_norm", count * size)
+        )
     if kind == "matrix":
-        return tuple(TensorSpec(f"{name}_norm.weight", (count, size), "norm") for name, count in heads.items())
+        return tuple(
+            TensorSpec(f"{name}_norm.weight", (count, size), "norm")
+            for name, count in heads.items()
+        )
     assert kind == "module_per_head", kind
-    modules = [f"{name}_layernorm.norms.{head}" for name, count in heads.items() for head in range(count)]
+    modules = [
+        f"{name}_layernorm.norms.{head}" for name, count in heads.items() for head in range(count)
+    ]
     return tuple(TensorSpec(f"{module}.weight", (size,), "norm") for module in modules)
 
 
 def latent_attention(f: ConfigFields, *, prefix: str = "self_attn") -> AttentionModule:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 section 2.1)."""
     q_rank, kv_rank = f.optional_integer("q_lora_rank"), f.integer("kv_lora_rank")
-    plain, rope, value = (f.integer(n) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    plain, rope, value = (
+        f.integer(n) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
     width, bias = f.heads * (plain + rope), f.flag("attention_bias")
     if q_rank is None:
         tensors = [*linear("q_proj", f.hidden, width, "attention")]
@@ -163,16 +194,24 @@ def latent_attention(f: ConfigFields, *, prefix: str = "self_attn") -> Attention
 
 
 def gated_delta_attention(f: ConfigFields, *, prefix: str = "linear_attn") -> AttentionModule:
-    """The gated delta rule of Qwen3-Next (arXiv 2412.06464): a state per value head instead of attention."""
+    """The gated delta rule of Qwen3-Next (arXiv 2412.06464): a state per value head instead of
+    attention."""
     key_heads, value_heads = f.integer("linear_num_key_heads"), f.integer("linear_num_value_heads")
     key_dim, value_dim = f.integer("linear_key_head_dim"), f.integer("linear_value_head_dim")
     if value_heads % key_heads:
-        raise f.error(f"linear_num_value_heads {value_heads} does not divide by linear_num_key_heads {key_heads}")
+        raise f.error(
+            f"linear_num_value_heads {value_heads} does not divide by linear_num_key_heads"
+            f" {key_heads}"
+        )
     keys, values = key_heads * key_dim, value_heads * value_dim
     tensors = (
         TensorSpec("dt_bias", (value_heads,), "attention"),
         TensorSpec("A_log", (value_heads,), "attention"),
-        TensorSpec("conv1d.weight", (2 * keys + values, 1, f.integer("linear_conv_kernel_dim")), "attention"),
+        TensorSpec(
+            "conv1d.weight",
+            (2 * keys + values, 1, f.integer("linear_conv_kernel_dim")),
+            "attention",
+        ),
         *linear("in_proj_qkvz", f.hidden, 2 * keys + 2 * values, "attention"),
         *linear("in_proj_ba", f.hidden, 2 * value_heads, "attention"),
         *norm("rms_norm", "norm", value_dim),
@@ -197,7 +236,9 @@ ATTENTIONS: Final[dict[str, Callable[..., AttentionModule]]] = {
 
 def attention_module(f: ConfigFields, settings: Settings) -> AttentionModule:
     """The attention that a row of families.yaml describes."""
-    return ATTENTIONS[settings.get("kind", "grouped")](f, **{k: v for k, v in settings.items() if k != "kind"})
+    return ATTENTIONS[settings.get("kind", "grouped")](
+        f, **{k: v for k, v in settings.items() if k != "kind"}
+    )
 
 
 # Feed-forward
@@ -262,22 +303,36 @@ def expert_mlp(
 ) -> MlpModule:
     """A mixture of gated experts: a router, the experts' matrices stacked, and shared experts.
 
-    `router_tensors` are further tensors of the router, `experts` in a shape standing for their number. `inputs_first`:
-    the experts' matrices are stored (experts, inputs, outputs). `shared` are the settings of the shared experts' gated
-    MLP, which exist where the number in the field `shared_when` is not 0; `shared_gate`: a gate for its output.
-    `adapted_as`: the linear layers that router and experts stand for to peft, by the names of their tensors.
+    `router_tensors` are further tensors of the router, `experts` in a shape standing for their
+    number. `inputs_first`: the experts' matrices are stored (experts, inputs, outputs). `shared`
+    are the settings of the shared experts' gated MLP, which exist where the number in the field
+    `shared_when` is not 0; `shared_gate`: a gate for its output. `adapted_as`: the linear layers
+    that router and experts stand for to peft, by the names of their tensors.
     """
     number, per_token, width = f.integer(count), f.integer(chosen), size_of(f, size)
     if per_token > number:
         raise f.error(f"{chosen} is {per_token}, but there are {number} experts")
     names = {name: tuple(layers) for name, layers in (adapted_as or {}).items()}
     as_router = names.get(router, ())
-    tensors = [TensorSpec(f"{router}.weight", (number, f.hidden), "router", router_is_linear, as_router)]
+    tensors = [
+        TensorSpec(f"{router}.weight", (number, f.hidden), "router", router_is_linear, as_router)
+    ]
     for name, dims in (router_tensors or {}).items():
-        tensors.append(TensorSpec(name, tuple(dim if isinstance(dim, int) else number for dim in dims), "router"))
-    for name, inputs, outputs in (("gate_up_proj", f.hidden, 2 * width), ("down_proj", width, f.hidden)):
+        tensors.append(
+            TensorSpec(
+                name, tuple(dim if isinstance(dim, int) else number for dim in dims), "router"
+            )
+        )
+    for name, inputs, outputs in (
+        ("gate_up_proj", f.hidden, 2 * width),
+        ("down_proj", width, f.hidden),
+    ):
         matrix = (inputs, outputs) if inputs_first else (outputs, inputs)
-        tensors.append(TensorSpec(f"experts.{name}", (number, *matrix), "expert", adapted_as=names.get(name, ())))
+        tensors.append(
+            TensorSpec(
+                f"experts.{name}", (number, *matrix), "expert", adapted_as=names.get(name, ())
+            )
+        )
         if bias:
             tensors.append(TensorSpec(f"experts.{name}_bias", (number, outputs), "expert"))
     shared_width = 0
@@ -287,7 +342,9 @@ def expert_mlp(
         tensors += common_tensors
     if shared_gate:
         tensors += linear("shared_expert_gate", f.hidden, 1, "router")
-    return Mlp(True, f.activation or activation, shared_width, number, per_token, width), prefixed(prefix, tensors)
+    return Mlp(True, f.activation or activation, shared_width, number, per_token, width), prefixed(
+        prefix, tensors
+    )
 
 
 def mlp_module(f: ConfigFields, settings: Settings) -> MlpModule:

@@ -1,8 +1,9 @@
-"""Read the fields of a config.json under one family: fill in defaults, check types, refuse unknown fields.
+"""Read the fields of a config.json under one family: fill in defaults, check types, refuse unknown
+fields.
 
-A family declares the fields that decide shapes or attended lengths. The fields in `_IGNORED` decide neither: numerics,
-dropout, rotary tables, token ids, routing scores, bookkeeping. Any other field may change shapes, so it is an error
-unless its value is null, false, 0 or empty.
+A family declares the fields that decide shapes or attended lengths. The fields in `_IGNORED` decide
+neither: numerics, dropout, rotary tables, token ids, routing scores, bookkeeping. Any other field
+may change shapes, so it is an error unless its value is null, false, 0 or empty.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from typing import Any, Final
 from drillyard.errors import UserError
 from drillyard.modelspec.families import Family, Switch
 
-REMEDY: Final = "\nGive --params (and --active-params) instead, or --build to count the model that transformers builds."
+REMEDY: Final = (
+    "\nGive --params (and --active-params) instead, or --build to count the model that transformers"
+    " builds."
+)
 _ACTIVATIONS: Final = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 _SIZES: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
 
 class ConfigFields:
-    """The fields of one config under one family. Every reader raises UserError where the value has a wrong type."""
+    """The fields of one config under one family. Every reader raises UserError where the value has
+    a wrong type."""
 
     def __init__(
         self,
@@ -33,13 +38,18 @@ class ConfigFields:
         source: str,
         built: bool,
     ) -> None:
-        """`source` names the config in errors. `built`: transformers built the model, so unknown fields are ignored."""
+        """`source` names the config in errors. `built`: transformers built the model, so unknown
+        fields are ignored."""
         defaults, aliases, fixed = family.defaults, family.aliases, family.fixed
         self.source = source
         self.model_type = model_type
-        self.activation = next((config[name] for name in _ACTIVATIONS if isinstance(config.get(name), str)), None)
+        self.activation = next(
+            (config[name] for name in _ACTIVATIONS if isinstance(config.get(name), str)), None
+        )
         self._values = dict(defaults)
-        self.left_out = [name for name in _SIZES if name not in {aliases.get(given, given) for given in config}]
+        self.left_out = [
+            name for name in _SIZES if name not in {aliases.get(given, given) for given in config}
+        ]
         """Sizes that the config does not give, so the defaults of transformers count."""
         for name, value in config.items():
             if (own := aliases.get(name, name)) in defaults:
@@ -49,13 +59,19 @@ class ConfigFields:
             elif name not in fixed:
                 near = difflib.get_close_matches(name, defaults, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                raise self.error(f"{name}: {model_type} has no such field{hint}, and it may change shapes", remedy=True)
+                raise self.error(
+                    f"{name}: {model_type} has no such field{hint}, and it may change shapes",
+                    remedy=True,
+                )
             elif value not in fixed[name]:
                 known = " or ".join(repr(choice) for choice in fixed[name])
-                raise self.error(f"{name} is {value!r}; of {model_type} only {known} is known", remedy=True)
+                raise self.error(
+                    f"{name} is {value!r}; of {model_type} only {known} is known", remedy=True
+                )
 
     def _set(self, own: str, name: str, value: Any, config: Mapping[str, Any]) -> None:
-        """Set a value given under its own name or an alias; two that contradict each other are an error."""
+        """Set a value given under its own name or an alias; two that contradict each other are an
+        error."""
         given = config.get(own)
         if own == name or given is None:
             self._values[own] = value
@@ -63,7 +79,8 @@ class ConfigFields:
             raise self.error(f"{name} is {value!r}, but {own}, which means the same, is {given!r}")
 
     def error(self, problem: str, *, remedy: bool = False) -> UserError:
-        """The exception for a problem of this config; `remedy` adds the options that need no shapes."""
+        """The exception for a problem of this config; `remedy` adds the options that need no
+        shapes."""
         return UserError(f"{self.source}: {problem}.{REMEDY if remedy else ''}")
 
     def integer(self, name: str, derived: int | None = None, *, minimum: int = 1) -> int:
@@ -99,7 +116,14 @@ class ConfigFields:
     def layer_indices(self, name: str) -> frozenset[int] | None:
         """A list of layers by index, from 0; null gives None."""
         value = self.sequence(name)
-        wrong = next((index for index in value or () if isinstance(index, bool) or not isinstance(index, int)), None)
+        wrong = next(
+            (
+                index
+                for index in value or ()
+                if isinstance(index, bool) or not isinstance(index, int)
+            ),
+            None,
+        )
         if wrong is not None:
             raise self.error(f"{name} must be a list of integers, found {wrong!r} in it")
         return None if value is None else frozenset(value)
@@ -131,9 +155,15 @@ class ConfigFields:
 
     @property
     def kv_heads(self) -> int:
-        kv_heads = self.integer("num_key_value_heads", self.heads) if self.has("num_key_value_heads") else self.heads
+        kv_heads = (
+            self.integer("num_key_value_heads", self.heads)
+            if self.has("num_key_value_heads")
+            else self.heads
+        )
         if self.heads % kv_heads:
-            raise self.error(f"{self.heads} attention heads do not divide by {kv_heads} key-value heads")
+            raise self.error(
+                f"{self.heads} attention heads do not divide by {kv_heads} key-value heads"
+            )
         return kv_heads
 
     @property
@@ -141,45 +171,145 @@ class ConfigFields:
         if self.has("head_dim") and self.value("head_dim") is not None:
             return self.integer("head_dim")
         if self.hidden % self.heads:
-            raise self.error(f"the hidden size {self.hidden} does not divide by {self.heads} attention heads")
+            raise self.error(
+                f"the hidden size {self.hidden} does not divide by {self.heads} attention heads"
+            )
         return self.hidden // self.heads
 
 
-# fmt: off
-_IGNORED: Final = frozenset({
-    # bookkeeping
-    "architectures", "architecture", "model_type", "auto_map", "transformers_version", "tokenizer_class",
-    "task_specific_params", "id2label", "label2id", "num_labels", "problem_type", "torch_dtype", "dtype",
-    "quantization_config", "compression_config", "transformers.js_config", "is_llama_config", "finetuning_task",
-    "is_encoder_decoder", "is_decoder", "model_max_length",
-    # what a forward pass returns, keeps or runs on
-    "output_hidden_states", "output_attentions", "output_router_logits", "return_dict", "use_return_dict",
-    "torchscript", "use_cache", "cache_implementation", "chunk_size_feed_forward", "pretraining_tp",
-    "gradient_checkpointing", "attn_implementation", "attn_impl", "use_flash_attn", "use_flash_attention",
-    "flash_attn", "use_bfloat16",
-    # generation settings that old configs carry
-    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-    "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
-    "return_dict_in_generate", "remove_invalid_values", "suppress_tokens", "begin_suppress_tokens", "prefix",
-    # initialisation and elementwise functions
-    "initializer_range", "init_std", "hidden_act", "hidden_activation", "activation_function", "activation",
-    "swiglu_limit", "swiglu_alpha", "layerdrop", "residual_in_fp32", "use_parallel_residual", "clip_qkv",
-    # positions that have no parameters
-    "max_position_embeddings", "original_max_position_embeddings", "max_sequence_length", "seq_length",
-    "initial_context_length", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq",
-    "rope_interleave", "rope_type", "rope_pct", "partial_rotary_factor", "rotary", "rotary_dim", "rotary_pct",
-    "rotary_emb_base", "rotary_scaling_factor", "rope_interleaved", "no_rope_layers", "no_rope_layer_interval",
-    # scales
-    "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale",
-    "query_pre_attn_scalar", "scale_attn_weights", "attention_softmax_in_fp32",
-    "scale_attention_softmax_in_fp32", "attn_logit_softcapping", "final_logit_softcapping", "attn_temperature_tuning",
-    "attn_scale", "floor_scale",
-    # how a router chooses, not how many
-    "scoring_func", "topk_method", "topk_group", "n_group", "routed_scaling_factor", "norm_topk_prob", "seq_aux",
-    "aux_loss_alpha", "router_aux_loss_coef", "router_jitter_noise", "input_jitter_noise", "ep_size", "moe_norm_min",
-})
-# fmt: on
+_IGNORED: Final = frozenset(
+    {
+        # bookkeeping
+        "architectures",
+        "architecture",
+        "model_type",
+        "auto_map",
+        "transformers_version",
+        "tokenizer_class",
+        "task_specific_params",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "torch_dtype",
+        "dtype",
+        "quantization_config",
+        "compression_config",
+        "transformers.js_config",
+        "is_llama_config",
+        "finetuning_task",
+        "is_encoder_decoder",
+        "is_decoder",
+        "model_max_length",
+        # what a forward pass returns, keeps or runs on
+        "output_hidden_states",
+        "output_attentions",
+        "output_router_logits",
+        "return_dict",
+        "use_return_dict",
+        "torchscript",
+        "use_cache",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "pretraining_tp",
+        "gradient_checkpointing",
+        "attn_implementation",
+        "attn_impl",
+        "use_flash_attn",
+        "use_flash_attention",
+        "flash_attn",
+        "use_bfloat16",
+        # generation settings that old configs carry
+        "max_length",
+        "min_length",
+        "max_new_tokens",
+        "do_sample",
+        "early_stopping",
+        "num_beams",
+        "num_beam_groups",
+        "diversity_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+        "repetition_penalty",
+        "length_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "bad_words_ids",
+        "num_return_sequences",
+        "output_scores",
+        "return_dict_in_generate",
+        "remove_invalid_values",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "prefix",
+        # initialisation and elementwise functions
+        "initializer_range",
+        "init_std",
+        "hidden_act",
+        "hidden_activation",
+        "activation_function",
+        "activation",
+        "swiglu_limit",
+        "swiglu_alpha",
+        "layerdrop",
+        "residual_in_fp32",
+        "use_parallel_residual",
+        "clip_qkv",
+        # positions that have no parameters
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "max_sequence_length",
+        "seq_length",
+        "initial_context_length",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "rope_local_base_freq",
+        "rope_interleave",
+        "rope_type",
+        "rope_pct",
+        "partial_rotary_factor",
+        "rotary",
+        "rotary_dim",
+        "rotary_pct",
+        "rotary_emb_base",
+        "rotary_scaling_factor",
+        "rope_interleaved",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        # scales
+        "attention_multiplier",
+        "embedding_multiplier",
+        "logits_scaling",
+        "residual_multiplier",
+        "logit_scale",
+        "query_pre_attn_scalar",
+        "scale_attn_weights",
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "attn_temperature_tuning",
+        "attn_scale",
+        "floor_scale",
+        # how a router chooses, not how many
+        "scoring_func",
+        "topk_method",
+        "topk_group",
+        "n_group",
+        "routed_scaling_factor",
+        "norm_topk_prob",
+        "seq_aux",
+        "aux_loss_alpha",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "input_jitter_noise",
+        "ep_size",
+        "moe_norm_min",
+    }
+)
 
 _IGNORED_PATTERNS: Final = (
     "*_token_id",

@@ -1,7 +1,7 @@
 """From a config.json to a ModelSpec, without torch.
 
-Cost: well under a millisecond. Limits: decoder-only models of the families in families.yaml. Any other model is
-refused, with what to do, rather than approximated.
+Cost: well under a millisecond. Limits: decoder-only models of the families in families.yaml. Any
+other model is refused, with what to do, rather than approximated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
-from drillyard.modelspec.block_modules import Tensors, attention_module, expert_mlp, linear, mlp_module, norm
+from drillyard.modelspec.block_modules import (
+    Tensors,
+    attention_module,
+    expert_mlp,
+    linear,
+    mlp_module,
+    norm,
+)
 from drillyard.modelspec.config_fields import REMEDY, ConfigFields
 from drillyard.modelspec.families import TEXT_PARTS, Family, all_families
 from drillyard.modelspec.layer_rules import SPARSE_RULES, LayerKind, layer_kinds, window_of
@@ -35,7 +42,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model.") from error
+        raise UserError(
+            f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model."
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         where = "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8"
         if isinstance(error, json.JSONDecodeError):
@@ -47,15 +56,21 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def model_spec(
-    config: Mapping[str, Any], *, source: str = "model config", built: bool = False, published: bool = False
+    config: Mapping[str, Any],
+    *,
+    source: str = "model config",
+    built: bool = False,
+    published: bool = False,
 ) -> ModelSpec:
-    """The spec of the model in a config.json, or in an inline `model.config` with `architecture` for `model_type`.
+    """The spec of the model in a config.json, or in an inline `model.config` with `architecture`
+    for `model_type`.
 
-    Of a multimodal config the text part counts. `source` names the config in errors. `built`: transformers built this
-    model, so unknown fields are ignored. `published`: it is a config.json, which must have a hidden size and a number
-    of layers.
+    Of a multimodal config the text part counts. `source` names the config in errors. `built`:
+    transformers built this model, so unknown fields are ignored. `published`: it is a config.json,
+    which must have a hidden size and a number of layers.
 
-    Raises UserError for an unknown family, an unknown field that may change shapes, and a wrong type or value.
+    Raises UserError for an unknown family, an unknown field that may change shapes, and a wrong
+    type or value.
     """
     config, notes = _text_part(config)
     model_type = config.get("model_type") or config.get("architecture")
@@ -68,7 +83,9 @@ def model_spec(
     fields = ConfigFields(config, model_type, family, source=source, built=built)
     cut = [name for name in fields.left_out if name in _PUBLISHED]
     if published and cut:
-        raise fields.error(f"{' and '.join(cut)} missing: is this the whole config.json of a model?")
+        raise fields.error(
+            f"{' and '.join(cut)} missing: is this the whole config.json of a model?"
+        )
     _check(fields, family)
     return ModelSpec(
         model_type=model_type,
@@ -100,7 +117,9 @@ def _unknown_family(model_type: Any, source: str) -> UserError:
         return UserError(f"{source}: model_type is missing; give it, for example llama.{REMEDY}")
     near = difflib.get_close_matches(str(model_type), all_families(), n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
-    return UserError(f"{source}: model_type {model_type!r} is not one whose shapes are known{hint}{REMEDY}")
+    return UserError(
+        f"{source}: model_type {model_type!r} is not one whose shapes are known{hint}{REMEDY}"
+    )
 
 
 def _check(f: ConfigFields, family: Family) -> None:
@@ -111,14 +130,17 @@ def _check(f: ConfigFields, family: Family) -> None:
         raise f.error(f"the hidden size {f.hidden} does not divide by {f.heads} attention heads")
     if family.head_dim_is_derived and f.head_dim * f.heads != f.hidden:
         raise f.error(
-            f"head_dim is {f.head_dim}, but {f.model_type} takes {f.hidden} / {f.heads} (hidden size / heads)"
+            f"head_dim is {f.head_dim}, but {f.model_type} takes {f.hidden} / {f.heads} (hidden"
+            " size / heads)"
         )
 
 
 def _blocks(family: Family, f: ConfigFields) -> tuple[Block, ...]:
     """The blocks in order. Layers of the same kind, with or without experts, share one object."""
     sparse = SPARSE_RULES[family.sparse_layers](f) if family.sparse_layers else frozenset()
-    layers = [(kind, layer in sparse) for layer, kind in enumerate(layer_kinds(f, *family.layer_kinds))]
+    layers = [
+        (kind, layer in sparse) for layer, kind in enumerate(layer_kinds(f, *family.layer_kinds))
+    ]
     made = {layer: _block(family, f, *layer) for layer in dict.fromkeys(layers)}
     return tuple(made[layer] for layer in layers)
 
@@ -129,11 +151,15 @@ def _block(family: Family, f: ConfigFields, kind: LayerKind, sparse: bool) -> Bl
         raise f.error(f"layer_types: {f.model_type} has no linear attention")
     attributes, attention = attention_module(f, settings)
     mlp, feed_forward = (
-        expert_mlp(f, **family.experts) if sparse and family.experts is not None else mlp_module(f, family.mlp)
+        expert_mlp(f, **family.experts)
+        if sparse and family.experts is not None
+        else mlp_module(f, family.mlp)
     )
     names = _block_norms(family, f)
     return Block(
-        attention=Attention(**attributes, window=window_of(f, kind), chunked=kind == "chunked_attention"),
+        attention=Attention(
+            **attributes, window=window_of(f, kind), chunked=kind == "chunked_attention"
+        ),
         mlp=mlp,
         norm="rms" if family.norm == "rms_norm" else "layer",
         num_norms=len(names),
@@ -146,7 +172,9 @@ def _block_norms(family: Family, f: ConfigFields) -> Sequence[str]:
     if family.parallel_block_norms is None or not f.switch(family.parallel):
         return family.block_norms
     if f.has("num_ln_in_parallel_attn"):  # Falcon: one norm for attention and MLP, or one for each
-        number = f.integer("num_ln_in_parallel_attn", 2 if f.flag("new_decoder_architecture") else 1)
+        number = f.integer(
+            "num_ln_in_parallel_attn", 2 if f.flag("new_decoder_architecture") else 1
+        )
         return ("ln_attn", "ln_mlp") if number == 2 else family.parallel_block_norms
     return family.parallel_block_norms
 
@@ -163,7 +191,9 @@ def _root(family: Family, f: ConfigFields) -> Tensors:
         tensors += _norm(family, f, family.embedding_norm)
     if family.positions and family.position_table:
         positions = f.integer(family.positions) + family.extra_positions
-        tensors.append(TensorSpec(f"{family.position_table}.weight", (positions, hidden), "positions"))
+        tensors.append(
+            TensorSpec(f"{family.position_table}.weight", (positions, hidden), "positions")
+        )
     if family.embedding_projections and width != hidden:
         into, out = family.embedding_projections
         tensors += linear(into, width, hidden, "projection")
@@ -179,6 +209,9 @@ def _notes(family: Family, f: ConfigFields, config: Mapping[str, Any]) -> Iterat
     if f.left_out:
         yield f"{', '.join(f.left_out)} not in the config: the defaults of transformers count"
     if family.extra_prediction_layers and f.integer(family.extra_prediction_layers, 0, minimum=0):
-        yield "the layers for multi-token prediction are not counted: transformers does not build them"
+        yield (
+            "the layers for multi-token prediction are not counted: transformers does not build"
+            " them"
+        )
     if config.get("quantization_config"):
         yield "the weights are quantised on disk; parameters are counted as before quantisation"

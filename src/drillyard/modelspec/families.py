@@ -1,7 +1,8 @@
 """The families of models whose shapes are known: the rows of families.yaml, one per `model_type`.
 
-A row says what transformers takes for fields that a config.json leaves out (a saved config omits some, an inline one
-many) and which modules its blocks have. Every row is tested against the models that transformers builds.
+A row says what transformers takes for fields that a config.json leaves out (a saved config omits
+some, an inline one many) and which modules its blocks have. Every row is tested against the models
+that transformers builds.
 
 Cost: about 10 ms when the first family of a process is looked up.
 """
@@ -34,10 +35,11 @@ Switch = bool | str
 class Family:
     """Structure of the models of one `model_type`.
 
-    `defaults` are the values of transformers' config class for the fields that shapes and windows depend on; None is a
-    value that is derived from others. `experts` replace `mlp` in the layers that `sparse_layers` selects. `aliases` are
-    other names of fields, `ignored` fields of this family alone that change neither shapes nor windows, `fixed` fields
-    of which only the given values are known.
+    `defaults` are the values of transformers' config class for the fields that shapes and windows
+    depend on; None is a value that is derived from others. `experts` replace `mlp` in the layers
+    that `sparse_layers` selects. `aliases` are other names of fields, `ignored` fields of this
+    family alone that change neither shapes nor windows, `fixed` fields of which only the given
+    values are known.
     """
 
     defaults: Mapping[str, Any]
@@ -78,17 +80,25 @@ class Family:
     head_dim_is_derived: bool = False
     """Whether transformers takes the hidden size over the heads, whatever head_dim says."""
     extra_prediction_layers: str | None = None
-    """The field with the number of multi-token prediction layers, which transformers does not build."""
+    """The field with the number of multi-token prediction layers, which transformers does not
+    build."""
 
 
 @cache
 def all_families() -> Mapping[str, Family]:
     """All families by `model_type`."""
-    return {name: _family(row) for name, row in read_packaged_yaml("drillyard.modelspec", "families.yaml").items()}
+    return {
+        name: _family(row)
+        for name, row in read_packaged_yaml("drillyard.modelspec", "families.yaml").items()
+    }
 
 
 def _family(row: dict[str, Any]) -> Family:
     if (sizes := row.pop("sizes", None)) is not None:
-        common = {**dict(zip(SIZES, sizes, strict=True)), "head_dim": None, "tie_word_embeddings": False}
+        common = {
+            **dict(zip(SIZES, sizes, strict=True)),
+            "head_dim": None,
+            "tie_word_embeddings": False,
+        }
         row["defaults"] = common | row.get("defaults", {})
     return Family(**row)

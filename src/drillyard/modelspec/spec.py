@@ -1,11 +1,13 @@
 """Tensors of a decoder-only language model by name and shape, block by block, and their sums.
 
-The tensors are those that transformers builds, under its names. All sums follow from names and shapes: parameters in
-total and per unit of FSDP (each block, and the root with embedding, final norm and head), the padding of a shard along
-the first dimension, the linear layers that can have adapters. A block also has the shape of its computation (heads,
-window, widths, experts), on which FLOPs and activations depend.
+The tensors are those that transformers builds, under its names. All sums follow from names and
+shapes: parameters in total and per unit of FSDP (each block, and the root with embedding, final
+norm and head), the padding of a shard along the first dimension, the linear layers that can have
+adapters. A block also has the shape of its computation (heads, window, widths, experts), on which
+FLOPs and activations depend.
 
-Blocks that are equal are one object, so a model of a hundred layers costs as much as its few kinds of layers.
+Blocks that are equal are one object, so a model of a hundred layers costs as much as its few kinds
+of layers.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-Role = Literal["attention", "mlp", "router", "expert", "norm", "embedding", "positions", "projection", "head"]
+Role = Literal[
+    "attention", "mlp", "router", "expert", "norm", "embedding", "positions", "projection", "head"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One parameter tensor: its name inside its unit and its shape, both as transformers has them.
 
-    `expert` tensors hold all experts of a layer along their first dimension; shared experts, which every token passes,
-    have the role `mlp`. `linear` marks the weight of an nn.Linear (or GPT-2's Conv1D, which is its transpose).
-    `adapted_as`: the linear layers that it stands for to peft, where it is none itself (adapters.py).
+    `expert` tensors hold all experts of a layer along their first dimension; shared experts, which
+    every token passes, have the role `mlp`. `linear` marks the weight of an nn.Linear (or GPT-2's
+    Conv1D, which is its transpose). `adapted_as`: the linear layers that it stands for to peft,
+    where it is none itself (adapters.py).
     """
 
     name: str
@@ -39,7 +44,8 @@ class TensorSpec:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether activations are multiplied by it: a weight, not a bias, norm or per-head scalar."""
+        """Whether activations are multiplied by it: a weight, not a bias, norm or per-head
+        scalar."""
         return self.linear or (self.role == "expert" and not self.name.endswith("bias"))
 
 
@@ -47,12 +53,13 @@ class TensorSpec:
 class Attention:
     """Attention of one layer.
 
-    `kind`: `softmax` attention by heads, `latent` (multi-head latent attention: keys and values come from a compressed
-    vector of `kv_rank`, queries from one of `q_rank` where that is not None; `rope_head_dim` of `head_dim` is rotated),
-    or `linear` (gated delta rule: a state of head_dim x value_head_dim per value head instead of attention; there
-    `num_heads` are the value heads and `num_kv_heads` the heads of queries and keys).
-    `window` is the number of positions attended to at most, None for all; with `chunked` they are those of the same
-    chunk of `window` positions instead of the last ones. `head_dim` is that of queries and keys.
+    `kind`: `softmax` attention by heads, `latent` (multi-head latent attention: keys and values
+    come from a compressed vector of `kv_rank`, queries from one of `q_rank` where that is not None;
+    `rope_head_dim` of `head_dim` is rotated), or `linear` (gated delta rule: a state of head_dim x
+    value_head_dim per value head instead of attention; there `num_heads` are the value heads and
+    `num_kv_heads` the heads of queries and keys). `window` is the number of positions attended to
+    at most, None for all; with `chunked` they are those of the same chunk of `window` positions
+    instead of the last ones. `head_dim` is that of queries and keys.
     """
 
     kind: Literal["softmax", "latent", "linear"]
@@ -72,9 +79,10 @@ class Attention:
 class Mlp:
     """The feed-forward part of one layer.
 
-    `intermediate_size` is the width that every token passes (of the dense MLP, or of the shared experts together; 0
-    where there is neither). Of `num_experts` each token passes `experts_per_token`, each `expert_size` wide.
-    `gated`: two matrices in (SwiGLU and its kind) instead of one.
+    `intermediate_size` is the width that every token passes (of the dense MLP, or of the shared
+    experts together; 0 where there is neither). Of `num_experts` each token passes
+    `experts_per_token`, each `expert_size` wide. `gated`: two matrices in (SwiGLU and its kind)
+    instead of one.
     """
 
     gated: bool
@@ -87,7 +95,8 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. `parallel`: attention and MLP read the same input instead of one after the other."""
+    """One layer. `parallel`: attention and MLP read the same input instead of one after the
+    other."""
 
     attention: Attention
     mlp: Mlp
@@ -104,7 +113,9 @@ class Block:
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that one token uses: everything but the experts that are not chosen."""
-        return self.parameters - self._idle(sum(t.parameters for t in self.tensors if t.role == "expert"))
+        return self.parameters - self._idle(
+            sum(t.parameters for t in self.tensors if t.role == "expert")
+        )
 
     @cached_property
     def attention_matrices(self) -> int:
@@ -115,7 +126,8 @@ class Block:
     def active_mlp_matrices(self) -> int:
         """Parameters of the MLP's matrices that one token passes, routers left out."""
         dense, experts = (
-            sum(t.parameters for t in self.tensors if t.role == role and t.is_matrix) for role in ("mlp", "expert")
+            sum(t.parameters for t in self.tensors if t.role == role and t.is_matrix)
+            for role in ("mlp", "expert")
         )
         return dense + experts - self._idle(experts)
 
@@ -129,9 +141,10 @@ class Block:
 class ModelSpec:
     """A decoder-only language model by its tensors.
 
-    `root` are the tensors outside the blocks, without a head that is tied to the embedding. `blocks_path` names the
-    list of blocks: with `model.layers` the first block's names start with `model.layers.0.`. `positions` is the number
-    of learned positions, None where they are rotary or absent. `notes` list what of the config is not counted.
+    `root` are the tensors outside the blocks, without a head that is tied to the embedding.
+    `blocks_path` names the list of blocks: with `model.layers` the first block's names start with
+    `model.layers.0.`. `positions` is the number of learned positions, None where they are rotary or
+    absent. `notes` list what of the config is not counted.
     """
 
     model_type: str
@@ -143,15 +156,18 @@ class ModelSpec:
     blocks_path: str
     positions: int | None = None
     idle_root_parameters: int = 0
-    """Parameters in `root` that a token does not use: only where nothing but counts is known (then there are no
-    blocks, and the sizes are 0)."""
+    """Parameters in `root` that a token does not use: only where nothing but counts is known (then
+    there are no blocks, and the sizes are 0)."""
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def attention(self) -> Attention:
         """The attention of the first layer with softmax attention, else of the first layer."""
         assert self.blocks, "only parameter counts are known"
-        return next((b.attention for b in self.blocks if b.attention.kind != "linear"), self.blocks[0].attention)
+        return next(
+            (b.attention for b in self.blocks if b.attention.kind != "linear"),
+            self.blocks[0].attention,
+        )
 
     @property
     def num_heads(self) -> int:
@@ -180,13 +196,19 @@ class ModelSpec:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that one token uses: embedding and head (once where tied), routers, and the chosen experts. Some
-        publishers exclude the input embedding: subtract `embedding_parameters`."""
-        return self.root_parameters - self.idle_root_parameters + sum(block.active_parameters for block in self.blocks)
+        """Parameters that one token uses: embedding and head (once where tied), routers, and the
+        chosen experts. Some publishers exclude the input embedding: subtract
+        `embedding_parameters`."""
+        return (
+            self.root_parameters
+            - self.idle_root_parameters
+            + sum(block.active_parameters for block in self.blocks)
+        )
 
     @cached_property
     def embedding_parameters(self) -> int:
-        """The input embedding (the table shared with the output when `tied`) without learned positions."""
+        """The input embedding (the table shared with the output when `tied`) without learned
+        positions."""
         return sum(tensor.parameters for tensor in self.root if tensor.role == "embedding")
 
     @cached_property
@@ -197,7 +219,14 @@ class ModelSpec:
 
     @cached_property
     def active_matmul_parameters(self) -> int:
-        """Weights of the matrices of attention, MLP and logits that one token passes: what Megatron-LM counts."""
-        in_blocks = sum(block.attention_matrices + block.active_mlp_matrices for block in self.blocks)
-        projections = sum(tensor.parameters for tensor in self.root if tensor.role == "projection" and tensor.linear)
+        """Weights of the matrices of attention, MLP and logits that one token passes: what
+        Megatron-LM counts."""
+        in_blocks = sum(
+            block.attention_matrices + block.active_mlp_matrices for block in self.blocks
+        )
+        projections = sum(
+            tensor.parameters
+            for tensor in self.root
+            if tensor.role == "projection" and tensor.linear
+        )
         return in_blocks + projections + self.head_matrix_parameters

@@ -1,4 +1,5 @@
-"""Plain values and errors between the ranks of a process group; without a process group there is one rank.
+"""Plain values and errors between the ranks of a process group; without a process group there is
+one rank.
 
 Leaf module: torch and the error type only, so models, checkpoints and evaluation can all use it.
 """
@@ -17,7 +18,8 @@ T = TypeVar("T")
 
 
 def own_cpu_group(timeout: timedelta) -> dist.ProcessGroup:
-    """A further group of all ranks, between their CPUs, which mixes with no other collectives. Collective."""
+    """A further group of all ranks, between their CPUs, which mixes with no other collectives.
+    Collective."""
     group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group
@@ -39,7 +41,8 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 def from_first_rank(function: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Run `function` on the group's first rank alone; all ranks get its value, or raise its OSError or UserError."""
+    """Run `function` on the group's first rank alone; all ranks get its value, or raise its OSError
+    or UserError."""
     rank, size = rank_and_size(group)
     if size == 1:
         return function()
@@ -49,7 +52,9 @@ def from_first_rank(function: Callable[[], T], group: dist.ProcessGroup | None =
             outcome = [function()]
         except (OSError, UserError) as error:
             outcome = [error]
-    dist.broadcast_object_list(outcome, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group)
+    dist.broadcast_object_list(
+        outcome, src=dist.get_global_rank(group, 0) if group is not None else 0, group=group
+    )
     if isinstance(outcome[0], OSError | UserError):
         raise outcome[0]
     value: T = outcome[0]

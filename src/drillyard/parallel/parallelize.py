@@ -1,12 +1,14 @@
 """Transformations of a model before it trains, in the order in which they are applied.
 
-1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its name.
-2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow with depth.
-3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the compute precision,
-   and gradients are summed in the precision of the parameters.
+1. Activation checkpointing, per block: the block's forward is wrapped, so no parameter changes its
+   name.
+2. torch.compile, per block: collectives stay outside of the graphs and compile time does not grow
+   with depth.
+3. FSDP2, per block and then the root: parameters rest as fp32 (or fp64) shards, are gathered in the
+   compute precision, and gradients are summed in the precision of the parameters.
 
-Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the valid tokens of the
-whole global batch. gloo has no pre-multiplied sum, hence the forced plain SUM.
+Gradients are summed, not averaged, over ranks (divide factor 1): the loss is already divided by the
+valid tokens of the whole global batch. gloo has no pre-multiplied sum, hence the forced plain SUM.
 """
 
 from __future__ import annotations
@@ -18,8 +20,17 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from drillyard.config.auto_values import resolve_compile
 from drillyard.config.run import TrainingConfig
@@ -38,10 +49,12 @@ def parallelize_model(
     keep_unsharded: bool,
     unsharded: Collection[nn.Parameter] = (),
 ) -> FSDPModule:
-    """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in place.
+    """Apply checkpointing, compile and FSDP2 to `root`, whose transformer blocks are `blocks`; in
+    place.
 
-    `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one gather per step instead
-    of two, at the price of the whole model in compute precision. `unsharded`: parameters that every rank has whole.
+    `keep_unsharded` leaves a block's gathered weights in memory from forward to backward: one
+    gather per step instead of two, at the price of the whole model in compute precision.
+    `unsharded`: parameters that every rank has whole.
     """
     for block in blocks:
         checkpoint_activations(block, training.activation_checkpointing)
@@ -54,7 +67,9 @@ def parallelize_model(
         cast_forward_inputs=False,
     )
     ignored = set(unsharded) or None
-    shard = functools.partial(fully_shard, mesh=ranks.fsdp_mesh, mp_policy=policy, ignored_params=ignored)
+    shard = functools.partial(
+        fully_shard, mesh=ranks.fsdp_mesh, mp_policy=policy, ignored_params=ignored
+    )
     for block in blocks:
         shard(block, reshard_after_forward=not keep_unsharded)
     shard(root, reshard_after_forward=False)
@@ -73,18 +88,21 @@ def fsdp_modules(root: nn.Module) -> list[FSDPModule]:
 
 
 def reshard(root: nn.Module) -> None:
-    """Give gathered weights back, as a backward would: after a forward without one they would stay, and in the compute
-    precision, where the next reader expects the master weights."""
+    """Give gathered weights back, as a backward would: after a forward without one they would stay,
+    and in the compute precision, where the next reader expects the master weights."""
     for module in fsdp_modules(root):
         module.reshard()
 
 
 @contextlib.contextmanager
 def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
-    """The modules of `root` that FSDP2 shards and whose forward ended in the meantime, as they come."""
+    """The modules of `root` that FSDP2 shards and whose forward ended in the meantime, as they
+    come."""
     finished: set[nn.Module] = set()
     sharded = cast(list[nn.Module], fsdp_modules(root))
-    hooks = [module.register_forward_hook(lambda module, *_: finished.add(module)) for module in sharded]
+    hooks = [
+        module.register_forward_hook(lambda module, *_: finished.add(module)) for module in sharded
+    ]
     try:
         yield finished
     finally:
@@ -93,9 +111,11 @@ def finished_modules(root: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def join_remaining_gathers(root: nn.Module, finished: Collection[nn.Module]) -> None:
-    """Take part in what is left of a forward of `root` that failed on this rank alone, and compute nothing.
+    """Take part in what is left of a forward of `root` that failed on this rank alone, and compute
+    nothing.
 
-    Each module that is not `finished` passes through FSDP2's hooks, so its state is afterwards that of other ranks.
+    Each module that is not `finished` passes through FSDP2's hooks, so its state is afterwards that
+    of other ranks.
     """
     if isinstance(root, FSDPModule) and root not in finished:
         passed: set[Any] = {root, *finished}
@@ -103,16 +123,18 @@ def join_remaining_gathers(root: nn.Module, finished: Collection[nn.Module]) -> 
 
 
 def _gather_each(modules: Collection[Any] = ()) -> None:
-    """A forward that computes nothing: FSDP2 gathers its module's weights, and here those of `modules` in turn."""
+    """A forward that computes nothing: FSDP2 gathers its module's weights, and here those of
+    `modules` in turn."""
     for module in modules:
         module.gather_each()
 
 
 def compile_block(block: nn.Module) -> None:
-    """Compile a block's forward, as one graph: a break would leave part of it uncompiled without a word.
+    """Compile a block's forward, as one graph: a break would leave part of it uncompiled without a
+    word.
 
-    torch counts graphs by code, which blocks of one class share: two kinds of layer, with gradients and without, and
-    each further size of batch need one each, so its default limit of 8 ends runs.
+    torch counts graphs by code, which blocks of one class share: two kinds of layer, with gradients
+    and without, and each further size of batch need one each, so its default limit of 8 ends runs.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, limits.accumulated_recompile_limit)
@@ -120,7 +142,8 @@ def compile_block(block: nn.Module) -> None:
 
 
 def checkpoint_activations(block: nn.Module, mode: str) -> None:
-    """Make `block` recompute its activations in backward: all of them (`full`), or the cheap ones (`selective`)."""
+    """Make `block` recompute its activations in backward: all of them (`full`), or the cheap ones
+    (`selective`)."""
     assert mode != "auto", "resolved before (estimation/resolved_setup.py)"
     if mode == "none":
         return
@@ -131,7 +154,8 @@ def checkpoint_activations(block: nn.Module, mode: str) -> None:
 
 
 def _save_expensive() -> Callable[..., CheckpointPolicy]:
-    """Selective policy: keep outputs of attention and experts and every second matrix product, recompute the rest."""
+    """Selective policy: keep outputs of attention and experts and every second matrix product,
+    recompute the rest."""
     aten = torch.ops.aten
     expensive = {
         aten._scaled_dot_product_flash_attention.default,
@@ -139,7 +163,8 @@ def _save_expensive() -> Callable[..., CheckpointPolicy]:
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_cudnn_attention.default,
     }
-    # Kernels that a torch or a build may lack: flash attention over packed documents, and experts of a mixture.
+    # Kernels that a torch or a build may lack: flash attention over packed documents, and experts
+    # of a mixture.
     for namespace, name in (("torch_attn", "_varlen_attn"), ("aten", "_grouped_mm")):
         if hasattr(getattr(torch.ops, namespace), name):
             expensive.add(getattr(getattr(torch.ops, namespace), name).default)
@@ -153,7 +178,11 @@ def _save_expensive() -> Callable[..., CheckpointPolicy]:
             return CheckpointPolicy.MUST_SAVE
         if operator in products:
             seen[context.is_recompute] += 1
-            return CheckpointPolicy.MUST_SAVE if seen[context.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+            return (
+                CheckpointPolicy.MUST_SAVE
+                if seen[context.is_recompute] % 2
+                else CheckpointPolicy.PREFER_RECOMPUTE
+            )
         return CheckpointPolicy.PREFER_RECOMPUTE
 
     return policy

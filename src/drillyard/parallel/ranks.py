@@ -1,7 +1,7 @@
 """The ranks of a run: process groups, device, mesh and threads, in one value that is passed around.
 
-A process learns its place from the environment that torchrun and Drillyard's supervisor both set (RANK, WORLD_SIZE,
-LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank.
+A process learns its place from the environment that torchrun and Drillyard's supervisor both set
+(RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT); without them it is a run of one rank.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 JOIN_TIMEOUT = timedelta(minutes=10)
-"""Longest wait of the first rank to arrive for the last: nodes start minutes apart, whatever a collective may take."""
+"""Longest wait of the first rank to arrive for the last: nodes start minutes apart, whatever a
+collective may take."""
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process's rank, its device and the device mesh.
 
-    Ranks that differ along a data axis of the mesh (`replicate`, `shard`) are different *data ranks*: samples, losses
-    and norms are shared out among those. Ranks that differ only along another axis read the same samples and hold the
-    same weights. `data_group` joins this rank with one rank of every other data rank; None: each rank is a data rank.
+    Ranks that differ along a data axis of the mesh (`replicate`, `shard`) are different *data
+    ranks*: samples, losses and norms are shared out among those. Ranks that differ only along
+    another axis read the same samples and hold the same weights. `data_group` joins this rank with
+    one rank of every other data rank; None: each rank is a data rank.
     """
 
     rank: int
@@ -65,7 +67,8 @@ class Ranks:
 
     @property
     def restarts(self) -> int:
-        """Number of earlier starts of these ranks, as far as their store or their launcher knows."""
+        """Number of earlier starts of these ranks, as far as their store or their launcher
+        knows."""
         return self.joined.restarts if self.joined else 0
 
     @property
@@ -91,11 +94,13 @@ class Ranks:
 
     @contextlib.contextmanager
     def in_turn(self) -> Iterator[bool]:
-        """Run the block on rank 0, then on the first rank of every other node, then on all the rest.
+        """Run the block on rank 0, then on the first rank of every other node, then on all the
+        rest.
 
-        Gives True on the first rank of each node, which makes what is missing: in a shared directory the others find
-        what rank 0 made. All then continue. Waiting is on the store, not in a collective, so it may take hours. Raises
-        JoinError when another rank has been restarted meanwhile.
+        Gives True on the first rank of each node, which makes what is missing: in a shared
+        directory the others find what rank 0 made. All then continue. Waiting is on the store, not
+        in a collective, so it may take hours. Raises JoinError when another rank has been restarted
+        meanwhile.
         """
         store = dist.distributed_c10d._get_default_store()
         prefix = f"drillyard/in-turn/{store.add(f'drillyard/in-turn/{self.rank}', 1)}"
@@ -128,12 +133,13 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(
-            "training.device is cuda, but torch finds no GPU here; use `device: auto` or run where there is one"
+            "training.device is cuda, but torch finds no GPU here; use `device: auto` or run where"
+            " there is one"
         )
     if local_rank >= torch.cuda.device_count():
         raise UserError(
-            f"rank with local number {local_rank} has no GPU: this host has {torch.cuda.device_count()}; "
-            "lower --nproc-per-node"
+            f"rank with local number {local_rank} has no GPU: this host has"
+            f" {torch.cuda.device_count()}; lower --nproc-per-node"
         )
     return torch.device("cuda", local_rank)
 
@@ -145,10 +151,12 @@ def start_ranks(
     *,
     other_axes: Mapping[str, int] | None = None,
 ) -> Ranks:
-    """Join the other ranks and create the device mesh; every collective fails after `collective_timeout`.
+    """Join the other ranks and create the device mesh; every collective fails after
+    `collective_timeout`.
 
-    `other_axes`: sizes of mesh axes within a data rank, innermost last; the trainer has none yet. Raises UserError
-    when shard x replicate is not the number of data ranks, or there is no such device.
+    `other_axes`: sizes of mesh axes within a data rank, innermost last; the trainer has none yet.
+    Raises UserError when shard x replicate is not the number of data ranks, or there is no such
+    device.
     """
     rank = int(os.environ.get("RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -165,8 +173,8 @@ def start_ranks(
     axes["shard"] = shard = resolve_shard(parallelism, num_data_ranks)
     if math.prod(axes.values()) != world_size:
         raise UserError(
-            f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of ranks, {world_size}; "
-            "set shard: auto, or start another number of ranks"
+            f"parallelism: shard {shard} x replicate {parallelism.replicate} is not the number of"
+            f" ranks, {world_size}; set shard: auto, or start another number of ranks"
         )
     mesh = init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
     for axis in axes:
@@ -179,7 +187,16 @@ def start_ranks(
         assert isinstance(group, dist.ProcessGroup)
         data_group = group
     return Ranks(
-        rank, world_size, local_rank, local_world_size, device, mesh, threads, collective_timeout, joined, data_group
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        device,
+        mesh,
+        threads,
+        collective_timeout,
+        joined,
+        data_group,
     )
 
 
@@ -191,15 +208,19 @@ def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
 
 
 def ranks_of_this_host(world_size: int) -> int:
-    """Ranks on this host where the launcher does not say it in torch's own words: Slurm's and Open MPI's, else all."""
+    """Ranks on this host where the launcher does not say it in torch's own words: Slurm's and Open
+    MPI's, else all."""
     for variable in ("SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         if os.environ.get(variable, "").isdigit():
             return int(os.environ[variable])
     return world_size
 
 
-def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) -> JoinedAttempt | None:
-    """Find the other ranks and make the default group; the attempt agreed on, None for a process of its own."""
+def _join(
+    rank: int, world_size: int, device: torch.device, timeout: timedelta
+) -> JoinedAttempt | None:
+    """Find the other ranks and make the default group; the attempt agreed on, None for a process of
+    its own."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     store: Any
     joined = None
@@ -211,7 +232,8 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
                 raise
             raise _port_in_use() from None
         restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        # Where each host restarts its own ranks, the others come when their collective of the dead attempt has failed.
+        # Where each host restarts its own ranks, the others come when their collective of the dead
+        # attempt has failed.
         joined = join_attempt(meeting_place, rank, world_size, restarts, JOIN_TIMEOUT + timeout)
         store = joined.store
     else:
@@ -221,19 +243,23 @@ def _join(rank: int, world_size: int, device: torch.device, timeout: timedelta) 
 
 
 class PortInUseError(RuntimeError):
-    """Another program listens on the port on which the ranks were to meet; another start may get another port."""
+    """Another program listens on the port on which the ranks were to meet; another start may get
+    another port."""
 
 
 def _port_in_use() -> Exception:
-    """An error to raise: the user's where the user chose the port, else one after which ranks are started again."""
+    """An error to raise: the user's where the user chose the port, else one after which ranks are
+    started again."""
     port = os.environ.get("MASTER_PORT")
     text = f"port {port} of this host is in use by another program"
-    gets_new_port = os.environ.get("DRILLYARD_SUPERVISED") == "1" and os.environ.get("WORLD_SIZE") == os.environ.get(
-        "LOCAL_WORLD_SIZE"
-    )
+    gets_new_port = os.environ.get("DRILLYARD_SUPERVISED") == "1" and os.environ.get(
+        "WORLD_SIZE"
+    ) == os.environ.get("LOCAL_WORLD_SIZE")
     if gets_new_port or submission() is not None:
         return PortInUseError(text)
-    return UserError(f"{text}: name a free one with --master-port (MASTER_PORT under another launcher)")
+    return UserError(
+        f"{text}: name a free one with --master-port (MASTER_PORT under another launcher)"
+    )
 
 
 def stop_ranks() -> None:

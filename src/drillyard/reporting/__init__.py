@@ -1,1 +1,2 @@
-"""What a run achieved: summary.json, and a report as one HTML file. Figures come from `measurement`."""
+"""What a run achieved: summary.json, and a report as one HTML file. Figures come from
+`measurement`."""

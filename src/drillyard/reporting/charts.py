@@ -1,7 +1,8 @@
 """The charts of a report as values: their curves, marks and levels, and the same as a table.
 
-The page's script draws a chart from its JSON (`as_json`); without JavaScript the page shows the table. Long curves are
-reduced to their peaks and dips (tables.py), drawn with the full precision of the log.
+The page's script draws a chart from its JSON (`as_json`); without JavaScript the page shows the
+table. Long curves are reduced to their peaks and dips (tables.py), drawn with the full precision of
+the log.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MOST_MARKED = 500
 NOTABLE_WAIT = 0.05
 """Share of the median step from which the longest wait for data gets a curve."""
 LOGARITHMIC_FROM = 8.0
-"""Step times are drawn on a logarithmic scale if the largest is this many medians: the rest would be a flat line."""
+"""Step times are drawn on a logarithmic scale if the largest is this many medians: the rest would
+be a flat line."""
 
 OF_LOSS = frozenset({"perplexity", "bits_per_byte"})
 """Measures that are the held-out loss in another unit: in the table of evaluations only."""
@@ -94,12 +96,28 @@ def charts(content: Content) -> list[Chart]:
     rate = f"Tokens per second per {content.device}"
     found.append(_plain(content, "tokens", rate, curves.tokens_per_second_per_gpu, "--series-2"))
     if np.isfinite(curves.mfu).any():
-        found.append(_plain(content, "mfu", "MFU", curves.mfu, "--series-3", note=content.mfu_note, unit="fraction"))
+        found.append(
+            _plain(
+                content,
+                "mfu",
+                "MFU",
+                curves.mfu,
+                "--series-3",
+                note=content.mfu_note,
+                unit="fraction",
+            )
+        )
     else:
         title = f"TFLOP/s per {content.device}"
-        found.append(_plain(content, "tflops", title, curves.tflops_per_gpu, "--series-3", note=content.mfu_note))
+        found.append(
+            _plain(
+                content, "tflops", title, curves.tflops_per_gpu, "--series-3", note=content.mfu_note
+            )
+        )
     found += [
-        _plain(content, "memory", f"Memory, GiB per {content.device}", curves.memory_gib, "--series-4"),
+        _plain(
+            content, "memory", f"Memory, GiB per {content.device}", curves.memory_gib, "--series-4"
+        ),
         _plain(content, "gradient", "Gradient norm", curves.grad_norm, "--series-5"),
         _plain(content, "rate", "Learning rate", curves.learning_rate, "--series-6"),
     ]
@@ -107,14 +125,23 @@ def charts(content: Content) -> list[Chart]:
 
 
 def _loss(content: Content) -> Chart | None:
-    """Training loss, its mean where there are many steps, the held-out losses, and the steps that were not finite."""
+    """Training loss, its mean where there are many steps, the held-out losses, and the steps that
+    were not finite."""
     curves = content.curves
     if not np.isfinite(curves.loss).any():
         return None
     rows = downsample(curves.loss)
-    held_out = {name: points for name, points in content.evaluations.items() if name.rpartition(".")[2] == "loss"}
+    held_out = {
+        name: points
+        for name, points in content.evaluations.items()
+        if name.rpartition(".")[2] == "loss"
+    }
     skipped = int(np.count_nonzero(~curves.finite))
-    skips = f"{formatting.plural(skipped, 'logged step')} skipped: loss or gradient not finite." if skipped else ""
+    skips = (
+        f"{formatting.plural(skipped, 'logged step')} skipped: loss or gradient not finite."
+        if skipped
+        else ""
+    )
     return _chart(
         content,
         "loss",
@@ -164,11 +191,21 @@ def _measures(content: Content) -> Iterator[Chart]:
     for number, (measure, parts) in enumerate(measures.items(), start=1):
         label = measure_label(measure)
         label = label[0].upper() + label[1:]
-        x = sorted({point.step for points in parts.values() for point in points if math.isfinite(point.value)})
+        x = sorted(
+            {
+                point.step
+                for points in parts.values()
+                for point in points
+                if math.isfinite(point.value)
+            }
+        )
         if not x:
             continue
         unit = unit_of(measure)
-        rows = [(f"{step:,}", *(cell(dict(points).get(step), unit) for points in parts.values())) for step in x]
+        rows = [
+            (f"{step:,}", *(cell(dict(points).get(step), unit) for points in parts.values()))
+            for step in x
+        ]
         last = ", ".join(f"{part} {cell(points[-1].value, unit)}" for part, points in parts.items())
         yield _chart(
             content,
@@ -185,7 +222,8 @@ def _measures(content: Content) -> Iterator[Chart]:
 
 
 def _step_time(content: Content) -> Chart | None:
-    """Step time with its stalls, the median and the stall limit; and the wait for data where it is notable."""
+    """Step time with its stalls, the median and the stall limit; and the wait for data where it is
+    notable."""
     curves = content.curves
     times, median = curves.step_seconds, curves.median_seconds
     if not np.isfinite(times).any():
@@ -202,7 +240,9 @@ def _step_time(content: Content) -> Chart | None:
         lines,
         table=step_time_table(curves),
         summary=_course("Step time", curves, times, "seconds"),
-        note=_drawn(curves, rows) + ("Logarithmic scale. " if logarithmic else "") + _step_time_note(curves),
+        note=_drawn(curves, rows)
+        + ("Logarithmic scale. " if logarithmic else "")
+        + _step_time_note(curves),
         unit="seconds",
         logarithmic=logarithmic,
         levels=levels if np.isfinite(median) else {},
@@ -224,12 +264,26 @@ def _step_time_note(curves: Curves) -> str:
     if not np.isfinite(curves.median_seconds):
         return window
     warm_up = int(curves.warm_up.sum())
-    left_out = f"{formatting.plural(warm_up, 'first or compiling step')} left out of the median. " if warm_up else ""
-    return f"{window}{left_out}{formatting.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x the median)."
+    left_out = (
+        f"{formatting.plural(warm_up, 'first or compiling step')} left out of the median. "
+        if warm_up
+        else ""
+    )
+    return (
+        f"{window}{left_out}{formatting.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x"
+        " the median)."
+    )
 
 
 def _plain(
-    content: Content, name: str, title: str, values: Floats, colour: str, *, note: str = "", unit: Unit = "number"
+    content: Content,
+    name: str,
+    title: str,
+    values: Floats,
+    colour: str,
+    *,
+    note: str = "",
+    unit: Unit = "number",
 ) -> Chart | None:
     """A chart of one curve; None where it has no value."""
     curves = content.curves
@@ -253,22 +307,31 @@ def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]
     return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
 
 
-def _chart(content: Content, name: str, title: str, lines: Iterable[CurveLine], **more: Any) -> Chart:
+def _chart(
+    content: Content, name: str, title: str, lines: Iterable[CurveLine], **more: Any
+) -> Chart:
     """A chart with all curves on the union of their steps; non-finite values are not drawn."""
-    drawn = [(line, {step: value for step, value in line.values.items() if math.isfinite(value)}) for line in lines]
+    drawn = [
+        (line, {step: value for step, value in line.values.items() if math.isfinite(value)})
+        for line in lines
+    ]
     x = sorted({step for _, values in drawn for step in values})
-    series = [line._asdict() | {"values": [values.get(step) for step in x]} for line, values in drawn]
+    series = [
+        line._asdict() | {"values": [values.get(step) for step in x]} for line, values in drawn
+    ]
     return Chart(name, title, x, series, marks=content.resumed, **more)
 
 
 def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -> str:
-    """`Loss over 40 logged steps: first 6.1, last 3.08, lowest 3.07 at step 37, highest 6.1 at step 1.`"""
+    """`Loss over 40 logged steps: first 6.1, last 3.08, lowest 3.07 at step 37, highest 6.1 at step
+    1.`"""
     finite = np.flatnonzero(np.isfinite(values))
     low, high = finite[np.argmin(values[finite])], finite[np.argmax(values[finite])]
     texts = [cell(float(values[row]), unit) for row in (finite[0], finite[-1], low, high)]
     return (
-        f"{label} over {formatting.plural(len(finite), 'logged step')}: first {texts[0]}, last {texts[1]},"
-        f" lowest {texts[2]} at step {curves.step[low]:,}, highest {texts[3]} at step {curves.step[high]:,}."
+        f"{label} over {formatting.plural(len(finite), 'logged step')}: first {texts[0]}, last"
+        f" {texts[1]}, lowest {texts[2]} at step {curves.step[low]:,}, highest {texts[3]} at step"
+        f" {curves.step[high]:,}."
     )
 
 
@@ -276,4 +339,6 @@ def _drawn(curves: Curves, rows: NDArray[np.intp]) -> str:
     """Say what a reduced curve shows; empty where every step is drawn."""
     if len(rows) == len(curves.step):
         return ""
-    return f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "
+    return (
+        f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "
+    )

@@ -1,7 +1,7 @@
 """Content of a report as one value: the page is a function of it.
 
-`run_content.py` fills it from a run directory, `log_content.py` from the log of any framework. Unknown values are NaN
-in a curve and absent elsewhere, never zero.
+`run_content.py` fills it from a run directory, `log_content.py` from the log of any framework.
+Unknown values are NaN in a curve and absent elsewhere, never zero.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ CATEGORIES: Final = {
 }
 """The categories of goodput in drawing order, with their meaning."""
 
-COUNTS: Final = frozenset({"tokens", "sequences", "samples", "judged", "correct", "wrong", "invalid", "timeout"})
+COUNTS: Final = frozenset(
+    {"tokens", "sequences", "samples", "judged", "correct", "wrong", "invalid", "timeout"}
+)
 """Figures of an evaluation that count what was evaluated and are no result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Curves:
-    """The logged steps that led to the model: columns of one length N, `step` ascending; NaN where a value is unknown.
+    """The logged steps that led to the model: columns of one length N, `step` ascending; NaN where
+    a value is unknown.
 
-    With windows (`window_steps` > 1) times and rates are means over so many steps. `warm_up` marks the first logged
-    step of each attempt and those that compiled: they are drawn, and are no stalls. `finite` is False where loss or
-    gradient were not, so that the step changed nothing.
+    With windows (`window_steps` > 1) times and rates are means over so many steps. `warm_up` marks
+    the first logged step of each attempt and those that compiled: they are drawn, and are no
+    stalls. `finite` is False where loss or gradient were not, so that the step changed nothing.
     """
 
     step: NDArray[np.int64]
@@ -68,7 +71,9 @@ class Curves:
     @property
     def stalls(self) -> NDArray[np.intp]:
         """Indices of the steps after warm-up that took over `STALL_FACTOR` times the median."""
-        return np.flatnonzero(~self.warm_up & (self.step_seconds > STALL_FACTOR * self.median_seconds))
+        return np.flatnonzero(
+            ~self.warm_up & (self.step_seconds > STALL_FACTOR * self.median_seconds)
+        )
 
 
 class Tile(NamedTuple):
@@ -100,11 +105,12 @@ class Table:
 class Content:
     """Everything that the report of one run shows.
 
-    `device` is "GPU", or "rank" for a run directory without a known accelerator. `begin_us` is the run's first event
-    (UTC, microseconds since 1970), None in logs without time stamps. `resumed` are the steps that later attempts
-    resumed from. `evaluations` has the values of each figure by its dotted name (`rows.loss`). `goodput` are seconds by
-    category, empty without time stamps. `mfu_note` is the basis of MFU or TFLOP/s, and why there is no MFU. `missing`
-    lists what is not shown and how to get it, `warnings` what is doubtful.
+    `device` is "GPU", or "rank" for a run directory without a known accelerator. `begin_us` is the
+    run's first event (UTC, microseconds since 1970), None in logs without time stamps. `resumed`
+    are the steps that later attempts resumed from. `evaluations` has the values of each figure by
+    its dotted name (`rows.loss`). `goodput` are seconds by category, empty without time stamps.
+    `mfu_note` is the basis of MFU or TFLOP/s, and why there is no MFU. `missing` lists what is not
+    shown and how to get it, `warnings` what is doubtful.
     """
 
     title: str

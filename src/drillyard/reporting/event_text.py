@@ -1,4 +1,5 @@
-"""Events as text: a short sentence for each event that a person wants to read, in the report and on the live screen.
+"""Events as text: a short sentence for each event that a person wants to read, in the report and on
+the live screen.
 
 Steps, and the begin and end of pauses, have none: charts and the goodput bar show those.
 """
@@ -24,8 +25,8 @@ ROUTINE: Final = frozenset({"checkpoint", "checkpoint_removed", "evaluation"})
 
 @dataclass(frozen=True, slots=True)
 class EventText:
-    """An event for people. `time_us` is UTC in microseconds since 1970, None in a log without time stamps; `step` is
-    None for an event of no step."""
+    """An event for people. `time_us` is UTC in microseconds since 1970, None in a log without time
+    stamps; `step` is None for an event of no step."""
 
     time_us: int | None
     name: str
@@ -39,7 +40,8 @@ class EventText:
 
 
 def describe_event(event: Event) -> EventText | None:
-    """The text of an event; None for events without one. `time` may be microseconds since 1970, or None."""
+    """The text of an event; None for events without one. `time` may be microseconds since 1970, or
+    None."""
     name = str(event["event"])
     if name not in _TEXTS:
         return None
@@ -56,14 +58,20 @@ def describe_event(event: Event) -> EventText | None:
 
 
 def one_line(text: str) -> str:
-    """`text` on one line without control characters: a quoted log must not move a terminal's cursor."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    """`text` on one line without control characters: a quoted log must not move a terminal's
+    cursor."""
+    return " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
 
 
 def evaluation_figures(results: Mapping[str, Any]) -> list[str]:
-    """The headline figures of an evaluation, such as `rows: loss 3.036`; all its numbers if it has no headline."""
+    """The headline figures of an evaluation, such as `rows: loss 3.036`; all its numbers if it has
+    no headline."""
     figures = flatten(dict(results))
-    shown = {name: value for name, value in figures.items() if name.rpartition(".")[2] in HEADLINES} or figures
+    shown = {
+        name: value for name, value in figures.items() if name.rpartition(".")[2] in HEADLINES
+    } or figures
     return [figure_text(name, value) for name, value in shown.items()]
 
 
@@ -71,7 +79,11 @@ def figure_text(name: str, value: float) -> str:
     """`rows: loss 3.036` for the figure with the dotted name `rows.loss`."""
     part, _, measure = name.rpartition(".")
     written = percent(value) if measure in ACCURACIES else number(value)
-    return f"{part}: {measure_label(measure)} {written}" if part else f"{measure_label(measure)} {written}"
+    return (
+        f"{part}: {measure_label(measure)} {written}"
+        if part
+        else f"{measure_label(measure)} {written}"
+    )
 
 
 def measure_label(measure: str) -> str:
@@ -98,7 +110,12 @@ def _listed(what: str, details: list[str]) -> str:
 def _data(event: Event) -> str:
     parts = event.get("parts") or {}
     return _listed(
-        "Data ready", [f"{name} {count(part['tokens'])} tokens" for name, part in parts.items() if "tokens" in part]
+        "Data ready",
+        [
+            f"{name} {count(part['tokens'])} tokens"
+            for name, part in parts.items()
+            if "tokens" in part
+        ],
     )
 
 
@@ -109,13 +126,19 @@ def _resolved(event: Event) -> str:
 
 def _estimate(event: Event) -> str:
     verdict = event.get("verdict")
-    return "No memory estimate" if verdict is None else f"Memory estimate before the first step: {verdict}"
+    return (
+        "No memory estimate"
+        if verdict is None
+        else f"Memory estimate before the first step: {verdict}"
+    )
 
 
 def _resume(event: Event) -> str:
     of_step = "" if event.get("step") is None else f" of step {event['step']}"
     seconds = event.get("seconds")
-    return f"Resumed from the checkpoint{of_step}" + ("" if seconds is None else f", loaded in {duration(seconds)}")
+    return f"Resumed from the checkpoint{of_step}" + (
+        "" if seconds is None else f", loaded in {duration(seconds)}"
+    )
 
 
 def _spike(kind: str, field: str) -> Callable[[Event], str]:
@@ -130,7 +153,8 @@ def _spike(kind: str, field: str) -> Callable[[Event], str]:
 def _nonfinite(event: Event) -> str:
     figures = [(name, event.get(name)) for name in ("loss", "grad_norm")]
     return _listed(
-        "Non-finite step skipped", [f"{measure_label(name)} {value:g}" for name, value in figures if value is not None]
+        "Non-finite step skipped",
+        [f"{measure_label(name)} {value:g}" for name, value in figures if value is not None],
     )
 
 
@@ -149,7 +173,9 @@ def _evaluation(event: Event) -> str:
 def _failure(event: Event) -> str:
     rank, reason = event.get("failed_rank"), str(event.get("reason") or "reason unknown")
     return (
-        f"Rank {rank} failed: {reason}" if rank is not None and not reason.startswith("rank ") else f"Failure: {reason}"
+        f"Rank {rank} failed: {reason}"
+        if rank is not None and not reason.startswith("rank ")
+        else f"Failure: {reason}"
     )
 
 
@@ -159,7 +185,11 @@ def _end(event: Event) -> str:
     return f"The run {text}" + (f" (exit code {code})" if code else "")
 
 
-END_LEVELS: Final[dict[str, Level]] = {"completed": "good", "interrupted": "warning", "failed": "failure"}
+END_LEVELS: Final[dict[str, Level]] = {
+    "completed": "good",
+    "interrupted": "warning",
+    "failed": "failure",
+}
 _TEXTS: Final[dict[str, tuple[Level | Callable[[Event], Level], Callable[[Event], str]]]] = {
     "run_start": ("note", lambda event: "Run started" + _ranks(event, " on ")),
     "round_start": (
@@ -172,9 +202,15 @@ _TEXTS: Final[dict[str, tuple[Level | Callable[[Event], Level], Callable[[Event]
     "data": ("note", _data),
     "parameters": ("note", lambda event: f"Model built: {count(event['count'])} parameters"),
     "resolved": (lambda event: "warning" if event.get("changed") else "note", _resolved),
-    "estimate": (lambda event: "note" if event.get("verdict") in (None, "fits") else "warning", _estimate),
+    "estimate": (
+        lambda event: "note" if event.get("verdict") in (None, "fits") else "warning",
+        _estimate,
+    ),
     "resume": ("warning", _resume),
-    "settings_changed": ("note", lambda event: f"Settings changed from here on: {_changes(event.get('changes'))}"),
+    "settings_changed": (
+        "note",
+        lambda event: f"Settings changed from here on: {_changes(event.get('changes'))}",
+    ),
     "loss_spike": ("warning", _spike("Loss", "loss")),
     "gradient_spike": ("warning", _spike("Gradient", "grad_norm")),
     "nonfinite_step": ("warning", _nonfinite),
@@ -182,21 +218,34 @@ _TEXTS: Final[dict[str, tuple[Level | Callable[[Event], Level], Callable[[Event]
     "checkpoint_failed": ("warning", _reason("Checkpoint not saved")),
     "checkpoint_incomplete": ("warning", _reason("Incomplete checkpoint skipped")),
     "checkpoint_damaged": ("warning", _reason("Damaged checkpoint skipped")),
-    "checkpoint_abandoned": ("warning", _reason("Checkpoint abandoned: its steps are now trained differently")),
+    "checkpoint_abandoned": (
+        "warning",
+        _reason("Checkpoint abandoned: its steps are now trained differently"),
+    ),
     "checkpoint_removed": ("note", _reason("Checkpoint removed: no longer kept")),
     "checkpoint_not_removed": ("warning", _reason("Old checkpoint could not be removed")),
     "evaluation": ("good", _evaluation),
     "evaluation_failed": (
         "warning",
-        lambda event: f"Evaluation failed: {event.get('metric')} of {event.get('part')}: {event.get('reason')}",
+        lambda event: (
+            f"Evaluation failed: {event.get('metric')} of {event.get('part')}:"
+            f" {event.get('reason')}"
+        ),
     ),
-    "signal": ("warning", lambda event: f"{event.get('signal') or 'A request'} asked the run to stop"),
+    "signal": (
+        "warning",
+        lambda event: f"{event.get('signal') or 'A request'} asked the run to stop",
+    ),
     "failure": ("failure", _failure),
     "warning": ("warning", lambda event: str(event.get("text", "warning"))),
     "waiting": ("note", lambda event: f"Waiting: {event.get('reason') or 'queued'}"),
     "restart": (
         "warning",
-        lambda event: f"Restart: attempt {event['round']}" if event.get("round") else _reason("Restart")(event),
+        lambda event: (
+            f"Restart: attempt {event['round']}"
+            if event.get("round")
+            else _reason("Restart")(event)
+        ),
     ),
     "end": (lambda event: END_LEVELS.get(str(event.get("status")), "note"), _end),
 }

@@ -1,7 +1,8 @@
-"""The price of a run's GPUs: the user's own, or that of the machine in the run directory's cluster.yaml.
+"""The price of a run's GPUs: the user's own, or that of the machine in the run directory's
+cluster.yaml.
 
-List prices come from hardware/prices.yaml with their date. Billed hours are wall time without waiting: queueing is
-free, failures and restarts are not.
+List prices come from hardware/prices.yaml with their date. Billed hours are wall time without
+waiting: queueing is free, failures and restarts are not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | Non
     """
     if given is not None:
         if not (math.isfinite(given) and given >= 0):
-            raise UserError(f"--price-per-gpu-hour {given:g}: give dollars for one GPU for one hour, such as 8.05")
+            raise UserError(
+                f"--price-per-gpu-hour {given:g}: give dollars for one GPU for one hour, such as"
+                " 8.05"
+            )
         return GpuPrice(given, "as given")
     if run_directory is None or not (run_directory / CLUSTER_FILE).is_file():
         return None
@@ -50,4 +54,7 @@ def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | Non
     if price is None:
         return None
     fact = price.gpu_hour(machine)
-    return GpuPrice(fact.value, f"{machine.name} {cluster.consumption}, list price of {fact.date or 'unknown date'}")
+    return GpuPrice(
+        fact.value,
+        f"{machine.name} {cluster.consumption}, list price of {fact.date or 'unknown date'}",
+    )

@@ -1,7 +1,8 @@
-"""The content of a report from a measured run: `drillyard metrics`' figures as curves, tiles and tables.
+"""The content of a report from a measured run: `drillyard metrics`' figures as curves, tiles and
+tables.
 
-Nothing is computed twice: figures are those of `measure`, of a run directory those that the run logged, as in
-summary.json. What is unknown is listed as missing, with the flag that provides it.
+Nothing is computed twice: figures are those of `measure`, of a run directory those that the run
+logged, as in summary.json. What is unknown is listed as missing, with the flag that provides it.
 """
 
 from __future__ import annotations
@@ -48,13 +49,18 @@ def measured_content(result: RunResult, device: str = "GPU", price_source: str =
         tiles=[tile for tile in _tiles(result, device, price_source) if tile is not None],
         mfu_note=_mfu_note(result),
         goodput=account.seconds() if account is not None and account.wall_microseconds else {},
-        goodput_note=f"The clock stepped back {plural(account.clock_steps_back, 'time')}; hidden time is not counted."
-        if account is not None and account.clock_steps_back
-        else "",
+        goodput_note=(
+            f"The clock stepped back {plural(account.clock_steps_back, 'time')}; hidden time is not"
+            " counted."
+            if account is not None and account.clock_steps_back
+            else ""
+        ),
         resumed=_resumed(log),
         evaluations=_evaluations(log.events),
         events=[text for event in log.events if (text := _event_text(event)) is not None],
-        checkpoints=Table(("Checkpoints", "Value"), rows) if (rows := checkpoint_rows(result)) else None,
+        checkpoints=(
+            Table(("Checkpoints", "Value"), rows) if (rows := checkpoint_rows(result)) else None
+        ),
         environment=list(_environment(result)),
         missing=_missing(result),
         warnings=list(result.warnings),
@@ -62,7 +68,8 @@ def measured_content(result: RunResult, device: str = "GPU", price_source: str =
 
 
 class _Rates(NamedTuple):
-    """Headline rates. Of a run directory the medians of what the run logged, as in summary.json; else computed."""
+    """Headline rates. Of a run directory the medians of what the run logged, as in summary.json;
+    else computed."""
 
     tokens_per_second_per_gpu: float | None
     tflops_per_gpu: float | None
@@ -73,13 +80,20 @@ class _Rates(NamedTuple):
 def _rates(result: RunResult) -> _Rates:
     speed = result.speed
     if result.log.run_directory is None:
-        return _Rates(speed.tokens_per_second_per_gpu, speed.tflops_per_gpu, speed.mfu, speed.peak_flops)
-    printed = speed.printed_tokens_per_second_per_gpu, speed.printed_tflops_per_gpu, speed.printed_mfu
+        return _Rates(
+            speed.tokens_per_second_per_gpu, speed.tflops_per_gpu, speed.mfu, speed.peak_flops
+        )
+    printed = (
+        speed.printed_tokens_per_second_per_gpu,
+        speed.printed_tflops_per_gpu,
+        speed.printed_mfu,
+    )
     return _Rates(*printed, result.log.facts.peak_flops)
 
 
 def _curves(result: RunResult) -> Curves:
-    """The rows that led to the model. Rates are those of each step under the named formula, else as printed."""
+    """The rows that led to the model. Rates are those of each step under the named formula, else as
+    printed."""
     log, speed, timing = result.log, result.speed, result.timing
     steps, own = log.steps, log.run_directory is not None
     rows = last_rows(steps)
@@ -104,7 +118,10 @@ def _curves(result: RunResult) -> Curves:
                 mfu = tflops * 1e12 / speed.peak_flops
     memory: Floats = np.asarray(steps.memory_gib, dtype=np.float64)
     return Curves(
-        **{name: getattr(steps, name)[rows] for name in ("step", "loss", "data_seconds", "learning_rate", "grad_norm")},
+        **{
+            name: getattr(steps, name)[rows]
+            for name in ("step", "loss", "data_seconds", "learning_rate", "grad_norm")
+        },
         step_seconds=seconds[rows],
         tokens_per_second_per_gpu=rate[rows],
         tflops_per_gpu=tflops[rows],
@@ -120,12 +137,16 @@ def _subtitle(result: RunResult, device: str) -> str:
     speed, facts = result.speed, result.log.facts
     trained = facts.trainable_parameters
     adapters = (
-        f", {count(trained)} of them trained" if trained and speed.parameters and trained < speed.parameters else ""
+        f", {count(trained)} of them trained"
+        if trained and speed.parameters and trained < speed.parameters
+        else ""
     )
     parts = (
         facts.model,
         speed.parameters and f"{count(speed.parameters)} parameters{adapters}",
-        speed.num_gpus and plural(speed.num_gpus, device) + (f" ({speed.accelerator})" if speed.accelerator else ""),
+        speed.num_gpus
+        and plural(speed.num_gpus, device)
+        + (f" ({speed.accelerator})" if speed.accelerator else ""),
         speed.precision if speed.precision_from != "default" else "",
     )
     return " · ".join(part for part in parts if part)
@@ -145,7 +166,9 @@ def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile |
     gpus = result.speed.num_gpus
     if (rate := rates.tokens_per_second_per_gpu) is not None:
         yield Tile(
-            f"Tokens/s per {device}", number(rate), f"{number(rate * gpus)} on {plural(gpus, device)}" if gpus else ""
+            f"Tokens/s per {device}",
+            number(rate),
+            f"{number(rate * gpus)} on {plural(gpus, device)}" if gpus else "",
         )
     formula = result.speed.formula or ""
     if rates.mfu is not None and rates.peak_flops:
@@ -155,12 +178,18 @@ def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile |
         yield Tile(f"TFLOP/s per {device}", number(rates.tflops_per_gpu), formula)
     if account is not None and account.goodput is not None:
         wall = duration(account.wall_microseconds / 1e6)
-        yield Tile("Goodput", formatting.percent(account.goodput), f"of {wall} wall time was productive")
+        yield Tile(
+            "Goodput", formatting.percent(account.goodput), f"of {wall} wall time was productive"
+        )
     restarts = max(len(log.attempts) - 1, 0) if account is None else account.restarts
     failures = sum(event.kind == "failure" for event in log.events)
     if restarts or failures:
         redone = int(np.count_nonzero(log.steps.again)) if account is None else account.steps_redone
-        yield Tile("Restarts", str(restarts), f"{plural(failures, 'failure')}, {plural(redone, 'step')} done again")
+        yield Tile(
+            "Restarts",
+            str(restarts),
+            f"{plural(failures, 'failure')}, {plural(redone, 'step')} done again",
+        )
     yield _cost_tile(result, device, tokens, price_source)
 
 
@@ -180,7 +209,10 @@ def _loss_tile(result: RunResult) -> Tile | None:
                 number(losses.last),
                 f"held out ({part}): {number(figure.last)}, best {number(figure.lowest)}",
             )
-    note = f"first {number(losses.first or 0.0)}, lowest {number(losses.lowest)} at step {losses.lowest_step:,}"
+    note = (
+        f"first {number(losses.first or 0.0)}, lowest {number(losses.lowest)} at step"
+        f" {losses.lowest_step:,}"
+    )
     return Tile("Last loss", number(losses.last), note)
 
 
@@ -191,35 +223,61 @@ def _step_time_tile(result: RunResult) -> Tile | None:
     what = "mean" if times.p50 is None else "median"
     p95 = "" if times.p95 is None else f"p95 {duration(times.p95)}"
     basis = _BASIS.get(times.basis or "", "").format(times.window_steps)
-    rounding = f"printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
+    rounding = (
+        f"printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
+    )
     return Tile("Step time", duration(times.typical), _joined(what, p95, basis, rounding))
 
 
-def _cost_tile(result: RunResult, device: str, tokens: int | None, price_source: str) -> Tile | None:
-    """Cost of the run so far, and per million tokens of its last state; else the price of a typical step."""
+def _cost_tile(
+    result: RunResult, device: str, tokens: int | None, price_source: str
+) -> Tile | None:
+    """Cost of the run so far, and per million tokens of its last state; else the price of a typical
+    step."""
     cost = result.cost
     amount = cost.per_step if cost.so_far is None else cost.so_far
     if cost.usd_per_gpu_hour is None or amount is None:
         return None
-    million = cost.so_far / tokens * 1e6 if cost.so_far is not None and tokens else cost.per_million_tokens
-    price = f"{formatting.dollars(cost.usd_per_gpu_hour)} per {device}-hour" + (price_source and f", {price_source}")
+    million = (
+        cost.so_far / tokens * 1e6
+        if cost.so_far is not None and tokens
+        else cost.per_million_tokens
+    )
+    price = f"{formatting.dollars(cost.usd_per_gpu_hour)} per {device}-hour" + (
+        price_source and f", {price_source}"
+    )
     note = _joined(f"{formatting.dollars(million)} per million tokens" if million else "", price)
-    return Tile("Cost of a step" if cost.so_far is None else "Cost", formatting.dollars(amount), note)
+    return Tile(
+        "Cost of a step" if cost.so_far is None else "Cost", formatting.dollars(amount), note
+    )
 
 
 def _mfu_note(result: RunResult) -> str:
     speed, peak = result.speed, _rates(result).peak_flops
     if speed.formula is None:
-        return "As printed by the framework" if speed.printed_tflops_per_gpu or speed.printed_mfu else ""
+        return (
+            "As printed by the framework"
+            if speed.printed_tflops_per_gpu or speed.printed_mfu
+            else ""
+        )
     note = f"FLOPs by formula {speed.formula}"
     if peak:
-        return f"{note}; peak {number(peak / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision}, dense)"
-    return f"{note}; no MFU: no {speed.precision} peak of {speed.accelerator or 'this device'} is known"
+        return (
+            f"{note}; peak {number(peak / 1e12)} TFLOP/s ({speed.accelerator}, {speed.precision},"
+            " dense)"
+        )
+    return (
+        f"{note}; no MFU: no {speed.precision} peak of {speed.accelerator or 'this device'} is"
+        " known"
+    )
 
 
 def _resumed(log: ParsedLog) -> list[int]:
-    """The steps that later attempts resumed from: as the log says, else the one before their first."""
-    if said := [event.step for event in log.events if event.kind == "resume" and event.step is not None]:
+    """The steps that later attempts resumed from: as the log says, else the one before their
+    first."""
+    if said := [
+        event.step for event in log.events if event.kind == "resume" and event.step is not None
+    ]:
         return said
     starts = [log.steps.step[log.steps.attempt == attempt.number] for attempt in log.attempts[1:]]
     return [max(0, int(steps.min()) - 1) for steps in starts if len(steps)]
@@ -233,31 +291,56 @@ def _evaluations(events: list[LogEvent]) -> dict[str, list[Point]]:
             for name, value in flatten(dict(event.values)).items():
                 if name.rpartition(".")[2] not in COUNTS:
                     figures.setdefault(name, {})[event.step or 0] = value
-    return {name: [Point(step, values[step]) for step in sorted(values)] for name, values in figures.items()}
+    return {
+        name: [Point(step, values[step]) for step in sorted(values)]
+        for name, values in figures.items()
+    }
 
 
 def _event_text(event: LogEvent) -> EventText | None:
-    """An event of a log as the one of the same name in events.jsonl; the end of a save counts as its completion."""
+    """An event of a log as the one of the same name in events.jsonl; the end of a save counts as
+    its completion."""
     name = "checkpoint" if event.kind == "checkpoint_end" else event.kind
-    fields = {"step": event.step, "seconds": event.seconds, "results": event.values, "reason": event.text}
+    fields = {
+        "step": event.step,
+        "seconds": event.seconds,
+        "results": event.values,
+        "reason": event.text,
+    }
     return describe_event({"event": name, "time": event.time_us, **fields})
 
 
 def checkpoint_rows(result: RunResult) -> list[tuple[str, ...]]:
     """Number and duration of training's waits for saves, and the time until saves were complete."""
-    waits = [wait.seconds for wait in result.waits if wait.what == "checkpoint" and wait.seconds is not None]
+    waits = [
+        wait.seconds
+        for wait in result.waits
+        if wait.what == "checkpoint" and wait.seconds is not None
+    ]
     rows: list[tuple[str, ...]] = []
-    for label, values in (("Training waited", waits), ("Until on disk", list(result.written_seconds))):
+    for label, values in (
+        ("Training waited", waits),
+        ("Until on disk", list(result.written_seconds)),
+    ):
         if values:
             rows.append((f"{label}, times", f"{len(values):,}"))
-            rows.append((f"{label}, median", f"{duration(statistics.median(values))} (most {duration(max(values))})"))
+            rows.append(
+                (
+                    f"{label}, median",
+                    f"{duration(statistics.median(values))} (most {duration(max(values))})",
+                )
+            )
     return rows
 
 
 def _environment(result: RunResult) -> Iterator[tuple[str, str]]:
     """The files, and the facts that they or the flags provided."""
     for source in result.log.sources:
-        what = format_title(source.format, "nothing recognised") if source.used else f"not used: {source.note}"
+        what = (
+            format_title(source.format, "nothing recognised")
+            if source.used
+            else f"not used: {source.note}"
+        )
         yield source.name, f"{what}; {plural(source.lines, 'line')}"
     speed = result.speed
     facts: list[tuple[str, Any]] = [
@@ -273,8 +356,11 @@ def _missing(result: RunResult) -> list[str]:
     """Each reason once, with its figures and the flags that would provide them."""
     by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for missing in result.missing:
-        by_reason.setdefault((missing.reason, missing.flags), []).append(missing.field.replace("_", " "))
+        by_reason.setdefault((missing.reason, missing.flags), []).append(
+            missing.field.replace("_", " ")
+        )
     return [
-        f"Missing: {', '.join(fields)}: {reason}" + (f"; {' or '.join(flags)} gives it." if flags else ".")
+        f"Missing: {', '.join(fields)}: {reason}"
+        + (f"; {' or '.join(flags)} gives it." if flags else ".")
         for (reason, flags), fields in by_reason.items()
     ]

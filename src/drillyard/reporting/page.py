@@ -1,8 +1,9 @@
 """The page: a report's content as one HTML file that needs no network and no other files.
 
-Charts are drawn by uPlot (MIT, 50 KB, embedded; `assets/vendored.json` names version, origin and checksums). Everything
-is on the page as text and tables too, for readers without JavaScript, on paper or with a screen reader. A content
-security policy forbids every request. The same content gives the same bytes.
+Charts are drawn by uPlot (MIT, 50 KB, embedded; `assets/vendored.json` names version, origin and
+checksums). Everything is on the page as text and tables too, for readers without JavaScript, on
+paper or with a screen reader. A content security policy forbids every request. The same content
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ GROUPS: Final = {
 """Sections of charts: their title, and the prefixes of their charts' names."""
 MOST_EVENTS: Final = 200
 MOST_ROUTINE: Final = 8
-"""Checkpoints and evaluations are listed among the events of a short run only; each has a table of its own."""
+"""Checkpoints and evaluations are listed among the events of a short run only; each has a table of
+its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class CurveGroup:
 
 
 def write_report(path: Path, page: str, *, overwrite: bool = False) -> None:
-    """Write `page` to `path` atomically. An unedited report is replaced, any other file only with `overwrite`.
+    """Write `page` to `path` atomically. An unedited report is replaced, any other file only with
+    `overwrite`.
 
     Raises UserError when it cannot be written.
     """
@@ -77,7 +80,11 @@ def render(content: Content) -> str:
     shares = _shares(content.goodput)
     events, note = _events(content)
     environment = Environment(
-        loader=FunctionLoader(_asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FunctionLoader(_asset),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
         c=content,
@@ -90,7 +97,9 @@ def render(content: Content) -> str:
         # One row of up to five tiles, else two equal ones.
         tile_columns=max(1, tiles if tiles <= 5 else math.ceil(tiles / 2)),
         shares=shares,
-        bar_label=", ".join(f"{share['label']} {share['percent']}" for share in shares if share["fraction"]),
+        bar_label=", ".join(
+            f"{share['label']} {share['percent']}" for share in shares if share["fraction"]
+        ),
         wall=formatting.duration(sum(content.goodput.values())),
         times=_times(content),
         events=events,
@@ -144,7 +153,10 @@ def _events(content: Content) -> tuple[list[dict[str, str]], str]:
     routine = [one for one in shown if one.routine]
     if len(routine) > MOST_ROUTINE:
         shown = [one for one in shown if not one.routine]
-        note = f"{formatting.plural(len(routine), 'event')} of checkpoints and evaluations not listed. "
+        note = (
+            f"{formatting.plural(len(routine), 'event')} of checkpoints and evaluations not"
+            " listed. "
+        )
     if (left_out := len(shown) - MOST_EVENTS) > 0:
         shown = [*shown[: MOST_EVENTS // 2], *shown[-MOST_EVENTS // 2 :]]
         note += f"{formatting.plural(left_out, 'event')} in the middle not listed."
@@ -154,7 +166,11 @@ def _events(content: Content) -> tuple[list[dict[str, str]], str]:
 
 def _row(one: EventText, begin_us: int) -> dict[str, str]:
     """An event on the page: the time since the run began, and the time itself."""
-    row = {"level": one.level, "step": "" if one.step is None else f"step {one.step:,}", "text": one.text}
+    row = {
+        "level": one.level,
+        "step": "" if one.step is None else f"step {one.step:,}",
+        "text": one.text,
+    }
     if one.time_us is None:
         return {**row, "since": "", "iso": ""}
     hours, rest = divmod(max(0, one.time_us - begin_us) // 1_000_000, 3600)

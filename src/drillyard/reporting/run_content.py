@@ -1,7 +1,8 @@
-"""The content of a report from a run directory: its metrics.jsonl, events.jsonl and configs, finished or not.
+"""The content of a report from a run directory: its metrics.jsonl, events.jsonl and configs,
+finished or not.
 
-Figures are those of `drillyard metrics` and of summary.json. What only a run directory has comes on top: the status,
-all events, the estimate, resolved settings, versions and the configs.
+Figures are those of `drillyard metrics` and of summary.json. What only a run directory has comes on
+top: the status, all events, the estimate, resolved settings, versions and the configs.
 """
 
 from __future__ import annotations
@@ -48,9 +49,13 @@ def is_run_directory(path: Path) -> bool:
 
 
 def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = None) -> Content:
-    """The content of a run's report. Raises UserError for a directory in which no run has started."""
+    """The content of a run's report. Raises UserError for a directory in which no run has
+    started."""
     if not is_run_directory(run_directory):
-        raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+        raise UserError(
+            f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
+            " started."
+        )
     events = read_events(run_directory)
     price = gpu_price(run_directory, usd_per_gpu_hour)
     facts = UserFacts(price_per_gpu_hour=(price and price.usd_per_hour) or None)
@@ -93,13 +98,18 @@ def _checkpoints(events: list[dict[str, Any]], result: RunResult) -> Table | Non
 def _environment(events: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for name, fields in ENVIRONMENT.items():
         event = last_event(events, name)
-        yield from ((label, str(event[key])) for key, label in fields.items() if event.get(key) is not None)
+        yield from (
+            (label, str(event[key])) for key, label in fields.items() if event.get(key) is not None
+        )
 
 
 def _resolved(event: Event) -> Table | None:
     """The values that `auto` settings resolved to, and why."""
     reasons = event.get("reasons") or {}
-    rows = [(key, str(value), str(reasons.get(key, ""))) for key, value in (event.get("settings") or {}).items()]
+    rows = [
+        (key, str(value), str(reasons.get(key, "")))
+        for key, value in (event.get("settings") or {}).items()
+    ]
     return Table(("Setting left open", "Became", "Why"), rows, numbers_from=3) if rows else None
 
 
@@ -110,7 +120,9 @@ def _documents(run_directory: Path) -> Iterator[tuple[str, str]]:
             yield name, path.read_text(encoding="utf-8", errors="replace")
 
 
-def _missing(events: list[dict[str, Any]], result: RunResult, price: GpuPrice | None) -> Iterator[str]:
+def _missing(
+    events: list[dict[str, Any]], result: RunResult, price: GpuPrice | None
+) -> Iterator[str]:
     if not len(result.log.steps):
         yield "No step has been logged yet."
     elif not result.timing.times.left_out:

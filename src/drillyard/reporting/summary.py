@@ -1,8 +1,10 @@
-"""summary.json and summary.txt: what a run achieved, computed from its metrics.jsonl and events.jsonl alone.
+"""summary.json and summary.txt: what a run achieved, computed from its metrics.jsonl and
+events.jsonl alone.
 
-`measurement` reads the steps and decides which of them count, as for `drillyard metrics` and the report. Speed is the
-median over logged steps, as the run itself logged it, without the first one of each attempt and without steps that
-compiled. Every MFU has its formula, peak and precision, or the reason why there is none.
+`measurement` reads the steps and decides which of them count, as for `drillyard metrics` and the
+report. Speed is the median over logged steps, as the run itself logged it, without the first one of
+each attempt and without steps that compiled. Every MFU has its formula, peak and precision, or the
+reason why there is none.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def summarize(run_directory: Path) -> dict[str, Any]:
     Raises UserError for a directory without an events.jsonl.
     """
     if not (run_directory / EVENTS_FILE).exists():
-        raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+        raise UserError(
+            f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
+            " started."
+        )
     # Imported here: these load numpy, which is not needed to write the log.
     import numpy as np
 
@@ -70,7 +75,9 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         "last_evaluation_step": last_event(events, "evaluation_begin").get("step"),
         "model": last_event(events, "export_end").get("directory"),
         "tokens": total_tokens(logged) or 0,
-        "sequences": next((event["sequences"] for event in reversed(events) if "sequences" in event), None),
+        "sequences": next(
+            (event["sequences"] for event in reversed(events) if "sequences" in event), None
+        ),
         "skipped_steps": last_line.get("skipped_steps", 0),
         "num_gpus": last_line.get("num_gpus"),
         "parameters": parameters.get("count"),
@@ -92,13 +99,17 @@ def summarize(run_directory: Path) -> dict[str, Any]:
 
 
 def write_summary(run_directory: Path) -> dict[str, Any]:
-    """Write summary.txt and summary.json into the run directory, each replaced atomically; returns the latter.
+    """Write summary.txt and summary.json into the run directory, each replaced atomically; returns
+    the latter.
 
-    The JSON comes last: a run that has it is finished. Raises UserError when they cannot be written.
+    The JSON comes last: a run that has it is finished. Raises UserError when they cannot be
+    written.
     """
     summary = summarize(run_directory)
     _replace(run_directory / "summary.txt", format_summary(summary))
-    _replace(run_directory / "summary.json", json.dumps(json.loads(encode(summary)), indent=2) + "\n")
+    _replace(
+        run_directory / "summary.json", json.dumps(json.loads(encode(summary)), indent=2) + "\n"
+    )
     return summary
 
 
@@ -107,7 +118,8 @@ def _replace(path: Path, text: str) -> None:
         replace_file(path, redact(text).encode(), draft=path.with_name(f"{path.name}.tmp"))
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written: {describe_os_error(error)}, then run the same command again"
+            f"{path}: cannot be written: {describe_os_error(error)}, then run the same command"
+            " again"
         ) from error
 
 
@@ -122,7 +134,8 @@ def last_event(events: Iterable[dict[str, Any]], *names: str) -> dict[str, Any]:
 
 
 def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The last value and its step of each figure of the evaluations (dotted name); for losses also the lowest."""
+    """The last value and its step of each figure of the evaluations (dotted name); for losses also
+    the lowest."""
     figures: dict[str, dict[str, Any]] = {}
     for event in events:
         if event["event"] != "evaluation":
@@ -136,7 +149,8 @@ def _held_out(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Step, part, metric and reason of failed evaluations; evaluating a step again replaces its failures."""
+    """Step, part, metric and reason of failed evaluations; evaluating a step again replaces its
+    failures."""
     failed: list[dict[str, Any]] = []
     for event in events:
         if event["event"] == "evaluation_begin":
@@ -147,14 +161,17 @@ def failed_evaluations(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def failure_text(failed: dict[str, Any]) -> str:
-    """`sql-execution of rows after step 40: reason`, for one of a summary's `failed_evaluations`."""
+    """`sql-execution of rows after step 40: reason`, for one of a summary's
+    `failed_evaluations`."""
     return f"{failed['metric']} of {failed['part']} after step {failed['step']}: {failed['reason']}"
 
 
 def required_failure(run_directory: Path) -> str | None:
-    """Reason why a finished run with `evaluation.required` counts as failed; None where it does not.
+    """Reason why a finished run with `evaluation.required` counts as failed; None where it does
+    not.
 
-    Only the last evaluation counts, that of the finished model: earlier failures are gaps in a curve.
+    Only the last evaluation counts, that of the finished model: earlier failures are gaps in a
+    curve.
     """
     try:
         summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
@@ -162,7 +179,11 @@ def required_failure(run_directory: Path) -> str | None:
         return None
     # Earlier versions did not write the step of the last evaluation: then every failure counts.
     last = summary.get("last_evaluation_step")
-    failed = [each for each in summary.get("failed_evaluations") or () if last is None or each["step"] == last]
+    failed = [
+        each
+        for each in summary.get("failed_evaluations") or ()
+        if last is None or each["step"] == last
+    ]
     if not failed:
         return None
     more = f" (and {len(failed) - 1} more: see summary.json)" if len(failed) > 1 else ""
@@ -173,7 +194,8 @@ def required_failure(run_directory: Path) -> str | None:
 
 
 def _speed(result: RunResult) -> dict[str, Any]:
-    """Medians over the logged steps that measurement keeps; None where it had to keep the first step."""
+    """Medians over the logged steps that measurement keeps; None where it had to keep the first
+    step."""
     import numpy as np
 
     steps, speed = result.log.steps, result.speed
@@ -207,7 +229,11 @@ def format_summary(summary: dict[str, Any]) -> str:
     if summary["final_loss"] is not None:
         rows.append(("Final loss", f"{summary['final_loss']:.4f}"))
     for part, text, figure in _headlines(summary):
-        best = f" (best {significant(figure['best'])} at step {figure['best_step']})" if "best" in figure else ""
+        best = (
+            f" (best {significant(figure['best'])} at step {figure['best_step']})"
+            if "best" in figure
+            else ""
+        )
         rows.append((part, f"{text}{best}"))
     rows += [("Not measured", failure_text(failed)) for failed in summary["failed_evaluations"]]
     rows += [*_speed_rows(summary), *_size_rows(summary)]
@@ -216,7 +242,10 @@ def format_summary(summary: dict[str, Any]) -> str:
     notes = [
         line
         for note in summary["data_notes"]
-        for line in ["", *textwrap.wrap(f"Data: {note}", 80, break_long_words=False, break_on_hyphens=False)]
+        for line in [
+            "",
+            *textwrap.wrap(f"Data: {note}", 80, break_long_words=False, break_on_hyphens=False),
+        ]
     ]
     return "\n".join([*lines, *notes, "", *_goodput_lines(summary)]) + "\n"
 
@@ -230,7 +259,8 @@ def _headlines(summary: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
 
 
 def model_of(summary: dict[str, Any], run_directory: Path) -> Path:
-    """The model of a completed run: in `final/`, or in another directory if that held other files."""
+    """The model of a completed run: in `final/`, or in another directory if that held other
+    files."""
     return run_directory / (summary.get("model") or "final")
 
 
@@ -248,7 +278,11 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
         *lines,
         f"Model:     {model}",
         f"Next:      drillyard report {shlex.quote(str(run_directory))}",
-        *([f"           drillyard eval {model}"] if summary["held_out"] or summary["failed_evaluations"] else []),
+        *(
+            [f"           drillyard eval {model}"]
+            if summary["held_out"] or summary["failed_evaluations"]
+            else []
+        ),
     ]
 
 
@@ -257,15 +291,23 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if times["median"] is None:
         return [("Step time", "not known: fewer than two steps were logged")]
     kept = times["logged_steps"] - times["left_out"]
-    windows = f", means over {times['window_steps']} steps each" if times["window_steps"] > 1 else ""
+    windows = (
+        f", means over {times['window_steps']} steps each" if times["window_steps"] > 1 else ""
+    )
     ranks = "GPUs" if summary["accelerator"] else "ranks"
     rows = [
-        ("Step time", f"median {significant(times['median'])} s, p95 {significant(times['p95'])} s"),
+        (
+            "Step time",
+            f"median {significant(times['median'])} s, p95 {significant(times['p95'])} s",
+        ),
         ("", f"({kept} logged{windows}; {times['left_out']} first or compiling ones left out)"),
         (
             "Speed",
-            f"{significant(summary['tokens_per_second_per_gpu'])} tokens/s/GPU,"
-            f" {significant(summary['tflops_per_gpu'])} TFLOP/s/GPU on {summary['num_gpus']} {ranks}",
+            (
+                f"{significant(summary['tokens_per_second_per_gpu'])} tokens/s/GPU,"
+                f" {significant(summary['tflops_per_gpu'])} TFLOP/s/GPU on {summary['num_gpus']}"
+                f" {ranks}"
+            ),
         ),
     ]
     if summary["mfu"] is None:
@@ -276,29 +318,61 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         )
         return [*rows, ("MFU", f"none: {reason} (TFLOP/s by formula {summary['formula']})")]
     peak = f"peak {significant(summary['peak_flops'] / 1e12)} TFLOP/s {summary['precision']}"
-    return [*rows, ("MFU", f"{summary['mfu']:.2%} (formula {summary['formula']}, {peak}, {summary['accelerator']})")]
+    return [
+        *rows,
+        (
+            "MFU",
+            (
+                f"{summary['mfu']:.2%} (formula {summary['formula']}, {peak},"
+                f" {summary['accelerator']})"
+            ),
+        ),
+    ]
 
 
 def _size_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("Tokens", count(summary["tokens"]))]
     if seen := summary["sequences"]:
-        rows.append(("Data", f"{seen['seen']:,} of {seen['of']:,} sequences seen, {seen['epochs']:.3g} epochs"))
+        rows.append(
+            (
+                "Data",
+                f"{seen['seen']:,} of {seen['of']:,} sequences seen, {seen['epochs']:.3g} epochs",
+            )
+        )
         # Earlier versions did not write how often each source was seen.
         for name, each in seen.get("sources", {}).items():
             rows.append(
-                (f"  {name}", f"{each['seen']:,} of {each['of']:,} sequences seen, {each['epochs']:.3g} epochs")
+                (
+                    f"  {name}",
+                    (
+                        f"{each['seen']:,} of {each['of']:,} sequences seen, {each['epochs']:.3g}"
+                        " epochs"
+                    ),
+                )
             )
     total, trainable = summary["parameters"], summary["trainable_parameters"]
     if total is not None:
         rows.append(
-            ("Parameters", count(total) + ("" if trainable == total else f", {count(trainable)} of them trained"))
+            (
+                "Parameters",
+                count(total)
+                + ("" if trainable == total else f", {count(trainable)} of them trained"),
+            )
         )
     if summary["skipped_steps"]:
-        rows.append(("Skipped", f"{summary['skipped_steps']} steps with a loss or gradient that was not finite"))
+        rows.append(
+            (
+                "Skipped",
+                f"{summary['skipped_steps']} steps with a loss or gradient that was not finite",
+            )
+        )
     rows.append(
         (
             "Restarts",
-            f"{summary['restarts']} ({summary['failures']} failures, {summary['steps_redone']} steps done again)",
+            (
+                f"{summary['restarts']} ({summary['failures']} failures, {summary['steps_redone']}"
+                " steps done again)"
+            ),
         )
     )
     return rows
@@ -309,11 +383,16 @@ def _goodput_lines(summary: dict[str, Any]) -> list[str]:
     wall = summary["wall_seconds"]
     if not wall:
         return ["Goodput: not known, the run has no duration"]
-    lines = [f"Goodput {summary['goodput']:.1%} of {timedelta(seconds=round(wall))} wall time (h:mm:ss)"]
+    lines = [
+        f"Goodput {summary['goodput']:.1%} of {timedelta(seconds=round(wall))} wall time (h:mm:ss)"
+    ]
     for name, seconds in sorted(summary["seconds_by_category"].items(), key=lambda item: -item[1]):
         if seconds:
             bar = "#" * round(40 * seconds / wall)
             lines.append(f"  {name:<14}{seconds:>12,.1f} s {seconds / wall:>7.1%}  {bar}".rstrip())
     if summary["clock_steps_back"]:
-        lines.append(f"  The clock stepped back {summary['clock_steps_back']} times; hidden time is not counted.")
+        lines.append(
+            f"  The clock stepped back {summary['clock_steps_back']} times; hidden time is not"
+            " counted."
+        )
     return lines

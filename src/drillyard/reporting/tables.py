@@ -1,8 +1,10 @@
-"""The tables of a report, for readers without JavaScript, on paper or with a screen reader; and which points to draw.
+"""The tables of a report, for readers without JavaScript, on paper or with a screen reader; and
+which points to draw.
 
-A table shows a few rows of a curve at equal distances. A chart is a few hundred pixels wide, so of a long curve the
-lowest and highest point of equal buckets are drawn: every peak and dip keeps its own step and value, and the report of
-a million steps is a small file. Cost: O(N), some ten milliseconds for a million points.
+A table shows a few rows of a curve at equal distances. A chart is a few hundred pixels wide, so of
+a long curve the lowest and highest point of equal buckets are drawn: every peak and dip keeps its
+own step and value, and the report of a million steps is a small file. Cost: O(N), some ten
+milliseconds for a million points.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Unit = Literal["number", "seconds", "fraction"]
 
 
 def downsample(values: Floats, most: int = MOST_POINTS) -> NDArray[np.intp]:
-    """Ascending indices of at most `most` (>= 4) points to draw: all, or the lowest and highest of each bucket.
+    """Ascending indices of at most `most` (>= 4) points to draw: all, or the lowest and highest of
+    each bucket.
 
     The first and the last are always among them. NaN is never lowest nor highest.
     """
@@ -48,14 +51,16 @@ def downsample(values: Floats, most: int = MOST_POINTS) -> NDArray[np.intp]:
 
 
 def evenly_spaced(length: int, most: int = TABLE_ROWS) -> NDArray[np.intp]:
-    """Indices of at most `most` (>= 2) rows at equal distances, the first and the last among them."""
+    """Indices of at most `most` (>= 2) rows at equal distances, the first and the last among
+    them."""
     if length <= most:
         return np.arange(length)
     return np.unique(np.linspace(0, length - 1, most).round().astype(np.intp))
 
 
 def centred_mean(values: Floats, window: int) -> Floats:
-    """The mean of the finite values among `window` (odd) neighbours of each; fewer at both ends; NaN without any."""
+    """The mean of the finite values among `window` (odd) neighbours of each; fewer at both ends;
+    NaN without any."""
     finite = np.isfinite(values)
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, values, 0.0))))
     counts = np.concatenate(([0], np.cumsum(finite)))
@@ -68,14 +73,21 @@ def centred_mean(values: Floats, window: int) -> Floats:
 
 
 def evaluation_table(content: Content) -> Table | None:
-    """The first, last, lowest and highest value of every figure of the evaluations, with their steps."""
+    """The first, last, lowest and highest value of every figure of the evaluations, with their
+    steps."""
     rows = []
     for name, points in content.evaluations.items():
         part, _, measure = name.rpartition(".")
         unit = unit_of(measure)
         finite = [point for point in points if math.isfinite(point.value)] or points
-        low, high = min(finite, key=lambda point: point.value), max(finite, key=lambda point: point.value)
-        ends = (f"{cell(point.value, unit)} (step {point.step:,})" for point in (points[0], points[-1], low, high))
+        low, high = (
+            min(finite, key=lambda point: point.value),
+            max(finite, key=lambda point: point.value),
+        )
+        ends = (
+            f"{cell(point.value, unit)} (step {point.step:,})"
+            for point in (points[0], points[-1], low, high)
+        )
         label = measure_label(measure)
         rows.append((f"{part}: {label}" if part else label, *ends))
     return Table(("Figure", "First", "Last", "Lowest", "Highest"), rows) if rows else None
@@ -93,10 +105,16 @@ def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:
     shown = curves.step[evenly_spaced(len(curves.step))].tolist()
     losses = dict(zip(curves.step.tolist(), curves.loss.tolist(), strict=True))
     rows = [
-        (f"{step:,}", cell(losses.get(step)), *(cell(points.get(step)) for points in by_step.values()))
+        (
+            f"{step:,}",
+            cell(losses.get(step)),
+            *(cell(points.get(step)) for points in by_step.values()),
+        )
         for step in sorted(evaluated.union(shown))
     ]
-    return Table(("Step", "Loss", *(f"Held out: {part}" for part in by_step)), rows, caption=_caption(curves))
+    return Table(
+        ("Step", "Loss", *(f"Held out: {part}" for part in by_step)), rows, caption=_caption(curves)
+    )
 
 
 def step_time_table(curves: Curves) -> Table:
@@ -120,7 +138,10 @@ def step_time_table(curves: Curves) -> Table:
 
 def curve_table(curves: Curves, label: str, values: Floats, unit: Unit = "number") -> Table:
     """A curve at equal distances."""
-    rows = [(f"{curves.step[row]:,}", cell(values[row], unit)) for row in evenly_spaced(len(curves.step))]
+    rows = [
+        (f"{curves.step[row]:,}", cell(values[row], unit))
+        for row in evenly_spaced(len(curves.step))
+    ]
     return Table(("Step", label), rows, caption=_caption(curves))
 
 
@@ -135,13 +156,21 @@ def cell(value: float | None, unit: Unit = "number") -> str:
     """A value in a table; empty for None."""
     if value is None:
         return ""
-    return percent(value) if unit == "fraction" else duration(value) if unit == "seconds" else number(value, 5)
+    return (
+        percent(value)
+        if unit == "fraction"
+        else duration(value)
+        if unit == "seconds"
+        else number(value, 5)
+    )
 
 
 def estimate_table(event: Mapping[str, Any], curves: Curves, device: str) -> Table | None:
-    """Estimated and actual memory and step time, from the last event `estimate` (None for {}: there is none).
+    """Estimated and actual memory and step time, from the last event `estimate` (None for {}: there
+    is none).
 
-    The verdict says whether the estimated range holds the actual value, or by how much it is missed.
+    The verdict says whether the estimated range holds the actual value, or by how much it is
+    missed.
     """
     if not event:
         return None
@@ -149,21 +178,37 @@ def estimate_table(event: Mapping[str, Any], curves: Curves, device: str) -> Tab
     try:
         rows = [
             _memory_row(event.get("memory_gib"), curves, device, missing.get("memory")),
-            _step_time_row(event.get("step_seconds"), curves.median_seconds, missing.get("step_seconds")),
+            _step_time_row(
+                event.get("step_seconds"), curves.median_seconds, missing.get("step_seconds")
+            ),
         ]
     except ODD_VALUE:
-        rows = [("Memory and step time", "unknown: the event estimate has a value that no run writes", "", "")]
-    return Table(("Figure", "Estimated", "Actual", ""), [row for row in rows if row is not None], numbers_from=4)
+        rows = [
+            (
+                "Memory and step time",
+                "unknown: the event estimate has a value that no run writes",
+                "",
+                "",
+            )
+        ]
+    return Table(
+        ("Figure", "Estimated", "Actual", ""),
+        [row for row in rows if row is not None],
+        numbers_from=4,
+    )
 
 
 def _memory_row(
     estimated: Mapping[str, Any] | None, curves: Curves, device: str, missing: str | None
 ) -> tuple[str, ...] | None:
-    """The estimate is of all memory of a GPU; logged is what its allocator gave, or the whole process on a CPU."""
+    """The estimate is of all memory of a GPU; logged is what its allocator gave, or the whole
+    process on a CPU."""
     label = f"Memory per {device}, most"
     known = curves.memory_gib[np.isfinite(curves.memory_gib)]
     most = float(known.max()) if len(known) else None
-    actual = "-" if most is None else f"{_gib(most)} {'allocated' if device == 'GPU' else 'resident'}"
+    actual = (
+        "-" if most is None else f"{_gib(most)} {'allocated' if device == 'GPU' else 'resident'}"
+    )
     if estimated is None:
         return None if missing is None else (label, f"not estimated: {missing}", actual, "")
     text = _range(estimated, _gib)
@@ -179,7 +224,9 @@ def _memory_row(
     return label, text, actual, verdict
 
 
-def _step_time_row(estimated: Mapping[str, Any] | None, seconds: float, missing: str | None) -> tuple[str, ...] | None:
+def _step_time_row(
+    estimated: Mapping[str, Any] | None, seconds: float, missing: str | None
+) -> tuple[str, ...] | None:
     known = math.isfinite(seconds)
     label, actual = "Step time, median", duration(seconds) if known else "-"
     if estimated is None:
@@ -187,7 +234,13 @@ def _step_time_row(estimated: Mapping[str, Any] | None, seconds: float, missing:
     low, high = float(estimated["low"]), float(estimated["high"])
     if estimated.get("is_bound"):
         # No measured run is like this one: only the lower end is known.
-        verdict = "" if not known else "above the bound" if seconds >= low else _verdict(seconds, low, low)
+        verdict = (
+            ""
+            if not known
+            else "above the bound"
+            if seconds >= low
+            else _verdict(seconds, low, low)
+        )
         return label, f"at least {duration(low)}", actual, verdict
     return label, _range(estimated, duration), actual, _verdict(seconds, low, high) if known else ""
 

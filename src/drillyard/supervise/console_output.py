@@ -1,9 +1,10 @@
 """Output of the ranks: a log per rank, rank 0's lines to the console, a progress bar on a terminal.
 
-Ranks write straight into their logs (opened for appending), which costs the supervisor nothing; only rank 0's standard
-output comes through a pipe, is appended to its log as it is and forwarded in whole lines, many per write. On a terminal
-the lines scroll above a bar with the time that is left; elsewhere they are passed on unchanged, and the supervisor's
-own messages go to standard error so that rank 0's JSON lines stay clean.
+Ranks write straight into their logs (opened for appending), which costs the supervisor nothing;
+only rank 0's standard output comes through a pipe, is appended to its log as it is and forwarded in
+whole lines, many per write. On a terminal the lines scroll above a bar with the time that is left;
+elsewhere they are passed on unchanged, and the supervisor's own messages go to standard error so
+that rank 0's JSON lines stay clean.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 class PlainOutput:
-    """Output of the supervisor to files, pipes and other programs: rank 0's lines to `stream`, its own messages to
-    standard error. A closed reader ends no run."""
+    """Output of the supervisor to files, pipes and other programs: rank 0's lines to `stream`, its
+    own messages to standard error. A closed reader ends no run."""
 
     refresh_seconds: float | None = None
     """Seconds between calls of `refresh`; None: never."""
@@ -37,7 +38,8 @@ class PlainOutput:
         self._stream = stream
 
     def lines(self, text: str) -> None:
-        """Print whole lines of rank 0; if the reader is gone (`| head`), the log still has everything."""
+        """Print whole lines of rank 0; if the reader is gone (`| head`), the log still has
+        everything."""
         self._print(text, end="")
 
     def say(self, text: str) -> None:
@@ -67,14 +69,16 @@ MESSAGES = PlainOutput(sys.stderr)
 
 
 def _redirect_to_null(stream: IO[str]) -> None:
-    """Redirect a stream whose reader is gone, so that later flushes, also the interpreter's at exit, do not fail."""
+    """Redirect a stream whose reader is gone, so that later flushes, also the interpreter's at
+    exit, do not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 class TerminalOutput(PlainOutput):
-    """Rank 0's lines above a progress bar with the phase, the steps done, the time elapsed and the time left."""
+    """Rank 0's lines above a progress bar with the phase, the steps done, the time elapsed and the
+    time left."""
 
     refresh_seconds = 0.5
 
@@ -83,8 +87,8 @@ class TerminalOutput(PlainOutput):
         from rich import progress
 
         super().__init__(console.file)
-        # No thread of rich's: ranks are forked from this process. Steps may take minutes; the time left is estimated
-        # from those of the last ten.
+        # No thread of rich's: ranks are forked from this process. Steps may take minutes; the time
+        # left is estimated from those of the last ten.
         self._progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(None),
@@ -104,7 +108,8 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.start)
 
     def _show(self, action: Callable[[], object]) -> None:
-        """Draw, unless the terminal was closed; that ends no run. rich raises SystemExit for a closed pipe."""
+        """Draw, unless the terminal was closed; that ends no run. rich raises SystemExit for a
+        closed pipe."""
         if self._is_watched:
             try:
                 action()
@@ -114,12 +119,20 @@ class TerminalOutput(PlainOutput):
                 _redirect_to_null(sys.stderr)
 
     def _print(self, text: str, style: str | None = None, end: str = "\n") -> None:
-        options: dict[str, Any] = {"style": style, "end": end, "markup": False, "highlight": False, "soft_wrap": True}
+        options: dict[str, Any] = {
+            "style": style,
+            "end": end,
+            "markup": False,
+            "highlight": False,
+            "soft_wrap": True,
+        }
         self._show(lambda: self._progress.console.print(text, **options))
 
     def refresh(self, heartbeat: Heartbeat) -> None:
         doing = "" if heartbeat.phase in ("training", "between steps") else heartbeat.phase
-        self._progress.update(self._task, description=f"{self._name} | {doing}" if doing else self._name)
+        self._progress.update(
+            self._task, description=f"{self._name} | {doing}" if doing else self._name
+        )
         if heartbeat.step is not None:
             self._move(heartbeat.step, heartbeat.total_steps)
         self._show(self._progress.refresh)
@@ -129,19 +142,23 @@ class TerminalOutput(PlainOutput):
         self._show(self._progress.stop)
 
     def _move(self, step: int, total_steps: int | None) -> None:
-        """Move to a step. After a resume, the steps of earlier attempts are not counted in the speed."""
+        """Move to a step. After a resume, the steps of earlier attempts are not counted in the
+        speed."""
         task = self._progress.tasks[0]
         total = total_steps or task.total
         if not self._is_placed or step < task.completed:
             elapsed_from, self._is_placed = task.start_time, True
-            self._progress.reset(self._task, completed=step, total=None if total is None else int(total))
+            self._progress.reset(
+                self._task, completed=step, total=None if total is None else int(total)
+            )
             task.start_time = elapsed_from
         else:
             self._progress.update(self._task, completed=step, total=total)
 
 
 class LineForwarder:
-    """Forwarder of rank 0's standard output in whole lines: unchanged into its log, as text to the console.
+    """Forwarder of rank 0's standard output in whole lines: unchanged into its log, as text to the
+    console.
 
     Whole lines, because the rank writes its standard error into the same log meanwhile.
     """
@@ -153,7 +170,8 @@ class LineForwarder:
         self._log_failed = False
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes, cut anywhere. A line without an end is passed on when it reaches 1 MiB."""
+        """Take the next bytes, cut anywhere. A line without an end is passed on when it reaches 1
+        MiB."""
         whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
         if newline:
             self._pass_on(whole + newline)
@@ -184,11 +202,14 @@ def log_path(run_directory: Path, rank: int) -> Path:
 
 
 def open_log(path: Path, header: str) -> tuple[int, int]:
-    """Open a rank's log for appending; returns its descriptor and the offset just after this attempt's header."""
+    """Open a rank's log for appending; returns its descriptor and the offset just after this
+    attempt's header."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened: {describe_os_error(error)}, then start again") from None
+        raise UserError(
+            f"{path}: cannot be opened: {describe_os_error(error)}, then start again"
+        ) from None
     size = os.fstat(descriptor).st_size
     torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
     with contextlib.suppress(OSError):  # a full disk: the ranks will report it

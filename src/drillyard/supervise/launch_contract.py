@@ -1,8 +1,9 @@
-"""Contract between a launcher's agent and the command that it starts on a node: exit codes, variables and files.
+"""Contract between a launcher's agent and the command that it starts on a node: exit codes,
+variables and files.
 
-The agent (launch/agent) gives every command the variables in `GIVEN`. The command may write an exit record; the agent
-may write next to it that the command is stopped because another node failed. Shipped with the agents: standard library
-only, nothing newer than Python 3.9.
+The agent (launch/agent) gives every command the variables in `GIVEN`. The command may write an exit
+record; the agent may write next to it that the command is stopped because another node failed.
+Shipped with the agents: standard library only, nothing newer than Python 3.9.
 """
 
 from __future__ import annotations
@@ -22,21 +23,27 @@ EXIT_NODE_LOST = 75
 EXIT_CHECKPOINTED = 85
 """Stopped on request with all of its training saved: start it again."""
 EXIT_NOT_SAVED = 86
-"""Between a rank and its supervisor: stopped on request without a checkpoint of that moment. The run's code is 1."""
+"""Between a rank and its supervisor: stopped on request without a checkpoint of that moment. The
+run's code is 1."""
 EXIT_CANCELLED = 130
 
 EXIT_RECORD = "DRILLYARD_EXIT_RECORD"
 """Path of the file in which the launcher expects the exit record."""
 LAUNCH_ATTEMPT = "DRILLYARD_LAUNCH_ROUND"
-"""The launch attempt: number of earlier starts of this submission's command by the launcher, 0, 1, ..."""
+"""The launch attempt: number of earlier starts of this submission's command by the launcher, 0, 1,
+..."""
 SUBMISSION = "DRILLYARD_SUBMISSION"
-"""The launcher's name of this submission of the run, the same over all attempts and requeues; may be empty."""
+"""The launcher's name of this submission of the run, the same over all attempts and requeues; may
+be empty."""
 STOP_SECONDS = "DRILLYARD_STOP_SECONDS"
-"""Seconds from the request to stop a node's command until it is killed, where the launcher has set a limit."""
+"""Seconds from the request to stop a node's command until it is killed, where the launcher has set
+a limit."""
 RESTARTED_BY = "DRILLYARD_RESTARTED_BY"
-"""The scheduler that restarts all nodes of the run after an exit code that asks for it, where one does: `jobset`."""
+"""The scheduler that restarts all nodes of the run after an exit code that asks for it, where one
+does: `jobset`."""
 RECORD_BYTES = 4096
-"""Most bytes of an exit record: a container's termination message (kubernetes.io, Container v1 core) has no more."""
+"""Most bytes of an exit record: a container's termination message (kubernetes.io, Container v1
+core) has no more."""
 GIVEN = (
     *("NODE_RANK", "NNODES", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"),
     *(EXIT_RECORD, LAUNCH_ATTEMPT, SUBMISSION, STOP_SECONDS),
@@ -54,7 +61,8 @@ class FailureElsewhere:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """End of this node's ranks: the rank that failed first, if one did, its code, the reason and its last lines."""
+    """End of this node's ranks: the rank that failed first, if one did, its code, the reason and
+    its last lines."""
 
     rank: int | None
     exit_code: int
@@ -65,7 +73,8 @@ class ExitRecord:
     final: bool = False
     """Whether the same command would end in the same way, so that it must not be started again."""
     step: int | None = None
-    """Last step done in this attempt; None before the first, or where the failure belongs to none."""
+    """Last step done in this attempt; None before the first, or where the failure belongs to
+    none."""
 
     def write(self) -> None:
         """Write the record where a launcher has asked for it. Silent on a full disk."""
@@ -75,14 +84,17 @@ class ExitRecord:
                 Path(path).write_text(self.as_json(), encoding="utf-8")
 
     def as_json(self) -> str:
-        """The record as one line of JSON of at most `RECORD_BYTES`: of more, the first lines and the end of the reason
-        are left out."""
+        """The record as one line of JSON of at most `RECORD_BYTES`: of more, the first lines and
+        the end of the reason are left out."""
         fields, lines = asdict(self), list(self.lines)
         while len(text := json.dumps({**fields, "lines": lines}) + "\n") > RECORD_BYTES and lines:
             del lines[0]
         if len(text) > RECORD_BYTES:
             # JSON writes a character in at most 12 bytes.
-            text = json.dumps({**fields, "reason": self.reason[: RECORD_BYTES // 16], "lines": []}) + "\n"
+            text = (
+                json.dumps({**fields, "reason": self.reason[: RECORD_BYTES // 16], "lines": []})
+                + "\n"
+            )
         return text
 
 
@@ -92,13 +104,15 @@ def is_launched() -> bool:
 
 
 def first_attempt() -> int:
-    """The number of a supervisor's first attempt: that of the launch attempt, 0 without a launcher."""
+    """The number of a supervisor's first attempt: that of the launch attempt, 0 without a
+    launcher."""
     given = os.environ.get(LAUNCH_ATTEMPT, "")
     return int(given) if given.isdigit() else 0
 
 
 def stop_seconds() -> float | None:
-    """The time that a command which is asked to stop has for it; None where no launcher limits it."""
+    """The time that a command which is asked to stop has for it; None where no launcher limits
+    it."""
     given = os.environ.get(STOP_SECONDS, "")
     return float(given) if given.isdigit() else None
 
@@ -115,7 +129,8 @@ def write_failure_elsewhere(record: Path, failure: FailureElsewhere) -> None:
 
 
 def failure_elsewhere() -> FailureElsewhere | None:
-    """Read, in a signalled command, which failure of another node is the reason; None for a request to stop."""
+    """Read, in a signalled command, which failure of another node is the reason; None for a request
+    to stop."""
     path = os.environ.get(EXIT_RECORD)
     try:
         note = json.loads(_stop_note(Path(path)).read_text(encoding="utf-8")) if path else {}

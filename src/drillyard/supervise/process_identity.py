@@ -1,9 +1,11 @@
-"""Identity of a process and its machine, and its facts in /proc: so a dead process is recognised as such later.
+"""Identity of a process and its machine, and its facts in /proc: so a dead process is recognised as
+such later.
 
-A process is its id and its start time; a machine its boot and its process namespace, so that two containers with one
-host name are two machines, and four Slurm nodes on one host are one.
+A process is its id and its start time; a machine its boot and its process namespace, so that two
+containers with one host name are two machines, and four Slurm nodes on one host are one.
 
-Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than
+Python 3.9.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ def process_of(content: object) -> Process | None:
     if not isinstance(content, dict):
         return None
     try:
-        return Process(str(content["host"]), str(content["machine"]), int(content["pid"]), int(content["started"]))
+        return Process(
+            str(content["host"]),
+            str(content["machine"]),
+            int(content["pid"]),
+            int(content["started"]),
+        )
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -63,7 +70,8 @@ def node_name() -> str:
 
 @functools.cache
 def this_machine() -> str:
-    """Name of this machine: the same for all processes that see each other's ids, until the next boot."""
+    """Name of this machine: the same for all processes that see each other's ids, until the next
+    boot."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
@@ -77,12 +85,14 @@ def read_kernel_file(path: str) -> str:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process that has ended."""
+    """Fields of /proc/PID/stat from the third on (proc(5)): state, ppid, ...; empty for a process
+    that has ended."""
     return fields_of_stat(read_kernel_file(f"/proc/{pid}/stat"))
 
 
 def fields_of_stat(stat: str) -> list[str]:
-    """Same fields from the file's text, in which the command's name is in brackets and may contain anything."""
+    """Same fields from the file's text, in which the command's name is in brackets and may contain
+    anything."""
     return stat.rpartition(")")[2].split()
 
 

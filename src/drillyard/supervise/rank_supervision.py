@@ -1,16 +1,19 @@
-"""Supervision inside a rank: its heartbeat, its self-check, its answers to stop signals and stack requests.
+"""Supervision inside a rank: its heartbeat, its self-check, its answers to stop signals and stack
+requests.
 
 Set up before any slow import, so that a signal in the first seconds is answered too. Python runs
-signal handlers in the main thread, between two bytecodes: a rank that waits in a store, joins the others or sits in a
-hung collective would not run them. So the interpreter's C handler writes the number to a socket, and the thread that
-sends heartbeats acts on it. SIGQUIT dumps the stacks from C, without the interpreter's lock: walking the frames of
-running threads may crash the process, so it is the supervisor's second try only.
+signal handlers in the main thread, between two bytecodes: a rank that waits in a store, joins the
+others or sits in a hung collective would not run them. So the interpreter's C handler writes the
+number to a socket, and the thread that sends heartbeats acts on it. SIGQUIT dumps the stacks from
+C, without the interpreter's lock: walking the frames of running threads may crash the process, so
+it is the supervisor's second try only.
 
-Under a supervisor (DRILLYARD_SUPERVISED) the rank does not end itself. Without one, as under torchrun, a rank without
-progress for `watchdog_seconds` writes the stacks of its threads to logs/rank-N.log and exits with 1, so that its
-launcher restarts all ranks. A rank that is stopped because another timed out on it writes its stacks too. If
-a thread holds the interpreter's lock, another process ends the rank (watchdog_process.py). Time in which the rank was
-suspended does not count.
+Under a supervisor (DRILLYARD_SUPERVISED) the rank does not end itself. Without one, as under
+torchrun, a rank without progress for `watchdog_seconds` writes the stacks of its threads to
+logs/rank-N.log and exits with 1, so that its launcher restarts all ranks. A rank that is stopped
+because another timed out on it writes its stacks too. If a thread holds the interpreter's lock,
+another process ends the rank (watchdog_process.py). Time in which the rank was suspended does not
+count.
 """
 
 from __future__ import annotations
@@ -44,21 +47,23 @@ from drillyard.telemetry.events import EventName, append_event
 Kind = Literal["strict", "working", "waiting"]
 """Rules for progress, by phase:
 
-- strict: training. Only steps and forwards count; a rank that waits in a collective has no heartbeat;
-- working: long work without steps (imports, tokenising, loading, compiling, saving, exporting). The process's
-  own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look. (A GPU rank may spin in a
-  collective; there the collective timeout is the limit.)
-- waiting: for another rank, which is watched itself. The first rank of a further node shows heartbeats all the time, as
-  its supervisor does not see those of rank 0, which may tokenise for hours.
+- strict: training. Only steps and forwards count; a rank that waits in a collective has no
+  heartbeat;
+- working: long work without steps (imports, tokenising, loading, compiling, saving, exporting). The
+  process's own work counts: a twentieth of a core, or 1 MB/s read or written, since the last look.
+  (A GPU rank may spin in a collective; there the collective timeout is the limit.)
+- waiting: for another rank, which is watched itself. The first rank of a further node shows
+  heartbeats all the time, as its supervisor does not see those of rank 0, which may tokenise for
+  hours.
 """
 StopAction = Literal["leave", "note", "ignore"]
 """The answer to a stop signal:
 
-- leave: nothing trained in this attempt is unsaved (imports, tokenising, loading, compiling; after the last checkpoint,
-  evaluation and export). Exit with 85 at once: the same command starts again, and caches and checkpoints are intact at
-  any moment, because their manifests are written last.
-- note: in training. Keep the request for the ranks to agree on (training/callbacks.py); a second one, more than two
-  seconds later, exits with 128 + N at once.
+- leave: nothing trained in this attempt is unsaved (imports, tokenising, loading, compiling; after
+  the last checkpoint, evaluation and export). Exit with 85 at once: the same command starts again,
+  and caches and checkpoints are intact at any moment, because their manifests are written last.
+- note: in training. Keep the request for the ranks to agree on (training/callbacks.py); a second
+  one, more than two seconds later, exits with 128 + N at once.
 - ignore: all is saved and the rank is about to exit.
 """
 
@@ -66,19 +71,23 @@ _LEAST_CORES = 0.05
 _LEAST_BYTES_PER_SECOND = 1e6
 _LONGEST_TICK_SECONDS = 5.0
 _SECONDS_TO_STOP = 5.0
-"""Without progress for so long after a stop signal, a rank without a supervisor writes its stacks."""
+"""Without progress for so long after a stop signal, a rank without a supervisor writes its
+stacks."""
 _SECONDS_TO_WRITE = 5.0
 """For the last events and stacks of a rank that ends itself; a hung disk may never take them."""
 
 
 class RankSupervision:
-    """Create it first of all in a rank's main thread. `is_claimed`: the run directory is known to be this run's.
+    """Create it first of all in a rank's main thread. `is_claimed`: the run directory is known to
+    be this run's.
 
-    `signs`: the heartbeat. `received`: the stop signal that was noted. `owns_directory`: whether events may be written
-    to the run directory; `attempt`: the number that they carry.
+    `signs`: the heartbeat. `received`: the stop signal that was noted. `owns_directory`: whether
+    events may be written to the run directory; `attempt`: the number that they carry.
     """
 
-    def __init__(self, run_directory: Path, watchdog_seconds: float, *, attempt: int, is_claimed: bool) -> None:
+    def __init__(
+        self, run_directory: Path, watchdog_seconds: float, *, attempt: int, is_claimed: bool
+    ) -> None:
         faulthandler.enable()
         faulthandler.register(INSISTING_STACKS_SIGNAL, all_threads=True)
         self.signs = heartbeat_writer(os.environ)
@@ -94,10 +103,14 @@ class RankSupervision:
         self._stacks_due = False
         self._closed = False
         self._tick_seconds = tick_seconds(watchdog_seconds)
-        self._judge_seconds = 0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
+        self._judge_seconds = (
+            0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
+        )
         script = watchdog_process.__file__
         arguments = (os.getpid(), self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
-        self._watchdog = ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
+        self._watchdog = (
+            ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None
+        )
         self._lock = threading.Lock()
         # A lock of its own: `answer` may hold the other while a disk hangs.
         self._watchdog_lock = threading.Lock()
@@ -122,7 +135,8 @@ class RankSupervision:
             self.begin(outer, outer_kind)
 
     def answer(self, by: StopAction) -> None:
-        """Set the answer to stop signals from now on; `leave` also acts on one that was noted before."""
+        """Set the answer to stop signals from now on; `leave` also acts on one that was noted
+        before."""
         with self._lock:
             self._answer = by
             if by == "leave" and self.received is not None:
@@ -141,7 +155,9 @@ class RankSupervision:
         with contextlib.suppress(OSError):
             work = work_done()
         while not self._closed:
-            select.select([self._inbox], [], [], max(0.0, looked + self._tick_seconds - time.monotonic()))
+            select.select(
+                [self._inbox], [], [], max(0.0, looked + self._tick_seconds - time.monotonic())
+            )
             for number in self._inbox.take():
                 self._act_on(number)
             now = time.monotonic()
@@ -150,7 +166,9 @@ class RankSupervision:
                 continue
             looked = now
             # If this process was stopped or starved meanwhile, its lack of work proves nothing.
-            if seconds > 3 * self._tick_seconds + 1 or (self._kind == "waiting" and self._is_first_of_further_node):
+            if seconds > 3 * self._tick_seconds + 1 or (
+                self._kind == "waiting" and self._is_first_of_further_node
+            ):
                 self.signs.show()
             elif self._kind == "working":
                 # A read of /proc may fail; this thread must still answer signals.
@@ -183,7 +201,10 @@ class RankSupervision:
                 # Else another node's failure is the reason, and the supervisor writes that.
                 self._write_event("signal", signal=number.name)
                 self._write_event("end", status="interrupted")
-            sys.stderr.write(f"drillyard: {number.name}: nothing of this attempt to save; start again (exit code 85)\n")
+            sys.stderr.write(
+                f"drillyard: {number.name}: nothing of this attempt to save; start again (exit code"
+                " 85)\n"
+            )
 
         _in_thread(report, _SECONDS_TO_WRITE)
         os._exit(EXIT_CHECKPOINTED)
@@ -197,8 +218,8 @@ class RankSupervision:
             _in_thread(lambda: self._write_stacks(text))
         if self._kind != "waiting" and now - last.at > self._judge_seconds:
             message = (
-                f"watchdog: no progress for {now - last.at:.0f} s {where}: this rank ends; the limit is "
-                "timeouts.watchdog_seconds"
+                f"watchdog: no progress for {now - last.at:.0f} s {where}: this rank ends; the"
+                " limit is timeouts.watchdog_seconds"
             )
 
             def report() -> None:
@@ -226,13 +247,16 @@ class RankSupervision:
         except OSError:
             file = sys.stderr
         else:
-            print(f"[rank {self._rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True)
+            print(
+                f"[rank {self._rank}] watchdog: stacks are in {path}", file=sys.stderr, flush=True
+            )
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.flush()
 
 
 def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:
-    """Write in a thread, since a hung disk can block forever, and wait up to `seconds` for its end."""
+    """Write in a thread, since a hung disk can block forever, and wait up to `seconds` for its
+    end."""
     thread = threading.Thread(target=write, name="supervision output", daemon=True)
     # RuntimeError: this user's limit of threads.
     with contextlib.suppress(RuntimeError):
@@ -241,8 +265,8 @@ def _in_thread(write: Callable[[], None], seconds: float = 0.0) -> None:
 
 
 def work_done() -> tuple[float, int]:
-    """CPU seconds of this process and its ended children, and bytes that it has read and written, files or sockets.
-    Raises OSError."""
+    """CPU seconds of this process and its ended children, and bytes that it has read and written,
+    files or sockets. Raises OSError."""
     times = os.times()
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return sum(times[:4]), int(counts["rchar"]) + int(counts["wchar"])
@@ -256,4 +280,8 @@ def did_work(before: tuple[float, int], after: tuple[float, int], seconds: float
 
 def tick_seconds(watchdog_seconds: float) -> float:
     """Seconds between a rank's checks of itself: a 20th of the limit, and at most 5."""
-    return min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20)) if watchdog_seconds else _LONGEST_TICK_SECONDS
+    return (
+        min(_LONGEST_TICK_SECONDS, max(0.05, watchdog_seconds / 20))
+        if watchdog_seconds
+        else _LONGEST_TICK_SECONDS
+    )

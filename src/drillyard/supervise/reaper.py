@@ -1,13 +1,16 @@
-"""Reaper: a small process that waits for its parent, a supervisor or agent, to end, and kills what that has started.
+"""Reaper: a small process that waits for its parent, a supervisor or agent, to end, and kills what
+that has started.
 
-Every process of a run inherits an environment variable, a mark, so one that left its session or lost its parent is
-still found in /proc; one that clears its environment is not. The kernel kills the ranks themselves when their
-supervisor dies (PR_SET_PDEATHSIG). The reaper keeps the run directory's lock, which it inherits, until it is done.
+Every process of a run inherits an environment variable, a mark, so one that left its session or
+lost its parent is still found in /proc; one that clears its environment is not. The kernel kills
+the ranks themselves when their supervisor dies (PR_SET_PDEATHSIG). The reaper keeps the run
+directory's lock, which it inherits, until it is done.
 
-It runs as a script, `python -I -S reaper.py TOKEN MARK [SECONDS]`, with a pipe as its input, whose end means that the
-parent is gone. With SECONDS, the parent must also write a byte whenever it has renewed its lease: after that much
-silence the marked processes are killed although the parent may live. Under an agent (launch/agent) the agent's reaper
-also reaches what the supervisor started. Shipped with the agents: standard library only, Python 3.9.
+It runs as a script, `python -I -S reaper.py TOKEN MARK [SECONDS]`, with a pipe as its input, whose
+end means that the parent is gone. With SECONDS, the parent must also write a byte whenever it has
+renewed its lease: after that much silence the marked processes are killed although the parent may
+live. Under an agent (launch/agent) the agent's reaper also reaches what the supervisor started.
+Shipped with the agents: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -25,12 +28,14 @@ SUPERVISOR_MARK = "DRILLYARD_SUPERVISOR"
 AGENT_MARK = "DRILLYARD_AGENT"
 """In the environment of everything that one agent starts."""
 RUN_MARK = "DRILLYARD_RUN"
-"""In the environment of everything that a launched run starts on a host: `run_token` of its launch directory."""
+"""In the environment of everything that a launched run starts on a host: `run_token` of its launch
+directory."""
 SECONDS_TO_END = 10.0
 
 
 def marked_processes(token: str, mark: str) -> list[int]:
-    """Ids of this user's live processes, except the caller, whose environment has `mark` with the value `token`."""
+    """Ids of this user's live processes, except the caller, whose environment has `mark` with the
+    value `token`."""
     needle = f"{mark}={token}\0".encode()
     found = []
     for name in os.listdir("/proc"):
@@ -44,7 +49,8 @@ def marked_processes(token: str, mark: str) -> list[int]:
 
 
 def kill_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> list[int]:
-    """Send SIGKILL to the marked processes but those in `spare`; returns the ids of those that were found."""
+    """Send SIGKILL to the marked processes but those in `spare`; returns the ids of those that were
+    found."""
     found = [pid for pid in marked_processes(token, mark) if pid not in spare]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -53,8 +59,8 @@ def kill_marked_processes(token: str, mark: str, spare: Collection[int] = ()) ->
 
 
 def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> bool:
-    """Kill the marked processes but those in `spare` until none is left; False if some outlive 10 s (in a device
-    call)."""
+    """Kill the marked processes but those in `spare` until none is left; False if some outlive 10 s
+    (in a device call)."""
     deadline = time.monotonic() + SECONDS_TO_END
     while kill_marked_processes(token, mark, spare):
         if time.monotonic() > deadline:
@@ -64,10 +70,11 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
 
 
 class ParentWatcher:
-    """Script that watches this process, the reaper or watchdog_process.py: its input is a pipe from this process.
+    """Script that watches this process, the reaper or watchdog_process.py: its input is a pipe from
+    this process.
 
-    `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are inherited: a lock on
-    them is held until the script has ended.
+    `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are
+    inherited: a lock on them is held until the script has ended.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Decision after an attempt: done, another attempt, or the end. Pure; one for a host's supervisor and a run's leader.
+"""Decision after an attempt: done, another attempt, or the end. Pure; one for a host's supervisor
+and a run's leader.
 
 | how the attempt ended | what follows |
 |---|---|
@@ -14,15 +15,16 @@
 | the third in a row at the same step with the same error | failed: it belongs to the run and not to a host |
 | anything else | another, counted, at most `max_failures` times |
 
-Failures before the first step have a limit of their own, so that problems of the first seconds (a port, a slow mount)
-do not use up the restarts of a long run. A command that does not report its steps has only the last row. Of attempts
-in a row that end with 85 or a lost node and without a newer checkpoint, the second and each later one counts as a
-failure, so that a run without progress comes to an end. Where checkpoints cannot be seen (no glob), only a stop from
-outside does not count. A host that lost its agent `MOST_LOSSES` times, or on which the agent never
-started, is excluded: the scheduler is asked for another one.
+Failures before the first step have a limit of their own, so that problems of the first seconds (a
+port, a slow mount) do not use up the restarts of a long run. A command that does not report its
+steps has only the last row. Of attempts in a row that end with 85 or a lost node and without a
+newer checkpoint, the second and each later one counts as a failure, so that a run without progress
+comes to an end. Where checkpoints cannot be seen (no glob), only a stop from outside does not
+count. A host that lost its agent `MOST_LOSSES` times, or on which the agent never started, is
+excluded: the scheduler is asked for another one.
 
 Shipped with the agents of launched runs: standard library only, nothing newer than Python 3.9.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ FINAL_EXIT_CODES = {
     126: "a command that cannot be executed",
     127: "a command that was not found",
 }
-"""Codes after which the same command would end in the same way again. 126 and 127 are a shell's: POSIX.1-2017,
-XCU 2.8.2, Exit Status for Commands."""
+"""Codes after which the same command would end in the same way again. 126 and 127 are a shell's:
+POSIX.1-2017, XCU 2.8.2, Exit Status for Commands."""
 MAX_FAILED_STARTS = 3
 MAX_REPEATS = 2
 MOST_LOSSES = 2
@@ -92,7 +94,8 @@ def counts_in(state: Mapping[str, Any]) -> RestartCounts:
 
 @dataclass(frozen=True)
 class AttemptFailure:
-    """Failure of an attempt: of the node that failed first its exit code, last step (None: it did none) and error."""
+    """Failure of an attempt: of the node that failed first its exit code, last step (None: it did
+    none) and error."""
 
     exit_code: int = EXIT_FAILED
     step: int | None = None
@@ -106,7 +109,8 @@ class AttemptFailure:
 
     @property
     def signature(self) -> str:
-        """Hash of what two equal failures share: step and error without addresses, ids and times."""
+        """Hash of what two equal failures share: step and error without addresses, ids and
+        times."""
         if self.step is None:
             return ""
         text = f"{self.step} {self.exit_code} " + re.sub(r"0x[0-9a-fA-F]+|\d+", "#", self.error)
@@ -115,10 +119,12 @@ class AttemptFailure:
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """End of an attempt on all nodes. Codes are as a shell shows them: 128 + N for a process that signal N ended."""
+    """End of an attempt on all nodes. Codes are as a shell shows them: 128 + N for a process that
+    signal N ended."""
 
     codes: dict[int, int]
-    """By node, of all nodes that are not lost. A code that ranks reported, else that of their command."""
+    """By node, of all nodes that are not lost. A code that ranks reported, else that of their
+    command."""
     lost: dict[int, str]
     """Nodes that vanished, and their hosts."""
     cause_of_loss: str = ""
@@ -144,7 +150,8 @@ class RestartLimits:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """Decision: `done`, `again` after `pause_seconds`, or `leave` with `code`; `reason` is for people."""
+    """Decision: `done`, `again` after `pause_seconds`, or `leave` with `code`; `reason` is for
+    people."""
 
     what: str
     code: int
@@ -158,17 +165,23 @@ def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> Res
     codes = set(end.codes.values())
     if end.codes.get(0) == EXIT_DONE and (end.completed or (codes == {EXIT_DONE} and not end.lost)):
         return RestartDecision(DONE, EXIT_DONE, "done", counts)
-    first_error = next((code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED)
+    first_error = next(
+        (code for _, code in sorted(end.codes.items()) if code != EXIT_DONE), EXIT_FAILED
+    )
     failure = end.failure or AttemptFailure(first_error, knows_step=False)
     if EXIT_USER_ERROR in codes:
-        return RestartDecision(LEAVE, EXIT_USER_ERROR, "refused: " + (failure.cause or "exit code 2"), counts)
+        return RestartDecision(
+            LEAVE, EXIT_USER_ERROR, "refused: " + (failure.cause or "exit code 2"), counts
+        )
     if end.asked is not None:
         return _after_stop(end, counts, limits)
     if end.lost:
         return _after_loss(end, counts, limits)
     if failure.exit_code == EXIT_CHECKPOINTED:
         after = _without_checkpoint(counts, end.newer_checkpoint is True)
-        return _unless_too_often(AGAIN, EXIT_CHECKPOINTED, "checkpointed (exit code 85)", counts, after, limits)
+        return _unless_too_often(
+            AGAIN, EXIT_CHECKPOINTED, "checkpointed (exit code 85)", counts, after, limits
+        )
     cause = failure.cause or f"exit code {failure.exit_code}"
     if failure.final:
         return RestartDecision(LEAVE, EXIT_FAILED, cause, counts, counted=True)
@@ -177,8 +190,11 @@ def decide(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> Res
     return replace(decision, reason=f"{cause}; {reason}" if reason else cause)
 
 
-def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    """Decide after an attempt that failed by itself; `reason`: why there is no other, empty where there is one."""
+def after_failure(
+    failure: AttemptFailure, counts: RestartCounts, limits: RestartLimits
+) -> RestartDecision:
+    """Decide after an attempt that failed by itself; `reason`: why there is no other, empty where
+    there is one."""
 
     def refuse(reason: str, after: RestartCounts = counts) -> RestartDecision:
         return RestartDecision(LEAVE, EXIT_FAILED, reason, after, counted=True)
@@ -191,28 +207,47 @@ def after_failure(failure: AttemptFailure, counts: RestartCounts, limits: Restar
     if failure.knows_step and failure.step is None:
         after = replace(counts, failed_starts=counts.failed_starts + 1)
         if after.failed_starts >= MAX_FAILED_STARTS:
-            return refuse(f"{after.failed_starts} attempts in a row failed before their first step", after)
+            return refuse(
+                f"{after.failed_starts} attempts in a row failed before their first step", after
+            )
         return RestartDecision(AGAIN, EXIT_FAILED, "", after, False, pause_seconds(after))
-    repeats = counts.repeats + 1 if failure.step is not None and failure.signature == counts.last_failure else 0
-    after = replace(counts, unsaved_stops=0, failed_starts=0, repeats=repeats, last_failure=failure.signature)
+    repeats = (
+        counts.repeats + 1
+        if failure.step is not None and failure.signature == counts.last_failure
+        else 0
+    )
+    after = replace(
+        counts, unsaved_stops=0, failed_starts=0, repeats=repeats, last_failure=failure.signature
+    )
     if repeats >= MAX_REPEATS:
-        return refuse(f"{repeats} further attempts ended at the same step {failure.step} with the same error", after)
+        return refuse(
+            f"{repeats} further attempts ended at the same step {failure.step} with the same error",
+            after,
+        )
     if counts.failures >= limits.max_failures:
         return refuse(_used_up(limits), after)
     after = replace(after, failures=counts.failures + 1)
     return RestartDecision(AGAIN, EXIT_FAILED, "", after, True, pause_seconds(after))
 
 
-def never_joined(missing: dict[int, str], why: str, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    """Decide after nodes did not join: their hosts (by node rank, empty where unknown) are excluded at once."""
+def never_joined(
+    missing: dict[int, str], why: str, counts: RestartCounts, limits: RestartLimits
+) -> RestartDecision:
+    """Decide after nodes did not join: their hosts (by node rank, empty where unknown) are excluded
+    at once."""
     after = _with_losses(_without_checkpoint(counts, saved=False), missing.values(), MOST_LOSSES)
     return _unless_too_often(LEAVE, EXIT_NODE_LOST, f"lost capacity: {why}", counts, after, limits)
 
 
 def leader_killed(
-    host: str, asked: bool, newer_checkpoint: bool | None, counts: RestartCounts, limits: RestartLimits
+    host: str,
+    asked: bool,
+    newer_checkpoint: bool | None,
+    counts: RestartCounts,
+    limits: RestartLimits,
 ) -> RestartDecision:
-    """Decide when a leader finds that the one before it, on `host`, was killed. `asked`: while it stopped."""
+    """Decide when a leader finds that the one before it, on `host`, was killed. `asked`: while it
+    stopped."""
     after = _without_checkpoint(counts, newer_checkpoint is True)
     after = after if asked else _with_losses(after, [host], 1)
     reason = f"the agent of node 0 ({host}) was killed"
@@ -229,19 +264,25 @@ def _after_stop(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -
 
 
 def _after_loss(end: AttemptEnd, counts: RestartCounts, limits: RestartLimits) -> RestartDecision:
-    after = _with_losses(_without_checkpoint(counts, end.newer_checkpoint is True), end.lost.values(), 1)
+    after = _with_losses(
+        _without_checkpoint(counts, end.newer_checkpoint is True), end.lost.values(), 1
+    )
     reason = f"lost {names(end.lost)}" + (f": {end.cause_of_loss}" if end.cause_of_loss else "")
     if limits.join_seconds <= 0:
         return _unless_too_often(LEAVE, EXIT_NODE_LOST, reason, counts, after, limits)
-    return _unless_too_often(AGAIN, EXIT_NODE_LOST, f"{reason}; waits for it to come back", counts, after, limits)
+    return _unless_too_often(
+        AGAIN, EXIT_NODE_LOST, f"{reason}; waits for it to come back", counts, after, limits
+    )
 
 
 def _without_checkpoint(counts: RestartCounts, saved: bool) -> RestartCounts:
-    """Count an end that is no failure by itself, but may be one of several in a row that saved nothing."""
+    """Count an end that is no failure by itself, but may be one of several in a row that saved
+    nothing."""
     if saved:
         return replace(counts, failed_starts=0, unsaved_stops=0)
     failures = counts.failures + 1 if counts.unsaved_stops > 0 else counts.failures
-    # `failed_starts` stays: an attempt that saved nothing got no further than those that failed at once.
+    # `failed_starts` stays: an attempt that saved nothing got no further than those that failed at
+    # once.
     return replace(counts, failures=failures, unsaved_stops=counts.unsaved_stops + 1)
 
 
@@ -251,28 +292,42 @@ def _with_losses(counts: RestartCounts, hosts: Iterable[str], times: int) -> Res
 
 
 def _unless_too_often(
-    what: str, code: int, reason: str, before: RestartCounts, after: RestartCounts, limits: RestartLimits
+    what: str,
+    code: int,
+    reason: str,
+    before: RestartCounts,
+    after: RestartCounts,
+    limits: RestartLimits,
 ) -> RestartDecision:
     if after.failures > limits.max_failures:
         # The failure beyond the limit is no restart: the count stays at the limit.
         reason = f"{reason}; again without a newer checkpoint; {_used_up(limits)}"
-        return RestartDecision(LEAVE, EXIT_FAILED, reason, replace(after, failures=limits.max_failures), counted=True)
+        return RestartDecision(
+            LEAVE, EXIT_FAILED, reason, replace(after, failures=limits.max_failures), counted=True
+        )
     counted = after.failures > before.failures
     pause = pause_seconds(after) if counted and what == AGAIN else 0.0
     return RestartDecision(what, code, reason, after, counted, pause)
 
 
 def _used_up(limits: RestartLimits) -> str:
-    used = f"all {limits.max_failures} restarts are used" if limits.max_failures else "restarts are off"
+    used = (
+        f"all {limits.max_failures} restarts are used"
+        if limits.max_failures
+        else "restarts are off"
+    )
     return used + (f" ({limits.option})" if limits.option else "")
 
 
 def pause_seconds(counts: RestartCounts) -> float:
-    """Pause of 1, 2, 4, ... at most 30 s: failures that repeat at once (a full device) must not use up all restarts."""
+    """Pause of 1, 2, 4, ... at most 30 s: failures that repeat at once (a full device) must not use
+    up all restarts."""
     return min(2.0 ** min(counts.failures + counts.failed_starts - 1, 10), _LONGEST_PAUSE_SECONDS)
 
 
 def names(nodes: dict[int, str]) -> str:
     """Nodes and their hosts in words, the first four of them."""
-    listed = [f"node {node} ({host})" if host else f"node {node}" for node, host in sorted(nodes.items())]
+    listed = [
+        f"node {node} ({host})" if host else f"node {node}" for node, host in sorted(nodes.items())
+    ]
     return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")

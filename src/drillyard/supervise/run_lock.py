@@ -1,10 +1,12 @@
-"""Run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel releases with its owner.
+"""Run lock: one supervisor at a time in a run directory, by a lock on logs/ that the kernel
+releases with its owner.
 
-A crash on this host leaves nothing stale. A file server, however, keeps the lock of a dead host for as long as that
-host's lease, so under a launcher, which itself keeps two starts of a run apart, such a lock is waited for. The owner
-writes its identity and its activity to logs/.holder.json, for the messages of those that wait or are refused. Waiting
-for a live process of this machine that trains is useless; anything else ends by itself. File systems without locks do
-not keep two runs apart.
+A crash on this host leaves nothing stale. A file server, however, keeps the lock of a dead host for
+as long as that host's lease, so under a launcher, which itself keeps two starts of a run apart,
+such a lock is waited for. The owner writes its identity and its activity to logs/.holder.json, for
+the messages of those that wait or are refused. Waiting for a live process of this machine that
+trains is useless; anything else ends by itself. File systems without locks do not keep two runs
+apart.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from drillyard.errors import UserError
 from drillyard.safe_files import close_quietly, replace_file
 from drillyard.supervise.console_output import MESSAGES
 from drillyard.supervise.launch_contract import is_launched
-from drillyard.supervise.process_identity import Process, process_of, read_kernel_file, stat_fields, this_process
+from drillyard.supervise.process_identity import (
+    Process,
+    process_of,
+    read_kernel_file,
+    stat_fields,
+    this_process,
+)
 
 TRAINS = "trains"
 """Activity of a supervisor in its run directory, until its run is over."""
@@ -31,13 +39,15 @@ _OWNER_FILE = ".holder.json"
 _WAIT_SECONDS = 5.0
 """For a live owner: it may just have been asked to end."""
 _WAIT_SECONDS_AFTER_KILL = 20.0
-"""For an owner of this machine that was killed: its reaper, which holds the lock too, ends the rest within ten seconds
-(reaper.py)."""
+"""For an owner of this machine that was killed: its reaper, which holds the lock too, ends the rest
+within ten seconds (reaper.py)."""
 _WAIT_SECONDS_LAUNCHED = 180.0
-"""Under a launcher, for an owner on another host: a file server holds the lock of a host that died for as long as that
-host's lease (Linux nfsd: 90 s), and a refusal here would end the run for good."""
+"""Under a launcher, for an owner on another host: a file server holds the lock of a host that
+died for as long as that host's lease (Linux nfsd: 90 s), and a refusal here would end the run
+for good."""
 _WAIT_SECONDS_LAUNCHED_WITH_WORK = 3600.0
-"""Under a launcher, for an owner that does not train: `checkpoint prune` reads terabytes, on whatever host."""
+"""Under a launcher, for an owner that does not train: `checkpoint prune` reads terabytes, on
+whatever host."""
 _PF_EXITING = 0x4
 """Flag of a process that has begun to exit (Linux, include/linux/sched.h)."""
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -60,13 +70,17 @@ class LockOwner:
 
     @property
     def is_seen_to_live(self) -> bool:
-        """Whether it is a live process of this machine, neither being killed nor exiting, however long that takes."""
+        """Whether it is a live process of this machine, neither being killed nor exiting, however
+        long that takes."""
         return self.process.here and self.process.alive and not _is_being_killed(self.process.pid)
 
     def __str__(self) -> str:
         gone = self.process.here and not self.is_seen_to_live
         which = ", which was killed" if gone else "" if self.trains else f", which {self.does}"
-        return f"process {self.process.pid} on {self.process.host} since {_time_of_day(self.since)}{which}"
+        return (
+            f"process {self.process.pid} on {self.process.host} since"
+            f" {_time_of_day(self.since)}{which}"
+        )
 
 
 @contextlib.contextmanager
@@ -77,7 +91,9 @@ def open_logs(run_directory: Path) -> Iterator[int]:
         logs.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise UserError(f"{logs}: cannot be created ({error.strerror}); choose another `output`") from None
+        raise UserError(
+            f"{logs}: cannot be created ({error.strerror}); choose another `output`"
+        ) from None
     try:
         yield descriptor
     finally:
@@ -88,10 +104,11 @@ def open_logs(run_directory: Path) -> Iterator[int]:
 def exclusive_run_lock(
     run_directory: Path, say: Callable[[str], None] = MESSAGES.say, does: str = TRAINS
 ) -> Iterator[int]:
-    """Hold the lock of a run directory; yields its descriptor, which a process may inherit to hold the lock as well.
+    """Hold the lock of a run directory; yields its descriptor, which a process may inherit to hold
+    the lock as well.
 
-    `say` gets a message at once about the owner and the end of the wait; `does`: see LockOwner. Raises UserError where
-    a run is active there.
+    `say` gets a message at once about the owner and the end of the wait; `does`: see LockOwner.
+    Raises UserError where a run is active there.
     """
     with open_logs(run_directory) as descriptor:
         _wait_for_lock(run_directory, descriptor, say)
@@ -108,7 +125,11 @@ def lock_owner(run_directory: Path) -> LockOwner | None:
     try:
         record = json.loads((run_directory / "logs" / _OWNER_FILE).read_text(encoding="utf-8"))
         process = process_of(record)
-        return None if process is None else LockOwner(process, float(record["since"]), str(record["does"]))
+        return (
+            None
+            if process is None
+            else LockOwner(process, float(record["since"]), str(record["does"]))
+        )
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -128,13 +149,18 @@ def _wait_for_lock(run_directory: Path, descriptor: int, say: Callable[[str], No
                 begun, begun_at, owner = now, time.time(), found
             seconds = _wait_seconds_for(owner)
             who = str(owner) if owner is not None else "by whom is not known"
-            text = f"{run_directory}: is held ({who}); waits for it until {_time_of_day(begun_at + seconds)} at most"
+            text = (
+                f"{run_directory}: is held ({who}); waits for it until"
+                f" {_time_of_day(begun_at + seconds)} at most"
+            )
             if text != last_text:
                 last_text = text
                 say(text)
         if now - begun > seconds:
             why = "a run is active in it" if owner is None or owner.trains else "is held"
-            raise UserError(f"{run_directory}: {why} ({who}); wait for its end, or choose another `name`")
+            raise UserError(
+                f"{run_directory}: {why} ({who}); wait for its end, or choose another `name`"
+            )
         time.sleep(0.05)
 
 
@@ -154,15 +180,18 @@ def _is_being_killed(pid: int) -> bool:
 
 
 def is_exiting(status: str, stat: Sequence[str]) -> bool:
-    """Whether, by /proc/PID/status and `stat_fields`, a process has SIGKILL pending or has begun to exit: then the
-    kernel takes the signal out of the pending ones."""
-    pending = [line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    """Whether, by /proc/PID/status and `stat_fields`, a process has SIGKILL pending or has begun to
+    exit: then the kernel takes the signal out of the pending ones."""
+    pending = [
+        line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))
+    ]
     exiting = not status or not stat or int(stat[6]) & _PF_EXITING
     return bool(exiting) or any(int(signals, 16) >> (signal.SIGKILL - 1) & 1 for signals in pending)
 
 
 def _write_owner(record: Path, does: str) -> None:
-    """Record this process as the owner. On a full disk no record is better than that of an earlier owner."""
+    """Record this process as the owner. On a full disk no record is better than that of an earlier
+    owner."""
     content = {**this_process().as_json(), "since": time.time(), "does": does}
     try:
         replace_file(record, f"{json.dumps(content)}\n".encode())

@@ -1,11 +1,14 @@
-"""What a scheduler that restarts a run, as JobSet does, cannot know: said by the exit code and by a claim on the run.
+"""What a scheduler that restarts a run, as JobSet does, cannot know: said by the exit code and by a
+claim on the run.
 
-JobSet restarts all pods after 85 without counting it, and counts any other failure but 2. So a second attempt in a row
-that ends with 85 and saved nothing leaves with 1, as restart_policy.py counts it, and a counted restart pauses before
-its command starts. Every node decides from the run directory, and so alike.
+JobSet restarts all pods after 85 without counting it, and counts any other failure but 2. So a
+second attempt in a row that ends with 85 and saved nothing leaves with 1, as restart_policy.py
+counts it, and a counted restart pauses before its command starts. Every node decides from the run
+directory, and so alike.
 
-A pod of a lost node may still run when its replacement starts, and on a bucket no lock holds: the first node of every
-attempt writes its claim, and rank 0 of an earlier attempt ends itself before it writes a checkpoint.
+A pod of a lost node may still run when its replacement starts, and on a bucket no lock holds: the
+first node of every attempt writes its claim, and rank 0 of an earlier attempt ends itself before it
+writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,14 +43,20 @@ class SchedulerRestarts:
     checkpoints: frozenset[Path]
 
     def exit_code(self, code: int) -> int:
-        """The code with which this node leaves: 1 for the second 85 in a row without a newer checkpoint."""
-        if code == EXIT_CHECKPOINTED and self.unsaved_before and not _checkpoints(self.directory) - self.checkpoints:
+        """The code with which this node leaves: 1 for the second 85 in a row without a newer
+        checkpoint."""
+        if (
+            code == EXIT_CHECKPOINTED
+            and self.unsaved_before
+            and not _checkpoints(self.directory) - self.checkpoints
+        ):
             return EXIT_FAILED
         return code
 
 
 def scheduler_restarts(directory: Path) -> SchedulerRestarts | None:
-    """This attempt as its run directory shows the ones before; None where no scheduler restarts the run."""
+    """This attempt as its run directory shows the ones before; None where no scheduler restarts the
+    run."""
     submission = launch_contract.submission()
     if RESTARTED_BY not in os.environ or submission is None:
         return None
@@ -59,11 +68,15 @@ def scheduler_restarts(directory: Path) -> SchedulerRestarts | None:
 
 
 def write_claim(directory: Path) -> None:
-    """Claim the run directory for this attempt. An attempt of the same submission that is later keeps its claim."""
+    """Claim the run directory for this attempt. An attempt of the same submission that is later
+    keeps its claim."""
     if RESTARTED_BY not in os.environ:
         return
     mine, present = _own_claim(), _read_claim(directory)
-    if present.get("submission") == mine["submission"] and int(present.get("attempt", 0)) > mine["attempt"]:
+    if (
+        present.get("submission") == mine["submission"]
+        and int(present.get("attempt", 0)) > mine["attempt"]
+    ):
         return
     path = directory / CLAIM_FILE
     path.parent.mkdir(exist_ok=True)
@@ -71,15 +84,16 @@ def write_claim(directory: Path) -> None:
 
 
 def end_without_claim(directory: Path) -> Callable[[], None]:
-    """A function that ends this process where another attempt has claimed the run; it does nothing without a scheduler
-    that restarts the run."""
+    """A function that ends this process where another attempt has claimed the run; it does nothing
+    without a scheduler that restarts the run."""
 
     def check() -> None:
         present = _read_claim(directory)
         if present and present != _own_claim():
             sys.stderr.write(
-                f"error: attempt {present.get('attempt')} of submission {present.get('submission')} has the run "
-                f"directory {directory} now; this earlier one ends and writes nothing\n\n"
+                f"error: attempt {present.get('attempt')} of submission {present.get('submission')}"
+                f" has the run directory {directory} now; this earlier one ends and writes"
+                " nothing\n\n"
             )
             sys.stderr.flush()
             os._exit(EXIT_FAILED)
@@ -88,7 +102,10 @@ def end_without_claim(directory: Path) -> Callable[[], None]:
 
 
 def _own_claim() -> dict[str, Any]:
-    return {"submission": launch_contract.submission() or "", "attempt": launch_contract.first_attempt()}
+    return {
+        "submission": launch_contract.submission() or "",
+        "attempt": launch_contract.first_attempt(),
+    }
 
 
 def _read_claim(directory: Path) -> dict[str, Any]:
@@ -99,7 +116,9 @@ def _read_claim(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _attempts(events: Sequence[dict[str, Any]], submission: str, before: int) -> list[list[dict[str, Any]]]:
+def _attempts(
+    events: Sequence[dict[str, Any]], submission: str, before: int
+) -> list[list[dict[str, Any]]]:
     """The events of each attempt of the submission with a number below `before`, in order."""
     found: list[list[dict[str, Any]]] = []
     is_own = False

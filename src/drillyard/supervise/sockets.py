@@ -1,6 +1,7 @@
 """Free ports, waiting for several descriptors, and the limit of open files.
 
-Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than
+Python 3.9.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ def can_bind(port: int) -> bool:
 def free_port(used: set[int]) -> int:
     """A free port, not in `used`, to which it is added. Raises OSError where there is none.
 
-    It is below the range from which the kernel takes outgoing ports: so no connection of another program takes it
-    before rank 0 listens on it.
+    It is below the range from which the kernel takes outgoing ports: so no connection of another
+    program takes it before rank 0 listens on it.
     """
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    candidates = [port for port in range(min(15_000, first_outgoing // 2), first_outgoing) if port not in used]
+    first_outgoing = int(
+        Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0]
+    )
+    candidates = [
+        port for port in range(min(15_000, first_outgoing // 2), first_outgoing) if port not in used
+    ]
     random.SystemRandom().shuffle(candidates)
     for port in candidates:
         if can_bind(port):
             used.add(port)
             return port
-    raise OSError("no free TCP port below the range of outgoing ports; end some servers of this host")
+    raise OSError(
+        "no free TCP port below the range of outgoing ports; end some servers of this host"
+    )
 
 
 def wait_for(sources: Sequence[Pollable], seconds: float) -> set[int]:
@@ -56,11 +63,13 @@ def wait_for(sources: Sequence[Pollable], seconds: float) -> set[int]:
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's soft limit of open files to `count`, as far as the hard limit lets it."""
+    """Raise this process's soft limit of open files to `count`, as far as the hard limit lets
+    it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    # Some kernels refuse a limit that they report as allowed; nodes beyond it are then reported as missing.
+    # Some kernels refuse a limit that they report as allowed; nodes beyond it are then reported as
+    # missing.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

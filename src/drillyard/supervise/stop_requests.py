@@ -1,6 +1,7 @@
 """Stop signals: an inbox to wait on, and what they request of a run.
 
-Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than Python 3.9.
+Shipped with the agents of launched runs (launch/agent): standard library only, nothing newer than
+Python 3.9.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ import time
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RANK_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 FORWARDED_AS = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
-"""Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C and a closed terminal ask for
-the same."""
+"""Ranks stop on SIGTERM and SIGUSR1 (finish the step, save, exit with 85); Ctrl-C and a closed
+terminal ask for the same."""
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""Request for the Python stacks of a rank's threads; a rank without a handler for it ends, as it was about to."""
+"""Request for the Python stacks of a rank's threads; a rank without a handler for it ends, as it
+was about to."""
 INSISTING_STACKS_SIGNAL = signal.SIGQUIT
-"""Second request, to a rank that did not answer: one whose interpreter is held by code that never releases it."""
+"""Second request, to a rank that did not answer: one whose interpreter is held by code that never
+releases it."""
 
 SECONDS_OF_ONE_REQUEST = 2.0
-"""Stop signals that follow the first within this time are the same request. A terminal that closes sends SIGHUP from
-the kernel and from its shell, systemd sends SIGTERM and SIGHUP, a wrapper passes on what its group got as well."""
+"""Stop signals that follow the first within this time are the same request. A terminal that closes
+sends SIGHUP from the kernel and from its shell, systemd sends SIGTERM and SIGHUP, a wrapper passes
+on what its group got as well."""
 
 
 class SignalInbox:
-    """The signals of `numbers` that this process received, for a loop to read. Use it with `with`, in the main thread.
+    """The signals of `numbers` that this process received, for a loop to read. Use it with `with`,
+    in the main thread.
 
     SIGHUP stays ignored where it is (nohup).
     """
@@ -39,7 +44,8 @@ class SignalInbox:
 
     def __enter__(self) -> SignalInbox:
         self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        # The interpreter writes the numbers to the wake-up descriptor; the handlers need do nothing.
+        # The interpreter writes the numbers to the wake-up descriptor; the handlers need do
+        # nothing.
         self._previous = {
             number: signal.signal(number, lambda *_: None)
             for number in self._numbers
@@ -68,7 +74,8 @@ class SignalInbox:
 
 
 class StopRequests(SignalInbox):
-    """Requests to stop a run: stop signals to this process, and those that another node's agent reports.
+    """Requests to stop a run: stop signals to this process, and those that another node's agent
+    reports.
 
     `wake_on`: a further signal that only makes it readable.
     """
@@ -79,7 +86,8 @@ class StopRequests(SignalInbox):
         self.at = 0.0
         """Time of the first, by time.monotonic."""
         self.insisted = False
-        """Whether a second request came, more than SECONDS_OF_ONE_REQUEST later: end everything at once."""
+        """Whether a second request came, more than SECONDS_OF_ONE_REQUEST later: end everything at
+        once."""
         self._own_at = 0.0
 
     def __enter__(self) -> StopRequests:
@@ -96,8 +104,8 @@ class StopRequests(SignalInbox):
         return taken
 
     def add(self, number: int, insisted: bool) -> None:
-        """Add a request that another agent received, first or again (`insisted`, by its own count): signals that
-        come to two agents at different times are one request to the run."""
+        """Add a request that another agent received, first or again (`insisted`, by its own count):
+        signals that come to two agents at different times are one request to the run."""
         if self.first is None:
             self.first, self.at = signal.Signals(number), time.monotonic()
         self.insisted = self.insisted or insisted

@@ -1,12 +1,15 @@
-"""Supervisor of one host's ranks over all attempts: `supervise`, and `supervise_training` for a run config.
+"""Supervisor of one host's ranks over all attempts: `supervise`, and `supervise_training` for a run
+config.
 
-An attempt is all ranks started together on a port of their own. When one fails, all are ended, the cause is reported,
-and the next attempt resumes from the newest checkpoint, unless restart_policy.py refuses. Nothing of a failed attempt
-is reused: elastic launchers lose time on reviving half-dead process groups.
+An attempt is all ranks started together on a port of their own. When one fails, all are ended, the
+cause is reported, and the next attempt resumes from the newest checkpoint, unless restart_policy.py
+refuses. Nothing of a failed attempt is reused: elastic launchers lose time on reviving half-dead
+process groups.
 
-Exit codes: 0 done (the summary is written, or every rank exited with 0); 2 a user's mistake; 85 stopped on request with
-all saved, start it again; 1 stopped on request, and that moment could not be saved; 128 + N ended by signal N, at once
-or with an error on the way to a stop; else that of the rank that failed first (1 for an attempt that hung).
+Exit codes: 0 done (the summary is written, or every rank exited with 0); 2 a user's mistake; 85
+stopped on request with all saved, start it again; 1 stopped on request, and that moment could not
+be saved; 128 + N ended by signal N, at once or with an error on the way to a stop; else that of the
+rank that failed first (1 for an attempt that hung).
 """
 
 from __future__ import annotations
@@ -23,12 +26,34 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.reporting.summary import required_failure
 from drillyard.supervise import cause, launch_contract, reaper
-from drillyard.supervise.attempt import Attempt, AttemptResult, GracePeriods, RankExit, rank_environments
+from drillyard.supervise.attempt import (
+    Attempt,
+    AttemptResult,
+    GracePeriods,
+    RankExit,
+    rank_environments,
+)
 from drillyard.supervise.console_output import MESSAGES, PlainOutput, TerminalOutput
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_NOT_SAVED, EXIT_USER_ERROR, ExitRecord
+from drillyard.supervise.launch_contract import (
+    EXIT_CHECKPOINTED,
+    EXIT_NOT_SAVED,
+    EXIT_USER_ERROR,
+    ExitRecord,
+)
 from drillyard.supervise.rank_process import ONE_NODE, NodePlacement, Standby
-from drillyard.supervise.reaper import AGENT_MARK, SUPERVISOR_MARK, ParentWatcher, end_marked_processes
-from drillyard.supervise.restart_policy import AGAIN, AttemptFailure, RestartCounts, RestartLimits, after_failure
+from drillyard.supervise.reaper import (
+    AGENT_MARK,
+    SUPERVISOR_MARK,
+    ParentWatcher,
+    end_marked_processes,
+)
+from drillyard.supervise.restart_policy import (
+    AGAIN,
+    AttemptFailure,
+    RestartCounts,
+    RestartLimits,
+    after_failure,
+)
 from drillyard.supervise.sockets import free_port
 from drillyard.supervise.stop_requests import StopRequests
 from drillyard.telemetry.events import EventName, append_event, read_events
@@ -39,7 +64,8 @@ if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
 
 CORES_FOR_STANDBY = 4
-"""Cores per rank of a host with which a process that imports meanwhile does not slow a rank down."""
+"""Cores per rank of a host with which a process that imports meanwhile does not slow a rank
+down."""
 
 _UNSAVED = (
     "error: stopped on request, but that moment could not be saved: earlier checkpoints are whole\n"
@@ -57,10 +83,11 @@ def supervise_training(
     standby: bool | None = None,
     node: NodePlacement = ONE_NODE,
 ) -> int:
-    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code of `supervise`.
+    """Train `run` with `num_ranks` processes of `command` on this host; returns the exit code of
+    `supervise`.
 
-    `lock`, `node`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the host is the only one and
-    has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
+    `lock`, `node`: see `supervise`. `standby`: keep ranks ready for a restart; None: where the host
+    is the only one and has `CORES_FOR_STANDBY` cores per rank. Raises UserError.
     """
     from drillyard.console import SafeConsole
 
@@ -82,8 +109,12 @@ def supervise_training(
 
 
 def required_metrics_code(run: RunConfig) -> int:
-    """Return a completed run's exit code: 1, with the failure reported, if a required metric is missing; else 0."""
-    if not run.evaluation.required or (failure := required_failure(Path(run.output) / run.name)) is None:
+    """Return a completed run's exit code: 1, with the failure reported, if a required metric is
+    missing; else 0."""
+    if (
+        not run.evaluation.required
+        or (failure := required_failure(Path(run.output) / run.name)) is None
+    ):
         return 0
     MESSAGES.error(f"error: {failure}")
     # The model is complete: a restart would not measure it.
@@ -93,11 +124,12 @@ def required_metrics_code(run: RunConfig) -> int:
 
 
 def is_started(run_directory: Path) -> bool:
-    """Whether the submission that started this process has begun the run in a directory: attempts and requeues of one
-    submission are one run, as a supervisor's own attempts are."""
+    """Whether the submission that started this process has begun the run in a directory: attempts
+    and requeues of one submission are one run, as a supervisor's own attempts are."""
     submission = launch_contract.submission()
     return submission is not None and any(
-        event["event"] == "run_start" and event.get("launch") == submission for event in read_events(run_directory)
+        event["event"] == "run_start" and event.get("launch") == submission
+        for event in read_events(run_directory)
     )
 
 
@@ -121,13 +153,15 @@ def supervise(
     node: NodePlacement = ONE_NODE,
     writes_events: bool = True,
 ) -> int:
-    """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or cannot continue; returns
-    the exit code. Call it from the main thread: signals are read there, and ranks end with the thread that starts them.
+    """Run `command` (an argv list) as `num_ranks` ranks on this host until the run is done or
+    cannot continue; returns the exit code. Call it from the main thread: signals are read there,
+    and ranks end with the thread that starts them.
 
-    `lock`: a descriptor on which the caller holds the run lock (on nodes after the first, the lock of the
-    run's logs/); the reaper inherits it. Each rank gets this process's environment, `environment`, and the variables of
-    `rank_environments`. With `standby`, the ranks of a further attempt are ready before it is needed; their `command`
-    must call `rank_process.await_turn`. `node`: this host is one of several; `max_restarts` is 0 then.
+    `lock`: a descriptor on which the caller holds the run lock (on nodes after the first, the lock
+    of the run's logs/); the reaper inherits it. Each rank gets this process's environment,
+    `environment`, and the variables of `rank_environments`. With `standby`, the ranks of a further
+    attempt are ready before it is needed; their `command` must call `rank_process.await_turn`.
+    `node`: this host is one of several; `max_restarts` is 0 then.
 
     Raises UserError when the run directory cannot be written or `command` cannot start.
     """
@@ -136,7 +170,9 @@ def supervise(
         token = f"{os.getpid()}-{time.time_ns()}"
         if AGENT_MARK not in os.environ:
             # Else the agent's reaper reaches these processes too.
-            stack.callback(ParentWatcher(reaper.__file__, token, SUPERVISOR_MARK, keep_open=[lock]).close)
+            stack.callback(
+                ParentWatcher(reaper.__file__, token, SUPERVISOR_MARK, keep_open=[lock]).close
+            )
         requests = stack.enter_context(StopRequests())
         output: PlainOutput = (
             TerminalOutput(console, run_directory.name, total_steps)
@@ -150,7 +186,9 @@ def supervise(
         shared = {**os.environ, **environment, SUPERVISOR_MARK: token}
         environments = rank_environments(shared, num_ranks, 0, node)
         ready = stack.enter_context(Standby(command, environments)) if standby else None
-        run.event("run_start", world_size=num_ranks * node.count, launch=launch_contract.submission())
+        run.event(
+            "run_start", world_size=num_ranks * node.count, launch=launch_contract.submission()
+        )
         while True:
             try:
                 shared["MASTER_PORT"] = str(node.master_port or free_port(used_ports))
@@ -191,7 +229,8 @@ class _Run:
     _elsewhere: launch_contract.FailureElsewhere | None = None
 
     def event(self, name: EventName, **fields: Any) -> None:
-        """Write an event, on node 0. A full or read-only disk is reported and never ends the run."""
+        """Write an event, on node 0. A full or read-only disk is reported and never ends the
+        run."""
         try:
             if self._writes_events:
                 append_event(self._directory, name, round=self.attempt, **fields)
@@ -199,16 +238,20 @@ class _Run:
             self._output.say(str(error))
 
     def asked_to_stop(self, number: signal.Signals) -> None:
-        """Record a stop signal: of a person or scheduler, or of a launcher because another node has failed."""
+        """Record a stop signal: of a person or scheduler, or of a launcher because another node has
+        failed."""
         self._elsewhere = other = launch_contract.failure_elsewhere()
         if other is None:
             self.event("signal", signal=number.name)
             return
-        self.event("failure", reason=other.reason, failed_rank=other.rank, exit_code=other.exit_code)
+        self.event(
+            "failure", reason=other.reason, failed_rank=other.rank, exit_code=other.exit_code
+        )
         self._output.say(f"another node ends this attempt: {other.reason}")
 
     def after(self, result: AttemptResult, late_signal: signal.Signals | None) -> int | None:
-        """Return the run's exit code after this attempt; None: another one follows, and `attempt` is its number."""
+        """Return the run's exit code after this attempt; None: another one follows, and `attempt`
+        is its number."""
         for line in result.left_behind:
             self._output.say(line)
         if result.summary_written:
@@ -227,7 +270,9 @@ class _Run:
         if unsaved is not None:
             # Its message may be missing on the disk that took no checkpoint.
             self._output.error(cause.user_message(result.log_of(unsaved.rank)) or _UNSAVED)
-            self.event("end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1)
+            self.event(
+                "end", status="interrupted" if self._elsewhere is None else "failed", exit_code=1
+            )
             return 1
         if failures and failures[0].returncode == EXIT_CHECKPOINTED:
             where = " from the newest checkpoint" if result.last_step is not None else ""
@@ -237,12 +282,17 @@ class _Run:
             return self._stopped(stop, result, failures)
         return self._after_failure(result, self._why(result, failures))
 
-    def _stopped(self, stop: signal.Signals, result: AttemptResult, failures: Sequence[RankExit]) -> int:
+    def _stopped(
+        self, stop: signal.Signals, result: AttemptResult, failures: Sequence[RankExit]
+    ) -> int:
         """End a run whose ranks were asked to stop and have not all reported a checkpoint."""
         if result.stop_signal is None:
             self.asked_to_stop(stop)
         if result.last_step is None:
-            text = "stopped before the first step of this attempt: nothing is lost, the same command starts again"
+            text = (
+                "stopped before the first step of this attempt: nothing is lost, the same command"
+                " starts again"
+            )
             return self._end("interrupted", f"{text} (exit code 85)", EXIT_CHECKPOINTED)
         if result.hung or any(cause.stop_signal(end.returncode) is None for end in failures):
             self._report_failure(result, self._why(result, failures))
@@ -257,11 +307,19 @@ class _Run:
         if decision.what != AGAIN or result.left_behind:
             further = f"no further attempt: {decision.reason}"
             if result.left_behind:
-                # It still holds its device, and what it waits for (a disk, a driver) would block the next one too.
-                further = f"no further attempt: {result.left_behind[0]}; fix what it waits for, or restart this host"
+                # It still holds its device, and what it waits for (a disk, a driver) would block
+                # the next one too.
+                further = (
+                    f"no further attempt: {result.left_behind[0]}; fix what it waits for, or"
+                    " restart this host"
+                )
             elif self._one_of_several:
-                further = "this node's part ends: whatever started the nodes must start all of them again"
-            return self._end("failed", f"{further}. All output is in {self._directory / 'logs'}", why.exit_code)
+                further = (
+                    "this node's part ends: whatever started the nodes must start all of them again"
+                )
+            return self._end(
+                "failed", f"{further}. All output is in {self._directory / 'logs'}", why.exit_code
+            )
         self.attempt += 1
         self.event("restart", reason=why.reason)
         self._oom_kills = cause.oom_kills()
@@ -274,7 +332,13 @@ class _Run:
     def _report_failure(self, result: AttemptResult, why: ExitRecord) -> None:
         if self._elsewhere is None or not why.lost_peer:
             # Else it is the effect of a failure that already has its event.
-            self.event("failure", step=why.step, reason=why.reason, failed_rank=why.rank, exit_code=why.exit_code)
+            self.event(
+                "failure",
+                step=why.step,
+                reason=why.reason,
+                failed_rank=why.rank,
+                exit_code=why.exit_code,
+            )
         where = "before its first step" if why.step is None else f"after step {why.step}"
         self._output.say(f"attempt {self.attempt} failed {where}: {why.reason}")
         why.write()
@@ -286,7 +350,10 @@ class _Run:
 
     def _end(self, status: str, text: str, code: int) -> int:
         if self._elsewhere is not None:
-            status, text = "failed", f"this node's part ended with exit code {code}, as another node had failed"
+            status, text = (
+                "failed",
+                f"this node's part ended with exit code {code}, as another node had failed",
+            )
         self._output.say(text)
         self.event("end", status=status, exit_code=code)
         return code
@@ -295,7 +362,9 @@ class _Run:
         """Show a rank's message to the user once, however many ranks it comes from."""
         mistaken = [end for end in result.exits if end.returncode == EXIT_USER_ERROR]
         texts = [result.log_of(end.rank) for end in mistaken]
-        message = next(filter(None, map(cause.user_message, texts)), None) or "\n".join(cause.last_words(texts[0]))
+        message = next(filter(None, map(cause.user_message, texts)), None) or "\n".join(
+            cause.last_words(texts[0])
+        )
         self._output.error(message)
         reason = message.partition("\n")[0].removeprefix("error: ") or "refused"
         ExitRecord(mistaken[0].rank, EXIT_USER_ERROR, reason, message.splitlines()).write()
@@ -303,14 +372,22 @@ class _Run:
         return EXIT_USER_ERROR
 
     def _why(self, result: AttemptResult, failures: Sequence[RankExit]) -> ExitRecord:
-        """Choose the first failed rank in time that does not merely report another's end; else the first.
+        """Choose the first failed rank in time that does not merely report another's end; else the
+        first.
 
-        A rank that got SIGTERM meanwhile may still have died of its own error, where its code is not a signal's.
+        A rank that got SIGTERM meanwhile may still have died of its own error, where its code is
+        not a signal's.
         """
         if result.hung:
-            reason = f"no progress on any rank within the watchdog's time; stacks are in {self._directory / 'logs'}"
+            reason = (
+                "no progress on any rank within the watchdog's time; stacks are in"
+                f" {self._directory / 'logs'}"
+            )
             return ExitRecord(None, 1, reason, step=result.last_step)
-        suspects = [*failures, *(end for end in result.exits if end.asked and 0 < end.returncode < 128)]
+        suspects = [
+            *failures,
+            *(end for end in result.exits if end.asked and 0 < end.returncode < 128),
+        ]
         ends = [(end, cause.last_words(result.log_of(end.rank))) for end in suspects]
         own_fault = [
             (end, words)
@@ -327,4 +404,6 @@ class _Run:
         if result.silent:
             reason += f"; it waited for {next(iter(result.silent.values()))}"
         code = cause.exit_status(end.returncode)
-        return ExitRecord(end.rank, code, reason, words, lost_peer=not own_fault, step=result.last_step)
+        return ExitRecord(
+            end.rank, code, reason, words, lost_peer=not own_fault, step=result.last_step
+        )

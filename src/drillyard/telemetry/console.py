@@ -3,8 +3,8 @@
     [PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.
     Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
 
-Tools that read the PerfLogger's lines read these. Numbers have at least four significant digits (a step of 0.06712 s, a
-CPU's 0.01234 TFLOP/s), never an exponent.
+Tools that read the PerfLogger's lines read these. Numbers have at least four significant digits (a
+step of 0.06712 s, a CPU's 0.01234 TFLOP/s), never an exponent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def format_parameters_line(parameters: int, formula: str, flops_per_token: float
 
 
 def format_step_line(record: dict[str, Any]) -> str:
-    """One line of metrics.jsonl in the PerfLogger's format; a non-finite loss is printed as nan or inf."""
+    """One line of metrics.jsonl in the PerfLogger's format; a non-finite loss is printed as nan or
+    inf."""
     loss = record["loss"]
     return (
         f"Step: {record['step']}"
@@ -44,12 +45,15 @@ HEADLINES = {
 
 
 def format_evaluation_line(step: int, results: dict[str, Any]) -> str:
-    """The results of an evaluation, a line per held-out part: its figures of `HEADLINES`, else all its numbers."""
+    """The results of an evaluation, a line per held-out part: its figures of `HEADLINES`, else all
+    its numbers."""
     lines = [f"Evaluation after step {step}"]
     for part, result in results.items():
         numbers = flatten(result if isinstance(result, dict) else {part: result})
         shown = {name: value for name, value in numbers.items() if name in HEADLINES} or numbers
-        figures = [HEADLINES.get(name, f"{name} {{:.4g}}").format(value) for name, value in shown.items()]
+        figures = [
+            HEADLINES.get(name, f"{name} {{:.4g}}").format(value) for name, value in shown.items()
+        ]
         lines.append(f"  {part} | " + " | ".join(figures))
     return "\n".join(lines)
 

@@ -19,10 +19,11 @@ COMPARED: Final = ("loss", "grad_norm")
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Difference in one metric: at the first step with a difference, and at the step with the largest.
+    """Difference in one metric: at the first step with a difference, and at the step with the
+    largest.
 
-    Differences are absolute; `relative` ones are over the larger magnitude of the two. The difference to a missing or
-    non-finite value is infinite.
+    Differences are absolute; `relative` ones are over the larger magnitude of the two. The
+    difference to a missing or non-finite value is infinite.
     """
 
     metric: str
@@ -38,7 +39,8 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The comparison of two runs: common steps, steps that only one has, and the metrics that differ."""
+    """The comparison of two runs: common steps, steps that only one has, and the metrics that
+    differ."""
 
     common_steps: int
     only_first: tuple[int, ...]
@@ -74,7 +76,10 @@ def compare_runs(first: Path, second: Path) -> Difference:
 
 def _by_step(run_directory: Path) -> dict[int, dict[str, Any]]:
     if not (run_directory / METRICS_FILE).is_file():
-        raise UserError(f"{run_directory}: has no {METRICS_FILE}: give the directory of a run, such as runs/NAME.")
+        raise UserError(
+            f"{run_directory}: has no {METRICS_FILE}: give the directory of a run, such as"
+            " runs/NAME."
+        )
     records = {record["step"]: record for record in read_metrics(run_directory)}
     if not records:
         raise UserError(f"{run_directory / METRICS_FILE}: holds no logged step yet.")
@@ -110,17 +115,25 @@ def format_difference(difference: Difference, first: Path, second: Path) -> str:
         a, b = divergence.first_values
         lines += [
             f"{divergence.metric} differs first at step {divergence.first_step}: A {a!r}, B {b!r}",
-            f"  by {divergence.first_difference:.3g} (relative {divergence.first_relative:.3g});"
-            f" at {divergence.steps} of {difference.common_steps} common steps,"
-            f" most at step {divergence.largest_step}: {divergence.largest_difference:.3g}"
-            f" (relative {divergence.largest_relative:.3g})",
+            (
+                f"  by {divergence.first_difference:.3g} (relative"
+                f" {divergence.first_relative:.3g}); at {divergence.steps} of"
+                f" {difference.common_steps} common steps, most at step {divergence.largest_step}:"
+                f" {divergence.largest_difference:.3g} (relative {divergence.largest_relative:.3g})"
+            ),
         ]
     for name, steps in (("A", difference.only_first), ("B", difference.only_second)):
         if steps:
             lines.append(f"{len(steps)} steps only in {name}: {_ranges(steps)}")
-    same = [metric for metric in COMPARED if metric not in {item.metric for item in difference.divergences}]
+    same = [
+        metric
+        for metric in COMPARED
+        if metric not in {item.metric for item in difference.divergences}
+    ]
     if same:
-        lines.append(f"Equal to the bit at all {difference.common_steps} common steps: {', '.join(same)}")
+        lines.append(
+            f"Equal to the bit at all {difference.common_steps} common steps: {', '.join(same)}"
+        )
     return "\n".join(lines)
 
 

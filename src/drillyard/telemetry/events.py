@@ -1,8 +1,10 @@
-"""events.jsonl: what happened to a run, when, across all its restarts: vocabulary, writer, readers, goodput.
+"""events.jsonl: what happened to a run, when, across all its restarts: vocabulary, writer, readers,
+goodput.
 
-One JSON object per line: `time` (UTC, microseconds, e.g. 2026-01-31T12:00:00.123456Z), `event`, and where they apply
-`round` (the attempt: 0 for the first, +1 with each restart), `rank` and `step` (optimizer steps completed).
-Rank 0 and the supervisor append to the same file. Goodput is computed from these lines alone.
+One JSON object per line: `time` (UTC, microseconds, e.g. 2026-01-31T12:00:00.123456Z), `event`, and
+where they apply `round` (the attempt: 0 for the first, +1 with each restart), `rank` and `step`
+(optimizer steps completed). Rank 0 and the supervisor append to the same file. Goodput is computed
+from these lines alone.
 
 | event | written by | when | fields besides time, round, step |
 |---|---|---|---|
@@ -38,12 +40,13 @@ Rank 0 and the supervisor append to the same file. Goodput is computed from thes
 
 (1) rank 0 where there is no supervisor; one of the two, not both.
 
-The status of an `end` is completed, interrupted or failed; its `sequences` (from rank 0) counts the data's sequences
-that were seen at least once, all of them, and the epochs; of several sources also of each, by name. `order` has
-`by_epoch`: whether each epoch's last batch is short (data/sampler.py).
+The status of an `end` is completed, interrupted or failed; its `sequences` (from rank 0) counts the
+data's sequences that were seen at least once, all of them, and the epochs; of several sources also
+of each, by name. `order` has `by_epoch`: whether each epoch's last batch is short
+(data/sampler.py).
 
 Writers may add other events: readers ignore unknown ones.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -112,9 +115,9 @@ def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
     except ODD_VALUE as error:
         where = " or ".join(map(str, run_directories))
         raise UserError(
-            f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes "
-            f"({type(error).__name__}: {error!s:.200}). Copy the directory again from where the run wrote it; if the "
-            "original fails too, please report this as a bug."
+            f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes"
+            f" ({type(error).__name__}: {error!s:.200}). Copy the directory again from where the"
+            " run wrote it; if the original fails too, please report this as a bug."
         ) from error
 
 
@@ -130,7 +133,8 @@ def event_line(event: str, fields: dict[str, Any]) -> str:
 
 
 def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
-    """Append one event, from any process of the run. Opens and closes the file: for rare events, not for steps.
+    """Append one event, from any process of the run. Opens and closes the file: for rare events,
+    not for steps.
 
     Raises UserError when it cannot be written.
     """
@@ -143,7 +147,8 @@ def append_event(run_directory: Path, event: EventName, **fields: Any) -> None:
 
 
 def read_events(run_directory: Path) -> list[dict[str, Any]]:
-    """All events in the order they were written; torn lines and lines without a time or a name are skipped."""
+    """All events in the order they were written; torn lines and lines without a time or a name are
+    skipped."""
     return [record for record in read_records(run_directory / EVENTS_FILE) if is_event(record)]
 
 
@@ -162,7 +167,9 @@ def has_time(record: Mapping[str, Any]) -> bool:
 
 def event_microseconds(event: Mapping[str, Any]) -> int:
     """An event's time in whole microseconds since 1970."""
-    return (datetime.fromisoformat(event["time"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return (datetime.fromisoformat(event["time"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+        microseconds=1
+    )
 
 
 def utc_time(microseconds: int) -> datetime:
@@ -194,10 +201,13 @@ _MOMENTS: Final[dict[str, tuple[Kind, Overlay | None]]] = {
 
 
 def moment(event: Mapping[str, Any]) -> Moment:
-    """Convert an event for goodput. `first_step` is a step without a duration; an unknown event only passes time."""
+    """Convert an event for goodput. `first_step` is a step without a duration; an unknown event
+    only passes time."""
     kind, overlay = _MOMENTS.get(event["event"], ("other", None))
     step, seconds = event.get("step"), event.get("step_seconds")
-    return Moment(event_microseconds(event), kind, step if isinstance(step, int) else None, seconds, overlay)
+    return Moment(
+        event_microseconds(event), kind, step if isinstance(step, int) else None, seconds, overlay
+    )
 
 
 def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:

@@ -1,18 +1,20 @@
 """JSON lines that survive crashes: how every log of a run directory is written and read.
 
-One `write()` of one whole line on a descriptor opened with O_APPEND: the kernel places lines of several processes after
-one another, a killed process loses nothing that it logged, and a crash damages one line at most. A writer that finds a
-torn last line starts a new one; a reader skips lines that are not JSON objects.
+One `write()` of one whole line on a descriptor opened with O_APPEND: the kernel places lines of
+several processes after one another, a killed process loses nothing that it logged, and a crash
+damages one line at most. A writer that finds a torn last line starts a new one; a reader skips
+lines that are not JSON objects.
 
-JSON has no NaN or Infinity. Such a value is written as null, and the field `nonfinite` of the same object names it,
-nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite floats are written with `repr` and read back
-to the bit.
+JSON has no NaN or Infinity. Such a value is written as null, and the field `nonfinite` of the same
+object names it, nested as it was: `{"loss": null, "nonfinite": {"loss": "nan"}}`. Finite floats are
+written with `repr` and read back to the bit.
 
-A file that cannot be written (disk full, read-only, mount gone) never ends a training run: its lines wait in memory and
-are written, whole and in order, once that is possible again.
+A file that cannot be written (disk full, read-only, mount gone) never ends a training run: its
+lines wait in memory and are written, whole and in order, once that is possible again.
 
-Cost: about 10 microseconds per line. Limits: appends are atomic on local file systems; on NFS and object-store mounts
-only those of one host are. On an object-store mount a line is on this host alone until `sync` or `close`.
+Cost: about 10 microseconds per line. Limits: appends are atomic on local file systems; on NFS and
+object-store mounts only those of one host are. On an object-store mount a line is on this host
+alone until `sync` or `close`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(", "
 
 
 def encode(record: dict[str, Any]) -> str:
-    """One JSON object on one line, without its newline; non-finite floats become null and are named in `nonfinite`."""
+    """One JSON object on one line, without its newline; non-finite floats become null and are named
+    in `nonfinite`."""
     try:
         return _encode(record)
     except ValueError:
@@ -48,7 +51,8 @@ def encode(record: dict[str, Any]) -> str:
 
 
 def _split_nonfinite(value: Any) -> tuple[Any, Any]:
-    """`value` with null for non-finite floats, and those floats as text in the same nesting (None without any)."""
+    """`value` with null for non-finite floats, and those floats as text in the same nesting (None
+    without any)."""
     if isinstance(value, float) and not math.isfinite(value):
         return None, repr(value)
     if isinstance(value, dict | list | tuple):
@@ -70,7 +74,8 @@ def _join_nonfinite(finite: Any, nonfinite: dict[str, Any]) -> None:
 
 
 def decode(line: bytes | str) -> dict[str, Any] | None:
-    """The object of one line with its non-finite floats restored; None for a torn or foreign line."""
+    """The object of one line with its non-finite floats restored; None for a torn or foreign
+    line."""
     try:
         record = json.loads(line)
         if not isinstance(record, dict):
@@ -82,7 +87,8 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file in order; none for a missing file. Torn lines are skipped."""
+    """The objects of a JSON-lines file in order; none for a missing file. Torn lines are
+    skipped."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -92,12 +98,14 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class LineFile:
-    """An append-only text file, one `write()` per line; several processes and threads may write to it.
+    """An append-only text file, one `write()` per line; several processes and threads may write to
+    it.
 
-    Opening raises UserError: nothing has been lost yet. A later failure to write does not raise: the line waits in
-    memory, and each further `write` tries again, on a reopened file where the mount was lost; lines since the last
-    `sync` that the reopened file lacks are written again. `warn(text)` is called when that begins and when it is over.
-    Lines beyond `WAITING_BYTES` of waiting ones are lost; `lost_lines` counts them.
+    Opening raises UserError: nothing has been lost yet. A later failure to write does not raise:
+    the line waits in memory, and each further `write` tries again, on a reopened file where the
+    mount was lost; lines since the last `sync` that the reopened file lacks are written again.
+    `warn(text)` is called when that begins and when it is over. Lines beyond `WAITING_BYTES` of
+    waiting ones are lost; `lost_lines` counts them.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -116,7 +124,8 @@ class LineFile:
             self._synced_bytes = os.fstat(self._descriptor or 0).st_size
         except OSError as error:
             raise UserError(
-                f"{path}: cannot be written: {describe_os_error(error)}, or choose another directory with `output:`."
+                f"{path}: cannot be written: {describe_os_error(error)}, or choose another"
+                " directory with `output:`."
             ) from error
 
     def write(self, line: str) -> None:
@@ -181,7 +190,11 @@ class LineFile:
                 )
                 return text if begins else None
             ends, self._in_trouble = self._in_trouble, False
-            return f"{self.path}: is written again, with the {waited} lines that have waited" if ends else None
+            return (
+                f"{self.path}: is written again, with the {waited} lines that have waited"
+                if ends
+                else None
+            )
 
     def _write_all(self) -> None:
         """Write all that waits; lines written before an OSError wait no longer."""
@@ -197,7 +210,8 @@ class LineFile:
                 self._settle(written - len(newline))
 
     def _settle(self, taken: int) -> None:
-        """Drop the first `taken` bytes of what waits. A line written in part is cut off the file and waits whole."""
+        """Drop the first `taken` bytes of what waits. A line written in part is cut off the file
+        and waits whole."""
         lacks_only_newline = self._waiting[taken : taken + 1] == b"\n"
         whole = taken if lacks_only_newline else self._waiting.rfind(b"\n", 0, taken) + 1
         self._torn = taken > whole and not self._taken_back(taken - whole)
@@ -206,8 +220,8 @@ class LineFile:
         del self._unsynced[: max(0, len(self._unsynced) - WAITING_BYTES)]
 
     def _taken_back(self, num_bytes: int) -> bool:
-        """Cut off the last bytes written, so that strict readers find whole lines only; False where another process has
-        appended meanwhile (then a newline follows)."""
+        """Cut off the last bytes written, so that strict readers find whole lines only; False where
+        another process has appended meanwhile (then a newline follows)."""
         assert self._descriptor is not None
         end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         if os.fstat(self._descriptor).st_size != end:
@@ -219,7 +233,8 @@ class LineFile:
         return True
 
     def _vanished(self) -> bytes:
-        """The lines since the last sync that the reopened file lacks: they were lost with its mount."""
+        """The lines since the last sync that the reopened file lacks: they were lost with its
+        mount."""
         assert self._descriptor is not None
         start = min(self._synced_bytes, os.fstat(self._descriptor).st_size)
         there = set(os.pread(self._descriptor, 2 * WAITING_BYTES, start).splitlines(keepends=True))
@@ -227,9 +242,11 @@ class LineFile:
         return b"".join(bytes(line) for line in lines if bytes(line) not in there)
 
     def _open(self) -> None:
-        """Open or create the file (a mount lost before its first upload has none), but never its directory: without the
-        mount that would be another one."""
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        """Open or create the file (a mount lost before its first upload has none), but never its
+        directory: without the mount that would be another one."""
+        self._descriptor = os.open(
+            self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
         size = os.fstat(self._descriptor).st_size
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 

@@ -1,10 +1,11 @@
 """RunLog: everything a training run writes about itself, behind a handful of calls.
 
-Rank 0 writes metrics.jsonl, events.jsonl, dllogger.json, the trackers (TensorBoard, W&B, MLflow) and the console line;
-on other ranks every call returns at once. The logs are append-only: a resumed run continues the same files.
+Rank 0 writes metrics.jsonl, events.jsonl, dllogger.json, the trackers (TensorBoard, W&B, MLflow)
+and the console line; on other ranks every call returns at once. The logs are append-only: a resumed
+run continues the same files.
 
-Cost per logged step: four short lines formatted and written, under 100 microseconds, plus the trackers (trackers.py).
-Nothing here touches a device.
+Cost per logged step: four short lines formatted and written, under 100 microseconds, plus the
+trackers (trackers.py). Nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -50,10 +51,12 @@ DLLOGGER_FILE = "dllogger.json"
 
 
 class RunLog:
-    """The log of one attempt. Call `parameters` before the first `step`, and `close` (or use `with`) at the end.
+    """The log of one attempt. Call `parameters` before the first `step`, and `close` (or use
+    `with`) at the end.
 
-    `attempt` counts from 0. `console`: `text` prints lines for people, the PerfLogger's among them, `json` one object
-    per line, `none` nothing. `total_steps`, where known, is in the JSON lines to show progress.
+    `attempt` counts from 0. `console`: `text` prints lines for people, the PerfLogger's among them,
+    `json` one object per line, `none` nothing. `total_steps`, where known, is in the JSON lines to
+    show progress.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class RunLog:
         self.close()
 
     def event(self, name: EventName, step: int | None = None, **fields: Any) -> None:
-        """Append an event (vocabulary in events.py). A `resume` also rewinds the trackers to its step."""
+        """Append an event (vocabulary in events.py). A `resume` also rewinds the trackers to its
+        step."""
         if not self._writes:
             return
         place = {"round": self._attempt, "rank": self._rank, "step": step}
@@ -98,21 +102,31 @@ class RunLog:
             self._trackers.resumed(step)
         if self._console == "json" and name != "step":
             self._print(event_line(name, {**place, **fields}))
-        elif self._console == "text" and (line := lines.format_event(name, step, fields)) is not None:
+        elif (
+            self._console == "text" and (line := lines.format_event(name, step, fields)) is not None
+        ):
             self._print(line)
         if name == "checkpoint":
-            # The logs up to a checkpoint must be as durable as the checkpoint, on object-store mounts too.
+            # The logs up to a checkpoint must be as durable as the checkpoint, on object-store
+            # mounts too.
             for file in (self._events, self._metrics, self._dllogger):
                 file.sync()
 
     @contextmanager
     def span(self, name: Span, step: int, **fields: Any) -> Iterator[dict[str, Any]]:
-        """Write `<name>_begin` and, unless the body raises, `<name>_end` with seconds and the yielded dict."""
+        """Write `<name>_begin` and, unless the body raises, `<name>_end` with seconds and the
+        yielded dict."""
         begun = time.perf_counter()
         self.event(cast(EventName, f"{name}_begin"), step, **fields)
         found: dict[str, Any] = {}
         yield found
-        self.event(cast(EventName, f"{name}_end"), step, seconds=time.perf_counter() - begun, **fields, **found)
+        self.event(
+            cast(EventName, f"{name}_end"),
+            step,
+            seconds=time.perf_counter() - begun,
+            **fields,
+            **found,
+        )
 
     def parameters(
         self,
@@ -123,10 +137,11 @@ class RunLog:
         accelerator: Accelerator | None,
         precision: str | None = None,
     ) -> None:
-        """Set the basis of TFLOP/s and MFU: parameters, FLOPs per token under the named formula, the accelerator.
+        """Set the basis of TFLOP/s and MFU: parameters, FLOPs per token under the named formula,
+        the accelerator.
 
-        The peak is the accelerator's at `precision` (default: the config's); without a peak there is no MFU.
-        `describe_model` returns these arguments.
+        The peak is the accelerator's at `precision` (default: the config's); without a peak there
+        is no MFU. `describe_model` returns these arguments.
         """
         precision = precision or self._config.training.precision
         peak = None if accelerator is None else accelerator.peak_flops.get(precision)
@@ -153,13 +168,22 @@ class RunLog:
         fields = asdict(record)
         if record.epoch is None:
             del fields["epoch"]
-        metrics = {"time": time_of_day, "round": self._attempt, **fields, **self._formula.rates(record)}
+        metrics = {
+            "time": time_of_day,
+            "round": self._attempt,
+            **fields,
+            **self._formula.rates(record),
+        }
         timing = ("step", "step_seconds", "window_steps", "data_seconds", "compile_seconds")
         event = {"time": time_of_day, "event": "step", "round": self._attempt, "rank": self._rank}
-        self._events.write(encode(event | {name: fields[name] for name in timing if fields[name] is not None}))
+        self._events.write(
+            encode(event | {name: fields[name] for name in timing if fields[name] is not None})
+        )
         line = encode(metrics)
         self._metrics.write(line)
-        self._dllogger.write(_dllogger_line(metrics, self._config.data.sequence_length, self._started))
+        self._dllogger.write(
+            _dllogger_line(metrics, self._config.data.sequence_length, self._started)
+        )
         if self._console == "text":
             self._print(lines.format_step_line(metrics))
         elif self._console == "json":
@@ -169,21 +193,27 @@ class RunLog:
         self._trackers.scalars(record.step, scalars)
 
     def evaluation(self, step: int, results: dict[str, Any]) -> None:
-        """Log the results of an evaluation: nested names to numbers, such as {"spider": {"loss": 0.51}}."""
+        """Log the results of an evaluation: nested names to numbers, such as {"spider": {"loss":
+        0.51}}."""
         if not self._writes:
             return
         self.event("evaluation", step, results=results)
-        self._trackers.scalars(step, {f"eval/{n.replace('.', '/')}": v for n, v in lines.flatten(results).items()})
+        self._trackers.scalars(
+            step, {f"eval/{n.replace('.', '/')}": v for n, v in lines.flatten(results).items()}
+        )
         if self._console == "text":
             self._print(lines.format_evaluation_line(step, results))
 
-    def checkpoint(self, step: int, path: Path, *, blocking_seconds: float, seconds: float, size_bytes: int) -> None:
+    def checkpoint(
+        self, step: int, path: Path, *, blocking_seconds: float, seconds: float, size_bytes: int
+    ) -> None:
         """Log a complete checkpoint: seconds that training waited, seconds in all, size."""
         sizes = {"blocking_seconds": blocking_seconds, "seconds": seconds, "bytes": size_bytes}
         self.event("checkpoint", step, path=str(path), **sizes)
 
     def message(self, text: str) -> None:
-        """Print a line for people (a warning, a summary); in JSON mode it is an object with `event: message`."""
+        """Print a line for people (a warning, a summary); in JSON mode it is an object with `event:
+        message`."""
         if self._writes and self._console == "text":
             self._print(text)
         elif self._writes and self._console == "json":
@@ -191,7 +221,8 @@ class RunLog:
 
     @contextmanager
     def optional(self, what: str, errors: type[Exception] = Exception) -> Iterator[None]:
-        """Turn an exception (one of `errors`) of optional work (no collectives) into a warning, once per `what`."""
+        """Turn an exception (one of `errors`) of optional work (no collectives) into a warning,
+        once per `what`."""
         try:
             yield
         except errors as error:
@@ -200,7 +231,8 @@ class RunLog:
                 self.warn(f"{what} failed: {type(error).__name__}: {error}")
 
     def closing(self, text: Sequence[str], summary: dict[str, Any]) -> None:
-        """Print a completed run's closing lines, or its summary as JSON; the last call, after `close`."""
+        """Print a completed run's closing lines, or its summary as JSON; the last call, after
+        `close`."""
         if self._rank == 0 and self._console == "text":
             self._print("\n".join(text))
         elif self._rank == 0 and self._console == "json":
@@ -230,11 +262,12 @@ class RunLog:
 
 
 def _dllogger_line(record: dict[str, Any], sequence_length: int, started: float) -> str:
-    """A line of metrics.jsonl as a LOG line of DLLogger's JSON backend; `started` is when the attempt began.
+    """A line of metrics.jsonl as a LOG line of DLLogger's JSON backend; `started` is when the
+    attempt began.
 
-    The names in `data` are NeMo's, which readers in the field look for: `consumed_samples` counts sequences,
-    `train_step_timing in s` is the mean over the window. Known readers fail on PARAMETER and METADATA lines, so there
-    are none.
+    The names in `data` are NeMo's, which readers in the field look for: `consumed_samples` counts
+    sequences, `train_step_timing in s` is the mean over the window. Known readers fail on PARAMETER
+    and METADATA lines, so there are none.
     """
     now = time.time()
     data: dict[str, Any] = {

@@ -1,12 +1,15 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Each receives the same numbers under the same names.
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Each receives the same numbers under
+the same names.
 
-A tracker is imported only if the run config enables it. A missing package is a UserError before training starts. A
-tracker that cannot start (no login, no service) is an error at the first start of a run, a warning at a restart; one
-that fails later (disk full, service down) warns once and is dropped, and training continues.
+A tracker is imported only if the run config enables it. A missing package is a UserError before
+training starts. A tracker that cannot start (no login, no service) is an error at the first start
+of a run, a warning at a restart; one that fails later (disk full, service down) warns once and is
+dropped, and training continues.
 
-TensorBoard's own event writer has a queue and a thread: a step costs about 100 microseconds. W&B and MLflow send from
-threads of their own. A resumed run continues the same W&B or MLflow run: their ids are in `trackers.json` in the run
-directory. In TensorBoard a resume hides the points of repeated steps.
+TensorBoard's own event writer has a queue and a thread: a step costs about 100 microseconds. W&B
+and MLflow send from threads of their own. A resumed run continues the same W&B or MLflow run: their
+ids are in `trackers.json` in the run directory. In TensorBoard a resume hides the points of
+repeated steps.
 """
 
 from __future__ import annotations
@@ -63,17 +66,24 @@ class TensorBoard(Tracker):
                 "Install it (pip install tensorboard) or set `logging: {tensorboard: false}`."
             ) from error
         self._event, self._summary = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(run_directory / "tensorboard"), max_queue_size=1000, flush_secs=10)
+        self._writer = EventFileWriter(
+            str(run_directory / "tensorboard"), max_queue_size=1000, flush_secs=10
+        )
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         summary = self._summary.Summary(
-            value=[self._summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            value=[
+                self._summary.Summary.Value(tag=name, simple_value=value)
+                for name, value in values.items()
+            ]
         )
         self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, summary=summary))
 
     def resumed(self, step: int) -> None:
         start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._writer.add_event(self._event.Event(wall_time=time.time(), step=step + 1, session_log=start))
+        self._writer.add_event(
+            self._event.Event(wall_time=time.time(), step=step + 1, session_log=start)
+        )
 
     def close(self) -> None:
         self._writer.close()
@@ -83,7 +93,9 @@ class WeightsAndBiases(Tracker):
     """A Weights & Biases run; `logging.wandb` holds arguments of wandb.init."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
-        wandb = _installed("wandb", "logging.wandb is set", "Install it: pip install 'drillyard[wandb]'.")
+        wandb = _installed(
+            "wandb", "logging.wandb is set", "Install it: pip install 'drillyard[wandb]'."
+        )
         arguments = {
             "name": config.name,
             "dir": str(run_directory),
@@ -108,11 +120,16 @@ class MLflow(Tracker):
     """An MLflow run; `logging.mlflow` holds `tracking_uri` and `experiment`."""
 
     def __init__(self, run_directory: Path, config: RunConfig) -> None:
-        mlflow = _installed("mlflow", "logging.mlflow is set", "Install it: pip install 'drillyard[mlflow]'.")
+        mlflow = _installed(
+            "mlflow", "logging.mlflow is set", "Install it: pip install 'drillyard[mlflow]'."
+        )
         settings = config.logging.mlflow or {}
         unknown = settings.keys() - {"tracking_uri", "experiment"}
         if unknown:
-            raise ConfigError(f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment, tracking_uri.")
+            raise ConfigError(
+                f"logging.mlflow: unknown keys {sorted(unknown)}; allowed: experiment,"
+                " tracking_uri."
+            )
         self._mlflow = mlflow
         if "tracking_uri" in settings:
             mlflow.set_tracking_uri(settings["tracking_uri"])
@@ -125,7 +142,8 @@ class MLflow(Tracker):
         self._known: set[str] = set()
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        # Send a metric's first value synchronously: MLflow's threads collide when they create its file at once.
+        # Send a metric's first value synchronously: MLflow's threads collide when they create its
+        # file at once.
         is_known = self._known.issuperset(values)
         self._known.update(values)
         self._mlflow.log_metrics(values, step=step, synchronous=not is_known)
@@ -149,7 +167,12 @@ class Trackers:
     """All trackers that the config enables; none of them ends a training that has begun."""
 
     def __init__(
-        self, run_directory: Path, config: RunConfig, warn: Callable[[str], None], *, first_start: bool
+        self,
+        run_directory: Path,
+        config: RunConfig,
+        warn: Callable[[str], None],
+        *,
+        first_start: bool,
     ) -> None:
         self._warn = warn
         logging = config.logging

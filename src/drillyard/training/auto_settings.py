@@ -1,14 +1,17 @@
-"""The values of settings that a run leaves open (`auto`): kept over restarts, recorded, reported with the estimate.
+"""The values of settings that a run leaves open (`auto`): kept over restarts, recorded, reported
+with the estimate.
 
-What `auto` becomes follows from the config, the layout and the memory (`estimation/resolved_setup.py`), but also from
-the estimator's code and facts, which change with versions, and it can decide how a step is rounded. So a run keeps what
-it has: `resolved.json` in the run directory holds the settings of every layout that the run has been on, and a start on
-one of these takes them from there. A start on another layout (ranks, micro-batch, kind of device, or another setting
-that was recorded) resolves them again, and the event `resolved` says what changed. Nothing that the user has set is
-touched, and run.yaml keeps saying `auto`, so that the same file starts a run anywhere.
+What `auto` becomes follows from the config, the layout and the memory
+(`estimation/resolved_setup.py`), but also from the estimator's code and facts, which change with
+versions, and it can decide how a step is rounded. So a run keeps what it has: `resolved.json` in
+the run directory holds the settings of every layout that the run has been on, and a start on one of
+these takes them from there. A start on another layout (ranks, micro-batch, kind of device, or
+another setting that was recorded) resolves them again, and the event `resolved` says what changed.
+Nothing that the user has set is touched, and run.yaml keeps saying `auto`, so that the same file
+starts a run anywhere.
 
-All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any rank has. Cost: one
-small collective and a few estimates, once per attempt.
+All ranks must agree: rank 0 reads the record, and what fits is judged by the least memory that any
+rank has. Cost: one small collective and a few estimates, once per attempt.
 """
 
 from __future__ import annotations
@@ -40,15 +43,18 @@ AUTO_KEYS: Final[tuple[str, ...]] = (
     "training.compile",
     "training.loss_chunk_tokens",
 )
-"""Settings that may be left open and that decide how a step is rounded; `parallelism.shard` is part of the layout."""
+"""Settings that may be left open and that decide how a step is rounded; `parallelism.shard` is part
+of the layout."""
 
 
 @dataclass(frozen=True)
 class AutoSettings:
-    """A config with the settings that its run has had on this layout so far in place of what it leaves open.
+    """A config with the settings that its run has had on this layout so far in place of what it
+    leaves open.
 
-    `layout`, `settings`: the layout of this start, and what is kept there. `before`: all settings at the newest layout,
-    for a start on another one. `hardware`, `memory_gib`: what ranks compute on, and the least memory of any of them.
+    `layout`, `settings`: the layout of this start, and what is kept there. `before`: all settings
+    at the newest layout, for a start on another one. `hardware`, `memory_gib`: what ranks compute
+    on, and the least memory of any of them.
     """
 
     config: RunConfig
@@ -64,10 +70,16 @@ def load_auto_settings(config: RunConfig, ranks: Ranks, directory: Path) -> Auto
     hardware = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
     memory_gib = least_memory_bytes(ranks) / GIB
     # Hosts may differ in hardware, and not all of them may see the directory: rank 0 decides.
-    layout, entries = from_first_rank(lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory)))
-    here: dict[str, Any] = next((entry["settings"] for entry in entries if entry["layout"] == layout), {})
+    layout, entries = from_first_rank(
+        lambda: (layout_of(config, ranks, hardware), _layouts_of_run(directory))
+    )
+    here: dict[str, Any] = next(
+        (entry["settings"] for entry in entries if entry["layout"] == layout), {}
+    )
     before = entries[-1]["settings"] if entries and not here else {}
-    kept = {key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)}
+    kept = {
+        key: here[key] for key in AUTO_KEYS if key in here and _value(config, key) in ("auto", None)
+    }
     return AutoSettings(with_values(config, kept), layout, kept, before, hardware, memory_gib)
 
 
@@ -84,24 +96,36 @@ def layout_of(config: RunConfig, ranks: Ranks, hardware: str) -> dict[str, Any]:
     }
 
 
-def save_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog) -> None:
-    """Record the settings of this layout unless they are recorded. A full disk does not end the run."""
+def save_auto_settings(
+    kept: AutoSettings, resolved: ResolvedSetup, directory: Path, log: RunLog
+) -> None:
+    """Record the settings of this layout unless they are recorded. A full disk does not end the
+    run."""
     entries = _layouts_of_run(directory)
     if any(entry["layout"] == kept.layout for entry in entries):
         return
-    content = {"version": 1, "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}]}
+    content = {
+        "version": 1,
+        "layouts": [*entries, {"layout": kept.layout, "settings": resolved.settings()}],
+    }
     path = directory / RESOLVED_RECORD
     try:
         write_durably(path, f"{json.dumps(content, indent=1)}\n".encode())
     except OSError as error:
-        log.warn(f"{path}: not written ({error.strerror}): a restart resolves again what the config leaves open")
+        log.warn(
+            f"{path}: not written ({error.strerror}): a restart resolves again what the config"
+            " leaves open"
+        )
 
 
 def read_layouts(directory: Path) -> list[dict[str, Any]]:
     """The layouts of a run and their settings, oldest first; none where no record can be read."""
     try:
         content = json.loads((directory / RESOLVED_RECORD).read_text(encoding="utf-8"))
-        return [{"layout": dict(entry["layout"]), "settings": dict(entry["settings"])} for entry in content["layouts"]]
+        return [
+            {"layout": dict(entry["layout"]), "settings": dict(entry["settings"])}
+            for entry in content["layouts"]
+        ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # not written yet, or torn by a crash: resolved again
 
@@ -113,7 +137,11 @@ def _layouts_of_run(directory: Path) -> list[dict[str, Any]]:
 def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
     """Write the event `resolved`, and report what differs from the layout before."""
     settings = resolved.settings()
-    changed = {key: [old, settings[key]] for key, old in kept.before.items() if settings.get(key, old) != old}
+    changed = {
+        key: [old, settings[key]]
+        for key, old in kept.before.items()
+        if settings.get(key, old) != old
+    }
     log.event(
         "resolved",
         settings=settings,
@@ -123,16 +151,25 @@ def report_auto_settings(kept: AutoSettings, resolved: ResolvedSetup, log: RunLo
     )
     if changed:
         words = "; ".join(f"{key}: {old} -> {new}" for key, (old, new) in changed.items())
-        log.message(f"Another layout than before, so settings that are left open were resolved again: {words}")
+        log.message(
+            "Another layout than before, so settings that are left open were resolved again:"
+            f" {words}"
+        )
 
 
 def report_estimate(kept: AutoSettings, resolved: ResolvedSetup, log: RunLog) -> None:
-    """The event `estimate`, one line for people, and a warning with what would fit where it is not sure to."""
-    startup = startup_estimate(resolved.setup, kept.memory_gib, find_accelerator(kept.hardware), hardware=kept.hardware)
+    """The event `estimate`, one line for people, and a warning with what would fit where it is not
+    sure to."""
+    startup = startup_estimate(
+        resolved.setup, kept.memory_gib, find_accelerator(kept.hardware), hardware=kept.hardware
+    )
     log.event("estimate", **startup.fields())
     log.message(startup.line())
     if startup.verdict in ("may not fit", "does not fit"):
-        advice = describe_nearest_fit(resolved.setup, kept.memory_gib) or "\nno change of its settings is known to fit"
+        advice = (
+            describe_nearest_fit(resolved.setup, kept.memory_gib)
+            or "\nno change of its settings is known to fit"
+        )
         log.warn(f"the run may end for lack of memory{advice}")
 
 

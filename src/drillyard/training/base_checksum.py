@@ -1,7 +1,8 @@
-"""The checksum of a base model's weights: what a checkpoint of adapters, which does not hold them, belongs to.
+"""The checksum of a base model's weights: what a checkpoint of adapters, which does not hold them,
+belongs to.
 
-It covers every byte of the weight files, whatever their names. Cost: each start reads the files once
-more, each by one rank.
+It covers every byte of the weight files, whatever their names. Cost: each start reads the files
+once more, each by one rank.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from drillyard.training.checkpoint.manifest import checksum, file_checksum
 
 
 def base_checksum(source: str | None) -> str:
-    """XXH3-128 over the checksums of the weight files of `source`, a directory or hub id. Collective.
+    """XXH3-128 over the checksums of the weight files of `source`, a directory or hub id.
+    Collective.
 
     Raises UserError where there are none or one cannot be read.
     """
@@ -24,7 +26,9 @@ def base_checksum(source: str | None) -> str:
     own: dict[int, str] = {}
     problem = None
     try:
-        own = {number: file_checksum(files[number]) for number in range(rank, len(files), world_size)}
+        own = {
+            number: file_checksum(files[number]) for number in range(rank, len(files), world_size)
+        }
     except OSError as error:
         problem = f"{error.filename or source}: cannot be read: {error.strerror}"
     found: dict[int, str] = {}

@@ -1,8 +1,9 @@
-"""Recompute the batch of a step from the run directory: its samples, where they come from, and which rank read them.
+"""Recompute the batch of a step from the run directory: its samples, where they come from, and
+which rank read them.
 
-The sample order is a pure function of seed, epoch and step, so this works for any step of the run, logged or not, done
-or still to come. data.json and the event `order` of each attempt record how samples were dealt out, and which data they
-were. Needs no torch.
+The sample order is a pure function of seed, epoch and step, so this works for any step of the run,
+logged or not, done or still to come. data.json and the event `order` of each attempt record how
+samples were dealt out, and which data they were. Needs no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OTHER_BATCHES = "Its batches cannot be recomputed from the data that are there n
 
 @dataclass(frozen=True)
 class BatchSample:
-    """One sequence of a global batch: its number there, and the data rank and micro-batch that read it, all from 0."""
+    """One sequence of a global batch: its number there, and the data rank and micro-batch that read
+    it, all from 0."""
 
     number: int
     rank: int
@@ -37,7 +39,8 @@ class BatchSample:
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The global batch of a step, and the data to read it from; `paths`: of the sources, as configured."""
+    """The global batch of a step, and the data to read it from; `paths`: of the sources, as
+    configured."""
 
     step: int
     data: PreparedData
@@ -48,7 +51,10 @@ class StepBatch:
     def of_rank(self, rank: int) -> list[BatchSample]:
         """The samples of one rank. UserError when there was no such rank."""
         if not 0 <= rank < self.num_data_ranks:
-            raise UserError(f"--rank {rank}: step {self.step} was dealt out to ranks 0 to {self.num_data_ranks - 1}")
+            raise UserError(
+                f"--rank {rank}: step {self.step} was dealt out to ranks 0 to"
+                f" {self.num_data_ranks - 1}"
+            )
         return [sample for sample in self.samples if sample.rank == rank]
 
     def places(self, sample: BatchSample) -> list[str]:
@@ -61,32 +67,46 @@ class StepBatch:
         ]
 
 
-def batch_of_step(run_directory: Path, step: int, on_progress: OnProgress | None = None) -> StepBatch:
+def batch_of_step(
+    run_directory: Path, step: int, on_progress: OnProgress | None = None
+) -> StepBatch:
     """The batch of a step (from 1) of the run in `run_directory`.
 
-    A tokenised cache that is gone is made again. Raises UserError when there is no such run or step, or when the data
-    are not those of the run any more.
+    A tokenised cache that is gone is made again. Raises UserError when there is no such run or
+    step, or when the data are not those of the run any more.
     """
     if not (run_directory / SAVED_CONFIG).is_file():
-        raise UserError(f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME")
+        raise UserError(
+            f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME"
+        )
     with refusing_odd_values(run_directory):
         order = order_event_of_step(read_events(run_directory), step)
         if order is None:
-            raise UserError(f"{run_directory}: events.jsonl names no order of samples: the run has not begun to train")
+            raise UserError(
+                f"{run_directory}: events.jsonl names no order of samples: the run has not begun to"
+                " train"
+            )
         if not 1 <= step <= order["total_steps"]:
             raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
-    config = with_values(config, {"evaluation.metrics": ["loss"]})  # rows are not needed to show tokens
-    data = prepare(config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES)
+    config = with_values(
+        config, {"evaluation.metrics": ["loss"]}
+    )  # rows are not needed to show tokens
+    data = prepare(
+        config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES
+    )
     if data.train.fingerprint != order["data"]:
         raise UserError(
-            f"{run_directory}: the data are not what this run was trained on (fingerprint {data.train.fingerprint}, "
-            f"it had {order['data']}): its batches cannot be recomputed from them"
+            f"{run_directory}: the data are not what this run was trained on (fingerprint"
+            f" {data.train.fingerprint}, it had {order['data']}): its batches cannot be recomputed"
+            " from them"
         )
     size, accumulation = order["micro_batch_size"], order["gradient_accumulation"]
     num_data_ranks = order["global_batch_size"] // (size * accumulation)
     shape = BatchShape(size, accumulation, num_data_ranks, order.get("by_epoch", False))
     refs = data.train.indices(step - 1, shape)
     paths = [source.path for source in normalized_sources(config.data.source)]
-    samples = [BatchSample(number, *shape.reader_of(number), ref) for number, ref in enumerate(refs)]
+    samples = [
+        BatchSample(number, *shape.reader_of(number), ref) for number, ref in enumerate(refs)
+    ]
     return StepBatch(step, data, samples, num_data_ranks, paths)

@@ -1,4 +1,5 @@
-"""The parts of a run on one rank: model, optimizer and trainer, and what is called between its steps."""
+"""The parts of a run on one rank: model, optimizer and trainer, and what is called between its
+steps."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ from drillyard.training.trainer import Trainer
 class RunParts:
     """Objects that do the steps of a run, and the records that its checkpoints compare.
 
-    `identity`: what a checkpoint must agree with to continue in the same sample order; `numerics`: the conditions on
-    which the rounding of steps depends (numerics.py).
+    `identity`: what a checkpoint must agree with to continue in the same sample order; `numerics`:
+    the conditions on which the rounding of steps depends (numerics.py).
     """
 
     model: ShardedModel
@@ -49,16 +50,28 @@ class RunParts:
 
 
 def batch_shape(config: RunConfig, num_data_ranks: int) -> BatchShape:
-    """Division of steps into micro-batches by a run config. Raises UserError where the global batch does not divide."""
+    """Division of steps into micro-batches by a run config. Raises UserError where the global batch
+    does not divide."""
     training = config.training
     accumulation = resolve_accumulation(config, num_data_ranks)
-    return BatchShape(training.micro_batch_size, accumulation, num_data_ranks, by_epoch=training.epochs is not None)
+    return BatchShape(
+        training.micro_batch_size,
+        accumulation,
+        num_data_ranks,
+        by_epoch=training.epochs is not None,
+    )
 
 
 def build_run(
-    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, *, memory_gib: float | None = None
+    config: RunConfig,
+    ranks: Ranks,
+    data: PreparedData,
+    log: RunLog,
+    *,
+    memory_gib: float | None = None,
 ) -> RunParts:
-    """Build model, optimizer and trainer, and log them. Parameters have no values yet: load a checkpoint or fill them.
+    """Build model, optimizer and trainer, and log them. Parameters have no values yet: load a
+    checkpoint or fill them.
 
     `memory_gib`: see `build_sharded_model`.
     """
@@ -69,7 +82,11 @@ def build_run(
     optimizer = ShardedAdamW(model.root, training.optimizer, training.gradient_clipping, ranks)
     trainer = Trainer(config, ranks, model, optimizer, data.train, shape, total_steps)
     identity = order_identity(
-        config, data.train.fingerprint, data.train.num_sequences, shape.global_batch_size, total_steps
+        config,
+        data.train.fingerprint,
+        data.train.num_sequences,
+        shape.global_batch_size,
+        total_steps,
     )
     if config.model.lora is not None:
         identity["base"] = base_checksum(config.model.id)
@@ -79,7 +96,8 @@ def build_run(
 
 
 def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> None:
-    """Log the model's notes and parameters, and the event `order`, by which batch_lookup.py finds samples again."""
+    """Log the model's notes and parameters, and the event `order`, by which batch_lookup.py finds
+    samples again."""
     model, shape = parts.model, parts.trainer.shape
     for note in model.notes:
         log.message(note)
@@ -88,7 +106,9 @@ def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> 
             model.causal_lm.config.to_dict(),
             count=model.num_parameters,
             trainable=sum(shard.parameter.numel() for shard in parts.trainer.optimizer.shards),
-            device=torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu",
+            device=(
+                torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
+            ),
             precision=config.training.precision,
         )
     )
@@ -105,9 +125,11 @@ def log_parts(config: RunConfig, ranks: Ranks, parts: RunParts, log: RunLog) -> 
 
 
 def warns_of_long_saves(log: RunLog) -> Callable[..., None]:
-    """`log.event`, with one warning for a save that took over half of the time that a stopped run has.
+    """`log.event`, with one warning for a save that took over half of the time that a stopped run
+    has.
 
-    The other half is for the step that it finishes first, and for what else shares the storage at that moment.
+    The other half is for the step that it finishes first, and for what else shares the storage at
+    that moment.
     """
     limit = stop_seconds()
 
@@ -116,9 +138,10 @@ def warns_of_long_saves(log: RunLog) -> Callable[..., None]:
         log.event(name, **fields)
         if limit is not None and name == "checkpoint" and fields["seconds"] > limit / 2:
             log.warn(
-                f"a save took {fields['seconds']:.0f} s, and a run that is stopped has {limit:.0f} s to finish its "
-                "step and save: it may lose the steps since its last checkpoint. Give it twice the time of a save "
-                "(kubernetes.grace_seconds, slurm.signal_seconds of the cluster config), or save to faster storage"
+                f"a save took {fields['seconds']:.0f} s, and a run that is stopped has {limit:.0f}"
+                " s to finish its step and save: it may lose the steps since its last checkpoint."
+                " Give it twice the time of a save (kubernetes.grace_seconds, slurm.signal_seconds"
+                " of the cluster config), or save to faster storage"
             )
             limit = None
 
@@ -134,7 +157,8 @@ def build_callbacks(
     directory: Path,
     side: RankSupervision,
 ) -> StepCallbacks:
-    """Build what the trainer calls between steps: checkpoints, evaluation and logs go into `directory`."""
+    """Build what the trainer calls between steps: checkpoints, evaluation and logs go into
+    `directory`."""
     checkpointer = Checkpointer(
         directory / "checkpoints",
         keep=config.checkpoint.keep,
@@ -169,34 +193,50 @@ def build_callbacks(
         "parallelism": config.parallelism.model_dump(),
     }
     warmup_steps = config.training.schedule.warmup_steps
-    spikes = SpikeReporter(log, directory, data.train, parts.trainer.shape, warmup_steps) if ranks.rank == 0 else None
-    return StepCallbacks(config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, spikes)
+    spikes = (
+        SpikeReporter(log, directory, data.train, parts.trainer.shape, warmup_steps)
+        if ranks.rank == 0
+        else None
+    )
+    return StepCallbacks(
+        config, ranks, parts.trainer, checkpointer, evaluator, log, side, stop, metadata, spikes
+    )
 
 
 def save_timeout(timeouts: TimeoutsConfig) -> timedelta:
-    """Limit on a rank's wait for the slowest to write its part of a checkpoint: the watchdog's limit.
+    """Limit on a rank's wait for the slowest to write its part of a checkpoint: the watchdog's
+    limit.
 
-    The collectives' limit is too short for a slow shared disk. Without a watchdog there is no limit here; the
-    collectives of training notice a rank that dies meanwhile.
+    The collectives' limit is too short for a slow shared disk. Without a watchdog there is no limit
+    here; the collectives of training notice a rank that dies meanwhile.
     """
-    return timedelta(seconds=timeouts.watchdog_seconds) if timeouts.watchdog_seconds else timedelta(days=7)
+    return (
+        timedelta(seconds=timeouts.watchdog_seconds)
+        if timeouts.watchdog_seconds
+        else timedelta(days=7)
+    )
 
 
 def describe_length(trainer: Trainer) -> list[str]:
-    """For people: how many steps of how many sequences the run has, and how much of the data they cover."""
+    """For people: how many steps of how many sequences the run has, and how much of the data they
+    cover."""
     data, shape, steps = trainer.data, trainer.shape, trainer.total_steps
     covered = data.coverage(steps, shape)
     last = len(data.samples_of_step(steps - 1, shape))
     short = f" ({last} in the last one)" if last < shape.global_batch_size else ""
     lines = [
-        f"{steps} steps of {shape.global_batch_size} sequences{short}: {covered['seen']} of {covered['of']} sequences "
-        f"are seen, in {covered['epochs']:.3g} epochs"
+        f"{steps} steps of {shape.global_batch_size} sequences{short}: {covered['seen']} of"
+        f" {covered['of']} sequences are seen, in {covered['epochs']:.3g} epochs"
     ]
     if "sources" in covered:
         passes = (f"{name} {each['epochs']:.3g} times" for name, each in covered["sources"].items())
-        weights = f"The weights of data.source decide how often each of several sources is seen: {', '.join(passes)}"
+        weights = (
+            "The weights of data.source decide how often each of several sources is seen:"
+            f" {', '.join(passes)}"
+        )
         advice = (
-            ". To train every sequence once an epoch, put the files into one directory and name that as the only source"
+            ". To train every sequence once an epoch, put the files into one directory and name"
+            " that as the only source"
         )
         lines.append(weights + advice if shape.by_epoch else weights)
     return lines

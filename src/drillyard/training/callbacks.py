@@ -1,8 +1,9 @@
 """Work of a run between its steps: log, look for loss spikes, save, evaluate, and stop on request.
 
-None of it changes a bit of training: random state is forked around an evaluation, and a save copies what it writes. A
-save that falls due in a row of skipped (non-finite) steps waits for the next finite step. Where both are due, the save
-comes before the evaluation. A failed evaluation is an event; it does not end the run.
+None of it changes a bit of training: random state is forked around an evaluation, and a save copies
+what it writes. A save that falls due in a row of skipped (non-finite) steps waits for the next
+finite step. Where both are due, the save comes before the evaluation. A failed evaluation is an
+event; it does not end the run.
 """
 
 from __future__ import annotations
@@ -31,17 +32,22 @@ from drillyard.training.trainer import LoggedStep, Trainer
 
 
 class StopRequest:
-    """Whether this run was asked to stop; every rank gets the same answer at the same call of `agreed`.
+    """Whether this run was asked to stop; every rank gets the same answer at the same call of
+    `agreed`.
 
-    Each call starts an asynchronous all-reduce between CPUs and reads the result of the call before, which has long
-    arrived: no rank waits and no device is synchronised. Forwards of an evaluation call it too, so a long evaluation
-    ends early and the trained steps are saved within the launcher's grace period.
+    Each call starts an asynchronous all-reduce between CPUs and reads the result of the call
+    before, which has long arrived: no rank waits and no device is synchronised. Forwards of an
+    evaluation call it too, so a long evaluation ends early and the trained steps are saved within
+    the launcher's grace period.
 
     `side` receives the stop signals of this rank; None: there are none.
     """
 
     def __init__(
-        self, world_size: int, side: RankSupervision | None = None, timeout: timedelta = COLLECTIVE_TIMEOUT
+        self,
+        world_size: int,
+        side: RankSupervision | None = None,
+        timeout: timedelta = COLLECTIVE_TIMEOUT,
     ) -> None:
         self.side = side
         self._group = own_cpu_group(timeout) if world_size > 1 else None
@@ -55,7 +61,8 @@ class StopRequest:
         return self._agreed or (self.side.received if self.side else None)
 
     def agreed(self) -> bool:
-        """True on all ranks, one call after the first rank received a signal. Every rank must call it equally often."""
+        """True on all ranks, one call after the first rank received a signal. Every rank must call
+        it equally often."""
         if self._group is None:
             return self.received is not None
         if self._pending is not None:
@@ -63,7 +70,9 @@ class StopRequest:
             number = int(self._flag.item())
             self._agreed = signal.Signals(number) if number else None
         self._flag.fill_(self.received or 0)
-        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = dist.all_reduce(
+            self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+        )
         return self._agreed is not None
 
     def close(self) -> None:
@@ -74,7 +83,8 @@ class StopRequest:
 
 @dataclass
 class StepCallbacks:
-    """Callbacks of the trainer between steps, the same on every rank. `metadata` goes into each checkpoint."""
+    """Callbacks of the trainer between steps, the same on every rank. `metadata` goes into each
+    checkpoint."""
 
     config: RunConfig
     ranks: Ranks
@@ -106,7 +116,8 @@ class StepCallbacks:
         self.log.step(figures.record)
 
     def after_step(self, steps_done: int) -> tuple[float, bool]:
-        """Save and evaluate if due; returns the seconds training waited, and whether all ranks agreed to stop."""
+        """Save and evaluate if due; returns the seconds training waited, and whether all ranks
+        agreed to stop."""
         stopping = self.stop.agreed()
         started = time.perf_counter()
         self.side.signs.step(steps_done, self.trainer.total_steps)
@@ -118,8 +129,14 @@ class StepCallbacks:
     def _run_due_work(self, steps_done: int, stopping: bool) -> None:
         if stopping:
             if self.trainer.in_nonfinite_row():
-                self.log.message("stopping in a row of skipped steps: the newest checkpoint is an earlier one")
-            self.log.event("signal", step=steps_done, signal=self.stop.received.name if self.stop.received else None)
+                self.log.message(
+                    "stopping in a row of skipped steps: the newest checkpoint is an earlier one"
+                )
+            self.log.event(
+                "signal",
+                step=steps_done,
+                signal=self.stop.received.name if self.stop.received else None,
+            )
         if stopping or _is_multiple(steps_done, self.config.checkpoint.every_steps):
             self.save_is_due = True
         if self.save_is_due and not self.trainer.in_nonfinite_row():
@@ -128,7 +145,8 @@ class StepCallbacks:
             self.evaluate(steps_done)
 
     def evaluate(self, step: int) -> None:
-        """Evaluate held-out data, once per step; a failure is an event. Raises EvaluationStopped."""
+        """Evaluate held-out data, once per step; a failure is an event. Raises
+        EvaluationStopped."""
         if not self.evaluator.parts or self.evaluated_at == step:
             return
         started = time.perf_counter()
@@ -148,7 +166,8 @@ class StepCallbacks:
             self.checkpointer.record_held_out_loss(step, self.last_loss)
 
     def save(self, step: int, *, wait: bool) -> None:
-        """Save the state after `step` steps, unless it is on disk already; a failed save is tried again."""
+        """Save the state after `step` steps, unless it is on disk already; a failed save is tried
+        again."""
         self.save_is_due = False
         loss = self.last_loss if self.evaluated_at == step else None
         metadata = {**self.metadata, "step": step, "held_out_loss": loss}
@@ -164,7 +183,9 @@ def mean_loss(evaluated: EvaluationResults) -> float | None:
     """
     if any(failure.metric == "loss" for failure in evaluated.failures):
         return None
-    parts = [result for result in evaluated.results.values() if "loss" in result and result.get("tokens")]
+    parts = [
+        result for result in evaluated.results.values() if "loss" in result and result.get("tokens")
+    ]
     tokens = sum(part["tokens"] for part in parts)
     return sum(part["loss"] * part["tokens"] for part in parts) / tokens if tokens else None
 

@@ -31,7 +31,12 @@ from drillyard.models.pretrained import frozen_in_files, load_pretrained, requir
 from drillyard.models.random_init import init_buffers, init_random
 from drillyard.modelspec import model_spec, spec_from_counts
 from drillyard.parallel.collectives import gather
-from drillyard.parallel.parallelize import COMPUTE_DTYPE, MASTER_DTYPE, fsdp_modules, parallelize_model
+from drillyard.parallel.parallelize import (
+    COMPUTE_DTYPE,
+    MASTER_DTYPE,
+    fsdp_modules,
+    parallelize_model,
+)
 from drillyard.parallel.ranks import Ranks
 
 GIB = 2**30
@@ -41,7 +46,8 @@ GIB = 2**30
 class ShardedModel:
     """A sharded model in memory, and what was decided on the way; `notes` are for the user to read.
 
-    `resolved` has the step as it can be estimated, and what the settings that were left open became.
+    `resolved` has the step as it can be estimated, and what the settings that were left open
+    became.
     """
 
     root: LanguageModelLoss
@@ -56,11 +62,14 @@ class ShardedModel:
         return self.root.causal_lm
 
 
-def require_trainable(config: RunConfig, device: torch.device, *, needs_weights: bool = False) -> None:
-    """Raise UserError when no model can be built from the config, or it cannot train on this device as the config asks.
+def require_trainable(
+    config: RunConfig, device: torch.device, *, needs_weights: bool = False
+) -> None:
+    """Raise UserError when no model can be built from the config, or it cannot train on this device
+    as the config asks.
 
-    The model is built on the meta device: no memory, no data, no tokenizer. `needs_weights`: nothing was trained yet,
-    so that its pretrained weights, if any, must be there too.
+    The model is built on the meta device: no memory, no data, no tokenizer. `needs_weights`:
+    nothing was trained yet, so that its pretrained weights, if any, must be there too.
     """
     model = build_model(
         config.model,
@@ -79,7 +88,8 @@ def require_trainable(config: RunConfig, device: torch.device, *, needs_weights:
 
 
 def add_adapters(config: RunConfig, model: PreTrainedModel) -> None:
-    """Put the adapters of `config`, if any, into its model on the meta device. UserError as `inject_adapters`."""
+    """Put the adapters of `config`, if any, into its model on the meta device. UserError as
+    `inject_adapters`."""
     if config.model.lora is not None:
         precision = config.training.precision
         dtypes = (COMPUTE_DTYPE[precision], MASTER_DTYPE[precision])
@@ -91,10 +101,13 @@ def add_adapters(config: RunConfig, model: PreTrainedModel) -> None:
 
 
 def attention_kernel(config: RunConfig, device: torch.device) -> AttentionKernel:
-    """The attention kernel that the model trains with on this device. UserError when the one asked for cannot."""
+    """The attention kernel that the model trains with on this device. UserError when the one asked
+    for cannot."""
     compute_dtype = COMPUTE_DTYPE[config.training.precision]
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return resolve_attention(config.model.attention, device.type, compute_dtype, load_config(config.model), capability)
+    return resolve_attention(
+        config.model.attention, device.type, compute_dtype, load_config(config.model), capability
+    )
 
 
 def build_sharded_model(
@@ -105,11 +118,13 @@ def build_sharded_model(
     purpose: Literal["training", "evaluation", "export"] = "training",
     memory_gib: float | None = None,
 ) -> ShardedModel:
-    """Build, shard and materialise the model of `config`; `fill_weights` or a checkpoint fills its parameters.
+    """Build, shard and materialise the model of `config`; `fill_weights` or a checkpoint fills its
+    parameters.
 
-    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least any has. `purpose`:
-    only training needs gradients and moments, and only an export may have frozen weights that exceed the memory. Raises
-    UserError when the model does not fit, or cannot train on this device as the config asks.
+    What fits is decided by `memory_gib` per rank, which must be the same on all; default: the least
+    any has. `purpose`: only training needs gradients and moments, and only an export may have
+    frozen weights that exceed the memory. Raises UserError when the model does not fit, or cannot
+    train on this device as the config asks.
     """
     training = config.training
     for_training = purpose == "training"
@@ -130,9 +145,12 @@ def build_sharded_model(
     resolved = resolve_settings(config, model, attention, ranks, memory_gib)
     in_files = weights_in_files(config, model, ranks.device)
     try:
-        # An export reads weights in files once, so any memory will do; steps read all of them again.
+        # An export reads weights in files once, so any memory will do; steps read all of them
+        # again.
         apart = in_files if purpose == "export" else set()
-        require_state_fits(model, training.precision, ranks, memory_gib * GIB, training=for_training, apart=apart)
+        require_state_fits(
+            model, training.precision, ranks, memory_gib * GIB, training=for_training, apart=apart
+        )
     except DoesNotFitError as error:
         advice = describe_nearest_fit(resolved.setup, memory_gib) if for_training else ""
         raise DoesNotFitError(f"{error}{advice}") from None
@@ -140,7 +158,9 @@ def build_sharded_model(
     root = LanguageModelLoss(model)
     recomputation = {"activation_checkpointing": resolved.setup.activation_checkpointing}
     training = training.model_copy(update=recomputation)
-    parallelize_model(root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files)
+    parallelize_model(
+        root, blocks(model), ranks, training, keep_unsharded=small, unsharded=in_files
+    )
     root.to_empty(device=ranks.device)
     init_buffers(model)
     materialise(root)
@@ -149,8 +169,11 @@ def build_sharded_model(
     return ShardedModel(root, attention, num_parameters, small, notes, resolved)
 
 
-def weights_in_files(config: RunConfig, model: PreTrainedModel, device: torch.device) -> set[torch.nn.Parameter]:
-    """The frozen weights that all ranks of a host read from the base's mapped files, so that none are gathered.
+def weights_in_files(
+    config: RunConfig, model: PreTrainedModel, device: torch.device
+) -> set[torch.nn.Parameter]:
+    """The frozen weights that all ranks of a host read from the base's mapped files, so that none
+    are gathered.
 
     None on a GPU, whose memory has to hold a shard. UserError as `load_pretrained`.
     """
@@ -161,11 +184,16 @@ def weights_in_files(config: RunConfig, model: PreTrainedModel, device: torch.de
 
 
 def resolve_settings(
-    config: RunConfig, model: PreTrainedModel, attention: AttentionKernel, ranks: Ranks, memory_gib: float
+    config: RunConfig,
+    model: PreTrainedModel,
+    attention: AttentionKernel,
+    ranks: Ranks,
+    memory_gib: float,
 ) -> ResolvedSetup:
     """Every setting of the step resolved, for the `model` that transformers has built.
 
-    A model that cannot be estimated trains all the same: then only its number of parameters is known.
+    A model that cannot be estimated trains all the same: then only its number of parameters is
+    known.
     """
     try:
         spec = model_spec(model.config.to_dict(), built=True)
@@ -183,16 +211,21 @@ def resolve_settings(
 
 
 def describe_nearest_fit(setup: Setup, memory_gib: float) -> str:
-    """A line that names the nearest settings that fit, to end an error with; empty where nothing is known to."""
+    """A line that names the nearest settings that fit, to end an error with; empty where nothing is
+    known to."""
     try:
         changes = find_alternatives(setup, memory_gib)
     except UserError:
         return ""
-    return "".join(f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}" for change in changes[:1])
+    return "".join(
+        f"\nwhat would fit: {change.in_words()}, at the price of {change.costs}"
+        for change in changes[:1]
+    )
 
 
 def fill_weights(config: RunConfig, model: ShardedModel) -> None:
-    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme; then the adapters.
+    """Fill the parameters: from the files of `model.id`, or with the model's own random scheme;
+    then the adapters.
 
     Raises UserError for an adapter that is not of this model, before anything is read.
     """
@@ -214,29 +247,32 @@ def fill_weights(config: RunConfig, model: ShardedModel) -> None:
 
 
 def fill_frozen_weights(config: RunConfig, model: ShardedModel) -> None:
-    """Fill what no checkpoint holds: beside adapters, the weights of `model.id`. Does nothing where all are trained."""
+    """Fill what no checkpoint holds: beside adapters, the weights of `model.id`. Does nothing where
+    all are trained."""
     if config.model.lora is not None:
         assert config.model.id is not None, "checked before start"
         load_pretrained(model.causal_lm, config.model.id)
 
 
 def materialise(root: torch.nn.Module) -> None:
-    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final ones."""
+    """Let FSDP2 take hold of the shards now, so that the tensors it uses from here on are the final
+    ones."""
     for module in fsdp_modules(root):
         module.unshard()
         module.reshard()
 
 
 def set_determinism(config: RunConfig) -> None:
-    """`deterministic: true`: only kernels that give the same bits every time; an error where there is none."""
+    """`deterministic: true`: only kernels that give the same bits every time; an error where there
+    is none."""
     if config.training.deterministic:
         # cuBLAS is deterministic only with workspaces of fixed size; it reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         backends: Any = torch.backends
         backends.cudnn.benchmark = False
-        # PyTorch gives cuDNN's attention no deterministic backward, and `varlen_attn` takes cuDNN without regard to the
-        # setting (torch 2.15, Hopper and Blackwell); FlashAttention has one.
+        # PyTorch gives cuDNN's attention no deterministic backward, and `varlen_attn` takes cuDNN
+        # without regard to the setting (torch 2.15, Hopper and Blackwell); FlashAttention has one.
         backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -248,12 +284,14 @@ def memory_bytes_per_rank(ranks: Ranks) -> int:
 
 
 def least_memory_bytes(ranks: Ranks) -> int:
-    """The least memory of any rank, so that all ranks lay the model out alike, also on unequal hosts. Collective."""
+    """The least memory of any rank, so that all ranks lay the model out alike, also on unequal
+    hosts. Collective."""
     return min(gather(memory_bytes_per_rank(ranks)))
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """The host's memory, or the lowest limit of the control groups around this process: a container's, a Slurm job's.
+    """The host's memory, or the lowest limit of the control groups around this process: a
+    container's, a Slurm job's.
 
     `root` has proc/ and sys/.
     """
@@ -262,9 +300,11 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _control_group_limits(root: Path) -> Iterator[int]:
-    """Memory limits of this process's control groups and of all above them, of version 1 and 2 (cgroups(7)).
+    """Memory limits of this process's control groups and of all above them, of version 1 and 2
+    (cgroups(7)).
 
-    In a container, the path may be the host's, and only the container's own group be mounted: then that is the top.
+    In a container, the path may be the host's, and only the container's own group be mounted: then
+    that is the top.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -291,18 +331,21 @@ def require_state_fits(
     training: bool = True,
     apart: Collection[torch.nn.Parameter] = (),
 ) -> None:
-    """Raise DoesNotFitError when weights not in `apart` (in training also gradients and moments) exceed the memory."""
+    """Raise DoesNotFitError when weights not in `apart` (in training also gradients and moments)
+    exceed the memory."""
     copies, what = (4, "weights, gradients and AdamW moments") if training else (1, "weights")
     parameters = [parameter for parameter in model.parameters() if parameter not in apart]
     num_parameters = count_parameters(model)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     state_bytes = copies * MASTER_DTYPE[precision].itemsize * trained
-    state_bytes += sum(each.numel() * each.itemsize for each in parameters if not each.requires_grad)
+    state_bytes += sum(
+        each.numel() * each.itemsize for each in parameters if not each.requires_grad
+    )
     state_bytes //= ranks.mesh.size(1)
     if state_bytes > available_bytes:
         where = "its GPU has" if ranks.device.type == "cuda" else "its share of this host is"
         raise DoesNotFitError(
             f"the model does not fit: {what} of {num_parameters / 1e9:.2f}B parameters take"
-            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available_bytes / GIB:.1f} GiB; use more ranks or hosts, "
-            "or a smaller model"
+            f" {state_bytes / GIB:.1f} GiB per rank, {where} {available_bytes / GIB:.1f} GiB; use"
+            " more ranks or hosts, or a smaller model"
         )

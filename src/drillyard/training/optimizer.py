@@ -1,10 +1,10 @@
 """AdamW over this rank's shards, clipped and guarded on the device.
 
-The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs no knowledge of the
-others, and DTensor's dispatch would cost more than the update of a small model. One all-reduce a step carries both the
-squared gradient norm and the summed loss. Whether both are finite stays on the device and goes into the fused kernel as
-`found_inf`, torch's gate for skipped steps: parameters, moments and step count are then not changed. Nothing here waits
-for the device.
+The optimizer sees plain local tensors, not DTensors: each rank's arithmetic on its own shard needs
+no knowledge of the others, and DTensor's dispatch would cost more than the update of a small model.
+One all-reduce a step carries both the squared gradient norm and the summed loss. Whether both are
+finite stays on the device and goes into the fused kernel as `found_inf`, torch's gate for skipped
+steps: parameters, moments and step count are then not changed. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def local_shards(root: nn.Module) -> list[LocalShard]:
 
 
 def has_weight_decay(root: nn.Module, name: str, parameter: torch.Tensor) -> bool:
-    """Whether weight decay applies to the parameter `name` of `root`: to the weights of products and embeddings.
+    """Whether weight decay applies to the parameter `name` of `root`: to the weights of products
+    and embeddings.
 
-    Never to norms and biases, whatever their shape: Cohere's norms of queries and keys are [heads, head_dim], a bias
-    of stacked experts is [experts, features]. Norms are recognised by class name, as every model defines its own.
+    Never to norms and biases, whatever their shape: Cohere's norms of queries and keys are [heads,
+    head_dim], a bias of stacked experts is [experts, features]. Norms are recognised by class name,
+    as every model defines its own.
     """
     owner, _, leaf = name.rpartition(".")
     is_norm = "norm" in type(root.get_submodule(owner)).__name__.lower()
@@ -55,10 +57,13 @@ def has_weight_decay(root: nn.Module, name: str, parameter: torch.Tensor) -> boo
 class ShardedAdamW:
     """Fused AdamW on local shards, with global clipping and the skipping of non-finite steps.
 
-    `root` must be sharded, materialised and loaded. Weight decay applies to the weights that `decays` names.
+    `root` must be sharded, materialised and loaded. Weight decay applies to the weights that
+    `decays` names.
     """
 
-    def __init__(self, root: nn.Module, config: OptimizerConfig, clipping: float | None, ranks: Ranks) -> None:
+    def __init__(
+        self, root: nn.Module, config: OptimizerConfig, clipping: float | None, ranks: Ranks
+    ) -> None:
         self.ranks = ranks
         self.clipping = clipping
         self.shards = local_shards(root)
@@ -66,9 +71,14 @@ class ShardedAdamW:
         decaying: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for shard in self.shards:
-            (decaying if has_weight_decay(root, shard.name, shard.parameter) else others).append(shard.local)
+            (decaying if has_weight_decay(root, shard.name, shard.parameter) else others).append(
+                shard.local
+            )
         self.optimizer = torch.optim.AdamW(
-            [{"params": decaying, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            [
+                {"params": decaying, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
             lr=config.learning_rate,
             betas=config.betas,
             eps=config.epsilon,
@@ -80,7 +90,8 @@ class ShardedAdamW:
                 "exp_avg": torch.zeros_like(shard.local),
                 "exp_avg_sq": torch.zeros_like(shard.local),
             }
-        # skipped steps, length of the current row of them, longest row: counted on the device, read at logged steps
+        # skipped steps, length of the current row of them, longest row: counted on the device, read
+        # at logged steps
         self.skipped = torch.zeros(3, dtype=torch.float32, device=ranks.device)
 
     def zero_grad(self) -> None:
@@ -90,10 +101,14 @@ class ShardedAdamW:
             shard.local.grad = None
 
     @torch.no_grad()
-    def step(self, loss_sum: torch.Tensor, learning_rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update the shards; returns the global loss and the gradient norm before clipping, both on the device.
+    def step(
+        self, loss_sum: torch.Tensor, learning_rate: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Update the shards; returns the global loss and the gradient norm before clipping, both on
+        the device.
 
-        `loss_sum` is this rank's share of the global mean loss; the sum over ranks is the loss of the global batch.
+        `loss_sum` is this rank's share of the global mean loss; the sum over ranks is the loss of
+        the global batch.
         """
         for shard in self.shards:
             gradient = shard.parameter.grad
@@ -104,7 +119,10 @@ class ShardedAdamW:
         self.optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         if self.clipping is not None:
             clip_grads_with_norm_(
-                [shard.local for shard in self.shards], self.clipping, norm.to(self.dtype), foreach=True
+                [shard.local for shard in self.shards],
+                self.clipping,
+                norm.to(self.dtype),
+                foreach=True,
             )
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -113,7 +131,10 @@ class ShardedAdamW:
         return loss, norm
 
     def _global_loss_and_norm(self, loss_sum: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        norm = get_total_norm([shard.local.grad for shard in self.shards if shard.local.grad is not None], foreach=True)
+        norm = get_total_norm(
+            [shard.local.grad for shard in self.shards if shard.local.grad is not None],
+            foreach=True,
+        )
         # Replicas have the same gradients: each adds its share of the squared norm.
         both = torch.stack([norm.double().square() / self.ranks.num_replicas, loss_sum.double()])
         self.ranks.sum_over_data_ranks(both)
@@ -126,10 +147,12 @@ class ShardedAdamW:
 
 
 def learning_rate(step: int, *, peak: float, total_steps: int, schedule: ScheduleConfig) -> float:
-    """Learning rate of optimizer step `step` (0-based) of `total_steps`; a pure function, so resuming needs no state.
+    """Learning rate of optimizer step `step` (0-based) of `total_steps`; a pure function, so
+    resuming needs no state.
 
-    Warmup rises linearly and reaches the peak in its last step; the shapes then fall to `final_fraction` of the peak,
-    which the last step would reach if there were one more (as in PyTorch's and transformers' schedules).
+    Warmup rises linearly and reaches the peak in its last step; the shapes then fall to
+    `final_fraction` of the peak, which the last step would reach if there were one more (as in
+    PyTorch's and transformers' schedules).
     """
     warmup = schedule.warmup_steps
     if step < warmup:

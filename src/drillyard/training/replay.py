@@ -1,12 +1,14 @@
-"""`--replay STEP`: repeat a step from the checkpoint before it, and compare bits with what was logged.
+"""`--replay STEP`: repeat a step from the checkpoint before it, and compare bits with what was
+logged.
 
-On the same layout, software and hardware a step repeats its loss and its gradient norm to the bit: nothing in a run
-depends on time or chance (docs/architecture.md). So a step with another result was computed wrongly, now or then: by
-memory, a GPU or a link that changes bits silently. Training does not notice that. A replay does, at the cost of the
-repeated steps; a second replay on another host of the same kind shows which of the two is at fault.
+On the same layout, software and hardware a step repeats its loss and its gradient norm to the bit:
+nothing in a run depends on time or chance (docs/architecture.md). So a step with another result was
+computed wrongly, now or then: by memory, a GPU or a link that changes bits silently. Training does
+not notice that. A replay does, at the cost of the repeated steps; a second replay on another host
+of the same kind shows which of the two is at fault.
 
-A replay is a run of its own in RUN_DIR/replays/step-N: it reads the run's config, data and checkpoint, and writes
-nothing else there. Only `replay_on_ranks` imports torch.
+A replay is a run of its own in RUN_DIR/replays/step-N: it reads the run's config, data and
+checkpoint, and writes nothing else there. Only `replay_on_ranks` imports torch.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from drillyard.training.batch_lookup import OTHER_BATCHES
 from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints
 from drillyard.training.run_directory import SAVED_CONFIG
 from drillyard.training.sample_order import require_same_order
-from drillyard.training.step_history import AttemptSteps, attempts_between, events_until_step, steps_by_attempt
+from drillyard.training.step_history import (
+    AttemptSteps,
+    attempts_between,
+    events_until_step,
+    steps_by_attempt,
+)
 
 if TYPE_CHECKING:
     from drillyard.parallel.ranks import Ranks
@@ -43,10 +50,12 @@ _LAYOUT = ("world_size", "micro_batch_size", "gradient_accumulation", "global_ba
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Steps to repeat: from which checkpoints (newest first), on how many ranks, compared with which figures.
+    """Steps to repeat: from which checkpoints (newest first), on how many ranks, compared with
+    which figures.
 
-    expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics: their
-    conditions (numerics.py). config: the run's, with layout and settings of the attempt that did the step.
+    expected: (loss, gradient norm) of the logged steps up to this one, by step (from 1). numerics:
+    their conditions (numerics.py). config: the run's, with layout and settings of the attempt that
+    did the step.
     """
 
     step: int
@@ -100,8 +109,9 @@ class ReplayVerdict:
         where = f"from {self.checkpoint}"
         if self.equal:
             return (
-                f"equal: loss and gradient norm of {_steps(self.compared)} are the same to the bit, {where}\n"
-                "These steps were computed correctly both times (or wrongly in the same way, as by a bug)."
+                f"equal: loss and gradient norm of {_steps(self.compared)} are the same to the bit,"
+                f" {where}\nThese steps were computed correctly both times (or wrongly in the same"
+                " way, as by a bug)."
             )
         step = self.differences[0].step
         differing = {difference.step for difference in self.differences}
@@ -114,9 +124,11 @@ class ReplayVerdict:
                     for each in self.differences
                     if each.step == step
                 ),
-                f"Step {step} or one since the logged step before it was computed wrongly, now or then. Replay it "
-                "again, on another host of the same kind: a host that disagrees with itself or with others is at "
-                "fault.",
+                (
+                    f"Step {step} or one since the logged step before it was computed wrongly, now"
+                    " or then. Replay it again, on another host of the same kind: a host that"
+                    " disagrees with itself or with others is at fault."
+                ),
             ]
         )
 
@@ -136,35 +148,49 @@ def compare(
     return [
         BitDifference(step, metric, logged, now)
         for step in sorted(found)
-        for metric, logged, now in zip(("loss", "grad_norm"), expected[step], found[step], strict=True)
+        for metric, logged, now in zip(
+            ("loss", "grad_norm"), expected[step], found[step], strict=True
+        )
         if repr(logged) != repr(now)
     ]
 
 
 def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
-    """Plan to repeat `step` (from 1). Raises UserError when that is impossible, or would prove nothing."""
+    """Plan to repeat `step` (from 1). Raises UserError when that is impossible, or would prove
+    nothing."""
     if not (run_directory / SAVED_CONFIG).is_file():
-        raise UserError(f"{run_directory}: holds no run (no {SAVED_CONFIG}): nothing can be replayed")
+        raise UserError(
+            f"{run_directory}: holds no run (no {SAVED_CONFIG}): nothing can be replayed"
+        )
     expected = _logged_until(run_directory, step)
     events = read_events(run_directory)
     so_far = _until_logged(events, step)
-    begun = {event["step"]: index for index, event in enumerate(events) if event["event"] == "checkpoint_begin"}
+    begun = {
+        event["step"]: index
+        for index, event in enumerate(events)
+        if event["event"] == "checkpoint_begin"
+    }
     complete = [info for info in list_checkpoints(run_directory) if info.complete]
-    # One saved after the step was logged may be of a later attempt, which computed the steps before it differently.
-    earlier = [info for info in reversed(complete) if info.step < step and begun.get(info.step, -1) < len(so_far)]
+    # One saved after the step was logged may be of a later attempt, which computed the steps before
+    # it differently.
+    earlier = [
+        info
+        for info in reversed(complete)
+        if info.step < step and begun.get(info.step, -1) < len(so_far)
+    ]
     if not earlier:
         kept = ", ".join(str(info.step) for info in complete) or "none"
         raise UserError(
-            f"--replay {step}: no checkpoint before this step is kept (there are: {kept}); replay a step after the "
-            "first of them, or keep more (checkpoint.keep)"
+            f"--replay {step}: no checkpoint before this step is kept (there are: {kept}); replay a"
+            " step after the first of them, or keep more (checkpoint.keep)"
         )
     chain = steps_by_attempt(so_far)
     _require_one_way(step, earlier[0].step, attempts_between(chain, earlier[0].step, step))
     order = attempts_between(chain, earlier[0].step, step)[-1].order
     if "numerics" not in order:
         raise UserError(
-            f"--replay {step}: the run did not record how its steps were rounded (another version of Drillyard wrote "
-            "it), so a difference would prove nothing"
+            f"--replay {step}: the run did not record how its steps were rounded (another version"
+            " of Drillyard wrote it), so a difference would prove nothing"
         )
     return ReplayPlan(
         step,
@@ -178,21 +204,37 @@ def plan_replay(run_directory: Path, step: int) -> ReplayPlan:
 
 
 def _logged_until(run_directory: Path, step: int) -> dict[int, tuple[float | None, float | None]]:
-    """(loss, gradient norm) of the steps up to `step`, as logged when it was done last. UserError if it was not.
+    """(loss, gradient norm) of the steps up to `step`, as logged when it was done last. UserError
+    if it was not.
 
-    Ordered by line, not by time: clocks are set back, and steps are repeated on another layout later.
+    Ordered by line, not by time: clocks are set back, and steps are repeated on another layout
+    later.
     """
-    records = [record for record in read_records(run_directory / METRICS_FILE) if isinstance(record.get("step"), int)]
+    records = [
+        record
+        for record in read_records(run_directory / METRICS_FILE)
+        if isinstance(record.get("step"), int)
+    ]
     places = [place for place, record in enumerate(records) if record["step"] == step]
     if not places:
-        raise UserError(f"--replay {step}: {_not_logged(step, sorted({record['step'] for record in records}))}")
+        raise UserError(
+            f"--replay {step}: {_not_logged(step, sorted({record['step'] for record in records}))}"
+        )
     so_far = records[: places[-1] + 1]
-    return {record["step"]: (record["loss"], record["grad_norm"]) for record in so_far if record["step"] <= step}
+    return {
+        record["step"]: (record["loss"], record["grad_norm"])
+        for record in so_far
+        if record["step"] <= step
+    }
 
 
 def _until_logged(events: Sequence[Mapping[str, Any]], step: int) -> Sequence[Mapping[str, Any]]:
     """The events up to where `step` was logged last."""
-    logged = [index for index, event in enumerate(events) if event["event"] == "step" and event["step"] == step]
+    logged = [
+        index
+        for index, event in enumerate(events)
+        if event["event"] == "step" and event["step"] == step
+    ]
     return events[: logged[-1] + 1] if logged else events_until_step(events, step)
 
 
@@ -202,9 +244,9 @@ def _require_one_way(step: int, first: int, chain: Sequence[AttemptSteps]) -> No
     if ways:
         starts = " and ".join(str(stretch.after + 1) for stretch in chain[1:])
         raise UserError(
-            f"--replay {step}: the steps after checkpoint {first} were computed in more than one way (the run was "
-            f"started again at step {starts}: {'; '.join(ways)}), so no one start repeats them to the bit. Replay a "
-            "step between two such starts"
+            f"--replay {step}: the steps after checkpoint {first} were computed in more than one"
+            f" way (the run was started again at step {starts}: {'; '.join(ways)}), so no one start"
+            " repeats them to the bit. Replay a step between two such starts"
         )
 
 
@@ -228,20 +270,28 @@ def _flat(numerics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    values = [(name, old.get(name, "not set"), new.get(name, "not set")) for name in dict.fromkeys([*old, *new])]
+    values = [
+        (name, old.get(name, "not set"), new.get(name, "not set"))
+        for name in dict.fromkeys([*old, *new])
+    ]
     return [(name, before, after) for name, before, after in values if before != after]
 
 
 def require_same_conditions(plan: ReplayPlan, here: Mapping[str, Any]) -> None:
-    """Raise UserError where settings, software or hardware differ: bits may then differ without a fault.
+    """Raise UserError where settings, software or hardware differ: bits may then differ without a
+    fault.
 
     `here` is the record of numerics.py for this start.
     """
-    other = [f"{name}: {then} then, {now} here" for name, then, now in _differing(_flat(plan.numerics), _flat(here))]
+    other = [
+        f"{name}: {then} then, {now} here"
+        for name, then, now in _differing(_flat(plan.numerics), _flat(here))
+    ]
     if other:
         raise UserError(
-            f"--replay {plan.step}: bits cannot be compared, as the step was computed under other conditions, which "
-            f"round otherwise ({'; '.join(other)}). That is no sign of a fault. Replay it where they are the same"
+            f"--replay {plan.step}: bits cannot be compared, as the step was computed under other"
+            f" conditions, which round otherwise ({'; '.join(other)}). That is no sign of a fault."
+            " Replay it where they are the same"
         )
 
 
@@ -254,13 +304,16 @@ def remove_earlier_replay(plan: ReplayPlan) -> None:
 
 
 def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
-    """The run's config with the layout and the settings of the attempt that did the step, without trackers."""
+    """The run's config with the layout and the settings of the attempt that did the step, without
+    trackers."""
     config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
     # Earlier versions recorded only the length, in steps of whole batches.
     length = {"training.steps": order["total_steps"], "training.epochs": None}
     config = with_recorded_settings(config, order.get("settings", length))
     layout = {f"training.{name}": order[name] for name in _LAYOUT if name != "world_size"}
-    config = with_values(config, {**layout, "evaluation.metrics": ["loss"], **order["numerics"]["settings"]})
+    config = with_values(
+        config, {**layout, "evaluation.metrics": ["loss"], **order["numerics"]["settings"]}
+    )
     logging = LoggingConfig(every_steps=config.logging.every_steps, tensorboard=False)
     return config.model_copy(update={"logging": logging})
 
@@ -270,22 +323,32 @@ def _not_logged(step: int, logged: list[int]) -> str:
         return "the run has logged no step yet"
     nearest = sorted(sorted(logged, key=lambda other: (abs(other - step), other))[:2])
     near = " and ".join(map(str, nearest))
-    return f"this step was not logged, so there are no bits to compare; the nearest that were are {near}"
+    return (
+        "this step was not logged, so there are no bits to compare; the nearest that were are"
+        f" {near}"
+    )
 
 
 def _steps(steps: list[int]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} logged steps ({steps[0]} to {steps[-1]})"
+    return (
+        f"step {steps[0]}"
+        if len(steps) == 1
+        else f"{len(steps)} logged steps ({steps[0]} to {steps[-1]})"
+    )
 
 
 def _by(difference: BitDifference) -> str:
     logged, now = difference.logged, difference.replayed
     if logged is None or not (math.isfinite(logged) and math.isfinite(now)):
         return "not finite"
-    return f"by {abs(now - logged):.3g}, relative {abs(now - logged) / max(abs(now), abs(logged)):.3g}"
+    return (
+        f"by {abs(now - logged):.3g}, relative {abs(now - logged) / max(abs(now), abs(logged)):.3g}"
+    )
 
 
 def replay_on_ranks(plan: ReplayPlan) -> None:
-    """Repeat the steps as one of `plan.world_size` ranks; rank 0 writes the verdict into `plan.directory`.
+    """Repeat the steps as one of `plan.world_size` ranks; rank 0 writes the verdict into
+    `plan.directory`.
 
     Raises UserError when the conditions are not those of the run.
     """
@@ -302,8 +365,9 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
     ranks = start_ranks(config.training, config.parallelism)
     if ranks.world_size != plan.world_size:
         raise UserError(
-            f"--replay {plan.step}: the step was done on {plan.ranks_in_words}, here are {ranks.world_size}: another "
-            "number of ranks adds up gradients in another order. Start as many"
+            f"--replay {plan.step}: the step was done on {plan.ranks_in_words}, here are"
+            f" {ranks.world_size}: another number of ranks adds up gradients in another order."
+            " Start as many"
         )
     known = read_record(plan.run_directory)
     with ranks.in_turn() as is_first:
@@ -315,7 +379,9 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
         loaded = _load(plan, parts, ranks)
         found = _train(plan, parts, loaded.step)
     if ranks.rank == 0:
-        verdict = ReplayVerdict(plan.step, str(loaded.info.path), list(found), compare(plan.expected, found))
+        verdict = ReplayVerdict(
+            plan.step, str(loaded.info.path), list(found), compare(plan.expected, found)
+        )
         verdict.write(plan.directory)
     stop_ranks()
 
@@ -341,7 +407,9 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
         fill_frozen_weights(plan.config, parts.model)
         finish_load(loaded, plan.config.training.seed, parts.trainer.optimizer, ranks)
         return loaded
-    raise UserError(f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}")
+    raise UserError(
+        f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}"
+    )
 
 
 def _train(plan: ReplayPlan, parts: RunParts, first: int) -> dict[int, list[float]]:

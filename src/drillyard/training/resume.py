@@ -1,10 +1,12 @@
-"""The training state in checkpoints, and where a run starts: step 0, its own newest checkpoint, or a named one.
+"""The training state in checkpoints, and where a run starts: step 0, its own newest checkpoint, or
+a named one.
 
-State is a flat dictionary of sharded tensors that any number of ranks can load. Parameters are FSDP2's own DTensors;
-AdamW's moments live on local shards and are wrapped as DTensors with the parameter's mesh, placements and shape, so
-torch.distributed.checkpoint writes each piece once and re-slices it for another number of ranks. Random state belongs
-to a data rank: it is restored on the same number of ranks and drawn again otherwise. The schedule and the sample order
-need only the step.
+State is a flat dictionary of sharded tensors that any number of ranks can load. Parameters are
+FSDP2's own DTensors; AdamW's moments live on local shards and are wrapped as DTensors with the
+parameter's mesh, placements and shape, so torch.distributed.checkpoint writes each piece once and
+re-slices it for another number of ranks. Random state belongs to a data rank: it is restored on the
+same number of ranks and drawn again otherwise. The schedule and the sample order need only the
+step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from drillyard.training.sample_order import require_same_order
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def checkpoint_state(optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state: bool = True) -> dict[str, Any]:
+def checkpoint_state(
+    optimizer: ShardedAdamW, ranks: Ranks, *, with_random_state: bool = True
+) -> dict[str, Any]:
     """Everything to be saved, as tensors that share memory with the live state.
 
     Keys: `model.<name>`, `optimizer.<moment>.<name>`, `optimizer.step`, `random.<rank>`.
@@ -60,9 +64,12 @@ def random_key(ranks: Ranks) -> str:
 
 
 def seed_rank(seed: int, step: int, ranks: Ranks) -> None:
-    """Seed dropout for this rank and step: no two ranks, and no two starts, draw the same numbers."""
+    """Seed dropout for this rank and step: no two ranks, and no two starts, draw the same
+    numbers."""
     text = f"{seed}/{step}/{ranks.data_rank}/{ranks.num_data_ranks}"
-    torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1)
+    torch.manual_seed(
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    )
 
 
 def get_random_state(device: torch.device) -> torch.Tensor:
@@ -101,15 +108,16 @@ def resume(
     identity: dict[str, Any],
     log: RunLog,
 ) -> tuple[int, str]:
-    """Load what `checkpoint.resume` names; returns the number of steps that are already done, and what checkpoints
-    record as the run's beginning.
+    """Load what `checkpoint.resume` names; returns the number of steps that are already done, and
+    what checkpoints record as the run's beginning.
 
-    Raises UserError where a checkpoint belongs to other data or another batch, which would be another sample order.
-    Changed settings are an event.
+    Raises UserError where a checkpoint belongs to other data or another batch, which would be
+    another sample order. Changed settings are an event.
     """
     wanted = config.checkpoint.resume
     started = time.perf_counter()
-    # After `never` there are checkpoints only of this very run: a directory with others was refused.
+    # After `never` there are checkpoints only of this very run: a directory with others was
+    # refused.
     newest = checkpointer.latest()
     loaded = checkpointer.load(
         state_for(optimizer, ranks),
@@ -120,7 +128,12 @@ def resume(
     if loaded is None:
         return 0, origin_to_record(wanted, None)
     finish_load(loaded, config.training.seed, optimizer, ranks)
-    log.event("resume", step=loaded.step, path=str(loaded.info.path), seconds=time.perf_counter() - started)
+    log.event(
+        "resume",
+        step=loaded.step,
+        path=str(loaded.info.path),
+        seconds=time.perf_counter() - started,
+    )
     if changes := settings_changed(loaded.metadata, identity, config):
         log.event("settings_changed", step=loaded.step, changes=changes)
         log.message(f"From step {loaded.step} on other settings hold: {describe_changes(changes)}")
@@ -131,13 +144,15 @@ def state_for(optimizer: ShardedAdamW, ranks: Ranks) -> StateSource:
     """State to fill by a load; random state only from as many ranks on the same kind of device."""
     same_generators = {"world_size": ranks.world_size, "device": ranks.device.type}
     return lambda saved: checkpoint_state(
-        optimizer, ranks, with_random_state=all(saved.get(key) == value for key, value in same_generators.items())
+        optimizer,
+        ranks,
+        with_random_state=all(saved.get(key) == value for key, value in same_generators.items()),
     )
 
 
 def finish_load(loaded: LoadedCheckpoint, seed: int, optimizer: ShardedAdamW, ranks: Ranks) -> None:
-    """Finish a load: tensors are filled in place; what is left is every shard's step count and the random state, which
-    is seeded where it could not be loaded."""
+    """Finish a load: tensors are filled in place; what is left is every shard's step count and the
+    random state, which is seeded where it could not be loaded."""
     for shard in optimizer.shards:
         optimizer.optimizer.state[shard.local]["step"].copy_(loaded.state["optimizer.step"])
     # A row of skipped steps that ended before the save must not end the run now.
@@ -149,9 +164,14 @@ def finish_load(loaded: LoadedCheckpoint, seed: int, optimizer: ShardedAdamW, ra
         set_random_state(random_state, ranks.device)
 
 
-def settings_changed(saved: Mapping[str, Any], identity: Mapping[str, Any], config: RunConfig) -> dict[str, list[Any]]:
-    """{setting: [value of the checkpoint, value now]} for what changes what is trained from here on."""
+def settings_changed(
+    saved: Mapping[str, Any], identity: Mapping[str, Any], config: RunConfig
+) -> dict[str, list[Any]]:
+    """{setting: [value of the checkpoint, value now]} for what changes what is trained from here
+    on."""
     if "settings" in saved:
         return changed_settings(saved["settings"], recorded_settings(config))
     # Checkpoints of earlier versions hold no settings but the length.
-    return changed_settings({"total_steps": saved.get("total_steps")}, {"total_steps": identity["total_steps"]})
+    return changed_settings(
+        {"total_steps": saved.get("total_steps")}, {"total_steps": identity["total_steps"]}
+    )

@@ -1,4 +1,5 @@
-"""One rank of `drillyard train` (or of torchrun): join, prepare data, build, resume, train, evaluate, export.
+"""One rank of `drillyard train` (or of torchrun): join, prepare data, build, resume, train,
+evaluate, export.
 
 `train` and `run_rank` read top to bottom in the order of events.
 """
@@ -68,14 +69,18 @@ def train(
 ) -> int:
     """Train `config` as one rank of however many there are.
 
-    Returns exit code 0, 85 when stopped on request, or 1 when a required metric could not be measured.
-    `attempt`: the number of this start, from 0; `is_claimed`: a supervisor has claimed the run directory. Raises
-    UserError for mistakes of the user, StoppedWithoutCheckpoint when the last step before a stop could not be saved.
+    Returns exit code 0, 85 when stopped on request, or 1 when a required metric could not be
+    measured. `attempt`: the number of this start, from 0; `is_claimed`: a supervisor has claimed
+    the run directory. Raises UserError for mistakes of the user, StoppedWithoutCheckpoint when the
+    last step before a stop could not be saved.
     """
     side.begin("joining", "waiting")
     set_determinism(config)
-    ranks = start_ranks(config.training, config.parallelism, timedelta(seconds=config.timeouts.collective))
-    # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds for all of them.
+    ranks = start_ranks(
+        config.training, config.parallelism, timedelta(seconds=config.timeouts.collective)
+    )
+    # Each of torchrun's agents counts its own restarts: the number that the ranks agreed on holds
+    # for all of them.
     attempt = side.attempt = max(attempt, ranks.restarts)
     require_valid(config, ranks.world_size)
     directory = run_directory_of(config)
@@ -87,7 +92,9 @@ def train(
     side.begin("data", "waiting")
     known = read_record(directory) if holds_training(directory) else None
     with ranks.in_turn() as is_first, side.during("data"):
-        data = prepare(config, on_progress=lambda *_: side.signs.show(), known=known, only_open=not is_first)
+        data = prepare(
+            config, on_progress=lambda *_: side.signs.show(), known=known, only_open=not is_first
+        )
     require_same_data(data)
     side.begin("model", "working")
     with RunLog(directory, rank=ranks.rank, config=config, console=console, attempt=attempt) as log:
@@ -95,7 +102,9 @@ def train(
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
         if ranks.rank == 0:
-            data.report.notes += data.before_training(config, resolve_global_batch(config, ranks.num_data_ranks))
+            data.report.notes += data.before_training(
+                config, resolve_global_batch(config, ranks.num_data_ranks)
+            )
         log.event("data", parts=data.report.parts, notes=data.report.notes or None)
         if ranks.rank == 0:
             what = f"writing {directory / DATA_RECORD} (without it a change of data is not named)"
@@ -106,8 +115,15 @@ def train(
         exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
         summary = write_summary(directory)
-        log.closing(closing_lines(summary, directory), {**summary, "model": str(model_of(summary, directory))})
-        if config.evaluation.required and not is_claimed and (failure := required_failure(directory)) is not None:
+        log.closing(
+            closing_lines(summary, directory),
+            {**summary, "model": str(model_of(summary, directory))},
+        )
+        if (
+            config.evaluation.required
+            and not is_claimed
+            and (failure := required_failure(directory)) is not None
+        ):
             # A supervisor reports this itself, also for a run that had finished before.
             sys.stderr.write(f"error: {failure}\n")
             exit_code = 1
@@ -118,7 +134,12 @@ def train(
 
 
 def run_rank(
-    config: RunConfig, ranks: Ranks, data: PreparedData, log: RunLog, directory: Path, side: RankSupervision
+    config: RunConfig,
+    ranks: Ranks,
+    data: PreparedData,
+    log: RunLog,
+    directory: Path,
+    side: RankSupervision,
 ) -> int:
     """Build, resume, train and finish; returns the exit code."""
     auto = load_auto_settings(config, ranks, directory)
@@ -155,7 +176,8 @@ def run_rank(
                 callbacks.evaluate(0)
     if config.checkpoint.every_steps:
         checkpointer.prepare(checkpoint_state(trainer.optimizer, ranks))
-    # The first step includes compiling. Until it is done, a rank that is asked to stop has nothing to save.
+    # The first step includes compiling. Until it is done, a rank that is asked to stop has nothing
+    # to save.
     side.begin("first step", "working")
     finished = trainer.train(first_step, callbacks)
     if finished:
@@ -172,29 +194,38 @@ def run_rank(
         dist.barrier()
     callbacks.stop.close()
     if not finished and checkpointer.step_on_disk != step:
-        raise StoppedWithoutCheckpoint(describe_unsaved_stop(trainer.in_nonfinite_row(), step, directory))
+        raise StoppedWithoutCheckpoint(
+            describe_unsaved_stop(trainer.in_nonfinite_row(), step, directory)
+        )
     return 0 if finished else EXIT_CHECKPOINTED
 
 
 def require_same_data(data: PreparedData) -> None:
-    """Raise UserError on all ranks when a node has other data than rank 0, from its own copy of the source."""
+    """Raise UserError on all ranks when a node has other data than rank 0, from its own copy of the
+    source."""
     prints = gather(data.train.fingerprint)
     others = [rank for rank, fingerprint in enumerate(prints) if fingerprint != prints[0]]
     if others:
         raise UserError(
-            f"rank {others[0]}: its data are not those of rank 0 (another source or tokenizer on its host); give all "
-            "hosts the same files, or put them on storage that all share"
+            f"rank {others[0]}: its data are not those of rank 0 (another source or tokenizer on"
+            " its host); give all hosts the same files, or put them on storage that all share"
         )
 
 
-def record_base_model(config: RunConfig, parts: RunParts, log: RunLog, directory: Path, *, begins: bool) -> Dtypes:
-    """Record what exports need of the base model; returns the dtype of each parameter in `final/`. Collective."""
+def record_base_model(
+    config: RunConfig, parts: RunParts, log: RunLog, directory: Path, *, begins: bool
+) -> Dtypes:
+    """Record what exports need of the base model; returns the dtype of each parameter in `final/`.
+    Collective."""
 
     def record() -> Dtypes:
         try:
             return save_base_record(config.model, parts.model.causal_lm, directory, begins=begins)
         except OSError as error:
-            log.warn(f"{directory / SAVED_BASE}: not written ({error.strerror}): exports will need the base model")
+            log.warn(
+                f"{directory / SAVED_BASE}: not written ({error.strerror}): exports will need the"
+                " base model"
+            )
             return export_dtypes(config.model, parts.model.causal_lm)
 
     return from_first_rank(record)
@@ -206,7 +237,11 @@ def describe_unsaved_stop(in_nonfinite_row: bool, step: int, directory: Path) ->
         saved = [info.step for info in list_checkpoints(directory) if info.complete]
     except OSError:
         saved = []  # the next start reports what is wrong with the storage
-    newest = f"the newest checkpoint is of step {saved[-1]}" if saved else "no earlier checkpoint can be read"
+    newest = (
+        f"the newest checkpoint is of step {saved[-1]}"
+        if saved
+        else "no earlier checkpoint can be read"
+    )
     if in_nonfinite_row:
         why = "it ended a row of skipped steps (not finite), in which nothing is saved"
         advice = "look at nonfinite_step in events.jsonl"
@@ -214,8 +249,8 @@ def describe_unsaved_stop(in_nonfinite_row: bool, step: int, directory: Path) ->
         why = "it could not be saved"
         advice = "fix the cause given in checkpoint_failed in events.jsonl"
     return (
-        f"stopped on request after step {step}, but {why}: {newest}, the steps since then are lost\n"
-        f"{advice}, then give the same command again"
+        f"stopped on request after step {step}, but {why}: {newest}, the steps since then are"
+        f" lost\n{advice}, then give the same command again"
     )
 
 
@@ -225,12 +260,20 @@ def beat_at_forwards(model: ShardedModel, signs: HeartbeatWriter) -> None:
         module.register_forward_pre_hook(lambda *_: signs.show(), prepend=True)
 
 
-def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, directory: Path, dtypes: Dtypes) -> bool:
-    """Save the last checkpoint, evaluate, then write `final/`: what was trained is safe before it is measured.
+def finish(
+    parts: RunParts, callbacks: StepCallbacks, data: PreparedData, directory: Path, dtypes: Dtypes
+) -> bool:
+    """Save the last checkpoint, evaluate, then write `final/`: what was trained is safe before it
+    is measured.
 
     False when all ranks have agreed to stop in that evaluation: the next start does the rest.
     """
-    step, side, log, checkpointer = parts.trainer.total_steps, callbacks.side, callbacks.log, callbacks.checkpointer
+    step, side, log, checkpointer = (
+        parts.trainer.total_steps,
+        callbacks.side,
+        callbacks.log,
+        callbacks.checkpointer,
+    )
     failed_before = checkpointer.saves_failed
     side.begin("last checkpoint", "working")
     if parts.trainer.in_nonfinite_row():
@@ -262,5 +305,8 @@ def finish(parts: RunParts, callbacks: StepCallbacks, data: PreparedData, direct
         )
         found["directory"] = written.name
     if written != final:
-        log.warn(f"{final}: holds files that no export of this run wrote, so the model was written to {written}")
+        log.warn(
+            f"{final}: holds files that no export of this run wrote, so the model was written to"
+            f" {written}"
+        )
     return True

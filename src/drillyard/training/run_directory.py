@@ -1,11 +1,14 @@
-"""The run directory at the start of a run: is it this run's, may it be written, and what is already in it.
+"""The run directory at the start of a run: is it this run's, may it be written, and what is already
+in it.
 
-A directory that holds another run is never touched: the saved run.yaml is compared with the config that is about to
-start, and what differs in a way that matters is said. A start that failed before its first logged step, as on a
-mistake in the config, has left nothing to protect: the corrected config takes its place.
+A directory that holds another run is never touched: the saved run.yaml is compared with the config
+that is about to start, and what differs in a way that matters is said. A start that failed before
+its first logged step, as on a mistake in the config, has left nothing to protect: the corrected
+config takes its place.
 
-A run that has ended continues when it is given more steps or epochs. Its summary is removed when it does, since a run
-with a summary counts as complete, and is written again with `final/` at the new end.
+A run that has ended continues when it is given more steps or epochs. Its summary is removed when it
+does, since a run with a summary counts as complete, and is written again with `final/` at the new
+end.
 """
 
 from __future__ import annotations
@@ -21,11 +24,21 @@ from drillyard import export_directory
 from drillyard.config.checks import num_data_ranks, resolve_global_batch
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
-from drillyard.config.run_identity import changed_settings, describe_changes, differences, recorded_settings
+from drillyard.config.run_identity import (
+    changed_settings,
+    describe_changes,
+    differences,
+    recorded_settings,
+)
 from drillyard.errors import UserError
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.metrics import METRICS_FILE
-from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME, CheckpointInfo, inspect, list_checkpoints
+from drillyard.training.checkpoint.inventory import (
+    CHECKPOINTS_NAME,
+    CheckpointInfo,
+    inspect,
+    list_checkpoints,
+)
 from drillyard.training.sample_order import require_order_of
 
 SAVED_CONFIG = "run.yaml"
@@ -42,17 +55,20 @@ def run_directory_of(config: RunConfig) -> Path:
 def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
     """Create or reuse the run directory of `config` and save the resolved config there.
 
-    A finished run is left as it is, unless the config makes it longer. Raises UserError when the directory cannot be
-    written, holds a different run (one of another global batch, too) or checkpoints that `resume: never` would pass
-    over, or when the checkpoint to resume from is not there or would replace those of another beginning. `goes_on`:
-    what is in the directory is of this very run, whose launcher starts it again, so that `resume: never`, which is
-    about how a run begins, is over.
+    A finished run is left as it is, unless the config makes it longer. Raises UserError when the
+    directory cannot be written, holds a different run (one of another global batch, too) or
+    checkpoints that `resume: never` would pass over, or when the checkpoint to resume from is not
+    there or would replace those of another beginning. `goes_on`: what is in the directory is of
+    this very run, whose launcher starts it again, so that `resume: never`, which is about how a run
+    begins, is over.
     """
     directory = run_directory_of(config)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{directory}: cannot be created ({error.strerror}); choose another `output`") from None
+        raise UserError(
+            f"{directory}: cannot be created ({error.strerror}); choose another `output`"
+        ) from None
     _require_writable(directory)
     saved = directory / SAVED_CONFIG
     old = None
@@ -75,13 +91,18 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
 
 
 def is_finished(config: RunConfig) -> bool:
-    """Whether the run of `config` has nothing left to do: its summary, its model and its last checkpoint are there.
+    """Whether the run of `config` has nothing left to do: its summary, its model and its last
+    checkpoint are there.
 
     One that is given more steps or epochs than it ended with has.
     """
     directory, training = run_directory_of(config), config.training
     steps, newest = _completed_steps(directory), _newest_checkpoint(directory)
-    if newest is None or newest.step != steps or not export_directory.holds_model(directory / "final"):
+    if (
+        newest is None
+        or newest.step != steps
+        or not export_directory.holds_model(directory / "final")
+    ):
         return False
     if training.epochs is not None:
         ended_with = newest.metadata.get("settings") or _saved_settings(directory)
@@ -93,11 +114,11 @@ def is_finished(config: RunConfig) -> bool:
 
 
 def named_beginning(wanted: str, newest: CheckpointInfo | None) -> Path | None:
-    """The checkpoint that `checkpoint.resume` names, where a start loads it; None where it goes on from `newest`, the
-    run's own.
+    """The checkpoint that `checkpoint.resume` names, where a start loads it; None where it goes on
+    from `newest`, the run's own.
 
-    The one that a user names is where the run begins: once it has saved, it continues from its own, however the path is
-    written and whatever the starts in between were given.
+    The one that a user names is where the run begins: once it has saved, it continues from its own,
+    however the path is written and whatever the starts in between were given.
     """
     if wanted in ("auto", "never"):
         return None
@@ -108,15 +129,17 @@ def named_beginning(wanted: str, newest: CheckpointInfo | None) -> Path | None:
 
 
 def origin_to_record(wanted: str, loaded: Mapping[str, Any] | None) -> str:
-    """Value that checkpoints record as `resume`: the real path of the checkpoint that a user named as the start,
-    by this start or, in the metadata of the `loaded` one, by an earlier one; else `auto` or `never`."""
+    """Value that checkpoints record as `resume`: the real path of the checkpoint that a user named
+    as the start, by this start or, in the metadata of the `loaded` one, by an earlier one; else
+    `auto` or `never`."""
     if wanted not in ("auto", "never"):
         return os.path.realpath(wanted)
     return wanted if loaded is None else str(loaded.get("resume", wanted))
 
 
 def _real_origin(info: CheckpointInfo) -> str | None:
-    """The checkpoint at which the run of `info` began; None for step 0. Earlier versions recorded the path as given."""
+    """The checkpoint at which the run of `info` began; None for step 0. Earlier versions recorded
+    the path as given."""
     origin = info.metadata.get("resume", "auto")
     return None if origin in ("auto", "never") else os.path.realpath(origin)
 
@@ -132,7 +155,8 @@ def _newest_checkpoint(directory: Path) -> CheckpointInfo | None:
 
 
 def _completed_steps(directory: Path) -> int | None:
-    """The steps of the run whose summary says that it is complete; None where there is no such summary."""
+    """The steps of the run whose summary says that it is complete; None where there is no such
+    summary."""
     try:
         summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
         return int(summary["steps"]) if summary["status"] == "completed" else None
@@ -143,7 +167,9 @@ def _completed_steps(directory: Path) -> int | None:
 def _saved_settings(directory: Path) -> dict[str, Any]:
     """The recorded settings of run.yaml, for checkpoints of earlier versions, which have none."""
     try:
-        return recorded_settings(load_run_config(directory / SAVED_CONFIG, resolve_environment=False))
+        return recorded_settings(
+            load_run_config(directory / SAVED_CONFIG, resolve_environment=False)
+        )
     except UserError:
         return {}
 
@@ -156,21 +182,28 @@ def _is_done(config: RunConfig, directory: Path) -> bool:
 
 
 def _require_no_idle_change(directory: Path, old: RunConfig, new: RunConfig) -> None:
-    """Raise UserError for a change to a run that has ended: no step is left that it could change."""
+    """Raise UserError for a change to a run that has ended: no step is left that it could
+    change."""
     newest = _newest_checkpoint(directory)
     ended_with = newest.metadata.get("settings") if newest is not None else None
     changes = changed_settings(ended_with or recorded_settings(old), recorded_settings(new))
-    idle = {key: values for key, values in changes.items() if key not in ("training.steps", "training.epochs")}
+    idle = {
+        key: values
+        for key, values in changes.items()
+        if key not in ("training.steps", "training.epochs")
+    }
     if idle:
         length = "training.steps" if new.training.epochs is None else "training.epochs"
         raise UserError(
-            f"{directory}: this run has ended, and the change would train nothing ({describe_changes(idle)}); raise "
-            f"{length} to go on from its end, undo the change, or choose another `name`"
+            f"{directory}: this run has ended, and the change would train nothing"
+            f" ({describe_changes(idle)}); raise {length} to go on from its end, undo the change,"
+            " or choose another `name`"
         )
 
 
 def holds_training(directory: Path) -> bool:
-    """Whether there are logged steps, checkpoints or a model: what two different runs must not share."""
+    """Whether there are logged steps, checkpoints or a model: what two different runs must not
+    share."""
     metrics = directory / METRICS_FILE
     return (
         (metrics.is_file() and metrics.stat().st_size > 0)
@@ -180,9 +213,11 @@ def holds_training(directory: Path) -> bool:
 
 
 def _require_resumable(config: RunConfig, num_ranks: int) -> None:
-    """Raise UserError when the checkpoint that the run would go on from is not there or was of other samples.
+    """Raise UserError when the checkpoint that the run would go on from is not there or was of
+    other samples.
 
-    Said before anything is written, so that the saved config stays the one that the checkpoints belong to.
+    Said before anything is written, so that the saved config stays the one that the checkpoints
+    belong to.
     """
     wanted = config.checkpoint.resume
     own = run_directory_of(config) / CHECKPOINTS_NAME
@@ -197,8 +232,9 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
         if newest is not None and os.path.realpath(named.parent) != os.path.realpath(own):
             began = _real_origin(newest) or "step 0"
             raise UserError(
-                f"checkpoint.resume: {own} holds checkpoints of a run that began at {began}, and going on from "
-                f"{wanted} would replace them; choose another `name`, or go on from them with checkpoint.resume=auto"
+                f"checkpoint.resume: {own} holds checkpoints of a run that began at {began}, and"
+                f" going on from {wanted} would replace them; choose another `name`, or go on from"
+                " them with checkpoint.resume=auto"
             )
         newest = inspect(named)
     if newest is None or not newest.complete or wanted == "never":
@@ -207,13 +243,23 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
     batch = resolve_global_batch(config, num_data_ranks(config, num_ranks))
     if saved is not None and saved != batch:
         ranks = newest.metadata.get("world_size", num_ranks)
-        as_before = "" if ranks == num_ranks else f"start {ranks} ranks as before (this start has {num_ranks}), or "
+        as_before = (
+            ""
+            if ranks == num_ranks
+            else f"start {ranks} ranks as before (this start has {num_ranks}), or "
+        )
         raise UserError(
-            f"{newest.path}: was trained with {saved} sequences per step, and this start has {batch}; {as_before}"
-            f"set training.global_batch_size: {saved}, or choose another `name`"
+            f"{newest.path}: was trained with {saved} sequences per step, and this start has"
+            f" {batch}; {as_before}set training.global_batch_size: {saved}, or choose another"
+            " `name`"
         )
     if not is_finished(config):
-        known = {"global_batch_size": batch, **newest.metadata, "step": newest.step, "path": str(newest.path)}
+        known = {
+            "global_batch_size": batch,
+            **newest.metadata,
+            "step": newest.step,
+            "path": str(newest.path),
+        }
         require_order_of(known, config, batch)
 
 
@@ -221,14 +267,21 @@ def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
     """Raise UserError where `new` is another run than `old`, the one that `directory` holds."""
     changed = differences(old, new)
     if changed:
-        shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
-        raise UserError(f"{directory}: holds a different run ({shown}); choose another `name`, or undo the change")
+        shown = "; ".join(changed[:5]) + (
+            f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
+        )
+        raise UserError(
+            f"{directory}: holds a different run ({shown}); choose another `name`, or undo the"
+            " change"
+        )
 
 
 def _require_writable(directory: Path) -> None:
-    """Raise UserError unless a file can really be made: root passes every permission check, also on a read-only mount.
+    """Raise UserError unless a file can really be made: root passes every permission check, also on
+    a read-only mount.
 
-    A disk without room for content is good enough: what an interrupted save has left there is deleted first.
+    A disk without room for content is good enough: what an interrupted save has left there is
+    deleted first.
     """
     probe = directory / f".probe-{os.getpid()}"
     try:
@@ -236,26 +289,28 @@ def _require_writable(directory: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"{directory}: the run directory cannot be written ({describe_os_error(error)}), or choose another `output`"
+            f"{directory}: the run directory cannot be written ({describe_os_error(error)}), or"
+            " choose another `output`"
         ) from None
 
 
 def _require_room_for_model(final: Path) -> None:
-    """Raise UserError when the model that is to be trained could not be written at the end: `final` holds anything but
-    an earlier export."""
+    """Raise UserError when the model that is to be trained could not be written at the end: `final`
+    holds anything but an earlier export."""
     try:
         refused = export_directory.reason_to_refuse(Path(os.path.realpath(final)), overwrite=True)
     except OSError as error:
         raise UserError(f"{final}: cannot be read: {describe_os_error(error)}") from None
     if refused is not None:
         raise UserError(
-            f"{final}: {refused}, so the model could not be written there at the end; move it away: "
-            f"mv {shlex.quote(str(final))} {shlex.quote(f'{final}-before')}"
+            f"{final}: {refused}, so the model could not be written there at the end; move it away:"
+            f" mv {shlex.quote(str(final))} {shlex.quote(f'{final}-before')}"
         )
 
 
 def _is_saved(config: RunConfig, saved: Path) -> bool:
-    """Whether `saved` says the same already: a start on a full disk need not write what is there."""
+    """Whether `saved` says the same already: a start on a full disk need not write what is
+    there."""
     if not saved.is_file():
         return False
     try:

@@ -27,8 +27,8 @@ from drillyard.training.saved_model import (
 )
 
 OTHER_FIGURES = (
-    "What is held out of it is not what the run's own figures are of: undo the change, or name what to measure on by "
-    "--data"
+    "What is held out of it is not what the run's own figures are of: undo the change, or name what"
+    " to measure on by --data"
 )
 DEFAULT_SEQUENCE_LENGTH = 1024
 CONFIG_SUFFIXES = (".yaml", ".yml")
@@ -45,7 +45,8 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Evaluation request. `data`: a run config (*.yaml) or a source of held-out documents; None: the run's own."""
+    """Evaluation request. `data`: a run config (*.yaml) or a source of held-out documents; None:
+    the run's own."""
 
     model: Path
     output: Path
@@ -57,10 +58,14 @@ class EvaluationRequest:
     sequence_length: int | None = None
 
 
-def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> dict[str, dict[str, Any]] | None:
-    """All figures by held-out part on rank 0, None on the others; predictions are written below `request.output`.
+def evaluate_saved(
+    request: EvaluationRequest, note: Callable[[str], None]
+) -> dict[str, dict[str, Any]] | None:
+    """All figures by held-out part on rank 0, None on the others; predictions are written below
+    `request.output`.
 
-    `note` is called with each note about the data. Raises UserError for a model, data or metric that cannot be used.
+    `note` is called with each note about the data. Raises UserError for a model, data or metric
+    that cannot be used.
     """
     from drillyard.data.prepared_data import prepare
     from drillyard.evaluation.evaluator import HeldOutEvaluator
@@ -73,34 +78,49 @@ def evaluate_saved(request: EvaluationRequest, note: Callable[[str], None]) -> d
         known = known_data(request, saved)
         with ranks.in_turn() as is_first:
             data = prepare(
-                config, saved.tokenizer_directory, known=known, if_changed=OTHER_FIGURES, only_open=not is_first
+                config,
+                saved.tokenizer_directory,
+                known=known,
+                if_changed=OTHER_FIGURES,
+                only_open=not is_first,
             )
         if ranks.rank == 0:
             for text in data.report.notes:
                 note(text)
         if not data.held_out:
-            raise UserError(f"{request.model}: its run held no data out; name a source of documents by --data")
+            raise UserError(
+                f"{request.model}: its run held no data out; name a source of documents by --data"
+            )
         model = load_saved_model(saved, config, data.tokenizer, ranks, "evaluation")
-        held_out = HeldOutEvaluator(config, data, model.root, ranks, request.output, attention=model.attention)
+        held_out = HeldOutEvaluator(
+            config, data, model.root, ranks, request.output, attention=model.attention
+        )
         evaluated = held_out.evaluate(request.model.name)
         for failure in evaluated.failures:
             text = f"{failure.metric} of {failure.part}: {failure.reason}"
-            raise UserError(text) if failure.stack is None else RuntimeError(f"{text}\n\n{failure.stack}")
+            raise (
+                UserError(text)
+                if failure.stack is None
+                else RuntimeError(f"{text}\n\n{failure.stack}")
+            )
         return evaluated.results if ranks.rank == 0 else None
     finally:
         stop_ranks()
 
 
 def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | None:
-    """The record of the run's own data at training; None for other data, or a model from elsewhere."""
+    """The record of the run's own data at training; None for other data, or a model from
+    elsewhere."""
     owner = run_directory_above(saved.path)
     known = read_record(owner) if owner is not None and request.data is None else None
-    # Its tokens are made by the tokenizer that was saved with the model, not by what the config names.
+    # Its tokens are made by the tokenizer that was saved with the model, not by what the config
+    # names.
     return None if known is None else replace(known, tokenizer="")
 
 
 def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
-    """The model and the config to measure it under, without torch. Raises UserError for mistakes visible by now."""
+    """The model and the config to measure it under, without torch. Raises UserError for mistakes
+    visible by now."""
     saved = find_saved_model(request.model)
     config = evaluation_config(request, saved)
     require_valid(config)
@@ -108,15 +128,22 @@ def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
 
 
 def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfig:
-    """The run config under which the model is measured: the run's own, with what the request names put in."""
+    """The run config under which the model is measured: the run's own, with what the request names
+    put in."""
     own = saved.config
     names_config = request.data is not None and Path(request.data).suffix in CONFIG_SUFFIXES
-    base = load_run_config(Path(str(request.data))) if names_config else own or config_without_run(request)
+    base = (
+        load_run_config(Path(str(request.data)))
+        if names_config
+        else own or config_without_run(request)
+    )
     data = base.data
     if request.data is not None and not names_config:
         data = config_of_source(request, base.data, saved)
     elif request.format or request.sequence_length:
-        raise UserError("--format and --sequence-length belong to a source of documents: name it by --data")
+        raise UserError(
+            "--format and --sequence-length belong to a source of documents: name it by --data"
+        )
     evaluation = base.evaluation.model_copy(
         update={
             "metrics": list(request.metrics) or base.evaluation.metrics,
@@ -125,7 +152,9 @@ def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfi
         }
     )
     # Another number of ranks may evaluate.
-    config = base.model_copy(update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()})
+    config = base.model_copy(
+        update={"data": data, "evaluation": evaluation, "parallelism": ParallelismConfig()}
+    )
     if saved.is_checkpoint:
         own = saved.config_from_run()
         return config.model_copy(update={"model": own.model, "training": own.training})
@@ -133,7 +162,8 @@ def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfi
 
 
 def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedModel) -> DataConfig:
-    """`data` with the request's source as the only and held-out one, tokenised and packed as in training."""
+    """`data` with the request's source as the only and held-out one, tokenised and packed as in
+    training."""
     assert request.data is not None
     changes: dict[str, Any] = {
         "source": request.data,
@@ -150,7 +180,10 @@ def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedM
 def config_without_run(request: EvaluationRequest) -> RunConfig:
     """A config for a model from elsewhere. The training section is never used."""
     if request.data is None:
-        raise UserError(f"{request.model}: no run made it, so none says what to measure it on; name a source by --data")
+        raise UserError(
+            f"{request.model}: no run made it, so none says what to measure it on; name a source by"
+            " --data"
+        )
     return config_from_options(
         RunConfig,
         {
@@ -159,7 +192,10 @@ def config_without_run(request: EvaluationRequest) -> RunConfig:
             "data": {
                 "source": request.data,
                 "format": request.format or "text",
-                "sequence_length": request.sequence_length or min(DEFAULT_SEQUENCE_LENGTH, positions_of(request.model)),
+                "sequence_length": (
+                    request.sequence_length
+                    or min(DEFAULT_SEQUENCE_LENGTH, positions_of(request.model))
+                ),
             },
             "training": {"steps": 1, "precision": "fp32", "optimizer": {"learning_rate": 1e-3}},
         },
@@ -167,22 +203,31 @@ def config_without_run(request: EvaluationRequest) -> RunConfig:
 
 
 def positions_of(model: Path) -> int:
-    """The number of positions in a model's config.json, under any name in use; at most DEFAULT_SEQUENCE_LENGTH."""
+    """The number of positions in a model's config.json, under any name in use; at most
+    DEFAULT_SEQUENCE_LENGTH."""
     try:
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        found = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
+        found = [
+            config[key]
+            for key in ("max_position_embeddings", "n_positions")
+            if isinstance(config.get(key), int)
+        ]
     except (OSError, ValueError, AttributeError, RecursionError):
         found = []  # reported where the model is built
     return min(found, default=DEFAULT_SEQUENCE_LENGTH)
 
 
 def flags_for(message: str, request: EvaluationRequest) -> str:
-    """A line that names the flags for the settings in an error message; empty where run.yaml has them."""
+    """A line that names the flags for the settings in an error message; empty where run.yaml has
+    them."""
     if request.data is None or Path(request.data).suffix in CONFIG_SUFFIXES:
         return ""
     found = [f"{key} is {flag} here" for key, flag in FLAGS.items() if key in message]
     if "data.columns" in message and request.format is None:
-        found.append("rows are read as text: --format names another one (chat, prompt-completion, text-to-sql)")
+        found.append(
+            "rows are read as text: --format names another one (chat, prompt-completion,"
+            " text-to-sql)"
+        )
     others = re.findall(r"\b(?:data|evaluation)\.[a-z_]+", message)
     if any(key not in FLAGS for key in others):
         found.append("other settings: write them into a run.yaml and give --data run.yaml")

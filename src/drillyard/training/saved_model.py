@@ -1,12 +1,14 @@
 """A saved model: where it is, what it was trained with, its weights in memory, and its export.
 
-Looking a model up needs no torch, so mistakes are reported at once; `load_saved_model` and `export_checkpoint` import
-it. Models load sharded over any number of ranks: the layout of the training run does not matter.
+Looking a model up needs no torch, so mistakes are reported at once; `load_saved_model` and
+`export_checkpoint` import it. Models load sharded over any number of ranks: the layout of the
+training run does not matter.
 
-RUN_DIR/base/ keeps the base's config.json and generation_config.json as they were when training began, and base.json:
-what `model.id` named, and the dtype of each parameter in its files. So checkpoints need nothing but the run directory,
-and an export has the base's dtypes: a bf16 model comes back as bf16, except for the weights that it stored in fp32. A
-model with an inline config is exported in the dtype that its config declares, or else as it was trained.
+RUN_DIR/base/ keeps the base's config.json and generation_config.json as they were when training
+began, and base.json: what `model.id` named, and the dtype of each parameter in its files. So
+checkpoints need nothing but the run directory, and an export has the base's dtypes: a bf16 model
+comes back as bf16, except for the weights that it stored in fp32. A model with an inline config is
+exported in the dtype that its config declares, or else as it was trained.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ Dtypes: TypeAlias = "dict[str, torch.dtype]"
 
 @dataclass(frozen=True)
 class SavedModel:
-    """Location of a saved model, and the config it was trained with (None for a model from elsewhere)."""
+    """Location of a saved model, and the config it was trained with (None for a model from
+    elsewhere)."""
 
     path: Path
     is_checkpoint: bool
@@ -53,8 +56,8 @@ class SavedModel:
 
     @property
     def tokenizer_directory(self) -> Path | None:
-        """Directory of the model's tokenizer: with the weights, or in the run directory. None where there is none, as
-        peft leaves an adapter."""
+        """Directory of the model's tokenizer: with the weights, or in the run directory. None where
+        there is none, as peft leaves an adapter."""
         owner = run_directory_above(self.path)
         if self.is_checkpoint and owner:
             return owner / SAVED_TOKENIZER
@@ -62,12 +65,18 @@ class SavedModel:
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """Record of the base model that the checkpoint's run wrote; None where it has no base model or wrote none."""
+        """Record of the base model that the checkpoint's run wrote; None where it has no base model
+        or wrote none."""
         owner = run_directory_above(self.path)
-        return None if owner is None or self.config is None else read_base_record(owner, self.config.model.id)
+        return (
+            None
+            if owner is None or self.config is None
+            else read_base_record(owner, self.config.model.id)
+        )
 
     def config_from_run(self) -> RunConfig:
-        """The run config of a checkpoint, with the base's config as the run kept it: the base need not be there."""
+        """The run config of a checkpoint, with the base's config as the run kept it: the base need
+        not be there."""
         owner = run_directory_above(self.path)
         assert self.config is not None and owner is not None, "a checkpoint is in a run directory"
         if self.config.model.lora is not None:
@@ -85,20 +94,26 @@ def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any
     """Read a run's record of the base model `model_id`; None where it has none."""
     try:
         record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
-        is_known = record["version"] == 1 and record["id"] == model_id and isinstance(record["dtypes"], dict)
+        is_known = (
+            record["version"] == 1
+            and record["id"] == model_id
+            and isinstance(record["dtypes"], dict)
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return dict(record) if is_known else None
 
 
 def find_saved_model(path: Path) -> SavedModel:
-    """Find the model of `path`: a checkpoint directory, a model directory in Hugging Face format, or a run directory's
-    final/.
+    """Find the model of `path`: a checkpoint directory, a model directory in Hugging Face format,
+    or a run directory's final/.
 
     Raises UserError when it is none of them.
     """
     if not path.is_dir():
-        raise NotFoundError(f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory")
+        raise NotFoundError(
+            f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory"
+        )
     owner = run_directory_above(path)
     config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
     if export_directory.holds_model(path):
@@ -106,20 +121,23 @@ def find_saved_model(path: Path) -> SavedModel:
     if (path / MANIFEST_NAME).is_file():
         if config is None:
             raise UserError(
-                f"{path}: a checkpoint needs the run.yaml of its run; give RUN_DIR/{CHECKPOINTS_NAME}/{path.name}"
+                f"{path}: a checkpoint needs the run.yaml of its run; give"
+                f" RUN_DIR/{CHECKPOINTS_NAME}/{path.name}"
             )
         return SavedModel(path, True, config)
     if export_directory.holds_model(path / "final"):
         return SavedModel(path / "final", False, config)
     raise UserError(
-        f"{path}: neither a complete checkpoint (manifest.json) nor a model (config.json) nor a run with final/"
+        f"{path}: neither a complete checkpoint (manifest.json) nor a model (config.json) nor a run"
+        " with final/"
     )
 
 
 def find_checkpoint_to_export(
     path: Path, destination: Path, *, overwrite: bool = False, merge: bool = False
 ) -> SavedModel:
-    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to `destination`.
+    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to
+    `destination`.
 
     `merge`: it must be one of adapters.
     """
@@ -127,7 +145,9 @@ def find_checkpoint_to_export(
     if not saved.is_checkpoint:
         raise UserError(f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N")
     if merge and (saved.config is None or saved.config.model.lora is None):
-        raise UserError(f"{path}: has no adapters to merge: its run trained all weights; leave --merge out")
+        raise UserError(
+            f"{path}: has no adapters to merge: its run trained all weights; leave --merge out"
+        )
     target = Path(os.path.realpath(destination))
     checkpoint = Path(os.path.realpath(path))
     here = Path.cwd()
@@ -137,15 +157,21 @@ def find_checkpoint_to_export(
     if target in (checkpoint, *checkpoint.parents):
         raise UserError(f"{destination}: holds the checkpoint; name a new directory")
     if checkpoint.parent in target.parents:
-        raise UserError(f"{destination}: is among the checkpoints, which a run deletes; name a directory elsewhere")
+        raise UserError(
+            f"{destination}: is among the checkpoints, which a run deletes; name a directory"
+            " elsewhere"
+        )
     if any((above / export_directory.RECORD).is_file() for above in target.parents):
         raise UserError(f"{destination}: is inside an exported model; name a directory elsewhere")
     assert saved.config is not None, "a checkpoint comes with its config"
     known = [saved.config.model.id, saved.config.data.tokenizer, (saved.base or {}).get("path")]
-    for base in (Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)):
+    for base in (
+        Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)
+    ):
         if base.is_dir() and target in (base, *base.parents):
             raise UserError(
-                f"{destination}: holds the model or tokenizer that the run began from; name a new directory"
+                f"{destination}: holds the model or tokenizer that the run began from; name a new"
+                " directory"
             )
     try:
         refused = export_directory.reason_to_refuse(target, overwrite=overwrite)
@@ -153,28 +179,34 @@ def find_checkpoint_to_export(
         raise UserError(f"{destination}: cannot be read: {describe_os_error(error)}") from None
     if refused is not None:
         advice = (
-            "give --overwrite to replace it" if refused == export_directory.EARLIER_EXPORT else "move this one away"
+            "give --overwrite to replace it"
+            if refused == export_directory.EARLIER_EXPORT
+            else "move this one away"
         )
         raise UserError(f"{destination}: {refused}; name a new directory, or {advice}")
     return saved
 
 
 def run_directory_above(path: Path) -> Path | None:
-    """The run directory of RUN_DIR/checkpoints/step-N, of RUN_DIR/final, or of itself; None for a model from elsewhere.
+    """The run directory of RUN_DIR/checkpoints/step-N, of RUN_DIR/final, or of itself; None for a
+    model from elsewhere.
 
-    The directory of a project has a run.yaml too; that of a run that has started has events as well.
+    The directory of a project has a run.yaml too; that of a run that has started has events as
+    well.
     """
     if (path / MANIFEST_NAME).is_file():
         places, needed = (path, Path(os.path.realpath(path))), [SAVED_CONFIG]
         owners = [place.parent.parent for place in places if place.parent.name == CHECKPOINTS_NAME]
     else:
         owners, needed = [path, path.parent], [SAVED_CONFIG, EVENTS_FILE]
-    return next((owner for owner in owners if all((owner / name).is_file() for name in needed)), None)
+    return next(
+        (owner for owner in owners if all((owner / name).is_file() for name in needed)), None
+    )
 
 
 def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
-    """`config` with the model of a Hugging Face directory, or an adapter with the base that it names, and with its
-    tokenizer: that of the directory, of the data's config, or of the base."""
+    """`config` with the model of a Hugging Face directory, or an adapter with the base that it
+    names, and with its tokenizer: that of the directory, of the data's config, or of the base."""
     path = saved.path
     changes: dict[str, Any] = {"id": str(path), "config": None, "init": "pretrained", "lora": None}
     if (path / "config.json").is_file():
@@ -185,7 +217,10 @@ def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
         lora = _lora_of(adapter, path, None if own is None else own.lora)
         base = adapter.get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
-            raise UserError(f"{path}: its adapter_config.json names no base: write it into base_model_name_or_path")
+            raise UserError(
+                f"{path}: its adapter_config.json names no base: write it into"
+                " base_model_name_or_path"
+            )
         changes |= {"id": base, "lora": lora}
         if own is not None:
             # The config may be of another run, for its data.
@@ -194,11 +229,14 @@ def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
     if saved.tokenizer_directory is not None:
         tokenizer = str(saved.tokenizer_directory)
     data = config.data.model_copy(update={"tokenizer": tokenizer})
-    return config.model_copy(update={"model": config.model.model_copy(update=changes), "data": data})
+    return config.model_copy(
+        update={"model": config.model.model_copy(update=changes), "data": data}
+    )
 
 
 def _lora_of(adapter: dict[str, Any], path: Path, of_run: LoraConfig | None) -> LoraConfig:
-    """The settings of the adapter at `path`: those of the run that made it, or what its files say."""
+    """The settings of the adapter at `path`: those of the run that made it, or what its files
+    say."""
     if of_run is not None:
         return of_run.model_copy(update={"adapter": str(path)})
     layers = read_adapted_layers(path)
@@ -214,10 +252,14 @@ def _lora_of(adapter: dict[str, Any], path: Path, of_run: LoraConfig | None) -> 
     return config_from_options(LoraConfig, settings)
 
 
-def save_base_record(model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool) -> Dtypes:
-    """Record the base model of `model.id` in the run directory; returns the dtype of each parameter in exports.
+def save_base_record(
+    model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool
+) -> Dtypes:
+    """Record the base model of `model.id` in the run directory; returns the dtype of each parameter
+    in exports.
 
-    `begins`: training starts from the base's weights now; else an earlier record holds. Raises OSError.
+    `begins`: training starts from the base's weights now; else an earlier record holds. Raises
+    OSError.
     """
     from drillyard.models.meta_model import load_config, load_generation_config
 
@@ -237,7 +279,9 @@ def save_base_record(model_config: ModelConfig, model: PreTrainedModel, director
         "version": 1,
         "id": model_config.id,
         "path": os.path.realpath(local) if local.is_dir() else None,
-        "dtypes": {name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())},
+        "dtypes": {
+            name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())
+        },
     }
     write_durably(base / BASE_RECORD, f"{json.dumps(record, indent=1)}\n".encode())
     return dtypes
@@ -251,7 +295,8 @@ def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
 
 
 def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
-    """The dtype of each parameter in the base's files, else the one that its config declares, else none."""
+    """The dtype of each parameter in the base's files, else the one that its config declares, else
+    none."""
     from drillyard.models.meta_model import load_config
     from drillyard.models.pretrained import stored_dtypes
     from drillyard.models.weight_layout import named_tensors
@@ -265,7 +310,8 @@ def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
 
 
 def without_training_layout(config: RunConfig) -> RunConfig:
-    """`config` for another host and other ranks than those of training: leaves speed and batch settings open."""
+    """`config` for another host and other ranks than those of training: leaves speed and batch
+    settings open."""
     training = {
         "device": "auto",
         "compile": False,
@@ -290,11 +336,16 @@ def load_saved_model(
     ranks: Ranks,
     purpose: Literal["evaluation", "export"],
 ) -> ShardedModel:
-    """The saved model, sharded and filled; `purpose`: see `build_sharded_model`. UserError when a file is damaged."""
+    """The saved model, sharded and filled; `purpose`: see `build_sharded_model`. UserError when a
+    file is damaged."""
     from drillyard.training.base_checksum import base_checksum
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
-    from drillyard.training.model_setup import build_sharded_model, fill_frozen_weights, fill_weights
+    from drillyard.training.model_setup import (
+        build_sharded_model,
+        fill_frozen_weights,
+        fill_weights,
+    )
     from drillyard.training.optimizer import local_shards
     from drillyard.training.resume import model_state
 
@@ -306,23 +357,32 @@ def load_saved_model(
         loaded = load_checkpoint(saved.path, model_state(local_shards(model.root)))
     except DamagedCheckpoint as damage:
         raise UserError(f"{saved.path}: damaged: {damage}; use another checkpoint") from None
-    if config.model.lora is not None and loaded.metadata.get("base") != base_checksum(config.model.id):
+    if config.model.lora is not None and loaded.metadata.get("base") != base_checksum(
+        config.model.id
+    ):
         raise UserError(
-            f"{saved.path}: its adapters were trained on other weights than {config.model.id} has now\n"
-            "put those back: the checkpoint holds the adapters alone"
+            f"{saved.path}: its adapters were trained on other weights than {config.model.id} has"
+            " now\nput those back: the checkpoint holds the adapters alone"
         )
     fill_frozen_weights(config, model)
     return model
 
 
 def export_checkpoint(
-    path: Path, destination: Path, *, dtype: torch.dtype | None = None, overwrite: bool = False, merge: bool = False
+    path: Path,
+    destination: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    overwrite: bool = False,
+    merge: bool = False,
 ) -> None:
-    """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there are.
+    """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there
+    are.
 
-    `dtype`: of all floating-point weights; default: what each has in the base model. Adapters are written alone, in
-    PEFT's format, or with `merge` as a model with their update added to its weights. Raises UserError when `path` is no
-    checkpoint or it must not be exported to `destination`.
+    `dtype`: of all floating-point weights; default: what each has in the base model. Adapters are
+    written alone, in PEFT's format, or with `merge` as a model with their update added to its
+    weights. Raises UserError when `path` is no checkpoint or it must not be exported to
+    `destination`.
     """
     from drillyard.data.tokenizer import open_tokenizer
     from drillyard.models.export import export
@@ -338,7 +398,9 @@ def export_checkpoint(
         tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
         model = load_saved_model(saved, config, tokenizer, ranks, "export")
         base = saved.base
-        kept = export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
+        kept = (
+            export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
+        )
         export(
             model.causal_lm,
             destination,
@@ -351,11 +413,16 @@ def export_checkpoint(
         stop_ranks()
 
 
-def _for_merging(config: RunConfig, base: dict[str, Any] | None, dtype: torch.dtype | None) -> RunConfig:
-    """`config` with a precision in which the sum of weights and update is rounded to the exported dtypes only once."""
+def _for_merging(
+    config: RunConfig, base: dict[str, Any] | None, dtype: torch.dtype | None
+) -> RunConfig:
+    """`config` with a precision in which the sum of weights and update is rounded to the exported
+    dtypes only once."""
     import torch
 
     written = {dtype} if dtype is not None else set(dtypes_of_record(base).values() if base else ())
     if config.training.precision != "bf16" or written == {torch.bfloat16}:
         return config
-    return config.model_copy(update={"training": config.training.model_copy(update={"precision": "fp32"})})
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"precision": "fp32"})}
+    )

@@ -1,21 +1,26 @@
-"""Loss spikes, gradient spikes and non-finite steps: found in every step, recorded with the samples of their batch.
+"""Loss spikes, gradient spikes and non-finite steps: found in every step, recorded with the samples
+of their batch.
 
-Loss and gradient norm of each step are kept on the device (`RecentSteps`, one small copy a step) and read with the
-figures of the next logged step, in the same single read: steps between logged ones are seen too, and nothing waits.
+Loss and gradient norm of each step are kept on the device (`RecentSteps`, one small copy a step)
+and read with the figures of the next logged step, in the same single read: steps between logged
+ones are seen too, and nothing waits.
 
-A step is a spike when its value lies more than `DEVIATIONS` robust standard deviations above the median of the last
-`WINDOW` steps. The window is that of llm.c's outlier detector, seven deviations are OLMo 2's definition of a spike
-(arXiv 2501.00656; a rolling mean over 1,000 steps there). Median and MAD take their place because one spike must not
-raise the limit for the next; 1.4826 MAD is the standard deviation of a normal distribution (Rousseeuw and Croux, 1993).
-Gradient norms are compared by their logarithm, as they vary in proportion to their size. A smooth curve has hardly any
-MAD, so a deviation is at least `LEAST_DEVIATION`: a loss is a spike from 3.5 % above the median on at the earliest, a
-norm from 1.4 times the median on.
+A step is a spike when its value lies more than `DEVIATIONS` robust standard deviations above the
+median of the last `WINDOW` steps. The window is that of llm.c's outlier detector, seven deviations
+are OLMo 2's definition of a spike (arXiv 2501.00656; a rolling mean over 1,000 steps there). Median
+and MAD take their place because one spike must not raise the limit for the next; 1.4826 MAD is the
+standard deviation of a normal distribution (Rousseeuw and Croux, 1993). Gradient norms are compared
+by their logarithm, as they vary in proportion to their size. A smooth curve has hardly any MAD, so
+a deviation is at least `LEAST_DEVIATION`: a loss is a spike from 3.5 % above the median on at the
+earliest, a norm from 1.4 times the median on.
 
-A training's start is no spike: a falling loss lies below the median of what was before, and nothing is judged before
-`FIRST_JUDGED` values are there, nor in the warm-up as far as one window reaches. After a restart the window is filled
-from metrics.jsonl. A spike that stays is the new level after half a window.
+A training's start is no spike: a falling loss lies below the median of what was before, and nothing
+is judged before `FIRST_JUDGED` values are there, nor in the warm-up as far as one window reaches.
+After a restart the window is filled from metrics.jsonl. A spike that stays is the new level after
+half a window.
 
-Cost: on the device one copy of two numbers per step; on the host of rank 0 about 20 microseconds per step.
+Cost: on the device one copy of two numbers per step; on the host of rank 0 about 20 microseconds
+per step.
 """
 
 from __future__ import annotations
@@ -42,7 +47,8 @@ FIRST_JUDGED: Final = 32
 LEAST_DEVIATION: Final = {"loss": 0.005, "grad_norm": 0.05}
 """Of the median for a loss, of the logarithm for a gradient norm."""
 SAMPLES_LISTED: Final = 1024
-"""An event lists at most so many samples; `drillyard data show` computes all of them from the step."""
+"""An event lists at most so many samples; `drillyard data show` computes all of them from the
+step."""
 _TAIL_BYTES = 1 << 18
 
 Kind = Literal["loss_spike", "gradient_spike", "nonfinite_step"]
@@ -71,7 +77,9 @@ class RecentSteps:
         """The `count` steps up to `step` (from 0) in order, from `self.values` as read, flat."""
         size = len(self.values)
         steps = range(step + 1 - min(count, size), step + 1)
-        return [StepFigures(s + 1, values[2 * (s % size)], values[2 * (s % size) + 1]) for s in steps]
+        return [
+            StepFigures(s + 1, values[2 * (s % size)], values[2 * (s % size) + 1]) for s in steps
+        ]
 
 
 class RobustWindow:
@@ -103,9 +111,11 @@ class RobustWindow:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A step that stands out: against which median of the recent steps, and the limit that it exceeds.
+    """A step that stands out: against which median of the recent steps, and the limit that it
+    exceeds.
 
-    Both are None for a non-finite step at the very start; the limit is None for every non-finite one.
+    Both are None for a non-finite step at the very start; the limit is None for every non-finite
+    one.
     """
 
     kind: Kind
@@ -130,7 +140,12 @@ class SpikeDetector:
     def judge(self, figures: StepFigures) -> Iterator[Anomaly]:
         """Yield the anomalies of the next step, then add it to the window."""
         if not (math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)):
-            yield Anomaly("nonfinite_step", figures, self._losses.median() if len(self._losses) else None, None)
+            yield Anomaly(
+                "nonfinite_step",
+                figures,
+                self._losses.median() if len(self._losses) else None,
+                None,
+            )
             return
         if figures.step >= self.judged_from and len(self._losses) >= FIRST_JUDGED:
             yield from self._spikes(figures)
@@ -145,7 +160,9 @@ class SpikeDetector:
                 yield Anomaly("loss_spike", figures, median, limit)
         median = self._log_norms.median()
         if figures.grad_norm > math.exp(median):
-            limit = median + DEVIATIONS * max(self._log_norms.deviation(), LEAST_DEVIATION["grad_norm"])
+            limit = median + DEVIATIONS * max(
+                self._log_norms.deviation(), LEAST_DEVIATION["grad_norm"]
+            )
             if math.log(figures.grad_norm) > limit:
                 yield Anomaly("gradient_spike", figures, math.exp(median), math.exp(limit))
 
@@ -195,7 +212,8 @@ class SpikeReporter:
         )
         if self._reported.get(anomaly.kind) != step - 1:
             self.log.message(
-                f"{describe_anomaly(anomaly)}; `drillyard data show {self.run_directory} --step {step}` prints it"
+                f"{describe_anomaly(anomaly)}; `drillyard data show {self.run_directory} --step"
+                f" {step}` prints it"
             )
         self._reported[anomaly.kind] = step
 
@@ -211,8 +229,14 @@ def describe_anomaly(anomaly: Anomaly) -> str:
     """`step 213: the loss is 7.12, a spike (median of the recent steps 2.31, limit 2.63)`."""
     figures = anomaly.figures
     if anomaly.kind == "nonfinite_step":
-        return f"step {figures.step}: loss {figures.loss}, gradient norm {figures.grad_norm}: skipped"
-    name, value = ("loss", figures.loss) if anomaly.kind == "loss_spike" else ("gradient norm", figures.grad_norm)
+        return (
+            f"step {figures.step}: loss {figures.loss}, gradient norm {figures.grad_norm}: skipped"
+        )
+    name, value = (
+        ("loss", figures.loss)
+        if anomaly.kind == "loss_spike"
+        else ("gradient norm", figures.grad_norm)
+    )
     return (
         f"step {figures.step}: the {name} is {value:.4g}, a spike "
         f"(median of the recent steps {anomaly.median:.4g}, limit {anomaly.limit:.4g})"
@@ -220,7 +244,8 @@ def describe_anomaly(anomaly: Anomaly) -> str:
 
 
 def last_figures(run_directory: Path, before: int) -> list[StepFigures]:
-    """The newest logged steps before step `before`, at most a window of them, from the end of metrics.jsonl."""
+    """The newest logged steps before step `before`, at most a window of them, from the end of
+    metrics.jsonl."""
     try:
         with (run_directory / METRICS_FILE).open("rb") as file:
             size = file.seek(0, 2)
@@ -230,7 +255,9 @@ def last_figures(run_directory: Path, before: int) -> list[StepFigures]:
         return []  # not there, or not readable now: the window starts empty
     records = [record for record in map(decode, lines) if record is not None]
     by_step: dict[int, dict[str, Any]] = {
-        record["step"]: record for record in records if isinstance(record.get("step"), int) and record["step"] < before
+        record["step"]: record
+        for record in records
+        if isinstance(record.get("step"), int) and record["step"] < before
     }
     chosen = [by_step[step] for step in sorted(by_step)[-WINDOW:]]
     return [

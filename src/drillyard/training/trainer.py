@@ -1,8 +1,8 @@
 """The training step and the loop around it.
 
-`train_step` reads the micro-batches of this rank, runs forward and backward, and updates the weights. What callbacks do
-between steps changes no bit of them. The device is waited for only where a number is read: at logged steps and before
-saves.
+`train_step` reads the micro-batches of this rank, runs forward and backward, and updates the
+weights. What callbacks do between steps changes no bit of them. The device is waited for only where
+a number is read: at logged steps and before saves.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """Figures read from the device at a logged step. `recent`: those of all steps since the last logged one."""
+    """Figures read from the device at a logged step. `recent`: those of all steps since the last
+    logged one."""
 
     record: StepRecord
     longest_skipped_row: int
@@ -54,10 +55,10 @@ class LoggedStep:
         step = self.record.step
         if self.longest_skipped_row >= most_skipped:
             raise UserError(
-                f"step {step}: the loss or gradient was not finite in {self.longest_skipped_row} steps in a row "
-                "(all skipped, weights unchanged; the limit is training.max_nonfinite_steps); lower "
-                "training.optimizer.learning_rate, or look at the data of these steps: "
-                f"drillyard data show RUN_DIR --step {step}"
+                f"step {step}: the loss or gradient was not finite in {self.longest_skipped_row}"
+                " steps in a row (all skipped, weights unchanged; the limit is"
+                " training.max_nonfinite_steps); lower training.optimizer.learning_rate, or look"
+                f" at the data of these steps: drillyard data show RUN_DIR --step {step}"
             )
 
 
@@ -71,7 +72,8 @@ class Callbacks(Protocol):
         """A logged step is done. May raise to end the run."""
 
     def after_step(self, steps_done: int) -> tuple[float, bool]:
-        """Called after each step; returns the seconds it took, which are not part of a step, and whether to stop."""
+        """Called after each step; returns the seconds it took, which are not part of a step, and
+        whether to stop."""
 
 
 class Trainer:
@@ -100,11 +102,13 @@ class Trainer:
         self.recent = RecentSteps(min(config.logging.every_steps, total_steps), ranks.device)
 
     def train_step(self, step: int, window: StepWindow) -> tuple[torch.Tensor, torch.Tensor]:
-        """One optimizer step; returns the loss of the global batch and its gradient norm, both still on the device.
+        """One optimizer step; returns the loss of the global batch and its gradient norm, both
+        still on the device.
 
-        The loss is summed over tokens and divided by the valid tokens of the whole global batch, which every rank reads
-        from the index: no communication, and neither ranks nor micro-batches change what is computed. A step with fewer
-        sequences than the global batch is the mean over the tokens that it has, at the schedule's learning rate.
+        The loss is summed over tokens and divided by the valid tokens of the whole global batch,
+        which every rank reads from the index: no communication, and neither ranks nor micro-batches
+        change what is computed. A step with fewer sequences than the global batch is the mean over
+        the tokens that it has, at the schedule's learning rate.
         """
         started = time.perf_counter()
         samples, batches = self.data.read_step(step, self.shape, self.ranks.data_rank)
@@ -112,7 +116,9 @@ class Trainer:
         window.valid_tokens = self.data.valid_tokens(samples)
         chunk_tokens = self.config.training.loss_chunk_tokens
         micro_batches = [
-            loss_inputs(batch, self.root.causal_lm, self.model.attention, self.ranks.device, chunk_tokens)
+            loss_inputs(
+                batch, self.root.causal_lm, self.model.attention, self.ranks.device, chunk_tokens
+            )
             for batch in batches
         ]
         window.data_seconds += time.perf_counter() - started
@@ -128,7 +134,8 @@ class Trainer:
         return loss_and_norm
 
     def synchronise_gradients(self, *, last: bool) -> None:
-        """Reduce gradients after the last micro-batch only, where whole gradients fit in memory; else after each."""
+        """Reduce gradients after the last micro-batch only, where whole gradients fit in memory;
+        else after each."""
         if self.shape.accumulation == 1:
             return
         root = self.root
@@ -142,11 +149,15 @@ class Trainer:
         """The schedule's value at `step`."""
         training = self.config.training
         return learning_rate(
-            step, peak=training.optimizer.learning_rate, total_steps=self.total_steps, schedule=training.schedule
+            step,
+            peak=training.optimizer.learning_rate,
+            total_steps=self.total_steps,
+            schedule=training.schedule,
         )
 
     def train(self, first_step: int, callbacks: Callbacks) -> bool:
-        """Run steps until the end, or until `callbacks` asks to stop; True when all steps are done."""
+        """Run steps until the end, or until `callbacks` asks to stop; True when all steps are
+        done."""
         self.steps_done = first_step
         every = self.config.logging.every_steps
         window = StepWindow(time.perf_counter(), compile_started=compile_seconds())
@@ -171,10 +182,14 @@ class Trainer:
         gc.enable()
         return self.steps_done == self.total_steps
 
-    def read_figures(self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow) -> LoggedStep:
+    def read_figures(
+        self, step: int, loss: torch.Tensor, norm: torch.Tensor, window: StepWindow
+    ) -> LoggedStep:
         """Wait for the device, once, and read what the step left there."""
         kept = self.recent.values.flatten()
-        figures = torch.cat([torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]).tolist()
+        figures = torch.cat(
+            [torch.stack([loss, norm]), self.optimizer.skipped.double(), kept]
+        ).tolist()
         compiles = resolve_compile(self.config.training, self.ranks.device.type)
         record = StepRecord(
             step=step + 1,
@@ -185,7 +200,11 @@ class Trainer:
             valid_tokens=window.valid_tokens,
             num_gpus=self.ranks.world_size,
             data_seconds=window.data_seconds / window.steps,
-            compile_seconds=((compile_seconds() - window.compile_started) / window.steps or None) if compiles else None,
+            compile_seconds=(
+                ((compile_seconds() - window.compile_started) / window.steps or None)
+                if compiles
+                else None
+            ),
             memory_gib=peak_memory_gib(self.ranks.device),
             skipped_steps=int(figures[2]),
             window_steps=window.steps,
@@ -214,7 +233,8 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 def _disable_garbage_collection() -> None:
-    """Collect only at chosen steps, the same on all ranks: a pause of one rank is a pause of all."""
+    """Collect only at chosen steps, the same on all ranks: a pause of one rank is a pause of
+    all."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,8 +1,11 @@
-"""The present state of a run for the live screen, updated line by line from metrics.jsonl and events.jsonl.
+"""The present state of a run for the live screen, updated line by line from metrics.jsonl and
+events.jsonl.
 
-The lines may come from local files or from a cluster. Speed is that of the last logged steps, so that a slowdown shows.
+The lines may come from local files or from a cluster. Speed is that of the last logged steps, so
+that a slowdown shows.
 
-Cost: about 10 microseconds a line, 150 bytes a step; goodput is recomputed now and then (`refresh_goodput`).
+Cost: about 10 microseconds a line, 150 bytes a step; goodput is recomputed now and then
+(`refresh_goodput`).
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ PHASES: Final = {
 
 @dataclass(slots=True)
 class LiveRun:
-    """The state of a run so far. Pass lines to `add_metrics` and `add_event` in the order they were written."""
+    """The state of a run so far. Pass lines to `add_metrics` and `add_event` in the order they were
+    written."""
 
     name: str
     total_steps: int | None = None
@@ -62,7 +66,8 @@ class LiveRun:
     accelerator: str | None = None
     formula: str | None = None
     tokens: int = 0
-    """Of the steps that led to the present state; steps between two logged ones count like the later."""
+    """Of the steps that led to the present state; steps between two logged ones count like the
+    later."""
     memory_gib: float | None = None
     failures: int = 0
     attempts: int = 0
@@ -126,7 +131,9 @@ class LiveRun:
         self.begin_us = at if self.begin_us is None else self.begin_us
         self.last_us = at
         self.over = name == "end"
-        self.phase = str(event.get("status", "ended")) if self.over else PHASES.get(name, self.phase)
+        self.phase = (
+            str(event.get("status", "ended")) if self.over else PHASES.get(name, self.phase)
+        )
         self.failures += name == "failure"
         if name == "round_start":
             self.attempts += 1
@@ -145,7 +152,9 @@ class LiveRun:
     def refresh_goodput(self) -> None:
         """Recompute goodput after new events, but rarely: its cost grows with the run."""
         started = time.monotonic()
-        if self._summed_moments == len(self._moments) or (started < self._next_sum and not self.over):
+        if self._summed_moments == len(self._moments) or (
+            started < self._next_sum and not self.over
+        ):
             return
         self.account = account(self._moments)
         self._summed_moments = len(self._moments)
@@ -159,7 +168,9 @@ class LiveRun:
 
     def median(self, name: str) -> float | None:
         """The median of a figure over the last logged steps; None where no step has it."""
-        values = [value for value in (record.get(name) for record in self.speed) if value is not None]
+        values = [
+            value for value in (record.get(name) for record in self.speed) if value is not None
+        ]
         return statistics.median(values) if values else None
 
     def percentile_95(self) -> float | None:
@@ -168,11 +179,18 @@ class LiveRun:
         return percentile_95(times) if len(times) > 1 else None
 
     def seconds_left(self, now_us: int) -> float | None:
-        """Seconds to the last step at the pace of the last logged steps, with their saves and evaluations.
+        """Seconds to the last step at the pace of the last logged steps, with their saves and
+        evaluations.
 
-        None without a known last step, before three logged steps of this attempt, and for a silent run.
+        None without a known last step, before three logged steps of this attempt, and for a silent
+        run.
         """
-        if self.over or not self.total_steps or len(self.recent) < 3 or self.silent_seconds(now_us) is not None:
+        if (
+            self.over
+            or not self.total_steps
+            or len(self.recent) < 3
+            or self.silent_seconds(now_us) is not None
+        ):
             return None
         first, last = self.recent[1], self.recent[-1]
         steps: int = last["step"] - first["step"]

@@ -1,7 +1,8 @@
-"""A growing log of any framework, measured again after each change: `metrics --follow`, and `runs watch` of a workload.
+"""A growing log of any framework, measured again after each change: `metrics --follow`, and `runs
+watch` of a workload.
 
-The merged log of a launched run is mirrored into a temporary file for that. Accelerator and number of GPUs come from
-where the run was launched.
+The merged log of a launched run is mirrored into a temporary file for that. Accelerator and number
+of GPUs come from where the run was launched.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ def follow_log(
     wait: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
     no_steps: str | None = None,
 ) -> None:
-    """Show the measured run after each change, in place on a terminal, else one after the other (as JSON: one a line).
+    """Show the measured run after each change, in place on a terminal, else one after the other (as
+    JSON: one a line).
 
-    Returns when the tail has ended or `is_complete`; `no_steps` is shown for a complete log without a step.
+    Returns when the tail has ended or `is_complete`; `no_steps` is shown for a complete log without
+    a step.
     """
     live = Live("waiting for the first lines", console=console, auto_refresh=False)
     has_steps = False
@@ -70,7 +73,8 @@ def follow_log(
     try:
         while True:
             complete = is_complete()
-            # No reference to the log may survive until the next poll: its growing columns would be copied.
+            # No reference to the log may survive until the next poll: its growing columns would be
+            # copied.
             show(tail.poll(), complete)
             if complete or tail.ended:
                 return
@@ -81,10 +85,20 @@ def follow_log(
 
 
 def watch_log(
-    launcher: Launcher[Any], run: str, console: Console, facts: UserFacts, catalog: Catalog, interval_seconds: float
+    launcher: Launcher[Any],
+    run: str,
+    console: Console,
+    facts: UserFacts,
+    catalog: Catalog,
+    interval_seconds: float,
 ) -> None:
-    """Follow the merged log of a launched run until it is over. Raises UserError where the log cannot be read."""
-    pieces, stopped, problems = launcher.logs(run, LogSelection(follow=True)), threading.Event(), list[UserError]()
+    """Follow the merged log of a launched run until it is over. Raises UserError where the log
+    cannot be read."""
+    pieces, stopped, problems = (
+        launcher.logs(run, LogSelection(follow=True)),
+        threading.Event(),
+        list[UserError](),
+    )
 
     def mirror(path: Path) -> None:
         try:
@@ -97,7 +111,9 @@ def watch_log(
         except UserError as error:
             problems.append(error)
 
-    with tempfile.TemporaryDirectory(prefix="drillyard-watch-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="drillyard-watch-", ignore_cleanup_errors=True
+    ) as directory:
         path = Path(directory, f"{run}.log")
         path.touch()
         thread = threading.Thread(target=mirror, args=(path,), daemon=True)

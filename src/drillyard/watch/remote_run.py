@@ -1,8 +1,9 @@
 """A launched run on the live screen: its files are mirrored here, and the watch follows the mirror.
 
-A thread fetches what metrics.jsonl and events.jsonl have gained (`Launcher.read`), and at times the run's state: a
-cancelled or lost run logs no end of its own. The screen never waits for the cluster, and a failed request is repeated.
-Only whole lines are mirrored: the trainer may repair a torn last line. `runs status` reads the ends of the files once.
+A thread fetches what metrics.jsonl and events.jsonl have gained (`Launcher.read`), and at times the
+run's state: a cancelled or lost run logs no end of its own. The screen never waits for the cluster,
+and a failed request is repeated. Only whole lines are mirrored: the trainer may repair a torn last
+line. `runs status` reads the ends of the files once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _TAIL_BYTES: Final = 64 << 10
 def watch_launched_run(
     found: FoundRun, console: Console, price: float | None, interval_seconds: float | None = None
 ) -> bool:
-    """Show a launched run until it is over; returns whether it failed. Raises UserError for a run without output."""
+    """Show a launched run until it is over; returns whether it failed. Raises UserError for a run
+    without output."""
     seconds = interval_seconds or (1.0 if console.is_terminal else 10.0)
     if not _wait_for_events(found):
         _watch_workload(found, console, price, seconds)
@@ -56,7 +58,8 @@ def watch_launched_run(
 
 
 def _wait_for_events(found: FoundRun) -> bool:
-    """Wait for the run's first output: True for events of Drillyard's trainer, False for the log of a workload.
+    """Wait for the run's first output: True for events of Drillyard's trainer, False for the log of
+    a workload.
 
     Raises UserError for a run that is over without either.
     """
@@ -65,12 +68,17 @@ def _wait_for_events(found: FoundRun) -> bool:
         status = found.status()
         if found.launcher.read(run, EVENTS_FILE, 0):
             return True
-        is_workload = "\nworkload:" in found.launcher.read(run, "launch/run.yaml", 0).decode(errors="replace")
+        is_workload = "\nworkload:" in found.launcher.read(run, "launch/run.yaml", 0).decode(
+            errors="replace"
+        )
         if is_workload and next(found.launcher.logs(run, LogSelection(tail=1)), b""):
             return False
         now = headline(status, time.time())
         if status.state.over:
-            raise UserError(f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status {run}")
+            raise UserError(
+                f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status"
+                f" {run}"
+            )
         if status.state is not last_state:
             last_state = status.state
             print_notice(f"{found.handle}: {now}; waiting for its first output")
@@ -109,7 +117,8 @@ class RunMirror:
         self._thread: threading.Thread | None = None
 
     def copy(self) -> None:
-        """Fetch what the files have gained. Raises UserError where the cluster cannot be reached."""
+        """Fetch what the files have gained. Raises UserError where the cluster cannot be
+        reached."""
         for name in MIRRORED:
             while data := self._launcher.read(self._run, name, self._offsets[name]):
                 whole = data[: data.rfind(b"\n") + 1]
@@ -132,7 +141,8 @@ class RunMirror:
     def _keep_copying(self, seconds: float) -> None:
         status_time = -STATUS_SECONDS
         while not self._stopped.wait(seconds):
-            # An unreachable cluster is asked again: the screen says for how long the run has been silent.
+            # An unreachable cluster is asked again: the screen says for how long the run has been
+            # silent.
             with contextlib.suppress(UserError):
                 if time.monotonic() - status_time >= STATUS_SECONDS:
                     self.status = self._launcher.status(self._run)
@@ -143,7 +153,8 @@ class RunMirror:
 
 
 class MirroredRun(FollowedRun):
-    """A run whose files are mirrored. Its scheduler says that it is over where its own files do not."""
+    """A run whose files are mirrored. Its scheduler says that it is over where its own files do
+    not."""
 
     def __init__(self, mirror: RunMirror, price: GpuPrice | None = None) -> None:
         super().__init__(mirror.directory, price)
@@ -163,8 +174,11 @@ class MirroredRun(FollowedRun):
 
 
 @contextlib.contextmanager
-def mirror_run(launcher: Launcher[Any], run: str, price: float | None, seconds: float) -> Iterator[MirroredRun]:
-    """A launched run to watch, its mirror updated every `seconds`. Raises UserError where it writes no events."""
+def mirror_run(
+    launcher: Launcher[Any], run: str, price: float | None, seconds: float
+) -> Iterator[MirroredRun]:
+    """A launched run to watch, its mirror updated every `seconds`. Raises UserError where it writes
+    no events."""
     with TemporaryDirectory(prefix="drillyard-watch-") as temporary:
         directory = Path(temporary, run)
         directory.mkdir()
@@ -182,7 +196,8 @@ def mirror_run(launcher: Launcher[Any], run: str, price: float | None, seconds: 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. `line` is for people: `step 40 of 100 | loss 3.078 | ... | 2:05 min left`."""
+    """Progress of a run. `line` is for people: `step 40 of 100 | loss 3.078 | ... | 2:05 min
+    left`."""
 
     line: str
     step: int
@@ -192,13 +207,17 @@ class Progress:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields but the line."""
-        return {name: getattr(self, name) for name in ("step", "total_steps", "loss", "seconds_left")}
+        return {
+            name: getattr(self, name) for name in ("step", "total_steps", "loss", "seconds_left")
+        }
 
 
 def read_progress(launcher: Launcher[Any], run: str) -> Progress | None:
-    """Read a run's progress by three reads; None if it has no events and metrics, or they cannot be read.
+    """Read a run's progress by three reads; None if it has no events and metrics, or they cannot be
+    read.
 
-    The beginning of the events has the number of steps, the ends of both files the present step and speed.
+    The beginning of the events has the number of steps, the ends of both files the present step and
+    speed.
     """
     try:
         events = launcher.read(run, EVENTS_FILE, 0)

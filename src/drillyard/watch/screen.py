@@ -40,7 +40,8 @@ PHASE_STYLES: Final = {
 def screen(
     run: LiveRun, now_us: int, *, width: int, height: int, hint: str = "", unicode: bool = True
 ) -> RenderableType:
-    """The run in `height` (at least 20) lines of `width` (at least 60) characters, `hint` in the last one."""
+    """The run in `height` (at least 20) lines of `width` (at least 60) characters, `hint` in the
+    last one."""
     height = min(max(height, 20), MOST_HEIGHT)
     room = height - 3 - FIGURE_ROWS - 1
     loss_height = max(6, room // 2 + room % 2)
@@ -68,7 +69,14 @@ def figures(run: LiveRun, now_us: int) -> list[tuple[str, str]]:
         ("Step time", _step_time(run)),
         ("Tokens/s", _tokens_per_second(run)),
         _mfu(run),
-        ("Memory", f"{formatting.number(run.memory_gib)} GiB per {run.device}" if run.memory_gib is not None else "-"),
+        (
+            "Memory",
+            (
+                f"{formatting.number(run.memory_gib)} GiB per {run.device}"
+                if run.memory_gib is not None
+                else "-"
+            ),
+        ),
         ("Goodput", _goodput(run)),
         ("Cost", _cost(run, now_us)),
         ("Held out", _held_out(run)),
@@ -77,13 +85,17 @@ def figures(run: LiveRun, now_us: int) -> list[tuple[str, str]]:
 
 
 def progress_line(run: LiveRun, now_us: int) -> str:
-    """One line for logs: `step 40 of 100 | loss 3.078 | 37.9 ms | 3,375 tokens/s/GPU | 2:05 min left`."""
+    """One line for logs: `step 40 of 100 | loss 3.078 | 37.9 ms | 3,375 tokens/s/GPU | 2:05 min
+    left`."""
     parts = [_steps(run)]
     if run.losses:
         parts.append(f"loss {formatting.number(run.losses[-1])}")
     seconds, rate = run.median("step_seconds"), run.median("tokens_per_second_per_gpu")
     if seconds is not None and rate is not None:
-        parts += [f"{formatting.duration(seconds)} a step", f"{formatting.number(rate)} tokens/s/{run.device}"]
+        parts += [
+            f"{formatting.duration(seconds)} a step",
+            f"{formatting.number(rate)} tokens/s/{run.device}",
+        ]
     if (mfu := run.median("mfu")) is not None:
         parts.append(f"MFU {formatting.percent(mfu)}")
     if (dollars := run.dollars(now_us)) is not None:
@@ -103,11 +115,15 @@ def event_line(one: EventText) -> str:
 def _header(run: LiveRun, now_us: int) -> RenderableType:
     devices = formatting.plural(run.num_gpus, run.device) if run.num_gpus else ""
     hardware = f"{devices} ({run.accelerator})" if run.accelerator else devices
-    name = Text.assemble((run.name, "bold"), "  ", (run.phase, PHASE_STYLES.get(run.phase, "bold cyan")))
+    name = Text.assemble(
+        (run.name, "bold"), "  ", (run.phase, PHASE_STYLES.get(run.phase, "bold cyan"))
+    )
     if (silent := run.silent_seconds(now_us)) is not None:
         name.append(f"  silent for {formatting.duration(silent)}", style="bold yellow")
     wall = run.wall_seconds(now_us)
-    right = "  ".join(part for part in (hardware, formatting.duration(wall) if wall is not None else "") if part)
+    right = "  ".join(
+        part for part in (hardware, formatting.duration(wall) if wall is not None else "") if part
+    )
     left_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     row = Table.grid(left_column, Column(no_wrap=True, justify="right"), expand=True)
     row.add_row(name, Text(right, style="dim"))
@@ -120,8 +136,12 @@ def _progress(run: LiveRun, now_us: int) -> RenderableType:
         parts.append(formatting.percent(min(1.0, run.step / run.total_steps)))
     if (left := run.seconds_left(now_us)) is not None:
         parts.append(f"{formatting.duration(left)} left, until {_clock(now_us, left)}")
-    row = Table.grid(Column(ratio=1), Column(no_wrap=True, justify="right"), expand=True, padding=(0, 2, 0, 0))
-    bar = ProgressBar(total=run.total_steps or 1, completed=run.step if run.total_steps else 0, width=None)
+    row = Table.grid(
+        Column(ratio=1), Column(no_wrap=True, justify="right"), expand=True, padding=(0, 2, 0, 0)
+    )
+    bar = ProgressBar(
+        total=run.total_steps or 1, completed=run.step if run.total_steps else 0, width=None
+    )
     row.add_row(bar, Text("  ".join(parts)))
     return row
 
@@ -186,14 +206,19 @@ def _step_time(run: LiveRun) -> str:
     median, p95 = run.median("step_seconds"), run.percentile_95()
     if median is None:
         return "-"
-    return formatting.duration(median) + (f" (p95 {formatting.duration(p95)})" if p95 is not None else "")
+    return formatting.duration(median) + (
+        f" (p95 {formatting.duration(p95)})" if p95 is not None else ""
+    )
 
 
 def _tokens_per_second(run: LiveRun) -> str:
     rate = run.median("tokens_per_second_per_gpu")
     if rate is None or not run.num_gpus:
         return "-"
-    return f"{formatting.number(rate)} per {run.device}, {formatting.number(rate * run.num_gpus)} in all"
+    return (
+        f"{formatting.number(rate)} per {run.device}, {formatting.number(rate * run.num_gpus)}"
+        " in all"
+    )
 
 
 def _mfu(run: LiveRun) -> tuple[str, str]:
@@ -202,7 +227,10 @@ def _mfu(run: LiveRun) -> tuple[str, str]:
     formula = f" ({run.formula})" if run.formula else ""
     if mfu is not None:
         return "MFU", formatting.percent(mfu) + formula
-    return "TFLOP/s", "-" if tflops is None else f"{formatting.number(tflops)} per {run.device}{formula}"
+    return (
+        "TFLOP/s",
+        "-" if tflops is None else f"{formatting.number(tflops)} per {run.device}{formula}",
+    )
 
 
 def _goodput(run: LiveRun) -> str:
@@ -211,7 +239,11 @@ def _goodput(run: LiveRun) -> str:
     seconds = run.account.seconds()
     lost = {name: spent for name, spent in seconds.items() if name != "productive" and spent}
     most = max(lost, key=lambda name: lost[name], default=None)
-    note = f", {most} {formatting.percent(lost[most] / math.fsum(seconds.values()))}" if most is not None else ""
+    note = (
+        f", {most} {formatting.percent(lost[most] / math.fsum(seconds.values()))}"
+        if most is not None
+        else ""
+    )
     return formatting.percent(run.account.goodput) + note
 
 
@@ -219,14 +251,17 @@ def _cost(run: LiveRun, now_us: int) -> str:
     dollars = run.dollars(now_us)
     if dollars is None:
         return "- (--price-per-gpu-hour)" if run.price is None else "-"
-    per_million = f", {formatting.dollars(dollars / run.tokens * 1e6)}/M tokens" if run.tokens else ""
+    per_million = (
+        f", {formatting.dollars(dollars / run.tokens * 1e6)}/M tokens" if run.tokens else ""
+    )
     return f"{formatting.dollars(dollars)}{per_million}"
 
 
 def _held_out(run: LiveRun) -> str:
     """The last figure of each kind, an accuracy first."""
     names = sorted(
-        run.held_out, key=lambda name: (name.rpartition(".")[2] not in ACCURACIES, not name.endswith(".loss"))
+        run.held_out,
+        key=lambda name: (name.rpartition(".")[2] not in ACCURACIES, not name.endswith(".loss")),
     )
     if not names:
         return "-"
@@ -249,11 +284,14 @@ _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """The bits of a Braille character by column, from the top."""
 
 
-def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool = True) -> list[str]:
+def sparkline(
+    values: Sequence[float], width: int, height: int, *, unicode: bool = True
+) -> list[str]:
     """A curve as `height` lines of `width` characters; blank without finite values.
 
-    Braille characters have two columns and four rows of dots; terminals without Unicode get `*`, one per character.
-    Each column shows the mean of its share of the values, joined to its neighbour by a vertical stroke.
+    Braille characters have two columns and four rows of dots; terminals without Unicode get `*`,
+    one per character. Each column shows the mean of its share of the values, joined to its
+    neighbour by a vertical stroke.
     """
     dots = _DOTS if unicode else ((1,),)
     columns, rows = width * len(dots), height * len(dots[0])
@@ -264,13 +302,18 @@ def sparkline(values: Sequence[float], width: int, height: int, *, unicode: bool
             continue
         start = level if previous is None else previous + (level > previous) - (level < previous)
         for row in range(rows - 1 - max(start, level), rows - min(start, level)):
-            cells[row // len(dots[0])][column // len(dots)] |= dots[column % len(dots)][row % len(dots[0])]
+            cells[row // len(dots[0])][column // len(dots)] |= dots[column % len(dots)][
+                row % len(dots[0])
+            ]
         previous = level
-    return ["".join(chr(_BLANK + cell) if unicode else " *"[cell] for cell in line) for line in cells]
+    return [
+        "".join(chr(_BLANK + cell) if unicode else " *"[cell] for cell in line) for line in cells
+    ]
 
 
 def _means(values: Sequence[float], columns: int) -> list[float]:
-    """The mean of the finite values of each of `columns` equal shares; fewer values are joined by straight lines."""
+    """The mean of the finite values of each of `columns` equal shares; fewer values are joined by
+    straight lines."""
     if 1 < len(values) < columns:
         places = np.arange(columns) * (len(values) - 1) / (columns - 1)
         between: list[float] = np.interp(places, np.arange(len(values)), values).tolist()
@@ -291,4 +334,7 @@ def _heights(means: Sequence[float], rows: int) -> list[int | None]:
     low, high = min(finite), max(finite)
     # Divide first: (rows - 1) / span overflows for a tiny span.
     span = high - low or 1.0
-    return [round((value - low) / span * (rows - 1)) if math.isfinite(value) else None for value in means]
+    return [
+        round((value - low) / span * (rows - 1)) if math.isfinite(value) else None
+        for value in means
+    ]

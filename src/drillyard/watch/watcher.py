@@ -1,7 +1,7 @@
 """Follow a run's files and redraw the screen every second; print plain lines without a terminal.
 
-The watch only reads: several people may watch a run, from any host that sees its directory. It ends with the run, or on
-q or Ctrl-C, and prints the last screen once more.
+The watch only reads: several people may watch a run, from any host that sees its directory. It ends
+with the run, or on q or Ctrl-C, and prints the last screen once more.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class FollowedRun:
                 f" drillyard metrics -f {run_directory}"
             )
         if not (run_directory / EVENTS_FILE).is_file():
-            raise UserError(f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has started.")
+            raise UserError(
+                f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
+                " started."
+            )
         self.run = LiveRun(run_directory.resolve().name, price=price)
         self._directory = run_directory
         self._events = _NewRecords(run_directory / EVENTS_FILE)
@@ -80,7 +83,9 @@ class FollowedRun:
                     self.run.add_metrics(record)
                     has_new = True
             except OSError as error:
-                raise UserError(f"{self._directory}: cannot be read: {describe_os_error(error)}") from error
+                raise UserError(
+                    f"{self._directory}: cannot be read: {describe_os_error(error)}"
+                ) from error
             self.run.refresh_goodput()
         if has_new:
             self._last_line_time = time.monotonic()
@@ -93,7 +98,9 @@ class FollowedRun:
         return self.run.over and (quiet >= SETTLED_SECONDS or since >= SETTLED_SECONDS)
 
 
-def watch_run(followed: FollowedRun, console: Console, interval_seconds: float | None = None) -> LiveRun:
+def watch_run(
+    followed: FollowedRun, console: Console, interval_seconds: float | None = None
+) -> LiveRun:
     """Show the run until it ends or the user quits; returns its last state.
 
     `interval_seconds` between two polls of the files: by default 1 on a terminal, 10 elsewhere.
@@ -195,7 +202,11 @@ class _Keys:
         while (left := until - time.monotonic()) > 0:
             if self._before is None:
                 time.sleep(left)
-            elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+            elif select.select([sys.stdin], [], [], left)[0] and sys.stdin.read(1) in (
+                "q",
+                "Q",
+                "",
+            ):
                 return True
         return False
 

@@ -1,11 +1,13 @@
-"""A real Kubernetes cluster: etcd, API server, scheduler, JobSet, Kueue and two nodes that run pods.
+"""A real Kubernetes cluster: etcd, API server, scheduler, JobSet, Kueue and two nodes that run
+pods.
 
     python tests/integration/kubernetes/cluster.py DIRECTORY     (as root; `make cluster`)
 
-Everything runs in network, mount and process namespaces of its own, so ports are fixed, two clusters do not meet, and
-after SIGKILL of the first process no process, mount or bridge is left. DIRECTORY gets the kubeconfig, logs and state. A
-command reaches the API server through `Cluster.enter`. Pods see this machine's /usr, this Python and this checkout,
-read-only, so that no image is built; a persistent volume is a directory that both nodes have.
+Everything runs in network, mount and process namespaces of its own, so ports are fixed, two
+clusters do not meet, and after SIGKILL of the first process no process, mount or bridge is left.
+DIRECTORY gets the kubeconfig, logs and state. A command reaches the API server through
+`Cluster.enter`. Pods see this machine's /usr, this Python and this checkout, read-only, so that no
+image is built; a persistent volume is a directory that both nodes have.
 """
 
 from __future__ import annotations
@@ -40,11 +42,13 @@ START_SECONDS = 300
 GRACE_SECONDS = 50
 """Kubernetes' default. The nodes of kwok, which speak seldom, need it."""
 LONGEST_PATH = 107 - len("/node1/kubelet/pod-resources/1234567890")
-"""A socket's path has at most 107 characters (unix(7)); without this one a node never becomes ready."""
+"""A socket's path has at most 107 characters (unix(7)); without this one a node never becomes
+ready."""
 
 
 def tool(name: str) -> str:
-    """The program that .ci/tools/kubernetes has built; its version is not asked for: there is one."""
+    """The program that .ci/tools/kubernetes has built; its version is not asked for: there is
+    one."""
     found = sorted(path for path in TOOLS.glob(f"{name}-v*") if path.suffix != ".yaml")
     if not found:
         raise FileNotFoundError(f"{TOOLS}/{name}-v*: run `sh .ci/tools/kubernetes`")
@@ -66,11 +70,11 @@ class Cluster:
         self._init = 0
 
     def start(self, grace_seconds: int = GRACE_SECONDS) -> None:
-        """Start it; what an earlier cluster left in the directory is removed. A node that says nothing for
-        `grace_seconds` is lost.
+        """Start it; what an earlier cluster left in the directory is removed. A node that says
+        nothing for `grace_seconds` is lost.
 
-        FileExistsError for a directory that is not a cluster's; ValueError for a path too long for the kubelet's
-        sockets; RuntimeError with the end of the log if it does not become ready.
+        FileExistsError for a directory that is not a cluster's; ValueError for a path too long for
+        the kubelet's sockets; RuntimeError with the end of the log if it does not become ready.
         """
         if len(str(self.directory)) > LONGEST_PATH:
             raise ValueError(f"{self.directory}: longer than {LONGEST_PATH} characters")
@@ -79,17 +83,36 @@ class Cluster:
             raise FileExistsError(f"{self.directory} is not empty and no cluster's")
         shutil.rmtree(self.directory)
         self.directory.mkdir()
-        unshare = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
+        unshare = [
+            "unshare",
+            "--mount",
+            "--net",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child=KILL",
+        ]
         log = (self.directory / "cluster.log").open("wb")
-        argv = [*unshare, sys.executable, __file__, str(self.directory), "--inside", str(grace_seconds)]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+        argv = [
+            *unshare,
+            sys.executable,
+            __file__,
+            str(self.directory),
+            "--inside",
+            str(grace_seconds),
+        ]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
         end = time.monotonic() + START_SECONDS
         while not (self.directory / "ready").exists():
             if self._process.poll() is not None or time.monotonic() > end:
                 self.stop()
                 raise RuntimeError((self.directory / "cluster.log").read_text()[-4000:])
             time.sleep(0.1)
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        )
         self._init = int(children[0])
 
     @property
@@ -107,10 +130,16 @@ class Cluster:
             _remove_cgroups(directory)
 
     def enter(self, *argv: str, into: Sequence[str] = ("net",)) -> list[str]:
-        """The command line that runs `argv` where the API server is reached. `into`: the cluster's namespaces; in that
-        of its processes (pid) a command ends with it, and what one mounts (mount) its nodes see."""
+        """The command line that runs `argv` where the API server is reached. `into`: the cluster's
+        namespaces; in that of its processes (pid) a command ends with it, and what one mounts
+        (mount) its nodes see."""
         files = {"net": "net", "pid": "pid", "mount": "mnt"}
-        return ["nsenter", *(f"--{name}=/proc/{self._init}/ns/{files[name]}" for name in into), "--", *argv]
+        return [
+            "nsenter",
+            *(f"--{name}=/proc/{self._init}/ns/{files[name]}" for name in into),
+            "--",
+            *argv,
+        ]
 
     def kubectl(self, *argv: str, stdin: str | None = None, check: bool = True) -> str:
         """What kubectl prints. RuntimeError if it fails."""
@@ -127,7 +156,9 @@ class Cluster:
 
     def apply(self, *documents: dict[str, Any]) -> None:
         """Create or change objects."""
-        self.kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(documents))
+        self.kubectl(
+            "apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(documents)
+        )
 
 
 def cgroup(directory: Path, node: str) -> str:
@@ -169,21 +200,41 @@ class Inside:
         for number, node in enumerate(NODES, 1):
             self._node(number, node)
         for node in NODES:
-            self._wait(120, "kubectl", "wait", "--for", "condition=Ready", f"node/{node}", "--timeout", "1s")
-            gpus = json.dumps({"status": {key: {"nvidia.com/gpu": "8"} for key in ("capacity", "allocatable")}})
-            self._kubectl("patch", f"node/{node}", "--subresource=status", "--type=merge", "--patch", gpus)
+            self._wait(
+                120,
+                "kubectl",
+                "wait",
+                "--for",
+                "condition=Ready",
+                f"node/{node}",
+                "--timeout",
+                "1s",
+            )
+            gpus = json.dumps(
+                {"status": {key: {"nvidia.com/gpu": "8"} for key in ("capacity", "allocatable")}}
+            )
+            self._kubectl(
+                "patch", f"node/{node}", "--subresource=status", "--type=merge", "--patch", gpus
+            )
 
     def _release_mounts(self) -> None:
-        """Unmount here what others have mounted on temporary directories: it stays in use while a namespace has it."""
-        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        """Unmount here what others have mounted on temporary directories: it stays in use while a
+        namespace has it."""
+        mounted = [
+            line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ]
         for place in reversed(mounted):
-            if place.startswith(f"{tempfile.gettempdir()}/") and not self.directory.is_relative_to(place):
+            if place.startswith(f"{tempfile.gettempdir()}/") and not self.directory.is_relative_to(
+                place
+            ):
                 _run("umount", "--lazy", place)
 
     def _start(self, name: str, *argv: str) -> int:
         """Start a process; its number."""
         log = (self.logs / name).open("wb")
-        started = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        started = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
         return started.pid
 
     def _kubectl(self, *argv: str, stdin: str | None = None) -> None:
@@ -200,23 +251,62 @@ class Inside:
                 raise TimeoutError(f"not in {seconds:g} s: {' '.join(argv)}")
             time.sleep(0.2)
 
-    # Control plane --------------------------------------------------------------------------------------------------
+    # Control plane
+    # ----------------------------------------------------------------------------------------------
 
     def _control_plane(self) -> None:
         client, peer = f"http://127.0.0.1:{ETCD}", f"http://127.0.0.1:{ETCD_PEER}"
         self._start(
             "etcd",
-            *(tool("etcd"), "--name", "t", "--data-dir", str(self.directory / "etcd"), "--unsafe-no-fsync"),
-            *("--listen-client-urls", client, "--advertise-client-urls", client, "--log-level", "warn"),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"t={peer}"),
+            *(
+                tool("etcd"),
+                "--name",
+                "t",
+                "--data-dir",
+                str(self.directory / "etcd"),
+                "--unsafe-no-fsync",
+            ),
+            *(
+                "--listen-client-urls",
+                client,
+                "--advertise-client-urls",
+                client,
+                "--log-level",
+                "warn",
+            ),
+            *(
+                "--listen-peer-urls",
+                peer,
+                "--initial-advertise-peer-urls",
+                peer,
+                "--initial-cluster",
+                f"t={peer}",
+            ),
         )
         key = self.keys
         self._start(
             "kube-apiserver",
             *(tool("kube-apiserver"), "--etcd-servers", client, "--bind-address", "127.0.0.1"),
-            *("--advertise-address", "127.0.0.1", "--secure-port", str(API), "--endpoint-reconciler-type", "none"),
-            *("--tls-cert-file", f"{key}/apiserver.crt", "--tls-private-key-file", f"{key}/apiserver.key"),
-            *("--client-ca-file", f"{key}/ca.crt", "--kubelet-preferred-address-types", "InternalIP"),
+            *(
+                "--advertise-address",
+                "127.0.0.1",
+                "--secure-port",
+                str(API),
+                "--endpoint-reconciler-type",
+                "none",
+            ),
+            *(
+                "--tls-cert-file",
+                f"{key}/apiserver.crt",
+                "--tls-private-key-file",
+                f"{key}/apiserver.key",
+            ),
+            *(
+                "--client-ca-file",
+                f"{key}/ca.crt",
+                "--kubelet-preferred-address-types",
+                "InternalIP",
+            ),
             *("--kubelet-client-certificate", f"{key}/kubelet-client.crt"),
             *("--kubelet-client-key", f"{key}/kubelet-client.key"),
             *("--service-account-issuer", "https://kubernetes.default.svc"),
@@ -230,7 +320,12 @@ class Inside:
                 "kube-controller-manager",
                 MANAGER,
                 [
-                    *("--service-account-private-key-file", f"{key}/accounts.key", "--root-ca-file", f"{key}/ca.crt"),
+                    *(
+                        "--service-account-private-key-file",
+                        f"{key}/accounts.key",
+                        "--root-ca-file",
+                        f"{key}/ca.crt",
+                    ),
                     "--use-service-account-credentials",
                     f"--node-monitor-grace-period={self.grace_seconds}s",
                 ],
@@ -240,14 +335,30 @@ class Inside:
             config = f"{key}/{name}.kubeconfig"
             self._start(
                 name,
-                *(tool(name), "--bind-address", "127.0.0.1", "--secure-port", str(port), "--leader-elect=false"),
+                *(
+                    tool(name),
+                    "--bind-address",
+                    "127.0.0.1",
+                    "--secure-port",
+                    str(port),
+                    "--leader-elect=false",
+                ),
                 *("--kubeconfig", config, "--authentication-kubeconfig", config),
-                *("--authorization-kubeconfig", config, "--kube-api-qps", "300", "--kube-api-burst", "600", *more),
+                *(
+                    "--authorization-kubeconfig",
+                    config,
+                    "--kube-api-qps",
+                    "300",
+                    "--kube-api-burst",
+                    "600",
+                    *more,
+                ),
             )
         self._wait(60, "kubectl", "--namespace", "default", "get", "serviceaccount", "default")
 
     def _controllers(self) -> None:
-        """JobSet and Kueue beside the API server: definitions first, the webhooks, which fail closed, last."""
+        """JobSet and Kueue beside the API server: definitions first, the webhooks, which fail
+        closed, last."""
         definitions, webhooks = [], []
         authority = base64.b64encode((self.keys / "ca.crt").read_bytes()).decode()
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -260,19 +371,37 @@ class Inside:
                         url = f"https://127.0.0.1:{port}{each['clientConfig']['service']['path']}"
                         each["clientConfig"] = {"url": url, "caBundle": authority}
                     webhooks.append(document)
-        self._kubectl("apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(definitions))
+        self._kubectl(
+            "apply", "--server-side", "--filename", "-", stdin=yaml.safe_dump_all(definitions)
+        )
         self._kubectl("apply", "--server-side", "--filename", str(objects("provisioning-request")))
         self._kubectl("wait", "--for", "condition=Established", "crd", "--all", "--timeout", "60s")
         serving = self.directory / "serving"
         serving.mkdir()
         for end in ("key", "crt"):
             shutil.copy(self.keys / f"webhook.{end}", serving / f"tls.{end}")
-        secret = ["--from-file", str(serving), *(f"--from-file={self.keys}/ca.{end}" for end in ("crt", "key"))]
+        secret = [
+            "--from-file",
+            str(serving),
+            *(f"--from-file={self.keys}/ca.{end}" for end in ("crt", "key")),
+        ]
         self._kubectl(
-            "--namespace", "kueue-system", "create", "secret", "generic", "kueue-webhook-server-cert", *secret
+            "--namespace",
+            "kueue-system",
+            "create",
+            "secret",
+            "generic",
+            "kueue-webhook-server-cert",
+            *secret,
         )
         for name, port, health, version, more in (
-            ("jobset", JOBSET, JOBSET_HEALTH, "v1alpha1", {"internalCertManagement": {"enable": False}}),
+            (
+                "jobset",
+                JOBSET,
+                JOBSET_HEALTH,
+                "v1alpha1",
+                {"internalCertManagement": {"enable": False}},
+            ),
             (
                 *("kueue", KUEUE, KUEUE_HEALTH, "v1beta1"),
                 {
@@ -299,19 +428,31 @@ class Inside:
         for health in (JOBSET_HEALTH, KUEUE_HEALTH):
             self._wait(90, "curl", "--silent", "--fail", f"http://127.0.0.1:{health}/readyz")
         self._kubectl(
-            "apply", "--server-side", "--force-conflicts", "--filename", "-", stdin=yaml.safe_dump_all(webhooks)
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--filename",
+            "-",
+            stdin=yaml.safe_dump_all(webhooks),
         )
 
-    # Nodes ----------------------------------------------------------------------------------------------------------
+    # Nodes
+    # ----------------------------------------------------------------------------------------------
 
     def _network(self) -> None:
-        """The bridge of all pods, an address on it for each kubelet, and the DNS of services on the first."""
+        """The bridge of all pods, an address on it for each kubelet, and the DNS of services on the
+        first."""
         _run("ip", "link", "add", BRIDGE, "type", "bridge")
         for number in range(1, len(NODES) + 1):
             _run("ip", "addr", "add", f"{NETWORK}.{number}/24", "dev", BRIDGE)
         _run("ip", "link", "set", BRIDGE, "up")
-        zone = f"kubernetes cluster.local {{\n kubeconfig {self.kubeconfig} test\n pods insecure\n ttl 1\n }}"
-        (self.directory / "Corefile").write_text(f".:53 {{\n bind {NETWORK}.1\n errors\n {zone}\n}}\n")
+        zone = (
+            f"kubernetes cluster.local {{\n kubeconfig {self.kubeconfig} test\n pods insecure\n ttl"
+            " 1\n }"
+        )
+        (self.directory / "Corefile").write_text(
+            f".:53 {{\n bind {NETWORK}.1\n errors\n {zone}\n}}\n"
+        )
         self._start("coredns", tool("coredns"), "-conf", str(self.directory / "Corefile"))
 
     def _node(self, number: int, node: str) -> None:
@@ -327,15 +468,24 @@ class Inside:
         (place / "containerd.toml").write_text(containerd_toml(place, socket))
         (place / "cni/10-pods.conflist").write_text(pod_network(place, BRIDGE, NETWORK, number))
         own_mounts = ("unshare", "--mount", "--propagation", "slave")
-        containerd = self._start(f"containerd-{node}", *own_mounts, "containerd", "-c", f"{place}/containerd.toml")
+        containerd = self._start(
+            f"containerd-{node}", *own_mounts, "containerd", "-c", f"{place}/containerd.toml"
+        )
         self._wait(60, "ctr", "-a", str(socket), "version")
-        for tag, command in (("localhost/pause:1", ["/busybox", "sleep", "2147483647"]), (IMAGE, [])):
+        for tag, command in (
+            ("localhost/pause:1", ["/busybox", "sleep", "2147483647"]),
+            (IMAGE, []),
+        ):
             archive = place / "image.tar"
             write_image(archive, tag, command)
-            _run("ctr", "-a", str(socket), "--namespace", "k8s.io", "images", "import", str(archive))
+            _run(
+                "ctr", "-a", str(socket), "--namespace", "k8s.io", "images", "import", str(archive)
+            )
         group = cgroup(self.directory, node)
         _make_cgroups(group)
-        self._signed.certificate(node, f"system:node:{node}", "system:nodes", f"IP:{NETWORK}.{number},DNS:{node}")
+        self._signed.certificate(
+            node, f"system:node:{node}", "system:nodes", f"IP:{NETWORK}.{number},DNS:{node}"
+        )
         self._signed.kubeconfig(node, self.keys / f"{node}.kubeconfig")
         own = {
             "clusterDNS": [f"{NETWORK}.1"],
@@ -347,7 +497,13 @@ class Inside:
         self._start(
             f"kubelet-{node}",
             *("nsenter", f"--mount=/proc/{containerd}/ns/mnt", "--"),
-            *(tool("kubelet"), "--config", f"{place}/kubelet.yaml", "--root-dir", f"{place}/kubelet"),
+            *(
+                tool("kubelet"),
+                "--config",
+                f"{place}/kubelet.yaml",
+                "--root-dir",
+                f"{place}/kubelet",
+            ),
             *("--kubeconfig", f"{self.keys}/{node}.kubeconfig", "--hostname-override", node),
             *("--node-ip", f"{NETWORK}.{number}"),
         )
@@ -360,7 +516,17 @@ def _run(*argv: str) -> None:
 def _make_cgroups(group: str) -> None:
     """The kubelet's own control groups (version 1); cpuset begins empty and must be filled."""
     root = Path("/sys/fs/cgroup")
-    for name in ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd"):
+    for name in (
+        "cpu",
+        "cpuacct",
+        "cpuset",
+        "memory",
+        "devices",
+        "freezer",
+        "blkio",
+        "pids",
+        "systemd",
+    ):
         if (root / name).is_dir():
             (root / name / group).mkdir(exist_ok=True)
     for name in ("cpuset.cpus", "cpuset.mems"):
@@ -380,7 +546,8 @@ def started(directory: Path, grace_seconds: int = GRACE_SECONDS) -> Iterator[Clu
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start a cluster and keep it: inside, until the standard input ends; for a person, until Ctrl-C."""
+    """Start a cluster and keep it: inside, until the standard input ends; for a person, until
+    Ctrl-C."""
     directory = Path(arguments[0]).resolve()
     if "--inside" in arguments:
         Inside(directory, grace_seconds=int(arguments[-1])).run()

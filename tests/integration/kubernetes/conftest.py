@@ -20,7 +20,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def team(cluster: Cluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Team:
-    """A `restricted` namespace with a queue, a shared volume, and a user who may work in it alone."""
+def team(
+    cluster: Cluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Team:
+    """A `restricted` namespace with a queue, a shared volume, and a user who may work in it
+    alone."""
     name = Path(str(request.module.__file__)).stem.replace("_", "-")
     return Team(cluster, name, tmp_path_factory.mktemp(name))

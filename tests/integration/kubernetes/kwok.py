@@ -1,4 +1,5 @@
-"""Simulated GPU nodes on the test cluster, by kwok: scheduler, Kueue and JobSet are real, the nodes' kubelet is not.
+"""Simulated GPU nodes on the test cluster, by kwok: scheduler, Kueue and JobSet are real, the
+nodes' kubelet is not.
 
 A simulated pod runs until its annotation `test/exit-code` says how it ends (fake_pods.yaml).
 """
@@ -24,11 +25,25 @@ _AT_ONCE = 4
 
 
 def start_kwok(cluster: Cluster) -> None:
-    """Start kwok, for the nodes that `node` describes. It ends with the cluster, in whose process namespace it runs."""
+    """Start kwok, for the nodes that `node` describes. It ends with the cluster, in whose process
+    namespace it runs."""
     stages = f"{objects('kwok-stages')},{Path(__file__).with_name('fake_pods.yaml')}"
     argv = [
-        *(tool("kwok"), "--kubeconfig", str(cluster.kubeconfig), "--config", stages, "--node-ip", "127.0.0.1"),
-        *("--manage-nodes-with-annotation-selector", "kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds", "120"),
+        *(
+            tool("kwok"),
+            "--kubeconfig",
+            str(cluster.kubeconfig),
+            "--config",
+            stages,
+            "--node-ip",
+            "127.0.0.1",
+        ),
+        *(
+            "--manage-nodes-with-annotation-selector",
+            "kwok.x-k8s.io/node=fake",
+            "--node-lease-duration-seconds",
+            "120",
+        ),
     ]
     with (cluster.directory / "logs/kwok").open("wb") as log:
         subprocess.Popen(cluster.enter(*argv, into=("net", "pid")), stdout=log, stderr=log)
@@ -57,7 +72,16 @@ def add_nodes(cluster: Cluster, nodes: Sequence[dict[str, Any]]) -> None:
         list(pool.map(lambda part: cluster.apply(*part), parts))
     names = {each["metadata"]["name"] for each in nodes}
     # `kubectl wait` asks for five nodes a second.
-    until(lambda: names <= {each["metadata"]["name"] for each in cluster.get("nodes")["items"] if _is_ready(each)})
+    until(
+        lambda: (
+            names
+            <= {
+                each["metadata"]["name"]
+                for each in cluster.get("nodes")["items"]
+                if _is_ready(each)
+            }
+        )
+    )
 
 
 def _is_ready(found: dict[str, Any]) -> bool:
@@ -78,14 +102,18 @@ def queue(name: str, namespace: str, pool: str, gpus: int, **spec: Any) -> list[
     local["metadata"]["namespace"] = namespace
     return [
         made("Topology", spec={"levels": [{"nodeLabel": BLOCK}, {"nodeLabel": HOSTNAME}]}),
-        made("ResourceFlavor", spec={"nodeLabels": {POOL: pool}, "topologyName": name, "tolerations": [TOLERATION]}),
+        made(
+            "ResourceFlavor",
+            spec={"nodeLabels": {POOL: pool}, "topologyName": name, "tolerations": [TOLERATION]},
+        ),
         made("ClusterQueue", spec={"namespaceSelector": {}, "resourceGroups": groups, **spec}),
         local,
     ]
 
 
 def provisioning_check(name: str) -> list[dict[str, Any]]:
-    """The AdmissionCheck by which GKE's flex-start with queued provisioning makes nodes for a workload."""
+    """The AdmissionCheck by which GKE's flex-start with queued provisioning makes nodes for a
+    workload."""
     parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name}
     selector = {
         "key": "autoscaling.gke.io/provisioning-request",
@@ -98,7 +126,12 @@ def provisioning_check(name: str) -> list[dict[str, Any]]:
     }
     check = {"controllerName": "kueue.x-k8s.io/provisioning-request", "parameters": parameters}
     return [
-        {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta1",
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": spec,
+        }
         for kind, spec in (("ProvisioningRequestConfig", config), ("AdmissionCheck", check))
     ]
 
@@ -107,12 +140,25 @@ def set_conditions(cluster: Cluster, request: dict[str, Any], **conditions: str)
     """Do the autoscaler's part: set conditions (name=reason) of a ProvisioningRequest to True."""
     place = request["metadata"]
     now = place["creationTimestamp"]
-    kept = [each for each in request.get("status", {}).get("conditions", ()) if each["type"] not in conditions]
+    kept = [
+        each
+        for each in request.get("status", {}).get("conditions", ())
+        if each["type"] not in conditions
+    ]
     made = [
-        {"type": kind, "status": "True", "reason": reason, "message": reason, "lastTransitionTime": now}
+        {
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": reason,
+            "lastTransitionTime": now,
+        }
         for kind, reason in conditions.items()
     ]
-    status = {"conditions": kept + made, "provisioningClassDetails": {"ResizeRequestName": place["name"]}}
+    status = {
+        "conditions": kept + made,
+        "provisioningClassDetails": {"ResizeRequestName": place["name"]},
+    }
     cluster.kubectl(
         *("--namespace", place["namespace"], "patch", "provisioningrequest", place["name"]),
         *("--subresource=status", "--type=merge", "--patch", json.dumps({"status": status})),

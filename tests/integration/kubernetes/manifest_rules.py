@@ -1,4 +1,5 @@
-"""Rules for rendered objects, each from a trap that real charts fell into; `broken_rules` names those that are broken.
+"""Rules for rendered objects, each from a trap that real charts fell into; `broken_rules` names
+those that are broken.
 
 They look at the objects alone, as a cluster does.
 """
@@ -26,7 +27,8 @@ def annotations(thing: dict[str, Any]) -> dict[str, str]:
 
 
 def provisioning_is_asked_for_on_the_jobset(objects: Objects, machine: Machine) -> bool:
-    """Kueue reads provreq annotations of the JobSet; on the pod template they are ignored without a word."""
+    """Kueue reads provreq annotations of the JobSet; on the pod template they are ignored without a
+    word."""
     return not [name for name in annotations(pod_of(objects)) if name.startswith("provreq.")]
 
 
@@ -42,7 +44,8 @@ def there_is_one_pod_set(objects: Objects, machine: Machine) -> bool:
 
 
 def interfaces_are_json_and_one_per_nic(objects: Objects, machine: Machine) -> bool:
-    """eth0 and an interface on a network of its own for each data NIC, numbered as the stack numbers them."""
+    """eth0 and an interface on a network of its own for each data NIC, numbered as the stack
+    numbers them."""
     text = annotations(pod_of(objects)).get("networking.gke.io/interfaces")
     if text is None:
         return True
@@ -50,14 +53,17 @@ def interfaces_are_json_and_one_per_nic(objects: Objects, machine: Machine) -> b
         found = [(each["interfaceName"], each["network"]) for each in json.loads(text)]
     except ValueError:
         return False
-    wanted = {"tcpx": (1, "vpc{}", 1), "tcpxo": (1, "vpc{}", 1), "gib": (2, "rdma-{}", 0)}[machine.network_stack]
+    wanted = {"tcpx": (1, "vpc{}", 1), "tcpxo": (1, "vpc{}", 1), "gib": (2, "rdma-{}", 0)}[
+        machine.network_stack
+    ]
     first, network, number = wanted
     data = [(f"eth{first + i}", network.format(number + i)) for i in range(machine.data_nics.count)]
     return found == [("eth0", "default"), *data]
 
 
 def a_bucket_has_its_sidecar(objects: Objects, machine: Machine) -> bool:
-    """A volume of Cloud Storage FUSE hangs without the annotation by which its container is added."""
+    """A volume of Cloud Storage FUSE hangs without the annotation by which its container is
+    added."""
     drivers = [each.get("csi", {}).get("driver", "") for each in pod_of(objects)["spec"]["volumes"]]
     asked = annotations(pod_of(objects)).get("gke-gcsfuse/volumes") == "true"
     return asked == any("gcsfuse" in driver for driver in drivers)
@@ -71,19 +77,25 @@ def container_0_is_the_run(objects: Objects, machine: Machine) -> bool:
 
 def daemons_end_with_the_run(objects: Objects, machine: Machine) -> bool:
     """A daemon that is no native sidecar keeps a finished Job running."""
-    return all(each.get("restartPolicy") == "Always" for each in pod_of(objects)["spec"].get("initContainers", ()))
+    return all(
+        each.get("restartPolicy") == "Always"
+        for each in pod_of(objects)["spec"].get("initContainers", ())
+    )
 
 
 def the_daemon_has_its_devices(objects: Objects, machine: Machine) -> bool:
     """The device injector finds the container by the name in the annotation's key."""
     found = {
-        key.rpartition("container.")[2] for key in annotations(pod_of(objects)) if key.startswith("devices.gke.io/")
+        key.rpartition("container.")[2]
+        for key in annotations(pod_of(objects))
+        if key.startswith("devices.gke.io/")
     }
     return found == {each["name"] for each in pod_of(objects)["spec"].get("initContainers", ())}
 
 
 def plugin_and_daemon_work_together(objects: Objects, machine: Machine) -> bool:
-    """Versions of TCPXO's plugin and its daemon are coupled; retired arguments go with old versions only."""
+    """Versions of TCPXO's plugin and its daemon are coupled; retired arguments go with old versions
+    only."""
     stack = catalog().network_stack(machine.network_stack)
     for daemon in pod_of(objects)["spec"].get("initContainers", ()):
         version = daemon["image"].rpartition(":v")[2]
@@ -94,10 +106,15 @@ def plugin_and_daemon_work_together(objects: Objects, machine: Machine) -> bool:
 
 
 def pods_are_never_restarted_in_place(objects: Objects, machine: Machine) -> bool:
-    """podFailurePolicy needs restartPolicy Never and podReplacementPolicy Failed; JobSet restarts the set."""
+    """podFailurePolicy needs restartPolicy Never and podReplacementPolicy Failed; JobSet restarts
+    the set."""
     job = objects["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
     pod = job["template"]["spec"]
-    return (job["backoffLimit"], job["podReplacementPolicy"], pod["restartPolicy"]) == (0, "Failed", "Never")
+    return (job["backoffLimit"], job["podReplacementPolicy"], pod["restartPolicy"]) == (
+        0,
+        "Failed",
+        "Never",
+    )
 
 
 def all_gpus_of_whole_nodes_are_asked_for(objects: Objects, machine: Machine) -> bool:
@@ -106,9 +123,22 @@ def all_gpus_of_whole_nodes_are_asked_for(objects: Objects, machine: Machine) ->
 
 
 RULES: tuple[Callable[[Objects, Machine], bool], ...] = (
-    *(provisioning_is_asked_for_on_the_jobset, topology_is_asked_for_on_the_pods, there_is_one_pod_set),
-    *(interfaces_are_json_and_one_per_nic, a_bucket_has_its_sidecar, container_0_is_the_run, daemons_end_with_the_run),
-    *(the_daemon_has_its_devices, plugin_and_daemon_work_together, pods_are_never_restarted_in_place),
+    *(
+        provisioning_is_asked_for_on_the_jobset,
+        topology_is_asked_for_on_the_pods,
+        there_is_one_pod_set,
+    ),
+    *(
+        interfaces_are_json_and_one_per_nic,
+        a_bucket_has_its_sidecar,
+        container_0_is_the_run,
+        daemons_end_with_the_run,
+    ),
+    *(
+        the_daemon_has_its_devices,
+        plugin_and_daemon_work_together,
+        pods_are_never_restarted_in_place,
+    ),
     all_gpus_of_whole_nodes_are_asked_for,
 )
 

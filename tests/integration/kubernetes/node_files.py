@@ -12,7 +12,8 @@ ADDRESSES_OF_A_NODE = 90
 
 
 def containerd_toml(place: Path, socket: Path) -> str:
-    """containerd.toml of a node whose files are in `place`, its containers' base spec in spec.json."""
+    """containerd.toml of a node whose files are in `place`, its containers' base spec in
+    spec.json."""
     runtime: dict[str, Any] = {
         "runtime_type": "io.containerd.runc.v2",
         "base_runtime_spec": str(place / "spec.json"),
@@ -40,9 +41,19 @@ def pod_network(place: Path, bridge: str, network: str, number: int) -> str:
         "rangeStart": f"{network}.{first}",
         "rangeEnd": f"{network}.{first + ADDRESSES_OF_A_NODE}",
     }
-    ipam: dict[str, Any] = {"type": "host-local", "dataDir": f"{place}/ipam", "ranges": [[addresses]]}
+    ipam: dict[str, Any] = {
+        "type": "host-local",
+        "dataDir": f"{place}/ipam",
+        "ranges": [[addresses]],
+    }
     ipam["routes"] = [{"dst": "0.0.0.0/0"}]
-    plugin = {"type": "bridge", "bridge": bridge, "isGateway": True, "hairpinMode": True, "ipam": ipam}
+    plugin = {
+        "type": "bridge",
+        "bridge": bridge,
+        "isGateway": True,
+        "hairpinMode": True,
+        "ipam": ipam,
+    }
     return json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": [plugin]})
 
 
@@ -52,7 +63,11 @@ def kubelet_config(place: Path, socket: Path, keys: Path, node: str, own: dict[s
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}, "x509": x509},
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": x509,
+        },
         "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{socket}",
         "cgroupDriver": "cgroupfs",
@@ -79,5 +94,7 @@ def _toml(values: dict[str, Any], table: str = "") -> str:
 def _tables(values: dict[str, Any], table: str) -> str:
     """Nested tables in TOML."""
     plain = {key: value for key, value in values.items() if not isinstance(value, dict)}
-    nested = [_tables(value, f"{table}.{key}") for key, value in values.items() if isinstance(value, dict)]
+    nested = [
+        _tables(value, f"{table}.{key}") for key, value in values.items() if isinstance(value, dict)
+    ]
     return _toml(plain, table) + "".join(nested)

@@ -38,7 +38,8 @@ def processes(pod: dict[str, Any], words: bytes = b"drillyard") -> list[int]:
 
 @contextlib.contextmanager
 def bucket_on_nodes(cluster: Cluster, directory: Path) -> Iterator[Bucket]:
-    """A bucket at `place` of this machine and of each node, by gcsfuse three times: no lock holds between them."""
+    """A bucket at `place` of this machine and of each node, by gcsfuse three times: no lock holds
+    between them."""
     bucket = Bucket(directory)
     try:
         bucket.start_server()

@@ -1,4 +1,5 @@
-"""What a pod of the test cluster consists of: an empty image, and this machine's programs bound into it, read-only."""
+"""What a pod of the test cluster consists of: an empty image, and this machine's programs bound
+into it, read-only."""
 
 from __future__ import annotations
 
@@ -16,19 +17,27 @@ _LINKS = {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")}
 
 
 def base_spec(checkout: Path) -> dict[str, Any]:
-    """containerd's default runtime specification with /usr, this Python, its environment and the checkout bound."""
+    """containerd's default runtime specification with /usr, this Python, its environment and the
+    checkout bound."""
     spec: dict[str, Any] = json.loads(subprocess.check_output(["ctr", "oci", "spec"]))
-    bound = dict.fromkeys(str(Path(path).resolve()) for path in ("/usr", sys.base_prefix, sys.prefix, checkout))
-    inner = {path for path in bound for other in bound if other != path and path.startswith(f"{other}/")}
+    bound = dict.fromkeys(
+        str(Path(path).resolve()) for path in ("/usr", sys.base_prefix, sys.prefix, checkout)
+    )
+    inner = {
+        path for path in bound for other in bound if other != path and path.startswith(f"{other}/")
+    }
     for path in bound:
         if path not in inner:
             options = ["rbind", "ro", "nosuid", "nodev"]
-            spec["mounts"].append({"destination": path, "type": "bind", "source": path, "options": options})
+            spec["mounts"].append(
+                {"destination": path, "type": "bind", "source": path, "options": options}
+            )
     return spec
 
 
 def write_image(path: Path, tag: str, command: list[str]) -> None:
-    """An image of empty directories as an archive that `ctr images import` reads; with a command, it has busybox.
+    """An image of empty directories as an archive that `ctr images import` reads; with a command,
+    it has busybox.
 
     Nothing is bound into a pod's sandbox, which must run something until its pod ends.
     """

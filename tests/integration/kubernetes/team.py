@@ -1,4 +1,5 @@
-"""A team on the test cluster: its namespace, queue and volume, its user, and that user's drillyard."""
+"""A team on the test cluster: its namespace, queue and volume, its user, and that user's
+drillyard."""
 
 from __future__ import annotations
 
@@ -32,14 +33,21 @@ class Team:
         write_rows(self.shared / "rows.jsonl")
         cluster.apply(*self._objects())
         self.add_volume(name, {"path": str(self.shared)})
-        cluster.kubectl("wait", "--for", "condition=Active", "clusterqueue", name, "--timeout", "30s")
+        cluster.kubectl(
+            "wait", "--for", "condition=Active", "clusterqueue", name, "--timeout", "30s"
+        )
         self.environment = self._user()
 
     def _objects(self) -> list[dict[str, Any]]:
         def made(kind: str, version: str, **fields: Any) -> dict[str, Any]:
             cluster_wide = kind in ("Namespace", "ResourceFlavor", "ClusterQueue")
             place = {} if cluster_wide else {"namespace": self.name}
-            return {"apiVersion": version, "kind": kind, "metadata": {"name": self.name, **place}, **fields}
+            return {
+                "apiVersion": version,
+                "kind": kind,
+                "metadata": {"name": self.name, **place},
+                **fields,
+            }
 
         kueue = "kueue.x-k8s.io/v1beta1"
         namespace = made("Namespace", "v1")
@@ -60,7 +68,11 @@ class Team:
         claim = {"name": name, "namespace": self.name}
         specs = {
             "PersistentVolume": {**size, **volume, "claimRef": claim},
-            "PersistentVolumeClaim": {**size, "volumeName": name, "resources": {"requests": {"storage": "1Gi"}}},
+            "PersistentVolumeClaim": {
+                **size,
+                "volumeName": name,
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
         }
         self.cluster.apply(
             *(
@@ -75,11 +87,18 @@ class Team:
         )
 
     def _user(self) -> dict[str, str]:
-        """The environment of a user who may do in this namespace what `launch --explain` lists, and nothing else."""
-        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "alice", "namespace": self.name}}
+        """The environment of a user who may do in this namespace what `launch --explain` lists, and
+        nothing else."""
+        account = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "alice", "namespace": self.name},
+        }
         self.cluster.apply(account)
         kubeconfig = yaml.safe_load(self.cluster.kubeconfig.read_text())
-        token = self.cluster.kubectl("--namespace", self.name, "create", "token", "alice", "--duration", "8h").strip()
+        token = self.cluster.kubectl(
+            "--namespace", self.name, "create", "token", "alice", "--duration", "8h"
+        ).strip()
         kubeconfig["users"] = [{"name": "admin", "user": {"token": token}}]
         path = self.directory / "kubeconfig"
         path.write_text(yaml.safe_dump(kubeconfig))
@@ -93,9 +112,15 @@ class Team:
             **os.environ,
             "KUBECONFIG": str(path),
             "PATH": f"{programs}:{os.environ['PATH']}",
-            **{f"XDG_{name}_HOME": str(self.directory / name.lower()) for name in ("CONFIG", "STATE")},
+            **{
+                f"XDG_{name}_HOME": str(self.directory / name.lower())
+                for name in ("CONFIG", "STATE")
+            },
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-            **{f"HELM_{name}_HOME": str(self.directory / f"helm-{name}") for name in ("CACHE", "CONFIG", "DATA")},
+            **{
+                f"HELM_{name}_HOME": str(self.directory / f"helm-{name}")
+                for name in ("CACHE", "CONFIG", "DATA")
+            },
         }
 
     def cluster_config(self, **changes: Any) -> Path:
@@ -106,7 +131,12 @@ class Team:
             "USER": "trainer",
             "OMP_NUM_THREADS": "1",
         }
-        section = {"namespace": self.name, "queue": self.name, "volume_claim": self.name, "run_as_user": USER}
+        section = {
+            "namespace": self.name,
+            "queue": self.name,
+            "volume_claim": self.name,
+            "run_as_user": USER,
+        }
         settings = {
             "name": self.name,
             "platform": "kubernetes",
@@ -125,8 +155,13 @@ class Team:
 
     def run_config(self, name: str, **changes: Any) -> Path:
         """NAME.yaml of a small run on the shared volume."""
-        source = {"data__source": f"{VOLUME}/rows.jsonl", "data__cache_directory": f"{VOLUME}/cache-{name}"}
-        return write_config(self.directory, name, **{"output": f"{VOLUME}/runs", **source, **changes})
+        source = {
+            "data__source": f"{VOLUME}/rows.jsonl",
+            "data__cache_directory": f"{VOLUME}/cache-{name}",
+        }
+        return write_config(
+            self.directory, name, **{"output": f"{VOLUME}/runs", **source, **changes}
+        )
 
     def drillyard(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command as the team's user, where the API server is."""
@@ -139,7 +174,9 @@ class Team:
             env=self.environment,
             cwd=self.directory,
         )
-        assert not check or done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        )
         return done
 
     def jobset(self, name: str) -> dict[str, Any]:

@@ -19,7 +19,10 @@ BASE = {"image": "i:1", "command": ["train"], "nodes": 2, "processesPerNode": 8}
 def helm(tmp_path: Path, *words: str, **values: Any) -> subprocess.CompletedProcess[str]:
     file = tmp_path / "values.json"
     file.write_text(json.dumps({**BASE, **values}))
-    environment = {**os.environ, **{f"HELM_{name}_HOME": str(tmp_path) for name in ("CACHE", "CONFIG", "DATA")}}
+    environment = {
+        **os.environ,
+        **{f"HELM_{name}_HOME": str(tmp_path) for name in ("CACHE", "CONFIG", "DATA")},
+    }
     argv = [tool("helm"), *words, str(CHART), "--values", str(file)]
     return subprocess.run(argv, capture_output=True, text=True, env=environment, check=False)
 
@@ -54,9 +57,19 @@ EXPECTED = {
     f"{JOB}.completions": 2,
     f"{JOB}.parallelism": 2,
     f"{JOB}.completionMode": "Indexed",
-    f"{JOB}.podFailurePolicy.rules.0.onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    f"{JOB}.podFailurePolicy.rules.1.onExitCodes": {"containerName": "train", "operator": "In", "values": [85]},
-    f"{JOB}.podFailurePolicy.rules.2.onExitCodes": {"containerName": "train", "operator": "In", "values": [2]},
+    f"{JOB}.podFailurePolicy.rules.0.onPodConditions": [
+        {"type": "DisruptionTarget", "status": "True"}
+    ],
+    f"{JOB}.podFailurePolicy.rules.1.onExitCodes": {
+        "containerName": "train",
+        "operator": "In",
+        "values": [85],
+    },
+    f"{JOB}.podFailurePolicy.rules.2.onExitCodes": {
+        "containerName": "train",
+        "operator": "In",
+        "values": [2],
+    },
     f"{POD}.restartPolicy": "Never",
     f"{POD}.containers.0.name": "train",
     f"{POD}.containers.0.args": ["train"],
@@ -73,14 +86,17 @@ def test_a_field_of_the_jobset_is(path: str, tmp_path: Path) -> None:
 
 def environment(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        each["name"]: each.get("value") or each["valueFrom"] for each in at(found["JobSet"], f"{POD}.containers.0.env")
+        each["name"]: each.get("value") or each["valueFrom"]
+        for each in at(found["JobSet"], f"{POD}.containers.0.env")
     }
 
 
 def test_pods_get_the_variables_of_the_launch_contract(tmp_path: Path) -> None:
     from drillyard.supervise.launch_contract import GIVEN
 
-    found = environment(rendered(tmp_path, environment={"A": "1"}, secrets={"T": {"secret": "s", "key": "k"}}))
+    found = environment(
+        rendered(tmp_path, environment={"A": "1"}, secrets={"T": {"secret": "s", "key": "k"}})
+    )
     assert set(GIVEN) <= set(found)
     assert (found["NNODES"], found["MASTER_ADDR"], found["A"]) == ("2", "r-w-0-0.r", "1")
     assert found["T"] == {"secretKeyRef": {"name": "s", "key": "k"}}

@@ -11,7 +11,9 @@ from tests.integration.kubernetes.cluster import BRIDGE, Cluster, cgroup
 from tests.integration.kubernetes.team import until
 
 
-def test_a_killed_cluster_leaves_no_process_mount_or_bridge(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_killed_cluster_leaves_no_process_mount_or_bridge(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     place = tmp_path_factory.mktemp("killed")
     cluster = Cluster(place)
     cluster.start()
@@ -28,7 +30,10 @@ def _processes(directory: Path) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if str(directory).encode() in (path / "cmdline").read_bytes() and int(path.name) != os.getpid():
+            if (
+                str(directory).encode() in (path / "cmdline").read_bytes()
+                and int(path.name) != os.getpid()
+            ):
                 found.append(int(path.name))
         except OSError:
             continue

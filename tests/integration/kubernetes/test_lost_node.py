@@ -1,6 +1,8 @@
-"""A node whose kubelet is gone while its pods run: it is named, and what is done about it never gives two writers.
+"""A node whose kubelet is gone while its pods run: it is named, and what is done about it never
+gives two writers.
 
-The command that status prints releases the node, so its pods are deleted by force although they still run.
+The command that status prints releases the node, so its pods are deleted by force although they
+still run.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Not the one of the other tests: a node of it is lost for good, and soon, while its run is still at work."""
+    """Not the one of the other tests: a node of it is lost for good, and soon, while its run is
+    still at work."""
     with started(tmp_path_factory.mktemp("lost"), grace_seconds=24) as made:
         yield made
 
@@ -50,7 +53,9 @@ def named(team: Team, name: str, node: str) -> str:
     """The reason that status shows, once it names the lost node: within a minute."""
 
     def reason() -> str | None:
-        status = yaml.safe_load(team.drillyard("runs", "status", f"kubernetes://{team.name}/{name}", "--json").stdout)
+        status = yaml.safe_load(
+            team.drillyard("runs", "status", f"kubernetes://{team.name}/{name}", "--json").stdout
+        )
         return str(status["reason"]) if f"lost node {node}" in str(status["reason"]) else None
 
     found: str = until(reason, 60)
@@ -58,21 +63,25 @@ def named(team: Team, name: str, node: str) -> str:
 
 
 def release(cluster: Cluster, reason: str) -> None:
-    """Run the command that status prints for a node that is switched off. Its pods are deleted by force."""
+    """Run the command that status prints for a node that is switched off. Its pods are deleted by
+    force."""
     command = re.search(r"kubectl taint nodes .*", reason)
     assert command is not None
     cluster.kubectl(*shlex.split(command[0])[1:])
 
 
 def require_one_writer(directory: Path) -> None:
-    """Each step's loss is the same in all attempts, and once a later one began, no earlier one saved."""
+    """Each step's loss is the same in all attempts, and once a later one began, no earlier one
+    saved."""
     losses: dict[int, str] = {}
     for line in (directory / "metrics.jsonl").read_bytes().splitlines():
         record = decode(line)
         if "loss" in record:
             assert losses.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
     assert sorted(losses) == list(range(1, STEPS + 1))
-    attempts = [event["round"] for event in events_of(directory) if event.get("event") == "checkpoint"]
+    attempts = [
+        event["round"] for event in events_of(directory) if event.get("event") == "checkpoint"
+    ]
     assert attempts == sorted(attempts) and set(attempts) == {0, 1}
 
 
@@ -104,7 +113,9 @@ def test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_ag
         team.add_volume(name, {"path": str(bucket.place)})
         write_rows(bucket.place / "rows.jsonl")
         config = team.cluster_config(volume_claim=name)
-        team.drillyard("launch", team.run_config(name, **SETTINGS), "--cluster", config, "--nodes", 1)
+        team.drillyard(
+            "launch", team.run_config(name, **SETTINGS), "--cluster", config, "--nodes", 1
+        )
         until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
         (pod,) = team.pods(name)
         node = pod["spec"]["nodeName"]
@@ -113,9 +124,13 @@ def test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_ag
             os.kill(kubelet, signal.SIGSTOP)
             named(team, name, node)
             place = ["--namespace", team.name, pod["metadata"]["name"]]
-            own_cluster.kubectl("delete", "pod", *place, "--force", "--grace-period=0", "--wait=false")
+            own_cluster.kubectl(
+                "delete", "pod", *place, "--force", "--grace-period=0", "--wait=false"
+            )
             reason = named(team, name, node)
-            assert [each["metadata"]["uid"] for each in team.pods(name)] == [pod["metadata"]["uid"]], "no other pod yet"
+            assert [each["metadata"]["uid"] for each in team.pods(name)] == [
+                pod["metadata"]["uid"]
+            ], "no other pod yet"
             release(own_cluster, reason)
             until(lambda: any(event.get("round") == 1 for event in events_of(directory)))
         until(lambda: not processes(pod))
@@ -125,9 +140,13 @@ def test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_ag
         require_one_writer(directory)
 
 
-def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(own_cluster: Cluster, team: Team) -> None:
+def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(
+    own_cluster: Cluster, team: Team
+) -> None:
     handle, directory = f"kubernetes://{team.name}/lost", team.shared / "runs/lost"
-    team.drillyard("launch", team.run_config("lost", **SETTINGS), "--cluster", team.cluster_config())
+    team.drillyard(
+        "launch", team.run_config("lost", **SETTINGS), "--cluster", team.cluster_config()
+    )
     until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
     pods = team.pods("lost")
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 2, "a pod on each node"
@@ -142,6 +161,9 @@ def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(own_cluste
         # The other pod is asked to stop, so that all is started again.
         until(lambda: all(pod["metadata"].get("deletionTimestamp") for pod in team.pods("lost")))
     team.drillyard("runs", "wait", handle, check=False)
-    assert yaml.safe_load(team.drillyard("runs", "status", handle, "--json").stdout)["state"] == "succeeded"
+    assert (
+        yaml.safe_load(team.drillyard("runs", "status", handle, "--json").stdout)["state"]
+        == "succeeded"
+    )
     require_one_writer(directory)
     assert {pod["spec"]["nodeName"] for pod in team.pods("lost")} == {pods[0]["spec"]["nodeName"]}

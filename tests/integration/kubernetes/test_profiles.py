@@ -1,4 +1,5 @@
-"""The network profiles, as Helm renders them for every machine of the catalog, against tables written by hand."""
+"""The network profiles, as Helm renders them for every machine of the catalog, against tables
+written by hand."""
 
 from __future__ import annotations
 
@@ -30,24 +31,37 @@ MACHINES = sorted(name for name, each in catalog().machines.items() if each.clou
 POD = "spec.replicatedJobs.0.template.spec.template"
 
 
-def config(machine: str, section: str = "", nodes: int = 2, consumption: str | None = None, **more: str) -> str:
+def config(
+    machine: str, section: str = "", nodes: int = 2, consumption: str | None = None, **more: str
+) -> str:
     """A cluster config for a machine: platform gke on Google Cloud, else kubernetes."""
     row = catalog().machines[machine]
     image = {"image": "i:1", **more}
     if row.cloud != "gcp":
         section = f"{{volume_claim: shared, {section}}}"
-        return cluster("kubernetes", machine, nodes, kubernetes=section, storage="{directory: /data}", **image)
+        return cluster(
+            "kubernetes", machine, nodes, kubernetes=section, storage="{directory: /data}", **image
+        )
     bought = consumption or row.consumption[0]
     queue = "queue: q" if "queue:" not in section else ""
     words = ", ".join(filter(None, [queue, section]))
     reserved = {"reservation": "mine"} if bought in ("reservation", "calendar") else {}
-    zone = {"location": "{project: p, region: r, zone: z}", "storage": "{bucket: my-bucket}", **reserved}
-    return cluster("gke", machine, nodes, kubernetes=f"{{{words}}}", consumption=bought, **zone, **image)
+    zone = {
+        "location": "{project: p, region: r, zone: z}",
+        "storage": "{bucket: my-bucket}",
+        **reserved,
+    }
+    return cluster(
+        "gke", machine, nodes, kubernetes=f"{{{words}}}", consumption=bought, **zone, **image
+    )
 
 
 def helm(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Helm on a written plan: `template` or `lint` with its values."""
-    home = {**os.environ, **{f"HELM_{name}_HOME": str(directory) for name in ("CACHE", "CONFIG", "DATA")}}
+    home = {
+        **os.environ,
+        **{f"HELM_{name}_HOME": str(directory) for name in ("CACHE", "CONFIG", "DATA")},
+    }
     name = ("r",) if words[0] == "template" else ()
     chart = (
         str(directory / "launch/chart/drillyard-run"),
@@ -56,7 +70,9 @@ def helm(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "--kube-version",
         "1.34",
     )
-    return subprocess.run([tool("helm"), *words, *name, *chart], capture_output=True, text=True, env=home, check=False)
+    return subprocess.run(
+        [tool("helm"), *words, *name, *chart], capture_output=True, text=True, env=home, check=False
+    )
 
 
 @pytest.fixture
@@ -82,7 +98,9 @@ def jobset(manifests: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_machine_of_the_catalog_passes_lint_and_all_rules(machine: str, written: Callable[[str], Path]) -> None:
+def test_every_machine_of_the_catalog_passes_lint_and_all_rules(
+    machine: str, written: Callable[[str], Path]
+) -> None:
     directory = written(config(machine))
     done = helm(directory, "lint", "--strict")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,7 +188,13 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gib by DRANET, libraries of the node": (
         config("a3-ultragpu-8g", "pod_network: dranet"),
-        {"host": GIB_HOST, "capabilities": [], "claims": ["r-network"], "shm": "250Gi", "seccomp": None},
+        {
+            "host": GIB_HOST,
+            "capabilities": [],
+            "claims": ["r-network"],
+            "shm": "250Gi",
+            "seccomp": None,
+        },
     ),
     "gib by DRANET, libraries in the image": (
         config("a4-highgpu-8g", "pod_network: dranet, network_libraries: image"),
@@ -215,13 +239,21 @@ def seen(manifests: str) -> dict[str, Any]:
     train = spec["containers"][0]
     security, daemons = train.get("securityContext", {}), spec.get("initContainers", [])
     interfaces = json.loads(notes.get("networking.gke.io/interfaces", "null"))
-    devices = next((text for name, text in notes.items() if name.startswith("devices.gke.io/")), None)
+    devices = next(
+        (text for name, text in notes.items() if name.startswith("devices.gke.io/")), None
+    )
     volumes = {each["name"]: each for each in spec["volumes"]}
     return {
-        "interfaces": interfaces and [[each["interfaceName"], each["network"]] for each in interfaces],
-        "host": {name: each["hostPath"]["path"] for name, each in volumes.items() if "hostPath" in each},
+        "interfaces": (
+            interfaces and [[each["interfaceName"], each["network"]] for each in interfaces]
+        ),
+        "host": {
+            name: each["hostPath"]["path"] for name, each in volumes.items() if "hostPath" in each
+        },
         "capabilities": [
-            f"{verb} {name}" for verb, names in (security.get("capabilities") or {}).items() for name in names or ()
+            f"{verb} {name}"
+            for verb, names in (security.get("capabilities") or {}).items()
+            for name in names or ()
         ],
         "privileged": security.get("privileged", False),
         "hostNetwork": spec.get("hostNetwork", False),
@@ -240,7 +272,9 @@ def test_a_profile_is_as_the_table_has_it(profile: str, written: Callable[[str],
     assert seen(rendered(written(text))) == {**DEFAULTS, **expected}
 
 
-def test_the_daemon_of_tcpxo_is_a_native_sidecar_with_what_it_needs(written: Callable[[str], Path]) -> None:
+def test_the_daemon_of_tcpxo_is_a_native_sidecar_with_what_it_needs(
+    written: Callable[[str], Path],
+) -> None:
     spec = at(jobset(rendered(written(config("a3-megagpu-8g")))), f"{POD}.spec")
     (daemon,) = spec["initContainers"]
     assert (daemon["name"], daemon["restartPolicy"]) == ("tcpxo-daemon", "Always")
@@ -251,8 +285,13 @@ def test_the_daemon_of_tcpxo_is_a_native_sidecar_with_what_it_needs(written: Cal
         "proc-sys": "/hostprocsysfs",
     }
     mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
-    assert mounts["nvidia"] == "/usr/local/nvidia" and mounts["aperture-devices"] == "/dev/aperture_devices"
-    assert daemon["command"][2].count("--num_hops=2") == 1 and "--num_nics" not in daemon["command"][2]
+    assert (
+        mounts["nvidia"] == "/usr/local/nvidia"
+        and mounts["aperture-devices"] == "/dev/aperture_devices"
+    )
+    assert (
+        daemon["command"][2].count("--num_hops=2") == 1 and "--num_nics" not in daemon["command"][2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,15 +307,22 @@ def test_settings_that_the_stack_checks_are_sourced_in_the_ranks_shell_and_never
     values = json.loads((written(config(machine)) / "launch" / VALUES).read_text())
     stack = catalog().network_stack(catalog().machines[machine].network_stack)
     assert f". {script}\n" in values["networkScript"]
-    assert not set(values["environment"]) & (set(stack.profile_environment) - set(stack.environment))
+    assert not set(values["environment"]) & (
+        set(stack.profile_environment) - set(stack.environment)
+    )
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_a_release_makes_one_jobset_of_its_name_and_a_pod_per_node(nodes: int, written: Callable[[str], Path]) -> None:
+def test_a_release_makes_one_jobset_of_its_name_and_a_pod_per_node(
+    nodes: int, written: Callable[[str], Path]
+) -> None:
     directory = written(config("a3-megagpu-8g", nodes=nodes))
     first, second = rendered(directory), rendered(directory)
     assert first == second
-    assert (jobset(first)["metadata"]["name"], at(jobset(first), f"{POD[:-9]}.completions")) == ("r", nodes)
+    assert (jobset(first)["metadata"]["name"], at(jobset(first), f"{POD[:-9]}.completions")) == (
+        "r",
+        nodes,
+    )
 
 
 def test_a_rank_waits_until_the_name_of_node_0_resolves(written: Callable[[str], Path]) -> None:
@@ -302,7 +348,9 @@ def test_a_way_of_buying_selects_its_nodes_and_tolerates_their_taints(
     consumption: str, written: Callable[[str], Path]
 ) -> None:
     labels, taints = BOUGHT[consumption]
-    spec = at(jobset(rendered(written(config("a3-megagpu-8g", consumption=consumption)))), f"{POD}.spec")
+    spec = at(
+        jobset(rendered(written(config("a3-megagpu-8g", consumption=consumption)))), f"{POD}.spec"
+    )
     google = "cloud.google.com/"
     wanted = {"gke-accelerator": "nvidia-h100-mega-80gb", **labels}
     assert spec["nodeSelector"] == {f"{google}{name}": value for name, value in wanted.items()}
@@ -315,11 +363,16 @@ def test_a_way_of_buying_selects_its_nodes_and_tolerates_their_taints(
     assert found == [gpus, *wanted_taints]
 
 
-def test_only_queued_flex_start_asks_the_cloud_for_the_longest_run_time(written: Callable[[str], Path]) -> None:
+def test_only_queued_flex_start_asks_the_cloud_for_the_longest_run_time(
+    written: Callable[[str], Path],
+) -> None:
     for consumption, wanted in (("flex-start-queued", "86400"), ("spot", None)):
         text = config("a4-highgpu-8g", "queue: q, max_run_hours: 24", consumption=consumption)
         found = jobset(rendered(written(text)))
-        assert found["metadata"]["annotations"].get("provreq.kueue.x-k8s.io/maxRunDurationSeconds") == wanted
+        assert (
+            found["metadata"]["annotations"].get("provreq.kueue.x-k8s.io/maxRunDurationSeconds")
+            == wanted
+        )
         assert found["metadata"]["labels"]["kueue.x-k8s.io/max-exec-time-seconds"] == "86400"
 
 
@@ -327,13 +380,20 @@ def test_a_bucket_is_mounted_without_cached_metadata_and_its_sidecar_has_no_limi
     written: Callable[[str], Path],
 ) -> None:
     pod = at(jobset(rendered(written(config("a4-highgpu-8g")))), POD)
-    limits = {name: value for name, value in pod["metadata"]["annotations"].items() if "gcsfuse" in name}
+    limits = {
+        name: value for name, value in pod["metadata"]["annotations"].items() if "gcsfuse" in name
+    }
     names = ("cpu-limit", "memory-limit", "ephemeral-storage-limit")
-    assert limits == {"gke-gcsfuse/volumes": "true", **{f"gke-gcsfuse/{name}": "0" for name in names}}
+    assert limits == {
+        "gke-gcsfuse/volumes": "true",
+        **{f"gke-gcsfuse/{name}": "0" for name in names},
+    }
     (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "bucket"]
     assert volume["csi"]["volumeAttributes"] == {
         "bucketName": "my-bucket",
-        "mountOptions": "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0",
+        "mountOptions": (
+            "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
+        ),
     }
 
 
@@ -400,7 +460,9 @@ def test_a_broken_chart_is_refused_by_its_rule(fault: str, written: Callable[[st
     assert rule in {each.__name__ for each in RULES}
 
 
-def test_two_directories_of_one_name_are_refused_by_the_chart(written: Callable[[str], Path]) -> None:
+def test_two_directories_of_one_name_are_refused_by_the_chart(
+    written: Callable[[str], Path],
+) -> None:
     directory = written(config("a3-megagpu-8g"))
     values = json.loads((directory / "launch" / VALUES).read_text())
     values["hostPaths"][0]["hostPath"] = "/elsewhere"
@@ -473,18 +535,22 @@ def test_the_recipe_of_70b_on_a3_mega_is_as_published(tmp_path: Path) -> None:
     assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "a3-mega"
     assert found["spec"]["suspend"] is True
     assert (
-        at(found, f"{POD}.metadata.annotations")["kueue.x-k8s.io/podset-preferred-topology"] == "kubernetes.io/hostname"
+        at(found, f"{POD}.metadata.annotations")["kueue.x-k8s.io/podset-preferred-topology"]
+        == "kubernetes.io/hostname"
     )
     assert seen(text)["daemon"].endswith("tcpgpudmarxd-dev:v1.0.9")
     fields = {field.place: field.value for field in plan.fields}
     assert fields["installer"].endswith("nccl-plugin-gpudirecttcpx-dev:v1.0.3")
     assert plan.image == "us-docker.pkg.dev/my-project/my-repository/nemo_workload:24.07"
-    nemo = yaml.safe_load(json.loads(plan.file(VALUES).content)["files"]["files/nemo.yaml"]["content"])
+    nemo = yaml.safe_load(
+        json.loads(plan.file(VALUES).content)["files"]["files/nemo.yaml"]["content"]
+    )
     assert nemo["trainer"]["max_steps"] == 50
     assert (nemo["model"]["fp8"], nemo["model"]["fp8_hybrid"]) == (True, True)
     assert nemo["model"]["global_batch_size"] == 1024
-    assert nemo["model"]["data"]["data_cache_gcs_dir"] == (
-        "gs://nemo-megatron-demo/training-data/tokenized/bpe2gpt/wikipedia/"
+    assert (
+        nemo["model"]["data"]["data_cache_gcs_dir"]
+        == "gs://nemo-megatron-demo/training-data/tokenized/bpe2gpt/wikipedia/"
     )
     command = at(found, f"{POD}.spec.containers.0.args")
     assert "/opt/NeMo/examples/nlp/language_modeling/megatron_gpt_pretraining.py" in command

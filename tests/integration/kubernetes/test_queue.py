@@ -1,4 +1,5 @@
-"""Queues, blocks of nodes and flex-start on simulated nodes: what `runs status` says of each stage."""
+"""Queues, blocks of nodes and flex-start on simulated nodes: what `runs status` says of each
+stage."""
 
 from __future__ import annotations
 
@@ -29,14 +30,18 @@ def queues(cluster: Cluster, team: Team) -> None:
     team.environment["KUBECONFIG"] = str(cluster.kubeconfig)
     kwok.start_kwok(cluster)
     # Neighbours in name are in different blocks, so that only topology puts a run into one.
-    kwok.add_nodes(cluster, [kwok.node(f"a-{n:02d}", "a", f"block-{n % 2}") for n in range(2 * NODES)])
+    kwok.add_nodes(
+        cluster, [kwok.node(f"a-{n:02d}", "a", f"block-{n % 2}") for n in range(2 * NODES)]
+    )
     gpus = 2 * NODES * kwok.GPUS_PER_NODE
     cluster.apply(
         *kwok.provisioning_check(FLEX),
         *kwok.queue(BLOCKS, team.name, "a", gpus),
         *kwok.queue(FLEX, team.name, "flex", gpus, admissionChecks=[FLEX]),
     )
-    cluster.kubectl("wait", "--for", "condition=Active", f"clusterqueue/{BLOCKS}", f"clusterqueue/{FLEX}")
+    cluster.kubectl(
+        "wait", "--for", "condition=Active", f"clusterqueue/{BLOCKS}", f"clusterqueue/{FLEX}"
+    )
 
 
 def launch(team: Team, name: str, queue: str, nodes: int = NODES, **section: Any) -> None:
@@ -57,7 +62,9 @@ def status(team: Team, name: str) -> dict[str, Any]:
     return found
 
 
-def comes_to(team: Team, name: str, state: str, words: str = "", seconds: float = 60) -> dict[str, Any]:
+def comes_to(
+    team: Team, name: str, state: str, words: str = "", seconds: float = 60
+) -> dict[str, Any]:
     """The status once the run is in `state` for a reason with these words."""
     seen: list[Any] = []
 
@@ -76,7 +83,9 @@ def comes_to(team: Team, name: str, state: str, words: str = "", seconds: float 
 def finish(team: Team, name: str) -> None:
     """Let all pods of a run end with 0."""
     selector = f"jobset.sigs.k8s.io/jobset-name={name}"
-    team.cluster.kubectl("--namespace", team.name, "annotate", "pod", "--selector", selector, "test/exit-code=0")
+    team.cluster.kubectl(
+        "--namespace", team.name, "annotate", "pod", "--selector", selector, "test/exit-code=0"
+    )
 
 
 def blocks_of(team: Team, name: str) -> list[str]:
@@ -98,7 +107,9 @@ def requests(team: Team, name: str) -> list[dict[str, Any]]:
 def provision(team: Team, request: dict[str, Any], block: str) -> None:
     """Make the nodes that a request asks for, all in one block, and then say so."""
     label = {"autoscaling.gke.io/provisioning-request": request["metadata"]["name"]}
-    kwok.add_nodes(team.cluster, [kwok.node(f"{block}-{n:02d}", "flex", block, **label) for n in range(NODES)])
+    kwok.add_nodes(
+        team.cluster, [kwok.node(f"{block}-{n:02d}", "flex", block, **label) for n in range(NODES)]
+    )
     kwok.set_conditions(team.cluster, request, Accepted="Accepted", Provisioned="Provisioned")
 
 
@@ -120,7 +131,11 @@ def test_a_run_waits_for_flex_start_runs_in_one_block_is_revoked_and_is_resumed(
     team.drillyard("runs", "resume", f"kubernetes://{team.name}/{name}")
     comes_to(team, name, "queued", f"admission check {FLEX} is Pending")
     again = until(
-        lambda: [each for each in requests(team, name) if each["metadata"]["uid"] != request["metadata"]["uid"]]
+        lambda: [
+            each
+            for each in requests(team, name)
+            if each["metadata"]["uid"] != request["metadata"]["uid"]
+        ]
     )
     provision(team, again[0], "second")
     comes_to(team, name, "running")
@@ -164,13 +179,23 @@ def test_a_run_at_its_time_limit_says_so(team: Team) -> None:
 
 
 def test_a_run_of_1000_nodes_is_placed(team: Team) -> None:
-    kwok.add_nodes(team.cluster, [kwok.node(f"many-{n:04d}", "many", f"block-{n // 100}") for n in range(MANY)])
+    kwok.add_nodes(
+        team.cluster, [kwok.node(f"many-{n:04d}", "many", f"block-{n // 100}") for n in range(MANY)]
+    )
     team.cluster.apply(*kwok.queue("many", team.name, "many", MANY * kwok.GPUS_PER_NODE))
     launch(team, "large", "many", nodes=MANY, topology={"preferred": kwok.BLOCK})
     found = until(lambda: team.cluster.get("--namespace", team.name, "workloads")["items"])
-    (workload,) = [each for each in found if each["metadata"]["ownerReferences"][0]["name"] == "large"]
+    (workload,) = [
+        each for each in found if each["metadata"]["ownerReferences"][0]["name"] == "large"
+    ]
     comes_to(team, "large", "starting", seconds=120)
     name = f"workload/{workload['metadata']['name']}"
-    (assigned,) = team.cluster.get("--namespace", team.name, name)["status"]["admission"]["podSetAssignments"]
+    (assigned,) = team.cluster.get("--namespace", team.name, name)["status"]["admission"][
+        "podSetAssignments"
+    ]
     domains = assigned["topologyAssignment"]["domains"]
-    assert sum(each["count"] for each in domains) == len({each["values"][-1] for each in domains}) == MANY
+    assert (
+        sum(each["count"] for each in domains)
+        == len({each["values"][-1] for each in domains})
+        == MANY
+    )

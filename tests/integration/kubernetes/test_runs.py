@@ -1,6 +1,8 @@
-"""Runs in real pods, as a user with rights in one `restricted` namespace: what each disturbance leads to.
+"""Runs in real pods, as a user with rights in one `restricted` namespace: what each disturbance
+leads to.
 
-JobSet restarts; both of its counters are asserted: all restarts, and those that count towards --max-failures.
+JobSet restarts; both of its counters are asserted: all restarts, and those that count towards
+--max-failures.
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ def rights(team: Team) -> None:
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
         "metadata": {"name": "alice", "namespace": team.name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "Role",
+            "name": role["metadata"]["name"],
+        },
         "subjects": [{"kind": "ServiceAccount", "name": "alice", "namespace": team.name}],
     }
     team.cluster.apply(role, binding)
@@ -68,7 +74,9 @@ def undisturbed(team: Team, rights: None) -> dict[int, str]:
 
 def launch(team: Team, run: Path, *options: object, **section: Any) -> str:
     """Submit a run; its handle."""
-    return team.drillyard("launch", run, "--cluster", team.cluster_config(**section), *options).stdout.strip()
+    return team.drillyard(
+        "launch", run, "--cluster", team.cluster_config(**section), *options
+    ).stdout.strip()
 
 
 def ended(team: Team, name: str) -> str:
@@ -83,7 +91,9 @@ def handle(team: Team, name: str) -> str:
 
 def status(team: Team, name: str) -> dict[str, Any]:
     """What `runs status --json` prints."""
-    found: dict[str, Any] = yaml.safe_load(team.drillyard("runs", "status", handle(team, name), "--json").stdout)
+    found: dict[str, Any] = yaml.safe_load(
+        team.drillyard("runs", "status", handle(team, name), "--json").stdout
+    )
     return found
 
 
@@ -94,9 +104,12 @@ def restarts(team: Team, name: str) -> tuple[int, int]:
 
 
 def losses(team: Team, name: str, volume: Path | None = None) -> dict[int, str]:
-    """The last loss logged for each step, as it was printed. A step done twice must have the same both times."""
+    """The last loss logged for each step, as it was printed. A step done twice must have the same
+    both times."""
     found: dict[int, str] = {}
-    for line in ((volume or team.shared) / "runs" / name / "metrics.jsonl").read_bytes().splitlines():
+    for line in (
+        ((volume or team.shared) / "runs" / name / "metrics.jsonl").read_bytes().splitlines()
+    ):
         record = decode(line)
         if "step" in record and "loss" in record:
             assert found.setdefault(record["step"], repr(record["loss"])) == repr(record["loss"])
@@ -105,7 +118,9 @@ def losses(team: Team, name: str, volume: Path | None = None) -> dict[int, str]:
 
 def checkpoints(team: Team, name: str, volume: Path | None = None) -> list[Path]:
     """Finished checkpoints."""
-    return sorted(((volume or team.shared) / "runs" / name / "checkpoints").glob("step-*/manifest.json"))
+    return sorted(
+        ((volume or team.shared) / "runs" / name / "checkpoints").glob("step-*/manifest.json")
+    )
 
 
 def kill_a_rank(team: Team, pod: dict[str, Any]) -> None:
@@ -113,7 +128,9 @@ def kill_a_rank(team: Team, pod: dict[str, Any]) -> None:
 
 
 def delete(team: Team, pod: dict[str, Any]) -> None:
-    team.cluster.kubectl("--namespace", team.name, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+    team.cluster.kubectl(
+        "--namespace", team.name, "delete", "pod", pod["metadata"]["name"], "--wait=false"
+    )
 
 
 def evict(team: Team, pod: dict[str, Any]) -> None:
@@ -126,15 +143,22 @@ def evict(team: Team, pod: dict[str, Any]) -> None:
 def drain(team: Team, pod: dict[str, Any]) -> None:
     node = pod["spec"]["nodeName"]
     try:
-        only = f"jobset.sigs.k8s.io/jobset-name={pod['metadata']['labels']['jobset.sigs.k8s.io/jobset-name']}"
-        team.cluster.kubectl("drain", node, "--force", "--delete-emptydir-data", "--pod-selector", only)
+        only = f"jobset.sigs.k8s.io/jobset-name={pod['metadata']['labels']['jobset.sigs.k8s.io/jobset-name']}"  # noqa: E501
+        team.cluster.kubectl(
+            "drain", node, "--force", "--delete-emptydir-data", "--pod-selector", only
+        )
     finally:
         team.cluster.kubectl("uncordon", node)
 
 
 @pytest.mark.parametrize(
     ("name", "disturb", "counted"),
-    [("killed", kill_a_rank, 1), ("deleted", delete, 0), ("evicted", evict, 0), ("drained", drain, 0)],
+    [
+        ("killed", kill_a_rank, 1),
+        ("deleted", delete, 0),
+        ("evicted", evict, 0),
+        ("drained", drain, 0),
+    ],
 )
 def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
     team: Team, undisturbed: dict[int, str], name: str, disturb: Any, counted: int
@@ -145,7 +169,10 @@ def test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one(
     assert ended(team, name) == "succeeded"
     assert restarts(team, name) == (1, counted)
     assert losses(team, name) == undisturbed
-    events = [decode(line) for line in (team.shared / "runs" / name / "events.jsonl").read_bytes().splitlines()]
+    events = [
+        decode(line)
+        for line in (team.shared / "runs" / name / "events.jsonl").read_bytes().splitlines()
+    ]
     resumed = [event["step"] for event in events if event.get("event") == "resume"]
     assert len(resumed) == 1 and resumed[0] >= EVERY
 
@@ -179,7 +206,9 @@ def test_an_exit_code_restarts_counts_or_ends(
     team: Team, name: str, script: str, limit: int, state: str, counters: tuple[int, int]
 ) -> None:
     path = team.directory / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    path.write_text(
+        yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}})
+    )
     launch(team, path, "--max-failures", limit)
     assert ended(team, name) == state
     assert restarts(team, name) == counters
@@ -188,13 +217,28 @@ def test_an_exit_code_restarts_counts_or_ends(
 def test_a_chart_that_counts_85_would_end_the_run(team: Team, cluster: Cluster) -> None:
     name, script = "control", 'test "$DRILLYARD_LAUNCH_ROUND" -ge 2 || exit 85'
     path = team.directory / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    path.write_text(
+        yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}})
+    )
     written = team.directory / "control"
-    team.drillyard("launch", path, "--cluster", team.cluster_config(), "--max-failures", 0, "--output", written)
+    team.drillyard(
+        "launch", path, "--cluster", team.cluster_config(), "--max-failures", 0, "--output", written
+    )
     (values,) = written.rglob("values.json")
     chart = values.parent / "chart/drillyard-run"
-    template = [tool("helm"), "template", name, str(chart), "--namespace", team.name, "--values", str(values)]
-    text = subprocess.run(template, check=True, capture_output=True, text=True, env=team.environment).stdout
+    template = [
+        tool("helm"),
+        "template",
+        name,
+        str(chart),
+        "--namespace",
+        team.name,
+        "--values",
+        str(values),
+    ]
+    text = subprocess.run(
+        template, check=True, capture_output=True, text=True, env=team.environment
+    ).stdout
     documents = [each for each in yaml.safe_load_all(text) if each]
     (jobset,) = [each for each in documents if each["kind"] == "JobSet"]
     rules = jobset["spec"]["failurePolicy"]["rules"]
@@ -202,23 +246,37 @@ def test_a_chart_that_counts_85_would_end_the_run(team: Team, cluster: Cluster) 
     for each in documents:
         each["metadata"]["namespace"] = team.name
     cluster.apply(*documents)
-    until(lambda: "Failed" in [each["type"] for each in team.jobset(name).get("status", {}).get("conditions", ())])
+    until(
+        lambda: (
+            "Failed"
+            in [each["type"] for each in team.jobset(name).get("status", {}).get("conditions", ())]
+        )
+    )
     assert restarts(team, name) == (0, 0)
     cluster.kubectl("--namespace", team.name, "delete", "jobset", name)
 
 
 def test_term_to_one_pod_of_two_is_never_counted(team: Team) -> None:
     name, times = "termed", 20
-    script = f'trap "exit 85" TERM; test "$DRILLYARD_LAUNCH_ROUND" -lt {times} || exit 0; echo ready; sleep 600 & wait'
+    script = (
+        f'trap "exit 85" TERM; test "$DRILLYARD_LAUNCH_ROUND" -lt {times} || exit 0; echo ready;'
+        " sleep 600 & wait"
+    )
     path = team.directory / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}}))
+    path.write_text(
+        yaml.safe_dump({"name": name, "workload": {"command": ["sh", "-c", script], "per": "node"}})
+    )
     launch(team, path, "--max-failures", 0)
 
     def ready(number: int) -> list[dict[str, Any]]:
         """Both pods of an attempt, once their shells handle signals."""
-        pods = [each for each in team.pods(name) if each["metadata"]["labels"][ATTEMPT] == str(number)]
+        pods = [
+            each for each in team.pods(name) if each["metadata"]["labels"][ATTEMPT] == str(number)
+        ]
         logs = [
-            team.cluster.kubectl("--namespace", team.name, "logs", each["metadata"]["name"], check=False)
+            team.cluster.kubectl(
+                "--namespace", team.name, "logs", each["metadata"]["name"], check=False
+            )
             for each in pods
         ]
         return pods if len(pods) == 2 and all("ready" in log for log in logs) else []
@@ -231,7 +289,8 @@ def test_term_to_one_pod_of_two_is_never_counted(team: Team) -> None:
 
 
 def test_stops_with_nothing_saved_count_from_the_second_on(team: Team) -> None:
-    """A run that is asked to stop while its ranks still import, twice: there is no checkpoint yet."""
+    """A run that is asked to stop while its ranks still import, twice: there is no checkpoint
+    yet."""
     name = "unsaved"
     launch(team, team.run_config(name, **SETTINGS), "--max-failures", 1)
     events = team.shared / "runs" / name / "events.jsonl"
@@ -241,7 +300,11 @@ def test_stops_with_nothing_saved_count_from_the_second_on(team: Team) -> None:
         lines = events.read_bytes().splitlines() if events.exists() else []
         begun = sum(decode(line).get("event") == "run_start" for line in lines)
         own = {ATTEMPT: str(number), "batch.kubernetes.io/job-completion-index": "0"}
-        return [pod for pod in team.pods(name) if begun > number and own.items() <= pod["metadata"]["labels"].items()]
+        return [
+            pod
+            for pod in team.pods(name)
+            if begun > number and own.items() <= pod["metadata"]["labels"].items()
+        ]
 
     for number in range(2):
         (pod,) = until(lambda number=number: started(number))
@@ -264,18 +327,25 @@ def test_a_cancelled_run_is_read_and_resumed(team: Team, undisturbed: dict[int, 
 
 
 def test_a_finished_run_is_read_and_watched(team: Team, undisturbed: dict[int, str]) -> None:
-    assert "final/model.safetensors" in team.drillyard("runs", "artifacts", handle(team, "undisturbed")).stdout
+    assert (
+        "final/model.safetensors"
+        in team.drillyard("runs", "artifacts", handle(team, "undisturbed")).stdout
+    )
     watched = team.drillyard("runs", "watch", handle(team, "undisturbed")).stdout
     assert str(STEPS) in watched
     own = (team.shared / "runs/undisturbed/logs/rank-1.log").read_text().splitlines()
-    read = team.drillyard("runs", "logs", handle(team, "undisturbed"), "--rank", "1").stdout.splitlines()
+    read = team.drillyard(
+        "runs", "logs", handle(team, "undisturbed"), "--rank", "1"
+    ).stdout.splitlines()
     assert own and read == own
     assert not reading_pods(team)
 
 
 def reading_pods(team: Team) -> list[Any]:
     """Pods that were made to read run directories and do not end."""
-    found = team.cluster.get("--namespace", team.name, "pods", "--selector", "drillyard/reads")["items"]
+    found = team.cluster.get("--namespace", team.name, "pods", "--selector", "drillyard/reads")[
+        "items"
+    ]
     return [each for each in found if not each["metadata"].get("deletionTimestamp")]
 
 
@@ -290,7 +360,9 @@ def test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits(team: Team)
 def test_a_volume_that_a_node_cannot_mount_is_named_while_the_run_waits(team: Team) -> None:
     team.add_volume("missing", {"path": "/no/such/directory", "type": "Directory"})
     launch(team, waiting_run(team, "no-volume"), volume_claim="missing")
-    reason = until(lambda: "FailedMount" in (found := str(status(team, "no-volume")["reason"])) and found)
+    reason = until(
+        lambda: "FailedMount" in (found := str(status(team, "no-volume")["reason"])) and found
+    )
     assert " on node" in reason and "/no/such/directory" in reason
     team.drillyard("runs", "cancel", handle(team, "no-volume"))
 
@@ -317,7 +389,9 @@ def waiting_run(team: Team, name: str, **workload: Any) -> Path:
 
 def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -> None:
     path = team.directory / "waits.yaml"
-    path.write_text(yaml.safe_dump({"name": "waits", "workload": {"command": ["sleep", "600"], "per": "node"}}))
+    path.write_text(
+        yaml.safe_dump({"name": "waits", "workload": {"command": ["sleep", "600"], "per": "node"}})
+    )
     launch(team, path)
     until(lambda: status(team, "waits")["state"] == "running")
     again = team.drillyard("launch", path, "--cluster", team.cluster_config(), check=False)
@@ -337,20 +411,32 @@ def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -
 def test_a_plain_job_is_never_restarted_and_says_so(team: Team, cluster: Cluster) -> None:
     """What a cluster without JobSet can run. It needs the right to make a Service, too."""
     refused = team.drillyard(
-        "launch", team.run_config("job"), "--cluster", team.cluster_config(controller="job"), check=False
+        "launch",
+        team.run_config("job"),
+        "--cluster",
+        team.cluster_config(controller="job"),
+        check=False,
     )
     assert refused.returncode == 2 and "create services" in refused.stderr
     role = least_role(team)
     try:
         cluster.apply(least_role(team, controller="job"))
-        launch(team, team.run_config("job", training__steps=4, checkpoint={"every_steps": 2}), controller="job")
+        launch(
+            team,
+            team.run_config("job", training__steps=4, checkpoint={"every_steps": 2}),
+            controller="job",
+        )
         assert ended(team, "job") == "succeeded"
         assert len(losses(team, "job")) == 4
         path = team.directory / "asked.yaml"
         path.write_text(
-            yaml.safe_dump({"name": "asked", "workload": {"command": ["sh", "-c", "exit 85"], "per": "node"}})
+            yaml.safe_dump(
+                {"name": "asked", "workload": {"command": ["sh", "-c", "exit 85"], "per": "node"}}
+            )
         )
-        launched = team.drillyard("launch", path, "--cluster", team.cluster_config(controller="job"))
+        launched = team.drillyard(
+            "launch", path, "--cluster", team.cluster_config(controller="job")
+        )
         assert "nothing restarts the run" in launched.stderr
         assert ended(team, "asked") == "failed"
         assert "drillyard runs resume" in status(team, "asked")["reason"]
@@ -359,14 +445,20 @@ def test_a_plain_job_is_never_restarted_and_says_so(team: Team, cluster: Cluster
         for name in ("job", "asked"):
             team.drillyard("runs", "forget", handle(team, name))
         left = cluster.get(
-            "--namespace", team.name, "jobs,pods,services", "--selector", "drillyard/run in (job, asked)"
+            "--namespace",
+            team.name,
+            "jobs,pods,services",
+            "--selector",
+            "drillyard/run in (job, asked)",
         )
         assert left["items"] == []
     finally:
         cluster.apply(role)
 
 
-def test_without_the_right_to_read_events_a_run_is_submitted_and_what_is_not_checked_is_said(team: Team) -> None:
+def test_without_the_right_to_read_events_a_run_is_submitted_and_what_is_not_checked_is_said(
+    team: Team,
+) -> None:
     role = least_role(team)
     fewer = {**role, "rules": [rule for rule in role["rules"] if "events" not in rule["resources"]]}
     assert len(fewer["rules"]) == len(role["rules"]) - 1
@@ -378,5 +470,8 @@ def test_without_the_right_to_read_events_a_run_is_submitted_and_what_is_not_che
         assert ended(team, "unread") == "succeeded"
     finally:
         team.cluster.apply(role)
-    assert "not checked" not in team.drillyard("launch", run, "--cluster", team.cluster_config(), "--replace").stderr
+    assert (
+        "not checked"
+        not in team.drillyard("launch", run, "--cluster", team.cluster_config(), "--replace").stderr
+    )
     team.drillyard("runs", "cancel", handle(team, "unread"))

@@ -1,4 +1,5 @@
-"""A run's agents as processes of this host, with cheap commands: what the tests of the agent start and look at."""
+"""A run's agents as processes of this host, with cheap commands: what the tests of the agent start
+and look at."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def free_port_range() -> int:
 
 
 class Agents:
-    """One run of `nodes` nodes whose command is a shell script; its agents are copied beside it, as a plan does it."""
+    """One run of `nodes` nodes whose command is a shell script; its agents are copied beside it, as
+    a plan does it."""
 
     def __init__(self, directory: Path, script: str, nodes: int = 1, **settings: Any) -> None:
         self.directory = directory
@@ -79,7 +81,9 @@ class Agents:
     def call(self, verb: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """A verb of the agent, to its end."""
         argv = [sys.executable, str(self.launch / "agent"), verb, *words]
-        ended = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+        ended = subprocess.run(
+            argv, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+        )
         print(ended.stdout, ended.stderr)
         return ended
 
@@ -90,8 +94,16 @@ class Agents:
         wrapped: Callable[[list[str]], list[str]] = lambda argv: argv,
         **environment: str,
     ) -> subprocess.Popen[bytes]:
-        """An agent in the foreground of its own process; `wrapped` may put another program in front of it."""
-        argv = [sys.executable, str(self.launch / "agent"), "run", "--job", str(self.job), "--quiet"]
+        """An agent in the foreground of its own process; `wrapped` may put another program in front
+        of it."""
+        argv = [
+            sys.executable,
+            str(self.launch / "agent"),
+            "run",
+            "--job",
+            str(self.job),
+            "--quiet",
+        ]
         argv = wrapped([*argv, "--node-rank", str(node), "--leader", "127.0.0.1", *words])
         self.started.append(subprocess.Popen(argv, env={**os.environ, **environment}))
         return self.started[-1]
@@ -102,14 +114,27 @@ class Agents:
 
     def start(self, node: int) -> dict[str, Any]:
         """A detached agent; what `start` tells."""
-        words = ["--job", str(self.job), "--node-rank", str(node), "--leader", "127.0.0.1", "--submission", "first"]
+        words = [
+            "--job",
+            str(self.job),
+            "--node-rank",
+            str(node),
+            "--leader",
+            "127.0.0.1",
+            "--submission",
+            "first",
+        ]
         ended = self.call("start", *words)
         assert ended.returncode == 0, ended.stderr
         return dict(json.loads(ended.stdout))
 
     def stop(self) -> dict[str, Any]:
         """The verb `stop`."""
-        return dict(json.loads(self.call("stop", "--launch-directory", str(self.launch), "--patience", "60").stdout))
+        return dict(
+            json.loads(
+                self.call("stop", "--launch-directory", str(self.launch), "--patience", "60").stdout
+            )
+        )
 
     @property
     def nodes(self) -> int:
@@ -123,7 +148,8 @@ class Agents:
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def lines(self, name: str) -> list[str]:
-        """Lines of a file that the commands have written in the run directory; none where it is not there."""
+        """Lines of a file that the commands have written in the run directory; none where it is not
+        there."""
         path = self.directory / name
         return path.read_text().splitlines() if path.exists() else []
 

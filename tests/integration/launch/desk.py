@@ -1,4 +1,5 @@
-"""Where a user sits who launches runs: a directory with configs, a HOME, and the commands that are given there."""
+"""Where a user sits who launches runs: a directory with configs, a HOME, and the commands that are
+given there."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class Desk:
     def write_run(self, name: str, workload: dict[str, Any], **settings: Any) -> Path:
         """A run config with a workload."""
         path = self.directory / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({"name": name, "workload": workload, **settings}), encoding="utf-8")
+        path.write_text(
+            yaml.safe_dump({"name": name, "workload": workload, **settings}), encoding="utf-8"
+        )
         return path
 
     def start(self, *arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -1,7 +1,9 @@
-"""Builds docker/Dockerfile for real: buildah in a chroot, on a base that debootstrap makes once and that is kept.
+"""Builds docker/Dockerfile for real: buildah in a chroot, on a base that debootstrap makes once and
+that is kept.
 
-No daemon and no registry: the base is a Debian tree, kept outside the checkout. pip inside of the build needs what
-pip needs on this machine (an index, a certificate); it is mounted for the build and is nothing of the image.
+No daemon and no registry: the base is a Debian tree, kept outside the checkout. pip inside of the
+build needs what pip needs on this machine (an index, a certificate); it is mounted for the build
+and is nothing of the image.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Builder:
 
     def __init__(self, directory: Path) -> None:
         self._environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}
-        # vfs copies the whole tree for every step; it is for machines where overlay file systems cannot be mounted.
+        # vfs copies the whole tree for every step; it is for machines where overlay file systems
+        # cannot be mounted.
         for driver in ("overlay", "vfs"):
             storage = directory / f"buildah-{driver}"
             self._flags = [
@@ -48,7 +51,9 @@ class Builder:
     def __call__(self, *argv: str) -> str:
         """Standard output of `buildah ARGV`. What it says where it fails is the error."""
         done = self._process(*argv)
-        assert done.returncode == 0, f"buildah {argv[0]}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        assert done.returncode == 0, (
+            f"buildah {argv[0]}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        )
         return done.stdout
 
     def make_base(self) -> None:
@@ -60,11 +65,24 @@ class Builder:
         self("commit", "--quiet", "--rm", container, BASE)
 
     def build(self, pip: Path, arguments: Sequence[str]) -> None:
-        """The image of docker/Dockerfile, with `NAME=VALUE` build arguments and pip's settings of this machine."""
+        """The image of docker/Dockerfile, with `NAME=VALUE` build arguments and pip's settings of
+        this machine."""
         if len(self("images", "--all", "--quiet").split()) > MAX_IMAGES:
             self("rmi", "--prune")
-        volumes = [f"{pip}:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in local_paths(pip_settings()))]
-        words = ["bud", "--network", "host", "--layers", "--file", str(ROOT / "docker/Dockerfile"), "--tag", IMAGE]
+        volumes = [
+            f"{pip}:/etc/pip.conf:ro",
+            *(f"{path}:{path}:ro" for path in local_paths(pip_settings())),
+        ]
+        words = [
+            "bud",
+            "--network",
+            "host",
+            "--layers",
+            "--file",
+            str(ROOT / "docker/Dockerfile"),
+            "--tag",
+            IMAGE,
+        ]
         words += [word for volume in volumes for word in ("--volume", volume)]
         words += [word for argument in arguments for word in ("--build-arg", argument)]
         self(*words, str(ROOT))
@@ -89,11 +107,14 @@ class Builder:
 
     def _process(self, *argv: str) -> subprocess.CompletedProcess[str]:
         command = ["buildah", *self._flags, *argv]
-        return subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False
+        )
 
 
 def base_tree() -> Path:
-    """A minimal Debian with Python. Made once (about a minute); a tree without its stamp was broken off."""
+    """A minimal Debian with Python. Made once (about a minute); a tree without its stamp was broken
+    off."""
     tree = TOOLS / f"debian-{SUITE}-python"
     if not (tree / "etc/drillyard-base").exists():
         partial = tree.with_name(f"{tree.name}.{os.getpid()}")
@@ -111,7 +132,9 @@ def base_tree() -> Path:
 def pip_settings() -> dict[str, str]:
     """pip's settings of this machine, from its files and its environment, by their names."""
     settings = {}
-    listed = subprocess.run(["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
     for line in listed.stdout.splitlines():
         key, _, value = line.partition("=")
         settings[key.rpartition(".")[2]] = value.strip("'\"")

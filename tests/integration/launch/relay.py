@@ -1,4 +1,5 @@
-"""A program between a follower and its leader that passes on what they say, and changes it when a test wants that."""
+"""A program between a follower and its leader that passes on what they say, and changes it when a
+test wants that."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Change = Callable[[str, bytes], bytes]
 _CLONE_NEWNET = 0x40000000
 # A network namespace begins with its loopback device down: SIOCSIFFLAGS with IFF_UP.
 _IN_OWN_NETWORK = (
-    "import fcntl, os, socket, struct, sys; "
-    "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 1)); os.execv(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, socket, struct, sys; fcntl.ioctl(socket.socket(), 0x8914,"
+    " struct.pack('16sH14x', b'lo', 1)); os.execv(sys.argv[1], sys.argv[1:])"
 )
 
 
@@ -27,12 +28,15 @@ def in_own_network(argv: list[str]) -> list[str]:
 
 
 class Relay(threading.Thread):
-    """Listens on `port` of this network and relays to `leader_port`, in the network of process `leader` if given.
+    """Listens on `port` of this network and relays to `leader_port`, in the network of process
+    `leader` if given.
 
     `change` gets a direction and what is to be passed on, and returns what is.
     """
 
-    def __init__(self, port: int, leader_port: int, change: Change, leader: int | None = None) -> None:
+    def __init__(
+        self, port: int, leader_port: int, change: Change, leader: int | None = None
+    ) -> None:
         super().__init__(daemon=True)
         self._server = socket.create_server(("127.0.0.1", port))
         self._leader_port = leader_port
@@ -55,8 +59,13 @@ class Relay(threading.Thread):
                     node.close()
                     continue
                 self._open += [node, leader]
-                for direction, source, target in ((TO_LEADER, node, leader), (TO_NODE, leader, node)):
-                    threading.Thread(target=self._pass_on, args=(direction, source, target), daemon=True).start()
+                for direction, source, target in (
+                    (TO_LEADER, node, leader),
+                    (TO_NODE, leader, node),
+                ):
+                    threading.Thread(
+                        target=self._pass_on, args=(direction, source, target), daemon=True
+                    ).start()
 
     def _pass_on(self, direction: str, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
-"""A real Slurm cluster on this machine: munged, slurmctld and four slurmd with eight made-up GPUs each.
+"""A real Slurm cluster on this machine: munged, slurmctld and four slurmd with eight made-up GPUs
+each.
 
-`.ci/tools/packages` installs Debian's packages. Everything lives in one directory and ends with `stop`; other Slurms of
-the machine are not touched. It needs root: the daemons start processes as other users, and the GPUs are device nodes.
-Jobs that are queued again wait for their credential to expire (120 s by default), so that is set to the least here.
+`.ci/tools/packages` installs Debian's packages. Everything lives in one directory and ends with
+`stop`; other Slurms of the machine are not touched. It needs root: the daemons start processes as
+other users, and the GPUs are device nodes. Jobs that are queued again wait for their credential to
+expire (120 s by default), so that is set to the least here.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class SlurmCluster:
         self._user = pwd.getpwuid(os.getuid()).pw_name
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._without_storage: list[str] = []
-        # A job that requeues itself calls scontrol, so SLURM_CONF is in the daemons' environment as well.
+        # A job that requeues itself calls scontrol, so SLURM_CONF is in the daemons' environment as
+        # well.
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
         # Where Debian has the daemons, which a user's PATH may leave out.
         self.environment["PATH"] = f"{os.environ['PATH']}:/usr/sbin"
@@ -46,19 +49,32 @@ class SlurmCluster:
         for option in ("socket", "pid-file", "seed-file"):
             command += [f"--{option}", str(self._munge / option)]
         self._start("munged", command, user="munge")
-        until(lambda: (self._munge / "socket").exists(), f"munged does not start; its log is {self._log('munged')}")
+        until(
+            lambda: (self._munge / "socket").exists(),
+            f"munged does not start; its log is {self._log('munged')}",
+        )
         self._start("slurmctld", ["slurmctld", "-D", "-i", "-f", self.environment["SLURM_CONF"]])
         for node in NODES:
             self.start_node(node)
         self._until_idle()
 
     def start_node(self, node: str, without: Path | None = None) -> None:
-        """Start a node's slurmd; `without`: a directory that the node does not see, as if it were not mounted there."""
+        """Start a node's slurmd; `without`: a directory that the node does not see, as if it were
+        not mounted there."""
         command = ["slurmd", "-D", "-N", node, "-f", self.environment["SLURM_CONF"]]
         if without is not None:
             slurmd = shutil.which("slurmd", path=self.environment["PATH"])
             hide = 'mount -t tmpfs none "$0" && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", hide, str(without), str(slurmd), *command[1:]]
+            command = [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                hide,
+                str(without),
+                str(slurmd),
+                *command[1:],
+            ]
             self._without_storage.append(node)
         self._start(node, command)
 
@@ -71,40 +87,57 @@ class SlurmCluster:
     def kill_agent(self, node: str) -> None:
         """SIGKILL to the agent on a node."""
         here = self.processes(f"SLURMD_NODENAME={node}")
-        agents = [pid for pid, said in here.items() if "/agent run " in said and not said.startswith("srun ")]
+        agents = [
+            pid
+            for pid, said in here.items()
+            if "/agent run " in said and not said.startswith("srun ")
+        ]
         assert len(agents) == 1, agents
         os.kill(agents[0], signal.SIGKILL)
 
     def kill_node(self, node: str) -> None:
-        """SIGKILL to a node's slurmd alone: what runs on the node goes on, and nobody hears of it any more."""
+        """SIGKILL to a node's slurmd alone: what runs on the node goes on, and nobody hears of it
+        any more."""
         self._daemons[node].kill()
         self._daemons.pop(node).wait()
 
     def stop_controller(self) -> None:
-        """End slurmctld in order: killed, it would come back with a state in which the newest job has not begun."""
+        """End slurmctld in order: killed, it would come back with a state in which the newest job
+        has not begun."""
         self._daemons["slurmctld"].terminate()
         self._daemons.pop("slurmctld").wait()
 
     def start_controller(self) -> None:
         """slurmctld with the state that it left."""
         self._start("slurmctld", ["slurmctld", "-D", "-f", self.environment["SLURM_CONF"]])
-        until(lambda: self.run("squeue", check=False).returncode == 0, "slurmctld does not come back")
+        until(
+            lambda: self.run("squeue", check=False).returncode == 0, "slurmctld does not come back"
+        )
 
     def run(self, *command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command that speaks to this cluster."""
         words = [str(word) for word in command]
         return subprocess.run(
-            words, capture_output=True, text=True, env=self.environment, timeout=TIMEOUT_SECONDS, check=check
+            words,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=TIMEOUT_SECONDS,
+            check=check,
         )
 
     def states(self) -> dict[str, str]:
         """The nodes' states, as sinfo has them."""
-        listed = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t", check=False).stdout.split("\n")
+        listed = self.run(
+            "sinfo", "-h", "-N", "-p", "main", "-o", "%N %t", check=False
+        ).stdout.split("\n")
         return dict(line.split() for line in listed if line.strip())
 
     def job(self, job_id: str, field: str = "%T") -> str:
         """A field of a job by squeue's letter; empty once Slurm has forgotten it."""
-        done = self.run("squeue", "-h", "-a", "--states=all", "-j", job_id, "-o", field, check=False)
+        done = self.run(
+            "squeue", "-h", "-a", "--states=all", "-j", job_id, "-o", field, check=False
+        )
         return done.stdout.strip()
 
     def elapsed_seconds(self, job_id: str) -> int:
@@ -147,17 +180,24 @@ class SlurmCluster:
         self._kill_left()
 
     def left(self) -> list[int]:
-        """Processes that were started by this cluster: those that have its configuration in their environment."""
+        """Processes that were started by this cluster: those that have its configuration in their
+        environment."""
         mark = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if mark in (process / "environ").read_bytes().split(b"\0") and int(process.name) != os.getpid():
+                if (
+                    mark in (process / "environ").read_bytes().split(b"\0")
+                    and int(process.name) != os.getpid()
+                ):
                     found.append(int(process.name))
         return found
 
     def _until_idle(self) -> None:
-        until(lambda: self.states() == dict.fromkeys(NODES, "idle"), f"nodes are not idle: {self.states()}")
+        until(
+            lambda: self.states() == dict.fromkeys(NODES, "idle"),
+            f"nodes are not idle: {self.states()}",
+        )
 
     def _kill_left(self) -> None:
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -172,7 +212,10 @@ class SlurmCluster:
         account = pwd.getpwnam(user) if user else None
         with self._log(name).open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                [shutil.which(command[0], path=self.environment["PATH"]) or command[0], *command[1:]],
+                [
+                    shutil.which(command[0], path=self.environment["PATH"]) or command[0],
+                    *command[1:],
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -198,7 +241,10 @@ class SlurmCluster:
             for gpu in range(GPUS_PER_NODE):
                 # The null device: Slurm wants a device node behind every GPU, and opens none.
                 os.mknod(self.directory / f"{node}-gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))
-        gres = [f"NodeName={n} Name=gpu File={self.directory}/{n}-gpu[0-{GPUS_PER_NODE - 1}]" for n in NODES]
+        gres = [
+            f"NodeName={n} Name=gpu File={self.directory}/{n}-gpu[0-{GPUS_PER_NODE - 1}]"
+            for n in NODES
+        ]
         (self.directory / "gres.conf").write_text("\n".join(gres) + "\n")
         (self.directory / "slurm.conf").write_text(self._configuration())
 
@@ -237,9 +283,15 @@ class SlurmCluster:
         cores = os.cpu_count() or 1
         for node, port in zip(NODES, ports, strict=True):
             facts = f"CPUs={cores} RealMemory=2000 Gres=gpu:{GPUS_PER_NODE}"
-            lines.append(f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 Port={port} {facts}")
+            lines.append(
+                f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1"
+                f" Port={port} {facts}"
+            )
         nodes = ",".join(NODES)
-        lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=60 PriorityTier=1 PreemptMode=CANCEL")
+        lines.append(
+            f"PartitionName=main Nodes={nodes} Default=YES MaxTime=60 PriorityTier=1"
+            " PreemptMode=CANCEL"
+        )
         lines.append(f"PartitionName=urgent Nodes={nodes} MaxTime=60 PriorityTier=9")
         return "\n".join(lines) + "\n"
 
@@ -247,7 +299,8 @@ class SlurmCluster:
 @contextlib.contextmanager
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """A running cluster, and nothing of it afterwards."""
-    # Below the system's directory for temporary files: munge wants a socket whose parents everyone may enter.
+    # Below the system's directory for temporary files: munge wants a socket whose parents everyone
+    # may enter.
     directory = Path(tempfile.mkdtemp(prefix="drillyard-slurm-"))
     directory.chmod(0o755)
     cluster = SlurmCluster(directory)

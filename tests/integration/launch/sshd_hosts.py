@@ -1,8 +1,10 @@
-"""Two machines that are reached by ssh, on this one: real sshd on loopback ports with keys of their own.
+"""Two machines that are reached by ssh, on this one: real sshd on loopback ports with keys of their
+own.
 
-Each has its own processes, HOME and host name (namespaces of Linux, which take root), and its own view of one
-directory, `private`, which is there under the same path on both and not shared; everything else is shared storage.
-Every process that a host starts carries its mark in the environment, so `processes` sees all that is left there.
+Each has its own processes, HOME and host name (namespaces of Linux, which take root), and its own
+view of one directory, `private`, which is there under the same path on both and not shared;
+everything else is shared storage. Every process that a host starts carries its mark in the
+environment, so `processes` sees all that is left there.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class SshHost:
 
     def power_on(self) -> None:
         """Have it there, with its server."""
-        # Namespaces of its own for processes, mounts and the host's name. Its first process adopts and reaps what its
-        # parents leave, and all end with it.
+        # Namespaces of its own for processes, mounts and the host's name. Its first process adopts
+        # and reaps what its parents leave, and all end with it.
         inside = (
-            f"mount --bind '{self.directory}/private' '{self.private}' && mount -t tmpfs shm /dev/shm && "
-            f"hostname {self.name} && echo up && sleep infinity & wait"
+            f"mount --bind '{self.directory}/private' '{self.private}' && mount -t tmpfs shm"
+            f" /dev/shm && hostname {self.name} && echo up && sleep infinity & wait"
         )
         unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
         self._machine = subprocess.Popen([*unshare, "sh", "-c", inside], stdout=subprocess.PIPE)
@@ -88,7 +90,8 @@ class SshHost:
             self._server = None
 
     def cut_connections(self) -> None:
-        """End every session, as a network that breaks for a moment; the server goes on to listen."""
+        """End every session, as a network that breaks for a moment; the server goes on to
+        listen."""
         for session in self._sessions():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(session, signal.SIGKILL)
@@ -96,10 +99,19 @@ class SshHost:
     def _sessions(self) -> list[int]:
         servers = _children(self._server.pid) if self._server is not None else []
         sessions = [session for server in servers for session in _children(server)]
-        return [*sessions, *(below for session in sessions for below in _children(session) if _name(below) == "sshd")]
+        return [
+            *sessions,
+            *(
+                below
+                for session in sessions
+                for below in _children(session)
+                if _name(below) == "sshd"
+            ),
+        ]
 
     def processes(self) -> dict[int, str]:
-        """The processes that were started there and still are, as pid -> command line; sessions of sshd left out."""
+        """The processes that were started there and still are, as pid -> command line; sessions of
+        sshd left out."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -133,21 +145,24 @@ class SshHosts:
         return {pid: command for host in self.hosts for pid, command in host.processes().items()}
 
     def nothing_left(self, seconds: float = 20.0) -> bool:
-        """Whether nothing runs on either, at once or soon: the last session's shell may still be on its way out."""
+        """Whether nothing runs on either, at once or soon: the last session's shell may still be on
+        its way out."""
         deadline = time.monotonic() + seconds
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
         return not self.processes()
 
     def close_connections(self) -> None:
-        """End the shared connections of this machine, so that the next command opens a new connection."""
+        """End the shared connections of this machine, so that the next command opens a new
+        connection."""
         for host in self.hosts:
             host.cut_connections()
 
 
 @contextlib.contextmanager
 def two_hosts(directory: Path) -> Iterator[SshHosts]:
-    """Two hosts, h0 and h1, for as long as the context lasts; whatever was left running there is ended."""
+    """Two hosts, h0 and h1, for as long as the context lasts; whatever was left running there is
+    ended."""
     directory.mkdir(parents=True, exist_ok=True)
     # sshd refuses to start without the directory of its privilege separation.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
@@ -159,7 +174,9 @@ def two_hosts(directory: Path) -> Iterator[SshHosts]:
     for name in ("h0", "h1"):
         hosts.append(_prepared(name, directory / name, free_port(taken), private, key))
     config = directory / "ssh_config"
-    config.write_text("".join(_client_lines(host, key, directory) for host in hosts), encoding="utf-8")
+    config.write_text(
+        "".join(_client_lines(host, key, directory) for host in hosts), encoding="utf-8"
+    )
     config.chmod(0o600)
     both = SshHosts(directory, config, tuple(hosts))
     try:

@@ -1,4 +1,5 @@
-"""Agents of a run as processes that talk over loopback: attempts, lost nodes, the fence, stops, what is left behind."""
+"""Agents of a run as processes that talk over loopback: attempts, lost nodes, the fence, stops,
+what is left behind."""
 
 from __future__ import annotations
 
@@ -47,17 +48,27 @@ def commands(agents: Agents, attempt: int) -> set[str]:
 
 
 def test_an_attempt_of_three_nodes(make: Make) -> None:
-    script = 'echo "node $NODE_RANK of $NNODES x $NPROC_PER_NODE at $MASTER_ADDR:$MASTER_PORT {node_rank} {other}"'
+    script = (
+        'echo "node $NODE_RANK of $NNODES x $NPROC_PER_NODE at $MASTER_ADDR:$MASTER_PORT'
+        ' {node_rank} {other}"'
+    )
     agents = make(script, 3)
     # Either may be first: the order in which nodes start is the scheduler's.
     followers = [agents.run(2), agents.run(1)]
     assert codes([agents.run(0), *followers]) == [0, 0, 0]
     state = agents.state
-    assert (state["state"], state["round"], state["failures"], state["exit_code"]) == ("succeeded", 0, 0, 0)
+    assert (state["state"], state["round"], state["failures"], state["exit_code"]) == (
+        "succeeded",
+        0,
+        0,
+        0,
+    )
     assert len(state["hosts"]) == 3 and state["failure"] is None
     meetings = set()
     for node in range(3):
-        found = re.search(rf"node {node} of 3 x 1 at (127.0.0.1:\d+) {node} {{other}}\n", agents.log(node))
+        found = re.search(
+            rf"node {node} of 3 x 1 at (127.0.0.1:\d+) {node} {{other}}\n", agents.log(node)
+        )
         assert found
         meetings.add(found[1])
     assert len(meetings) == 1
@@ -67,7 +78,10 @@ def test_an_attempt_of_three_nodes(make: Make) -> None:
 
 def test_a_failed_node_ends_the_attempt_on_all(make: Make) -> None:
     fail = f"{ALL_HERE % 3}; echo 'ValueError: bad row'; exit 7"
-    look = "for pid in $(grep ' 0 ' $RUN/commands | cut -d' ' -f3); do kill -0 $pid && echo $pid >> $RUN/alive; done"
+    look = (
+        "for pid in $(grep ' 0 ' $RUN/commands | cut -d' ' -f3); do kill -0 $pid && echo $pid >>"
+        " $RUN/alive; done"
+    )
     script = f"""
         {TELL}
         [ $ROUND = 1 ] && {{ {look}; exit 0; }}
@@ -80,13 +94,24 @@ def test_a_failed_node_ends_the_attempt_on_all(make: Make) -> None:
     assert commands(agents, 0) == commands(agents, 1) == {"0", "1", "2"}
     assert agents.lines("alive") == []
     assert len({line.split()[3] for line in agents.lines("commands")}) == 2
-    assert "node 1 (" in agents.log(0) and "exit code 7; ValueError: bad row (counted: 1 of 3)" in agents.log(0)
-    first, second = (json.loads((agents.launch / "exits" / f"0001-0000.node-{n}.json").read_text()) for n in (1, 2))
-    assert (first["exit_code"], first["asked"], first["lines"]) == (7, False, ["ValueError: bad row"])
+    assert "node 1 (" in agents.log(
+        0
+    ) and "exit code 7; ValueError: bad row (counted: 1 of 3)" in agents.log(0)
+    first, second = (
+        json.loads((agents.launch / "exits" / f"0001-0000.node-{n}.json").read_text())
+        for n in (1, 2)
+    )
+    assert (first["exit_code"], first["asked"], first["lines"]) == (
+        7,
+        False,
+        ["ValueError: bad row"],
+    )
     assert (second["exit_code"], second["asked"]) == (143, True)
 
 
-def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_attempt_it_is(make: Make) -> None:
+def test_a_healthy_node_learns_of_the_failure_that_stops_it_and_which_attempt_it_is(
+    make: Make,
+) -> None:
     look = 'cat "$DRILLYARD_EXIT_RECORD.stop" > $RUN/request; exit 0'
     script = f"""
         {TELL}; echo $DRILLYARD_SUBMISSION $DRILLYARD_LAUNCH_ROUND >> $RUN/attempts-$NODE_RANK
@@ -109,21 +134,37 @@ def test_the_limit_of_counted_failures(make: Make) -> None:
     assert codes([agents.run()]) == [1]
     state = agents.state
     assert (state["state"], state["round"], state["failures"]) == ("failed", 2, 2)
-    assert state["failure"]["exit_code"] == 9 and state["failure"]["lines"] == ["RuntimeError: broken"]
+    assert state["failure"]["exit_code"] == 9 and state["failure"]["lines"] == [
+        "RuntimeError: broken"
+    ]
     assert says(state["reason"], "all 2 restarts")
 
 
 def test_the_same_error_at_the_same_step_ends_a_launched_run(make: Make) -> None:
-    record = '{"rank": 1, "exit_code": 1, "reason": "rank 1: bad row", "lines": ["ValueError: bad row 7"], "step": %s}'
+    record = (
+        '{"rank": 1, "exit_code": 1, "reason": "rank 1: bad row", "lines": ["ValueError: bad row'
+        ' 7"], "step": %s}'
+    )
     write = f"echo '{record % 7}' > $DRILLYARD_EXIT_RECORD; exit 1"
-    agents = make(f"{TELL}; [ $NODE_RANK = 0 ] && exec sleep 600; {ALL_HERE % 2}; {write}", 2, max_failures=9)
+    agents = make(
+        f"{TELL}; [ $NODE_RANK = 0 ] && exec sleep 600; {ALL_HERE % 2}; {write}", 2, max_failures=9
+    )
     assert codes(agents.run_all()) == [1, 1]
     state = agents.state
-    assert (state["state"], state["round"], state["failures"], state["repeats"]) == ("failed", 2, 2, 2)
+    assert (state["state"], state["round"], state["failures"], state["repeats"]) == (
+        "failed",
+        2,
+        2,
+        2,
+    )
     assert "same step 7" in state["reason"] and state["failure"]["rank"] == 1
     started = make(f"echo '{record % 'null'}' > $DRILLYARD_EXIT_RECORD; exit 1", max_failures=9)
     assert codes([started.run()]) == [1]
-    assert (started.state["round"], started.state["failures"], started.state["failed_starts"]) == (2, 0, 3)
+    assert (started.state["round"], started.state["failures"], started.state["failed_starts"]) == (
+        2,
+        0,
+        3,
+    )
 
 
 def test_refused_is_never_started_again(make: Make) -> None:
@@ -134,11 +175,17 @@ def test_refused_is_never_started_again(make: Make) -> None:
 
 
 def test_what_ranks_tell_counts_more_than_their_launchers_code(make: Make) -> None:
-    message = '{"rank": 5, "exit_code": 2, "reason": "no such model", "lines": ["error: no such model"]}'
+    message = (
+        '{"rank": 5, "exit_code": 2, "reason": "no such model", "lines": ["error: no such model"]}'
+    )
     agents = make(f"echo '{message}' > $DRILLYARD_EXIT_RECORD; exit 1")
     assert codes([agents.run()]) == [2]
     failure = agents.state["failure"]
-    assert (failure["rank"], failure["exit_code"], failure["lines"]) == (5, 2, ["error: no such model"])
+    assert (failure["rank"], failure["exit_code"], failure["lines"]) == (
+        5,
+        2,
+        ["error: no such model"],
+    )
 
 
 def test_85_without_a_newer_checkpoint_comes_to_an_end(make: Make) -> None:
@@ -190,7 +237,9 @@ def test_a_foreign_command_that_ends_by_sigterm_has_stopped(make: Make, saves: b
     job = json.loads(agents.job.read_text())
     agents.job.write_text(json.dumps({**job, "checkpoints": str(agents.directory / "saved*")}))
     agent = agents.run()
-    wait_until(lambda: agents.lines("commands") and (not saves or (agents.directory / "saved").exists()))
+    wait_until(
+        lambda: agents.lines("commands") and (not saves or (agents.directory / "saved").exists())
+    )
     agent.terminate()
     assert agent.wait() == (85 if saves else 1)
     assert saves or says(agents.state["reason"], "SIGTERM without a checkpoint")
@@ -228,7 +277,12 @@ def test_a_frozen_node_is_lost_and_comes_back(make: Make) -> None:
     running = agents.run_all()
     wait_until(lambda: len(commands(agents, 0)) == 2)
     running[1].send_signal(signal.SIGSTOP)
-    wait_until(lambda: agents.state["state"] == "restarting" and says(agents.state["reason"], "waits ... node 1"))
+    wait_until(
+        lambda: (
+            agents.state["state"] == "restarting"
+            and says(agents.state["reason"], "waits ... node 1")
+        )
+    )
     running[1].send_signal(signal.SIGCONT)
     wait_until(lambda: len(commands(agents, 1)) == 2)
     (agents.directory / "finish").touch()
@@ -254,7 +308,10 @@ def test_agents_that_end_before_they_join_are_reported_by_srun(make: Make) -> No
     log.write_text("2: error: no such file\nsrun: error: c: task 2: Exited with exit code 2\n")
     words = ["--hosts", "a,b,c", "--srun-log", str(log), "0"]
     assert codes([agents.run(node, *words) for node in (0, 1)]) == [75, 75]
-    assert says(agents.state["reason"], "node 2 (c) ... start: error: no such file (Exited with exit code 2)")
+    assert says(
+        agents.state["reason"],
+        "node 2 (c) ... start: error: no such file (Exited with exit code 2)",
+    )
     # Without its leader a node does not wait for it.
     log.write_text("srun: error: a: task 0: Killed\n")
     assert codes([agents.run(1, *words, "--attempt", "1")]) == [75]
@@ -270,7 +327,9 @@ def test_a_leader_that_is_killed_again_and_again_comes_to_an_end(make: Make) -> 
         os.kill(agent.pid, signal.SIGKILL)
     wait_until(lambda: agents.state["state"] == "failed")
     assert agents.state["failures"] == 1 and len(agents.lines("commands")) == 3
-    assert says(agents.state["reason"], "killed; ... without a newer checkpoint; ... all 1 restarts")
+    assert says(
+        agents.state["reason"], "killed; ... without a newer checkpoint; ... all 1 restarts"
+    )
     wait_until(lambda: agents.marked() == [])
 
 
@@ -303,7 +362,9 @@ def test_a_second_start_writes_nothing_before_the_first_is_gone(make: Make, froz
     if frozen:
         for agent in first:
             agent.send_signal(signal.SIGSTOP)
-    second = [agents.run(node, "--submission", "a", "--attempt", "1", START="second") for node in range(2)]
+    second = [
+        agents.run(node, "--submission", "a", "--attempt", "1", START="second") for node in range(2)
+    ]
     wait_until(lambda: agents.lines("writes").count("second") > 20)
     (agents.directory / "finish").touch()
     assert codes(second) == [0, 0]
@@ -331,13 +392,23 @@ def test_stop_leaves_nothing(make: Make) -> None:
     assert agents.stop() == {"agents": [], "left": [], "state": "cancelled"}
     assert (
         agents.call(
-            "run", "--job", str(agents.job), "--submission", "first", "--node-rank", "0", "--leader", "x"
+            "run",
+            "--job",
+            str(agents.job),
+            "--submission",
+            "first",
+            "--node-rank",
+            "0",
+            "--leader",
+            "x",
         ).returncode
         == 130
     )
 
 
-def test_a_killed_agent_without_respawner_leaves_nothing_and_is_reported_as_failed(make: Make) -> None:
+def test_a_killed_agent_without_respawner_leaves_nothing_and_is_reported_as_failed(
+    make: Make,
+) -> None:
     agents = make(f"{TELL}; setsid sleep 600 & {WAIT}")
     agent = agents.run()
     wait_until(lambda: agents.lines("commands"))
@@ -368,9 +439,15 @@ def test_all_that_is_printed_is_in_the_log_line_by_line(make: Make) -> None:
     begun = time.time()
     assert codes([agents.run()]) == [0]
     log = [line for line in agents.log(0).splitlines() if " === " not in line]
-    assert [line[28:] for line in log] == [*(str(number) for number in range(1, lines + 1)), "100 %", "no end"]
+    assert [line[28:] for line in log] == [
+        *(str(number) for number in range(1, lines + 1)),
+        "100 %",
+        "no end",
+    ]
     stamps = [line[:28] for line in log]
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ", each) for each in set(stamps))
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ", each) for each in set(stamps)
+    )
     assert stamps == sorted(stamps)
     assert time.strftime("%Y-%m-%dT", time.gmtime(begun)) <= stamps[0]
     assert (agents.launch / "node-0.log").stat().st_mode & 0o777 == 0o644
@@ -387,7 +464,9 @@ def test_a_full_disk_ends_no_run(make: Make, tmp_path: Path) -> None:
         ballast = disk.fill()
         before = os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime
         # Twice as long as an agent may be silent before its command is killed.
-        wait_until(lambda: os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime > before + 4)
+        wait_until(
+            lambda: os.stat(agents.launch / "epochs" / "0001.node-0.alive").st_mtime > before + 4
+        )
         ballast.unlink()
         (agents.directory / "finish").touch()
         assert codes([agent]) == [0]
@@ -397,7 +476,9 @@ def test_a_full_disk_ends_no_run(make: Make, tmp_path: Path) -> None:
         disk.unmount()
 
 
-def test_a_profile_script_is_sourced_in_the_shell_that_becomes_the_command(make: Make, tmp_path: Path) -> None:
+def test_a_profile_script_is_sourced_in_the_shell_that_becomes_the_command(
+    make: Make, tmp_path: Path
+) -> None:
     profile = tmp_path / "profile.sh"
     profile.write_text("export NET=fast\n")
     agents = make('echo "$NET $PWD"', profile_script=str(profile), working_directory=str(tmp_path))
@@ -408,9 +489,21 @@ def test_a_profile_script_is_sourced_in_the_shell_that_becomes_the_command(make:
 def test_the_index_lists_runs_with_what_they_do(make: Make, tmp_path: Path) -> None:
     agents = make("true")
     home = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    entry = {"run": "tiny", "cluster": "here", "platform": "local", "launch_directory": str(agents.launch)}
+    entry = {
+        "run": "tiny",
+        "cluster": "here",
+        "platform": "local",
+        "launch_directory": str(agents.launch),
+    }
     (tmp_path / "sent").mkdir()
-    words = ["--sent", str(tmp_path / "sent"), "--launch-directory", str(agents.launch), "--submission", "first"]
+    words = [
+        "--sent",
+        str(tmp_path / "sent"),
+        "--launch-directory",
+        str(agents.launch),
+        "--submission",
+        "first",
+    ]
     assert agents.call("place", *words, "--entry", json.dumps(entry), **home).returncode == 0
     (before,) = json.loads(agents.call("list", "--cluster", "here", **home).stdout)
     assert before.pop("entry").items() >= entry.items()

@@ -1,4 +1,5 @@
-"""Strangers on the network of a run: at the leader's port, in a flood, and between the leader and a node."""
+"""Strangers on the network of a run: at the leader's port, in a flood, and between the leader and a
+node."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def _connected(port: int) -> socket.socket | None:
 
 def test_a_flood_of_strangers_costs_a_leader_little_and_ends_no_run(make: Make) -> None:
     agents = make(f"{TELL}; {WAIT}", 2)
-    leader = agents.run(0, wrapped=lambda argv: ["bash", "-c", 'ulimit -n 300; exec "$@"', "-", *argv])
+    leader = agents.run(
+        0, wrapped=lambda argv: ["bash", "-c", 'ulimit -n 300; exec "$@"', "-", *argv]
+    )
     wait_until(lambda: agents.state)
     port = json.loads(agents.job.read_text())["port"]
     before = _memory_mib(leader.pid)
@@ -84,15 +87,25 @@ def test_a_flood_of_strangers_costs_a_leader_little_and_ends_no_run(make: Make) 
 
 def _memory_mib(pid: int) -> float:
     """The most that a process has had in memory."""
-    (peak,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    (peak,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     return int(peak.split()[1]) / 1024
 
 
-def test_a_program_that_took_the_first_port_and_relays_cannot_rewrite_what_the_leader_says(make: Make) -> None:
+def test_a_program_that_took_the_first_port_and_relays_cannot_rewrite_what_the_leader_says(
+    make: Make,
+) -> None:
     agents = make("echo {master_addr} {master_port} {round}; true", 2)
     port = json.loads(agents.job.read_text())["port"]
     rewritten = [b"127.0.0.1", f"$(touch '{agents.directory}/owned')".encode()]
-    relay = Relay(port, port + 1, lambda direction, data: data.replace(*rewritten) if direction == TO_NODE else data)
+    relay = Relay(
+        port,
+        port + 1,
+        lambda direction, data: data.replace(*rewritten) if direction == TO_NODE else data,
+    )
     relay.start()
     follower = agents.run(1)
     assert codes([agents.run(0), follower]) == [0, 0]
@@ -102,7 +115,9 @@ def test_a_program_that_took_the_first_port_and_relays_cannot_rewrite_what_the_l
 
 
 @pytest.mark.parametrize("direction", [TO_LEADER, TO_NODE])
-def test_a_changed_byte_cuts_the_connection_within_a_lease_and_the_run_goes_on(make: Make, direction: str) -> None:
+def test_a_changed_byte_cuts_the_connection_within_a_lease_and_the_run_goes_on(
+    make: Make, direction: str
+) -> None:
     agents = make(f"{TELL}; {WAIT}", 2, lease_seconds=8)
     port = json.loads(agents.job.read_text())["port"]
     leader = agents.run(0, wrapped=in_own_network)

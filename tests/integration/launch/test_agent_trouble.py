@@ -18,7 +18,15 @@ from typing import Any
 import pytest
 from tests.facts import says
 from tests.integration.disks import MIB, Tmpfs
-from tests.integration.launch.agents import TELL, WAIT, Agents, Make, codes, free_port_range, wait_until
+from tests.integration.launch.agents import (
+    TELL,
+    WAIT,
+    Agents,
+    Make,
+    codes,
+    free_port_range,
+    wait_until,
+)
 
 from drillyard.launch.agent import index, protocol
 from drillyard.launch.agent.exit_report import make_report
@@ -44,7 +52,9 @@ def test_nothing_starts_while_an_earlier_start_renews_its_lease(make: Make) -> N
     agents = make(TELL, lease_seconds=2)
     epochs = Epochs(agents.launch)
     earlier = Lease(epochs, 3, ELSEWHERE, "token", 2.0, lambda: None)
-    earlier.claim(epochs.open({"leader": ELSEWHERE.as_json(), "submission": "lost", "attempt": "0"}))
+    earlier.claim(
+        epochs.open({"leader": ELSEWHERE.as_json(), "submission": "lost", "attempt": "0"})
+    )
     agent = agents.run()
     reason = wait_until(lambda: agents.lines("commands") or agents.state.get("reason"))
     assert says(reason, "waits ... earlier start ... ended: 0001.node-3 on n7")
@@ -117,8 +127,12 @@ def test_the_end_of_a_run_is_reported_on_a_full_disk(make: Make, small_disk: Tmp
 
 
 @pytest.mark.parametrize("deleted", ["run directory", "launch directory"])
-def test_a_run_whose_directory_is_deleted_ends_with_all_its_processes(make: Make, deleted: str) -> None:
-    agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", 2, lease_seconds=2)
+def test_a_run_whose_directory_is_deleted_ends_with_all_its_processes(
+    make: Make, deleted: str
+) -> None:
+    agents = make(
+        f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", 2, lease_seconds=2
+    )
     started = [agents.start(node) for node in range(2)]
     wait_until(lambda: len(agents.lines("commands")) == 2)
     processes = [process_of(each[who]) for each in started for who in ("agent", "keeper")]
@@ -139,7 +153,9 @@ def test_a_directory_that_comes_back_in_time_costs_the_run_only_its_round(make: 
     assert agent.poll() is None
 
 
-def test_a_run_whose_directory_is_recreated_ends_and_leaves_the_new_one_alone(make: Make, tmp_path: Path) -> None:
+def test_a_run_whose_directory_is_recreated_ends_and_leaves_the_new_one_alone(
+    make: Make, tmp_path: Path
+) -> None:
     agents = make(f"cd /; {TELL}; trap '' TERM; while true; do sleep 0.05; done", lease_seconds=600)
     old = agents.run(0, "--submission", "old")
     command = int(wait_until(lambda: agents.lines("commands"))[0].split()[2])
@@ -159,7 +175,11 @@ def test_a_node_that_comes_when_the_run_is_over_leaves_with_its_code(make: Make)
     agents = make("true", 2)
     late = agents.run(1, "--submission", "a")
     state = {"submission": "a", "attempt": "0", "state": "failed", "exit_code": 2, "epoch": 1}
-    wait_until(lambda: (agents.launch / "node-1.log").exists() and says(agents.log(1), "node 1 cannot join"))
+    wait_until(
+        lambda: (
+            (agents.launch / "node-1.log").exists() and says(agents.log(1), "node 1 cannot join")
+        )
+    )
     assert late.poll() is None
     # An end of another start is not this one's.
     (agents.launch / "state.json").write_text(json.dumps({**state, "attempt": "1"}))
@@ -177,7 +197,13 @@ def test_stop_needs_nothing_of_the_launch_directory(make: Make, tmp_path: Path) 
     for file in agent_files():
         (tmp_path / file.path).write_text(file.content)
     _delete(agents.directory)
-    argv = [sys.executable, str(tmp_path / "agent"), "stop", "--launch-directory", str(agents.launch)]
+    argv = [
+        sys.executable,
+        str(tmp_path / "agent"),
+        "stop",
+        "--launch-directory",
+        str(agents.launch),
+    ]
     ended = subprocess.run(argv, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     respawner = process_of(started["keeper"])
@@ -207,7 +233,9 @@ def test_two_stops_at_once_leave_nothing(make: Make) -> None:
 
 @pytest.mark.parametrize("moment", ["gathering", "pause"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_while_nothing_runs_is_answered_at_once(make: Make, moment: str, number: int) -> None:
+def test_a_stop_while_nothing_runs_is_answered_at_once(
+    make: Make, moment: str, number: int
+) -> None:
     agents = make("exit 1", 2 if moment == "gathering" else 1, max_failures=20)
     agent = agents.run()
     waits = "waits for node 1" if moment == "gathering" else "again in 8 s"
@@ -242,7 +270,10 @@ def _announced(agents: Agents) -> dict[str, Any]:
 
 
 def test_a_reference_that_submission_did_not_resolve_is_refused(make: Make) -> None:
-    agents = make('test "$A-$B" = value-{}', environment={"A": "${env:KNOWN}", "B": "{}", "RUN": "{run_directory}"})
+    agents = make(
+        'test "$A-$B" = value-{}',
+        environment={"A": "${env:KNOWN}", "B": "{}", "RUN": "{run_directory}"},
+    )
     (agents.launch / "secrets.json").write_text('{"KNOWN": "value"}')
     assert codes([agents.run()]) == [0]
     (agents.launch / "secrets.json").write_text("{}")
@@ -252,25 +283,46 @@ def test_a_reference_that_submission_did_not_resolve_is_refused(make: Make) -> N
 
 
 def test_words_of_a_command_reach_it_as_they_were_given(make: Make) -> None:
-    words = ['{"nodes": 2, "x": {"y": "{}"}}', "{nodes}", "{unknown}", "a b", "$HOME", "{{node_rank}}"]
+    words = [
+        '{"nodes": 2, "x": {"y": "{}"}}',
+        "{nodes}",
+        "{unknown}",
+        "a b",
+        "$HOME",
+        "{{node_rank}}",
+    ]
     code = "import json, sys; open(sys.argv[1] + '/words', 'w').write(json.dumps(sys.argv[2:]))"
     agents = make("", command=["python3", "-c", code, "{run_directory}", *words])
     assert codes([agents.run()]) == [0]
     (line,) = agents.lines("words")
-    assert json.loads(line) == ['{"nodes": 2, "x": {"y": "{}"}}', "1", "{unknown}", "a b", "$HOME", "{0}"]
+    assert json.loads(line) == [
+        '{"nodes": 2, "x": {"y": "{}"}}',
+        "1",
+        "{unknown}",
+        "a b",
+        "$HOME",
+        "{0}",
+    ]
 
 
 def test_two_hundred_nodes_join_at_once(make: Make) -> None:
     agents = make("true", 201, lease_seconds=60)
     (agents.launch / "secret").write_text("known")
     # As on a host whose limit of open files is the kernel's old one, scaled down to this crowd.
-    limited = f"ulimit -S -n 128; exec {sys.executable} '{agents.launch}/agent' run --job '{agents.job}' --quiet"
-    leader = subprocess.Popen(["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"])
+    limited = (
+        f"ulimit -S -n 128; exec {sys.executable} '{agents.launch}/agent' run --job '{agents.job}'"
+        " --quiet"
+    )
+    leader = subprocess.Popen(
+        ["bash", "-c", f"{limited} --node-rank 0 --leader 127.0.0.1 --submission a"]
+    )
     agents.started.append(leader)
     wait_until(lambda: agents.state)
     port = json.loads(agents.job.read_text())["port"]
     ended: list[int] = []
-    followers = [threading.Thread(target=_follow, args=(port, node, ended)) for node in range(1, 201)]
+    followers = [
+        threading.Thread(target=_follow, args=(port, node, ended)) for node in range(1, 201)
+    ]
     for each in followers:
         each.start()
     assert leader.wait(120) == 0

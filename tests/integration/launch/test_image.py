@@ -49,7 +49,9 @@ def test_the_command_is_there_for_a_user_who_is_not_root(builder, container):
     assert builder.run(container, "drillyard", "--version").strip() == f"drillyard {__version__}"
     assert builder.run(container, "id", "-u").strip() == "10001"
     assert builder.run(container, "sh", "-c", "touch ~/here && echo well").strip() == "well"
-    assert builder.run(container, "sh", "-c", "test -w /opt/drillyard || echo kept").strip() == "kept"
+    assert (
+        builder.run(container, "sh", "-c", "test -w /opt/drillyard || echo kept").strip() == "kept"
+    )
 
 
 def test_a_plan_is_made_and_its_agent_runs_in_the_image(builder, container, tmp_path):
@@ -74,7 +76,9 @@ def test_its_configuration_is_what_launchers_rely_on(builder):
 
 
 def test_nothing_of_the_machine_that_built_it_is_in_it(builder, container):
-    assert not [each for each in builder.configuration()["Env"] if "PIP" in each or "proxy" in each.lower()]
+    assert not [
+        each for each in builder.configuration()["Env"] if "PIP" in each or "proxy" in each.lower()
+    ]
     assert builder.run(container, "pip", "config", "list").strip() == ""
     root = builder.mount(container)
     # buildah leaves the empty file on which pip's settings were mounted.
@@ -86,7 +90,10 @@ def test_nothing_of_the_machine_that_built_it_is_in_it(builder, container):
 
 def test_it_holds_what_is_needed_and_no_more(builder, container):
     assert "tcpxo" in builder.run(container, "drillyard", "hardware", "a3-megagpu-8g")
-    installed = {each["name"].lower() for each in json.loads(builder.run(container, "pip", "list", "--format", "json"))}
+    installed = {
+        each["name"].lower()
+        for each in json.loads(builder.run(container, "pip", "list", "--format", "json"))
+    }
     assert {"drillyard", "pydantic", "typer", "numpy"} <= installed
     notices = builder.run(container, "cat", "/usr/share/doc/drillyard/NOTICES")
     assert "\npydantic " in notices
@@ -105,7 +112,11 @@ def test_extras_are_a_build_argument():
     project = tomllib.loads(Path(ROOT, "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core, extras = project["dependencies"], project["optional-dependencies"]
     assert requirements("").stdout.split("\n")[:-1] == core
-    assert requirements("train,gcp").stdout.split("\n")[:-1] == [*core, *extras["train"], *extras["gcp"]]
+    assert requirements("train,gcp").stdout.split("\n")[:-1] == [
+        *core,
+        *extras["train"],
+        *extras["gcp"],
+    ]
     refused = requirements("trian")
     assert refused.returncode == 1
     assert says(refused.stderr, "'trian'; ... train")

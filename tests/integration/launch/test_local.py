@@ -1,4 +1,5 @@
-"""Runs launched on this machine outlive the terminal, are found again, and share no run directory with another."""
+"""Runs launched on this machine outlive the terminal, are found again, and share no run directory
+with another."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from tests.facts import says
 from tests.integration.conftest import Reference
 from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
-from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, drillyard, wait_until, write_config
+from tests.integration.tiny_run import (
+    STEPS,
+    TIMEOUT_SECONDS,
+    Run,
+    drillyard,
+    wait_until,
+    write_config,
+)
 
 from drillyard.launch.agent.job import run_token
 from drillyard.supervise.reaper import RUN_MARK, end_marked_processes, marked_processes
@@ -39,14 +47,24 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: Desk, tmp_path: Path) -> None:
+def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(
+    desk: Desk, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
-    script = f"trap 'echo hung up; exit 1' HUP; while [ ! -e {go} ]; do sleep 0.1; done; echo went on"
+    script = (
+        f"trap 'echo hung up; exit 1' HUP; while [ ! -e {go} ]; do sleep 0.1; done; echo went on"
+    )
     run = desk.write_run("long", {"command": ["bash", "-c", script]})
     # A terminal of its own: when the other end closes, all that belongs to it gets SIGHUP.
     terminal, inside = pty.openpty()
     launching = desk.start(
-        "launch", run, stdin=inside, stdout=inside, stderr=inside, start_new_session=True, preexec_fn=_take_terminal
+        "launch",
+        run,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=_take_terminal,
     )
     os.close(inside)
     assert launching.wait(TIMEOUT_SECONDS) == 0
@@ -60,17 +78,23 @@ def test_a_run_goes_on_when_its_terminal_closes_and_is_found_from_another(desk: 
     assert processes(desk.directory / "runs" / "long") == []
 
 
-def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_reported(desk: Desk) -> None:
+def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_reported(
+    desk: Desk,
+) -> None:
     runs = []
     for number in range(3):
-        written = desk.write_run("same", {"command": ["bash", "-c", f"echo I am {number}; sleep 1000"]})
+        written = desk.write_run(
+            "same", {"command": ["bash", "-c", f"echo I am {number}; sleep 1000"]}
+        )
         runs.append(written.rename(desk.directory / f"same-{number}.yaml"))
     launches = [desk.start("launch", run) for run in runs]
     said = [launch.communicate(timeout=TIMEOUT_SECONDS) for launch in launches]
     codes = [launch.returncode for launch in launches]
     assert sorted(codes) == [0, 2, 2], said
     winner = codes.index(0)
-    assert all("nothing was" in error for code, (_, error) in zip(codes, said, strict=True) if code), said
+    assert all(
+        "nothing was" in error for code, (_, error) in zip(codes, said, strict=True) if code
+    ), said
     desk.wait_for("same", lambda status: status["state"] == "running")
     until(lambda: "0: I am" in desk.say("runs", "logs", "same").stdout)
     logs = desk.say("runs", "logs", "same").stdout
@@ -79,13 +103,13 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_repo
 
 
 def test_the_lines_of_each_rank_that_torchrun_starts_are_found_by_its_number(desk: Desk) -> None:
-    # torchrun ends the other rank with the first that fails: rank 1 waits until rank 0 has printed its line.
+    # torchrun ends the other rank with the first that fails: rank 1 waits until rank 0 has printed
+    # its line.
     code = (
-        "import os, pathlib, signal, time; r = os.environ['RANK']; printed = pathlib.Path('rank-0-printed')\n"
-        "print(f'I am {r}, deaf to {signal.pthread_sigmask(0, [])}', flush=True)\n"
-        "if r == '0': printed.touch()\n"
-        "while not printed.exists(): time.sleep(0.05)\n"
-        "exit(f'ValueError: bad {r}' if r == '1' else 0)"
+        "import os, pathlib, signal, time; r = os.environ['RANK']; printed ="
+        " pathlib.Path('rank-0-printed')\nprint(f'I am {r}, deaf to {signal.pthread_sigmask(0,"
+        " [])}', flush=True)\nif r == '0': printed.touch()\nwhile not printed.exists():"
+        " time.sleep(0.05)\nexit(f'ValueError: bad {r}' if r == '1' else 0)"
     )
     workload = {"command": ["python", "-c", code], "per": "gpu"}
     handle = desk.launch(desk.write_run("ranked", workload), "--max-failures", "0")
@@ -106,8 +130,12 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_a_run_whose_agent_and_respawner_are_killed_is_failed_and_leaves_nothing(desk: Desk) -> None:
-    handle = desk.launch(desk.write_run("lost", {"command": ["bash", "-c", "setsid sleep 1000 & sleep 1000"]}))
+def test_a_run_whose_agent_and_respawner_are_killed_is_failed_and_leaves_nothing(
+    desk: Desk,
+) -> None:
+    handle = desk.launch(
+        desk.write_run("lost", {"command": ["bash", "-c", "setsid sleep 1000 & sleep 1000"]})
+    )
     desk.wait_for(handle, lambda status: status["state"] == "running")
     directory = desk.directory / "runs" / "lost"
     until(lambda: len(processes(directory)) >= 4)
@@ -148,7 +176,9 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     assert desk.say("runs", "wait", handle).returncode == 2
     status = desk.status(handle)
     refusal = "\n".join(status["failure"]["lines"])
-    assert status["state"] == "failed" and says(refusal, f"{run.directory}: ... active ... process {plain.pid} on")
+    assert status["state"] == "failed" and says(
+        refusal, f"{run.directory}: ... active ... process {plain.pid} on"
+    )
     plain.terminate()
     assert plain.wait(TIMEOUT_SECONDS) == 85
     # The launched run has it: `drillyard train` is refused.
@@ -168,7 +198,9 @@ def test_one_run_directory_has_one_run_and_a_cancelled_one_goes_on_with_the_same
     assert run.weights() == reference.run.weights()
 
 
-def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(workplace: Path, tmp_path: Path) -> None:
+def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(
+    workplace: Path, tmp_path: Path
+) -> None:
     run = Run(write_config(workplace, "never", checkpoint={"every_steps": 5, "resume": "never"}))
     held_at = "attempt-0-step-8"
     holds = Holds(tmp_path, held_at)
@@ -181,7 +213,9 @@ def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(w
     assert desk.say("runs", "wait", handle).returncode == 0
     assert (desk.status(handle)["round"], desk.status(handle)["failures"]) == (1, 1)
     starts = run.events("run_start")
-    assert [start["round"] for start in starts] == [0, 1] and len({start["launch"] for start in starts}) == 1
+    assert [start["round"] for start in starts] == [0, 1] and len(
+        {start["launch"] for start in starts}
+    ) == 1
     assert [(event["round"], event["step"]) for event in run.events("resume")] == [(1, 5)]
     # A launch of its own is another begin, and the directory is not empty.
     assert desk.launch(run.config) == handle
@@ -193,5 +227,9 @@ def test_never_is_about_the_begin_of_a_run_and_a_restart_of_the_launch_goes_on(w
 def nothing_is_left(tmp_path: Path, workplace: Path) -> object:
     """What a failed test has launched must not take the cores from the next."""
     yield
-    for state in [*tmp_path.glob("desk/runs/*"), *workplace.glob("runs/by-launch"), *workplace.glob("runs/never")]:
+    for state in [
+        *tmp_path.glob("desk/runs/*"),
+        *workplace.glob("runs/by-launch"),
+        *workplace.glob("runs/never"),
+    ]:
         end_marked_processes(run_token(str(state / "launch")), RUN_MARK)

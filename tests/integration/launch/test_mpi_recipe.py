@@ -1,5 +1,6 @@
-"""recipes/nccl-test-a4/mpi.sh with real ssh servers: two nodes of a run on this machine, and an mpirun that shows how
-it reaches them. Open MPI itself is not here; its options are those of Google's own NCCL test.
+"""recipes/nccl-test-a4/mpi.sh with real ssh servers: two nodes of a run on this machine, and an
+mpirun that shows how it reaches them. Open MPI itself is not here; its options are those of
+Google's own NCCL test.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def nodes(tmp_path: Path):
     """Start the script as both nodes of a run, which know each other as 127.0.0.1 and 127.0.0.2."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, text in (("mpirun", MPIRUN), ("hostname", '#!/bin/sh\necho "127.0.0.$((NODE_RANK + 1))"\n')):
+    for name, text in (
+        ("mpirun", MPIRUN),
+        ("hostname", '#!/bin/sh\necho "127.0.0.$((NODE_RANK + 1))"\n'),
+    ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     started: list[subprocess.Popen[str]] = []
@@ -46,7 +50,11 @@ def nodes(tmp_path: Path):
     def start(*argv: str) -> list[subprocess.Popen[str]]:
         for rank in range(2):
             environment = {
-                **{name: value for name, value in os.environ.items() if not name.startswith("NCCL_")},
+                **{
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith("NCCL_")
+                },
                 "PATH": f"{programs}:{os.environ['PATH']}:/usr/sbin",
                 "MPI_DIRECTORY": str(tmp_path / "meeting"),
                 "MASTER_PORT": str(20000 + os.getpid() % 9000),
@@ -57,7 +65,9 @@ def nodes(tmp_path: Path):
             }
             command = ["bash", str(SCRIPT), *argv]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            started.append(subprocess.Popen(command, env=environment, start_new_session=True, **pipes))
+            started.append(
+                subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+            )
         return started
 
     yield start
@@ -73,7 +83,9 @@ def servers_left(directory: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                message = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                message = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
             if str(directory) in message and "pytest" not in message:

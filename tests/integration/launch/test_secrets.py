@@ -1,8 +1,9 @@
-"""A secret in an environment variable, used in the fields that take one, is nowhere in what three kinds of ends leave.
+"""A secret in an environment variable, used in the fields that take one, is nowhere in what three
+kinds of ends leave.
 
-Looked at are all files below the user's directory (run directories, caches, HOME, reports), what each command said, and
-the command lines of all processes while a run goes on. `secrets.json` alone may hold it, readable by its owner, while
-the run lives.
+Looked at are all files below the user's directory (run directories, caches, HOME, reports), what
+each command said, and the command lines of all processes while a run goes on. `secrets.json` alone
+may hold it, readable by its owner, while the run lives.
 """
 
 from __future__ import annotations
@@ -23,9 +24,18 @@ from drillyard.launch.agent.job import run_token
 from drillyard.supervise.reaper import RUN_MARK, end_marked_processes
 
 TOKEN = "s3cr&t/to+k%n-7h1s"
-FORMS = [TOKEN, quote(TOKEN), quote(TOKEN, safe=""), base64.b64encode(TOKEN.encode()).decode(), json.dumps(TOKEN)[1:-1]]
+FORMS = [
+    TOKEN,
+    quote(TOKEN),
+    quote(TOKEN, safe=""),
+    base64.b64encode(TOKEN.encode()).decode(),
+    json.dumps(TOKEN)[1:-1],
+]
 REFERENCE = "${env:PLANTED_TOKEN}"
-PRINTS = 'echo "$PLANTED_TOKEN $URL"; echo "ValueError: bad $URL" >&2; printf "%s" "$PLANTED_TOKEN" | base64'
+PRINTS = (
+    'echo "$PLANTED_TOKEN $URL"; echo "ValueError: bad $URL" >&2; printf "%s" "$PLANTED_TOKEN" |'
+    " base64"
+)
 
 
 class CommandLines:
@@ -89,13 +99,23 @@ def holders(desk: Desk, *, while_it_lives: bool = False) -> list[str]:
 def say(desk: Desk, *arguments: object) -> int:
     """Give a command, whose words must not hold the secret; its exit code."""
     done = desk.say(*arguments)
-    assert not [form for form in FORMS if form in done.stdout + done.stderr], (arguments, done.stdout, done.stderr)
+    assert not [form for form in FORMS if form in done.stdout + done.stderr], (
+        arguments,
+        done.stdout,
+        done.stderr,
+    )
     return done.returncode
 
 
 def look_from_everywhere(desk: Desk, run: str) -> None:
     """Every command that shows something of a run."""
-    for arguments in (["status"], ["status", "--json"], ["logs"], ["logs", "--json"], ["artifacts"]):
+    for arguments in (
+        ["status"],
+        ["status", "--json"],
+        ["logs"],
+        ["logs", "--json"],
+        ["artifacts"],
+    ):
         say(desk, "runs", arguments[0], run, *arguments[1:])
     say(desk, "runs", "list")
 
@@ -103,7 +123,11 @@ def look_from_everywhere(desk: Desk, run: str) -> None:
 def test_workloads_that_print_their_secrets(desk: Desk) -> None:
     """One succeeds, one fails and one is cancelled."""
     seen = CommandLines()
-    ends = {"good": ("true", 0), "bad": ("exit 1", 1), "ended": ("touch begun; exec sleep 1000", 130)}
+    ends = {
+        "good": ("true", 0),
+        "bad": ("exit 1", 1),
+        "ended": ("touch begun; exec sleep 1000", 130),
+    }
     for name, (last, code) in ends.items():
         environment = {"WORKLOAD_KEY": f"x-{REFERENCE}"}
         workload = {"command": ["bash", "-c", f"{PRINTS}; {last}"], "environment": environment}
@@ -124,7 +148,8 @@ def test_workloads_that_print_their_secrets(desk: Desk) -> None:
 
 
 def test_training_runs_whose_settings_hold_secrets(desk: Desk) -> None:
-    """One trains to its end, in a directory that comes from the environment too; one cannot read its data."""
+    """One trains to its end, in a directory that comes from the environment too; one cannot read
+    its data."""
     rows = write_rows(desk.directory / "rows.jsonl", 60)
     seen = CommandLines()
     desk.environment |= {"SCRATCH_OF_TEST": str(desk.directory)}

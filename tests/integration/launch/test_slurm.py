@@ -1,4 +1,5 @@
-"""Runs on a real Slurm cluster of four nodes: what each disturbance leads to, and what users see."""
+"""Runs on a real Slurm cluster of four nodes: what each disturbance leads to, and what users
+see."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ for step in range(1, 9):
         print(f"[titan] 2026-11-21 10:00:{step:02} - root - INFO - step: {step:2}  loss: {12.5 - step:7.4f}  "
               f"grad_norm:  1.2500  memory:  0.50GiB(1.00%)  tps: {1000 + step}  tflops: 1.00  mfu: 0.10%", flush=True)
 dist.destroy_process_group()
-"""
+"""  # noqa: E501
 """A training script of somebody else, whose log is in the shape of torchtitan's."""
 
 SAVES = """
@@ -60,7 +61,9 @@ while not (run / "enough").exists():
 class IndexReadHere(Programs):
     """Reads the index of runs in this process: hundreds of looks would wait for a Python each."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> Result:
         """As Programs.run."""
         *_, verb, option, cluster = argv
         if (verb, option) != ("list", "--cluster"):
@@ -94,7 +97,13 @@ def desk(cluster: SlurmCluster, tmp_path: Path) -> Desk:
 def sit_down(cluster: SlurmCluster, directory: Path, **changes: Any) -> Desk:
     """A user whose cluster config has these changes."""
     slurm = {"partition": "main", "gres": f"gpu:{GPUS_PER_NODE}"} | changes.pop("slurm", {})
-    settings = {"name": "quad", "platform": "slurm", "nodes": 2, "processes_per_node": 1, "slurm": slurm}
+    settings = {
+        "name": "quad",
+        "platform": "slurm",
+        "nodes": 2,
+        "processes_per_node": 1,
+        "slurm": slurm,
+    }
     desk = Desk(directory, settings | {"python": sys.executable} | changes)
     desk.environment["SLURM_CONF"] = cluster.environment["SLURM_CONF"]
     return desk
@@ -103,7 +112,11 @@ def sit_down(cluster: SlurmCluster, directory: Path, **changes: Any) -> Desk:
 def saves(desk: Desk, name: str) -> tuple[Path, Path]:
     """A run config of SAVES, and its run directory."""
     environment = {"RUN": "{run_directory}", "ROUND": "{round}"}
-    workload = {"command": [sys.executable, "-c", SAVES], "environment": environment, "checkpoints": "saved/*"}
+    workload = {
+        "command": [sys.executable, "-c", SAVES],
+        "environment": environment,
+        "checkpoints": "saved/*",
+    }
     return desk.write_run(name, workload), desk.directory / "runs" / name
 
 
@@ -114,7 +127,8 @@ def job_of(desk: Desk, handle: str) -> str:
 
 @contextlib.contextmanager
 def looking(desk: Desk) -> Iterator[SlurmLauncher]:
-    """What `drillyard runs` asks, in this process: it looks often enough to see what lasts for seconds."""
+    """What `drillyard runs` asks, in this process: it looks often enough to see what lasts for
+    seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HOME", "SLURM_CONF"):
             patch.setenv(name, desk.environment[name])
@@ -194,7 +208,9 @@ def test_a_run_that_loses_a_node_twice_and_reaches_its_time_limit_loses_no_bit(
     assert run.last_step() == STEPS and run.weights() == reference.run.weights()
 
 
-def test_nodes_without_the_storage_are_named_and_left_out(cluster: SlurmCluster, desk: Desk) -> None:
+def test_nodes_without_the_storage_are_named_and_left_out(
+    cluster: SlurmCluster, desk: Desk
+) -> None:
     config, directory = saves(desk, "unmounted")
     # The first one would run the job script, the other one joins a leader.
     for node in ("n1", "n3"):
@@ -239,12 +255,19 @@ def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_h
     until(lambda: {node for node, _ in written(directory, 1)} == {0, 1}, "attempt 1")
     (directory / "enough").touch()
     assert desk.say("runs", "wait", handle).returncode == 0
-    last_of_old, first_of_new = max(at for _, at in written(directory, 0)), min(at for _, at in written(directory, 1))
+    last_of_old, first_of_new = (
+        max(at for _, at in written(directory, 0)),
+        min(at for _, at in written(directory, 1)),
+    )
     assert last_of_old < first_of_new
-    until(lambda: not cluster.processes(str(directory)), f"left: {cluster.processes(str(directory))}")
+    until(
+        lambda: not cluster.processes(str(directory)), f"left: {cluster.processes(str(directory))}"
+    )
 
 
-def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmCluster, desk: Desk) -> None:
+def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(
+    cluster: SlurmCluster, desk: Desk
+) -> None:
     config, directory = saves(desk, "twice")
     # Of two launches at the same moment one submits.
     launches = [desk.start("launch", config) for _ in range(2)]
@@ -255,12 +278,15 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(cluster: SlurmClust
     desk.wait_for(handle, is_running)
     refused = desk.say("launch", config)
     first = job_of(desk, handle)
-    assert refused.returncode == 2 and says(refused.stderr, f"{handle}: ... running already ... job {first}")
+    assert refused.returncode == 2 and says(
+        refused.stderr, f"{handle}: ... running already ... job {first}"
+    )
     assert desk.launch(config, "--replace") == handle
     desk.wait_for(handle, is_running)
     second = job_of(desk, handle)
     assert first != second and cluster.job(first) == "CANCELLED"
-    # Somebody who does not know drillyard cancels it: it must not queue itself again, although it has saved.
+    # Somebody who does not know drillyard cancels it: it must not queue itself again, although it
+    # has saved.
     until(lambda: bool(written(directory, 0)), "attempt 0")
     cluster.run("scancel", second)
     status = desk.wait_for(handle, lambda status: status["state"] == "cancelled")
@@ -287,7 +313,13 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
     desk.wait_for(handle, is_running)
     until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
     # The partition's PreemptMode is CANCEL: Slurm itself would let the job end here.
-    urgent = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1000"]
+    urgent = [
+        "--partition=urgent",
+        "--nodes=4",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 1000",
+    ]
     other = cluster.run("sbatch", "--parsable", *urgent).stdout.strip()
     status = waiting(desk, handle)
     assert status.state is State.restarting and says(status.reason or "", "queued again")
@@ -299,16 +331,36 @@ def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, 
 
 def test_a_sweep_is_one_array_of_runs(cluster: SlurmCluster, tmp_path: Path) -> None:
     desk = sit_down(cluster, tmp_path / "desk", nodes=1)
-    workload = {"command": ["bash", "-c", 'echo "rate $RATE"; [ "$RATE" != 3 ]'], "environment": {"RATE": "0"}}
+    workload = {
+        "command": ["bash", "-c", 'echo "rate $RATE"; [ "$RATE" != 3 ]'],
+        "environment": {"RATE": "0"},
+    }
     config = desk.write_run("sweep", workload)
-    done = desk.say("launch", config, "--sweep", "workload.environment.RATE='1','2','3','4'", "--max-failures", 0)
+    done = desk.say(
+        "launch",
+        config,
+        "--sweep",
+        "workload.environment.RATE='1','2','3','4'",
+        "--max-failures",
+        0,
+    )
     assert done.returncode == 0, done.stderr
     handles = done.stdout.split()
     assert len(handles) == 4
-    ends = [desk.wait_for(handle, lambda message: message["state"] in ("succeeded", "failed")) for handle in handles]
-    assert [message["state"] for message in ends] == ["succeeded", "succeeded", "failed", "succeeded"]
+    ends = [
+        desk.wait_for(handle, lambda message: message["state"] in ("succeeded", "failed"))
+        for handle in handles
+    ]
+    assert [message["state"] for message in ends] == [
+        "succeeded",
+        "succeeded",
+        "failed",
+        "succeeded",
+    ]
     array = {message["native"]["job_id"].split("_")[0] for message in ends}
-    assert len(array) == 1 and [message["native"]["job_id"].split("_")[1] for message in ends] == list("0123")
+    assert len(array) == 1 and [
+        message["native"]["job_id"].split("_")[1] for message in ends
+    ] == list("0123")
     assert ends[2]["failure"]["exit_code"] == 1
     assert "rate 2" in desk.say("runs", "logs", handles[1]).stdout
 
@@ -319,11 +371,17 @@ def test_a_script_of_torchrun_that_logs_as_torchtitan_is_launched_and_measured(
     desk = sit_down(cluster, tmp_path / "desk", slurm={"directory": str(tmp_path / "project")})
     (desk.directory / "train.py").write_text(TITAN, encoding="utf-8")
     subprocess.run(["git", "init", "-q"], cwd=desk.directory, check=True)
-    workload = {"command": ["python", "train.py"], "per": "gpu", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
+    workload = {
+        "command": ["python", "train.py"],
+        "per": "gpu",
+        "environment": {"GLOO_SOCKET_IFNAME": "lo"},
+    }
     desk.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     handle = desk.launch(desk.write_run("titan", workload), "--sync")
     assert desk.say("runs", "wait", handle).returncode == 0, desk.say("runs", "logs", handle).stdout
-    fetched = desk.say("runs", "artifacts", handle, "launch/node-0.log", "--fetch", tmp_path / "here")
+    fetched = desk.say(
+        "runs", "artifacts", handle, "launch/node-0.log", "--fetch", tmp_path / "here"
+    )
     assert fetched.returncode == 0, fetched.stderr
     measured = desk.say("metrics", tmp_path / "here" / "launch" / "node-0.log", "--json")
     assert measured.returncode == 0, measured.stderr
@@ -334,12 +392,16 @@ def test_who_follows_logs_hears_all_although_the_controller_is_away(
     cluster: SlurmCluster, desk: Desk, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    script = f"echo before $NODE_RANK; while [ ! -e {go} ]; do sleep 0.1; done; echo after $NODE_RANK"
+    script = (
+        f"echo before $NODE_RANK; while [ ! -e {go} ]; do sleep 0.1; done; echo after $NODE_RANK"
+    )
     handle = desk.launch(desk.write_run("talks", {"command": ["bash", "-c", script]}))
     follower = desk.start("runs", "logs", "-f", handle)
     assert follower.stdout is not None and follower.stderr is not None
     heard = []
-    while not (any("before 0" in line for line in heard) and any("before 1" in line for line in heard)):
+    while not (
+        any("before 0" in line for line in heard) and any("before 1" in line for line in heard)
+    ):
         heard.append(follower.stdout.readline())
     cluster.stop_controller()
     while not says(said := follower.stderr.readline(), "trying again"):
@@ -362,10 +424,16 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         for name in ("sbatch", "squeue", "scancel", "sinfo", "sacct"):
             command = login.home / "bin" / name
             slurm_conf = cluster.environment["SLURM_CONF"]
-            command.write_text(f'#!/bin/sh\nSLURM_CONF={slurm_conf} exec {shutil.which(name)} "$@"\n')
+            command.write_text(
+                f'#!/bin/sh\nSLURM_CONF={slurm_conf} exec {shutil.which(name)} "$@"\n'
+            )
             command.chmod(0o755)
         project = tmp_path / "project"
-        slurm = {"login_host": "h0", "config_file": str(hosts.config_file), "directory": str(project)}
+        slurm = {
+            "login_host": "h0",
+            "config_file": str(hosts.config_file),
+            "directory": str(project),
+        }
         desk = sit_down(cluster, tmp_path / "desk", slurm=slurm)
         desk.environment["SLURM_CONF"] = "/nonexistent"
         config, _ = saves(desk, "remote")
@@ -373,7 +441,10 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         status = desk.wait_for(handle, is_running)
         until(lambda: bool(written(project / "runs" / "remote", 0)), "attempt 0")
         hosts.close_connections()
-        assert says(desk.say("runs", "logs", handle).stdout, f"attempt 0 ... remote ... {status['hosts'][1]}")
+        assert says(
+            desk.say("runs", "logs", handle).stdout,
+            f"attempt 0 ... remote ... {status['hosts'][1]}",
+        )
         login.power_off()
         away = desk.say("runs", "status", handle)
         assert away.returncode == 2 and "h0" in away.stderr and "ssh: connect" in away.stderr
@@ -382,7 +453,9 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
         assert desk.status(handle)["state"] == "cancelled" and not cluster.processes(str(project))
 
 
-def test_what_slurm_refuses_is_reported_with_what_to_do(cluster: SlurmCluster, desk: Desk, tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_reported_with_what_to_do(
+    cluster: SlurmCluster, desk: Desk, tmp_path: Path
+) -> None:
     lost = sit_down(cluster, tmp_path / "lost", slurm={"partition": "nosuch"})
     run = lost.write_run("refused", {"command": ["true"]})
     done = lost.say("launch", run)
@@ -400,20 +473,26 @@ def test_what_slurm_refuses_is_reported_with_what_to_do(cluster: SlurmCluster, d
     nothing = sit_down(cluster, tmp_path / "nothing")
     (tmp_path / "bin").mkdir()
     for name in ("env", "sh", "mktemp", "tar", "rm", "python3"):
-        (tmp_path / "bin" / name).symlink_to(sys.executable if name == "python3" else shutil.which(name) or name)
+        (tmp_path / "bin" / name).symlink_to(
+            sys.executable if name == "python3" else shutil.which(name) or name
+        )
     nothing.environment["PATH"] = str(tmp_path / "bin")
     done = nothing.say("launch", run)
     assert done.returncode == 2 and "set slurm.login_host" in done.stderr
 
 
-def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(cluster: SlurmCluster, desk: Desk) -> None:
+def test_a_job_that_waits_tells_why_and_is_cancelled_in_the_queue(
+    cluster: SlurmCluster, desk: Desk
+) -> None:
     config, _ = saves(desk, "first")
     first = desk.launch(config)
     desk.wait_for(first, is_running)
     after, _ = saves(desk, "second")
     second = desk.launch(after, "--after", first)
     status = desk.wait_for(second, lambda status: status["native"].get("reason") == "Dependency")
-    assert status["state"] == "queued" and says(status["reason"], "waits ... another run ... (Dependency)")
+    assert status["state"] == "queued" and says(
+        status["reason"], "waits ... another run ... (Dependency)"
+    )
     assert desk.say("runs", "cancel", second).returncode == 0
     assert desk.status(second)["state"] == "cancelled" and desk.status(first)["state"] == "running"
     assert desk.say("runs", "cancel", first).returncode == 0

@@ -1,4 +1,5 @@
-"""What users of a real Slurm cluster of four nodes see while disks fail and while a run is being submitted.
+"""What users of a real Slurm cluster of four nodes see while disks fail and while a run is being
+submitted.
 
 Mounts small file systems, which needs root.
 """
@@ -56,7 +57,9 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
         )
         holds = Holds(tmp_path, "attempt-0-forward-1")
         python = holds.interpreter(tmp_path / "python")
-        desk = sit_down(cluster, tmp_path / "desk", python=python, environment={"GLOO_SOCKET_IFNAME": "lo"})
+        desk = sit_down(
+            cluster, tmp_path / "desk", python=python, environment={"GLOO_SOCKET_IFNAME": "lo"}
+        )
         handle = desk.launch(config)
         until(lambda: holds.reached("attempt-0-forward-1", 0, 1), "the last evaluation")
         disk.fill()
@@ -73,16 +76,22 @@ def test_a_full_disk_at_the_export_is_the_cause_that_is_reported(
         assert status["state"] == "failed", status
         state = disk.place / "runs" / "full-export" / "launch" / "state.json"
         *silent, _, reported_at = times
-        assert all(began_at < state.stat().st_mtime for began_at in silent), "silent although the end was written"
+        assert all(began_at < state.stat().st_mtime for began_at in silent), (
+            "silent although the end was written"
+        )
         assert reported_at - status["ended_at"] < SECONDS_TO_TELL
         assert status["failure"]["exit_code"] == 2
         assert says(status["failure"]["reason"], "cannot export ... No space left")
-        assert desk.say("runs", "status", handle).stdout.count("cannot export") <= 2, "headline and last lines"
+        assert desk.say("runs", "status", handle).stdout.count("cannot export") <= 2, (
+            "headline and last lines"
+        )
     finally:
         disk.unmount()
 
 
-def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     disk = LoopDisk(tmp_path / "desk" / "runs", 16 * MIB, tmp_path)
     disk.make()
     try:
@@ -93,8 +102,11 @@ def test_a_run_whose_directory_turns_read_only_is_not_running_any_more(cluster: 
         until(lambda: {node for node, _ in written(directory, 0)} == {0, 1}, "attempt 0")
         disk.abort()
         failed_at = time.monotonic()
-        # A look on the way may find its ranks ended and no cause yet; it restarts until Slurm has ended the job.
-        status = desk.wait_for(handle, lambda status: says(status["reason"] or "", f"{directory}/launch ... Read-only"))
+        # A look on the way may find its ranks ended and no cause yet; it restarts until Slurm has
+        # ended the job.
+        status = desk.wait_for(
+            handle, lambda status: says(status["reason"] or "", f"{directory}/launch ... Read-only")
+        )
         assert time.monotonic() - failed_at < SECONDS_TO_TELL
         assert status["state"] in ("restarting", "failed"), status
         cancelled = desk.say("runs", "cancel", handle)
@@ -131,5 +143,7 @@ def test_of_many_who_look_during_a_submission_nobody_sees_a_run_that_failed(
                 go.touch()
     assert launching.returncode == 0
     # Each look sees the run, and sees it once.
-    assert seen.total() == looks and set(seen) <= {State.queued, State.starting, State.running}, seen
+    assert seen.total() == looks and set(seen) <= {State.queued, State.starting, State.running}, (
+        seen
+    )
     (directory / "enough").touch()

@@ -1,4 +1,5 @@
-"""Runs on two hosts by ssh: what each disturbance leads to, and that cancel leaves nothing on either."""
+"""Runs on two hosts by ssh: what each disturbance leads to, and that cancel leaves nothing on
+either."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ for step in range(1, 9):
         print(f"[titan] 2026-11-21 10:00:{step:02} - root - INFO - step: {step:2}  loss: {12.5 - step:7.4f}  "
               f"grad_norm:  1.2500  memory:  0.50GiB(1.00%)  tps: {1000 + step}  tflops: 1.00  mfu: 0.10%", flush=True)
 dist.destroy_process_group()
-"""
+"""  # noqa: E501
 """A training script of somebody else, whose log is in the shape of torchtitan's."""
 
 
@@ -54,7 +55,11 @@ def desk(hosts: SshHosts, tmp_path: Path) -> Desk:
 
 def cluster(hosts: SshHosts, **changes: Any) -> dict[str, Any]:
     """The cluster config of both hosts."""
-    ssh = {"hosts": hosts.names, "config_file": str(hosts.config_file), "rendezvous_host": "127.0.0.1"}
+    ssh = {
+        "hosts": hosts.names,
+        "config_file": str(hosts.config_file),
+        "rendezvous_host": "127.0.0.1",
+    }
     settings = {"name": "pair", "platform": "ssh", "nodes": 2, "processes_per_node": 1, "ssh": ssh}
     return settings | {"python": sys.executable} | changes
 
@@ -63,7 +68,11 @@ def find(host: SshHost, *words: str) -> int:
     """The one process of a host whose command line has all these words."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
-        found = [pid for pid, command in host.processes().items() if all(word in command for word in words)]
+        found = [
+            pid
+            for pid, command in host.processes().items()
+            if all(word in command for word in words)
+        ]
         if len(found) == 1:
             return found[0]
         assert time.monotonic() < deadline, (words, host.processes())
@@ -83,7 +92,10 @@ def rank_of(host: SshHost, rank: int) -> int:
     for pid in host.processes():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if f"RANK={rank}".encode() in environment and os.readlink(f"/proc/{pid}/fd/1") != os.devnull:
+            if (
+                f"RANK={rank}".encode() in environment
+                and os.readlink(f"/proc/{pid}/fd/1") != os.devnull
+            ):
                 return pid
     raise AssertionError(host.processes())
 
@@ -100,7 +112,10 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
         return holds.reached(moments[step], 0, 1) and saved in checkpoints
 
     def reported_of(number: int, reason: str) -> bool:
-        return any(each["round"] == number and each["reason"].startswith(reason) for each in run.events("failure"))
+        return any(
+            each["round"] == number and each["reason"].startswith(reason)
+            for each in run.events("failure")
+        )
 
     python = holds.interpreter(tmp_path / "python")
     desk = Desk(tmp_path / "desk", cluster(hosts, python=python))
@@ -113,7 +128,8 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     os.kill(rank_of(h1, 1), signal.SIGKILL)
     until(lambda: reported_of(0, "node 1 (h1): rank 1: killed by SIGKILL"), "the cause")
     holds.release(moments[8])
-    # The agent of the second host is killed: its ranks end, its respawner starts it again, and nothing is counted.
+    # The agent of the second host is killed: its ranks end, its respawner starts it again, and
+    # nothing is counted.
     until(lambda: held_at(14, saved=10), "attempt 1")
     os.kill(find(h1, "agent run", "--node-rank 1"), signal.SIGKILL)
     until(lambda: reported_of(1, "lost node 1 (h1)"), "the loss")
@@ -127,7 +143,11 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     assert (status["state"], status["failures"], status["hosts"]) == ("succeeded", 1, ["h0", "h1"])
     assert [start["round"] for start in run.events("round_start")] == [0, 1, 2, 3]
     # Node 0 did nothing wrong; but nobody has asked the run to stop.
-    assert [end["status"] for end in run.events("end") if end["status"] == "interrupted"] == run.events("signal") == []
+    assert (
+        [end["status"] for end in run.events("end") if end["status"] == "interrupted"]
+        == run.events("signal")
+        == []
+    )
     assert [resumed["step"] for resumed in run.events("resume")] == [5, 10, 20]
     undisturbed = reference.run.figures()
     assert {step for step, _, _ in run.figures()} == set(range(1, STEPS + 1))
@@ -136,7 +156,9 @@ def test_a_killed_rank_and_killed_agents_cost_restarts_and_no_bit(
     assert hosts.nothing_left(), hosts.processes()
 
 
-def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(hosts: SshHosts, desk: Desk) -> None:
+def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(
+    hosts: SshHosts, desk: Desk
+) -> None:
     stubborn = """setsid bash -c 'trap "" TERM; sleep 1000' & sleep 1000"""
     run = desk.write_run("stubborn", {"command": ["bash", "-c", stubborn]})
     handle = desk.launch(run)
@@ -157,7 +179,9 @@ def test_cancel_leaves_no_process_on_any_host_and_a_run_is_not_started_twice(hos
     assert desk.say("runs", "cancel", handle).returncode == 0
 
 
-def test_cancel_without_the_head_host_ends_the_others_and_names_it(hosts: SshHosts, desk: Desk) -> None:
+def test_cancel_without_the_head_host_ends_the_others_and_names_it(
+    hosts: SshHosts, desk: Desk
+) -> None:
     h0, h1 = hosts.hosts
     handle = desk.launch(desk.write_run("headless", {"command": ["sleep", "1000"]}))
     desk.wait_for(handle, lambda status: status["state"] == "running")
@@ -175,14 +199,20 @@ def test_cancel_without_the_head_host_ends_the_others_and_names_it(hosts: SshHos
     assert status["state"] in ("failed", "cancelled"), status
 
 
-def test_who_follows_logs_hears_all_although_the_connection_is_cut(hosts: SshHosts, desk: Desk, tmp_path: Path) -> None:
+def test_who_follows_logs_hears_all_although_the_connection_is_cut(
+    hosts: SshHosts, desk: Desk, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
-    script = f"echo before $NODE_RANK; while [ ! -e {go} ]; do sleep 0.1; done; echo after $NODE_RANK"
+    script = (
+        f"echo before $NODE_RANK; while [ ! -e {go} ]; do sleep 0.1; done; echo after $NODE_RANK"
+    )
     handle = desk.launch(desk.write_run("talks", {"command": ["bash", "-c", script]}))
     follower = desk.start("runs", "logs", "-f", handle)
     assert follower.stdout is not None
     heard = []
-    while not (any("before 0" in line for line in heard) and any("before 1" in line for line in heard)):
+    while not (
+        any("before 0" in line for line in heard) and any("before 1" in line for line in heard)
+    ):
         heard.append(follower.stdout.readline())
     hosts.close_connections()
     go.touch()
@@ -200,14 +230,20 @@ def test_a_script_of_torchrun_that_logs_as_torchtitan_is_launched_and_measured(
     (desk.directory / "train.py").write_text(TITAN, encoding="utf-8")
     (desk.directory / ".gitignore").write_text("*.log\n")
     subprocess.run(["git", "init", "-q"], cwd=desk.directory, check=True)
-    workload = {"command": ["python", "train.py"], "per": "gpu", "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
+    workload = {
+        "command": ["python", "train.py"],
+        "per": "gpu",
+        "environment": {"GLOO_SOCKET_IFNAME": "lo"},
+    }
     ssh = {"directory": str(tmp_path / "project")}
     settings = cluster(hosts)
     Desk(desk.directory, settings | {"ssh": settings["ssh"] | ssh})
     handle = desk.launch(desk.write_run("titan", workload), "--sync")
     assert desk.say("runs", "wait", handle).returncode == 0, desk.say("runs", "logs", handle).stdout
     assert (tmp_path / "project" / "train.py").read_text() == TITAN
-    fetched = desk.say("runs", "artifacts", handle, "launch/node-0.log", "--fetch", tmp_path / "here")
+    fetched = desk.say(
+        "runs", "artifacts", handle, "launch/node-0.log", "--fetch", tmp_path / "here"
+    )
     assert fetched.returncode == 0, fetched.stderr
     measured = desk.say("metrics", tmp_path / "here" / "launch" / "node-0.log", "--json")
     assert measured.returncode == 0, measured.stderr
@@ -232,12 +268,20 @@ def test_all_that_is_wrong_is_reported_at_once_and_nothing_is_started(
     python = h0.directory / "private" / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    config = hosts.config_file.read_text() + f"Host h9\n  HostName 127.0.0.1\n  Port {free_port_number()}\n"
+    config = (
+        hosts.config_file.read_text()
+        + f"Host h9\n  HostName 127.0.0.1\n  Port {free_port_number()}\n"
+    )
     (tmp_path / "ssh_config").write_text(config)
     settings = cluster(hosts, python=str(hosts.private / "python"), nodes=3)
     settings["ssh"] |= {"hosts": ["h0", "h1", "h9"], "config_file": str(tmp_path / "ssh_config")}
     broken = Desk(tmp_path / "broken", settings)
-    run = write_config(desk.directory, "nowhere", output=str(hosts.private / "runs"), data__source=str(tmp_path / "x"))
+    run = write_config(
+        desk.directory,
+        "nowhere",
+        output=str(hosts.private / "runs"),
+        data__source=str(tmp_path / "x"),
+    )
     first = port_of(Handle("ssh", "pair", "nowhere"))
     with contextlib.ExitStack() as taken:
         for port in range(first, first + 16):
@@ -250,8 +294,12 @@ def test_all_that_is_wrong_is_reported_at_once_and_nothing_is_started(
     assert says(done.stderr, "h9: ... reached: ssh: ... 127.0.0.1")
     unshared = Desk(tmp_path / "unshared", cluster(hosts))
     done = unshared.say("launch", run)
-    assert done.returncode == 2 and says(done.stderr, f"h1: {hosts.private}/runs ... h0 ... storage.directory")
-    assert not any((host.directory / "private" / "runs" / "nowhere").exists() for host in hosts.hosts)
+    assert done.returncode == 2 and says(
+        done.stderr, f"h1: {hosts.private}/runs ... h0 ... storage.directory"
+    )
+    assert not any(
+        (host.directory / "private" / "runs" / "nowhere").exists() for host in hosts.hosts
+    )
     assert not list((h0.directory / "private" / "runs").iterdir())
     hosts.close_connections()
     assert hosts.nothing_left(), hosts.processes()
@@ -262,7 +310,9 @@ def test_ctrl_c_while_the_hosts_are_looked_at_starts_nothing(hosts: SshHosts, de
     slow.write_text(f'#!/bin/sh\ntouch "$HOME/asked"\nsleep 5\nexec {sys.executable} "$@"\n')
     slow.chmod(0o755)
     try:
-        launching = desk.start("launch", desk.write_run("torn", {"command": ["sleep", "1000"]}), start_new_session=True)
+        launching = desk.start(
+            "launch", desk.write_run("torn", {"command": ["sleep", "1000"]}), start_new_session=True
+        )
         until((hosts.hosts[1].home / "asked").exists, "the check")
         os.killpg(launching.pid, signal.SIGINT)
         out, errors = launching.communicate(timeout=TIMEOUT_SECONDS)

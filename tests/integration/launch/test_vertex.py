@@ -1,4 +1,5 @@
-"""Runs on Vertex AI: Google's own clients against a server that speaks the service's protocol, and a bucket server."""
+"""Runs on Vertex AI: Google's own clients against a server that speaks the service's protocol, and
+a bucket server."""
 
 from __future__ import annotations
 
@@ -47,12 +48,17 @@ def vertex(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vertex]:
         ({"consumption": "spot"}, "SPOT"),
         ({"consumption": "flex-start", "vertex": "max_wait_hours: 0"}, "FLEX_START"),
         (
-            {"consumption": "reservation", "reservation": "projects/1/zones/us-central1-b/reservations/r"},
+            {
+                "consumption": "reservation",
+                "reservation": "projects/1/zones/us-central1-b/reservations/r",
+            },
             "STANDARD",
         ),
     ],
 )
-def test_what_is_planned_is_what_arrives(vertex: Vertex, settings: dict[str, str], strategy: str) -> None:
+def test_what_is_planned_is_what_arrives(
+    vertex: Vertex, settings: dict[str, str], strategy: str
+) -> None:
     place = Place(vertex, **settings)
     plan = place.plan()
     create = plan.steps[1]
@@ -65,7 +71,11 @@ def test_what_is_planned_is_what_arrives(vertex: Vertex, settings: dict[str, str
 
 def without_false(body: Any) -> Any:
     """Enum values by name and defaults left out: a job as it is, however its JSON was written."""
-    return json.loads(CustomJob.to_json(CustomJob.from_json(json.dumps(body)), including_default_value_fields=False))
+    return json.loads(
+        CustomJob.to_json(
+            CustomJob.from_json(json.dumps(body)), including_default_value_fields=False
+        )
+    )
 
 
 def test_all_files_of_the_plan_are_in_the_bucket_before_the_job_is_made(vertex: Vertex) -> None:
@@ -75,13 +85,19 @@ def test_all_files_of_the_plan_are_in_the_bucket_before_the_job_is_made(vertex: 
     seen: list[str] = []
 
     def there() -> list[str]:
-        return [path for path in wanted if Place(vertex).launcher.read("files", f"launch/{path}", 0)]
+        return [
+            path for path in wanted if Place(vertex).launcher.read("files", f"launch/{path}", 0)
+        ]
 
     # At that moment the service knows the job already, so its files can be asked for.
     vertex.on_created = lambda job: seen.extend(there())
     place.launcher.submit(plan)
     assert set(seen) == wanted
-    assert not [path for path, _ in place.launcher.artifacts("files") if "secret" in path or "agent/" in path]
+    assert not [
+        path
+        for path, _ in place.launcher.artifacts("files")
+        if "secret" in path or "agent/" in path
+    ]
     job = plan.file("job.json").content.encode()
     assert place.launcher.read("files", "launch/job.json", 0) == job
     assert place.launcher.read("files", "launch/job.json", 10) == job[10:]
@@ -96,7 +112,9 @@ def test_secrets_travel_beside_the_plan(vertex: Vertex, monkeypatch: pytest.Monk
     assert vertex.requests == []
     monkeypatch.setenv("A_TOKEN", "hunter2")
     place.launcher.submit(plan)
-    assert json.loads(place.launcher.read("secretive", "launch/secrets.json", 0)) == {"A_TOKEN": "hunter2"}
+    assert json.loads(place.launcher.read("secretive", "launch/secrets.json", 0)) == {
+        "A_TOKEN": "hunter2"
+    }
     assert "hunter2" not in json.dumps(vertex.bodies)
 
 
@@ -207,21 +225,37 @@ def details(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 DISABLED = details("ErrorInfo", reason="SERVICE_DISABLED", domain="googleapis.com", metadata={})
-EXCEEDED = details("QuotaFailure", violations=[{"subject": "project", "description": "custom_model_training"}])
-FIELD = details("BadRequest", fieldViolations=[{"field": "job_spec.network", "description": "no such network"}])
+EXCEEDED = details(
+    "QuotaFailure", violations=[{"subject": "project", "description": "custom_model_training"}]
+)
+FIELD = details(
+    "BadRequest", fieldViolations=[{"field": "job_spec.network", "description": "no such network"}]
+)
 
 
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [
-        (Refusal("PERMISSION_DENIED", "Permission denied on resource."), "roles/aiplatform.user .*my-project"),
-        (Refusal("PERMISSION_DENIED", "API disabled.", [DISABLED]), "gcloud services enable aiplatform.googleapis.com"),
+        (
+            Refusal("PERMISSION_DENIED", "Permission denied on resource."),
+            "roles/aiplatform.user .*my-project",
+        ),
+        (
+            Refusal("PERMISSION_DENIED", "API disabled.", [DISABLED]),
+            "gcloud services enable aiplatform.googleapis.com",
+        ),
         (
             Refusal("RESOURCE_EXHAUSTED", "Quota exceeded.", [EXCEEDED]),
             r"custom_model_training_nvidia_h100_mega_gpus: 16 .*us-central1",
         ),
-        (Refusal("INVALID_ARGUMENT", "List of found errors.", [FIELD]), "job_spec.network: no such network"),
-        (Refusal("NOT_FOUND", "Location not found."), r"location.project \(my-project\) .*location.region"),
+        (
+            Refusal("INVALID_ARGUMENT", "List of found errors.", [FIELD]),
+            "job_spec.network: no such network",
+        ),
+        (
+            Refusal("NOT_FOUND", "Location not found."),
+            r"location.project \(my-project\) .*location.region",
+        ),
     ],
 )
 def test_a_refusal_says_what_to_do(vertex: Vertex, refusal: Refusal, words: str) -> None:
@@ -260,7 +294,9 @@ def test_an_unknown_project_is_reported(vertex: Vertex) -> None:
 
 def test_a_missing_bucket_is_reported_before_a_job_is_made(vertex: Vertex) -> None:
     place = Place(vertex, storage="{bucket: nobodys-bucket}")
-    with pytest.raises(UserError, match=r"no bucket nobodys-bucket(.|\n)*gcloud storage buckets create"):
+    with pytest.raises(
+        UserError, match=r"no bucket nobodys-bucket(.|\n)*gcloud storage buckets create"
+    ):
         place.launcher.submit(place.plan())
     assert vertex.jobs == {}
 
@@ -279,9 +315,14 @@ def test_a_lost_answer_does_not_make_a_second_job(vertex: Vertex) -> None:
     assert len(vertex.jobs) == 1
 
 
-def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(vertex: Vertex, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_while_the_job_is_made_ends_with_the_handle(
+    vertex: Vertex, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = Place(vertex)
     plan = place.plan()
     vertex.on_created = lambda job: os.kill(os.getpid(), signal.SIGINT)
     assert str(place.launcher.submit(plan)) == "vertex://c/tiny"
-    assert says(capsys.readouterr().err, "vertex://c/tiny ... already; drillyard runs cancel vertex://c/tiny")
+    assert says(
+        capsys.readouterr().err,
+        "vertex://c/tiny ... already; drillyard runs cancel vertex://c/tiny",
+    )

@@ -1,5 +1,5 @@
-"""What a job's containers do on Vertex AI: their command is started once per replica, as the service does it, with
-CLUSTER_SPEC and the bucket behind the real gcsfuse in the place of /gcs.
+"""What a job's containers do on Vertex AI: their command is started once per replica, as the
+service does it, with CLUSTER_SPEC and the bucket behind the real gcsfuse in the place of /gcs.
 """
 
 from __future__ import annotations
@@ -63,17 +63,29 @@ def replicas(mounted: Path) -> Iterator[Callable[[Vertex], Replicas]]:
 
 
 def script(name: str, text: str, **settings: Any) -> str:
-    message = {"name": name, "processes_per_node": 1, "workload": {"command": ["sh", "-c", text], **settings}}
+    message = {
+        "name": name,
+        "processes_per_node": 1,
+        "workload": {"command": ["sh", "-c", text], **settings},
+    }
     return json.dumps(message)
 
 
 def test_replicas_find_their_ranks_and_each_other(
     mounted: Path, replicas: Callable[[Vertex], Replicas], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = 'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR, $GREETING"; sleep 1; echo "again $NODE_RANK"'
+    text = (
+        'echo "rank $NODE_RANK of $NNODES at $MASTER_ADDR, $GREETING"; sleep 1; echo "again'
+        ' $NODE_RANK"'
+    )
     monkeypatch.setenv("A_GREETING", "hello")
     with Vertex() as vertex:
-        place = Place(vertex, nodes="3", network_stack="ethernet", environment="{GREETING: '${env:A_GREETING}'}")
+        place = Place(
+            vertex,
+            nodes="3",
+            network_stack="ethernet",
+            environment="{GREETING: '${env:A_GREETING}'}",
+        )
         place.launcher.submit(place.plan(script("ranks", text)))
         running = replicas(vertex)
         lines: list[bytes] = []
@@ -103,7 +115,13 @@ def test_a_preempted_replica_joins_again_and_the_run_goes_on(
     # The first round waits to be disturbed; the second one ends.
     text = 'echo "round $ROUND on $NODE_RANK"; [ "$ROUND" -gt 0 ] || sleep 120'
     with Vertex() as vertex:
-        place = Place(vertex, nodes="2", network_stack="ethernet", environment="{ROUND: '{round}'}", consumption="spot")
+        place = Place(
+            vertex,
+            nodes="2",
+            network_stack="ethernet",
+            environment="{ROUND: '{round}'}",
+            consumption="spot",
+        )
         place.launcher.submit(place.plan(script("disturbed", text)))
         running = replicas(vertex)
         until(lambda: place.launcher.status("disturbed").state is State.running)
@@ -123,7 +141,9 @@ def test_a_refused_run_is_started_once_however_often_the_service_starts_its_cont
 ) -> None:
     with Vertex() as vertex:
         place = Place(vertex, nodes="2", network_stack="ethernet")
-        place.launcher.submit(place.plan(script("refused", "echo started; echo bad config >&2; exit 2")))
+        place.launcher.submit(
+            place.plan(script("refused", "echo started; echo bad config >&2; exit 2"))
+        )
         running = replicas(vertex)
         running.run(max_restarts=4)
         assert running.restarts == 4

@@ -1,4 +1,5 @@
-"""A user of Vertex AI: a cluster on a server that speaks the service's protocol, and plans for it."""
+"""A user of Vertex AI: a cluster on a server that speaks the service's protocol, and plans for
+it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Vertex AI's custom jobs on this machine: the REST interface of JobService, judged by Google's own types.
+"""Vertex AI's custom jobs on this machine: the REST interface of JobService, judged by Google's own
+types.
 
-Every request is parsed into the protobuf that it claims to be, with unknown fields refused, and held against the rules
-that the service documents; what breaks one is answered as the service does it, with google.rpc details. A job goes
-through states when a test says so, or really runs: `Replicas` starts the containers' command as processes of this host,
-one per replica, with CLUSTER_SPEC and a directory in the place of /gcs.
+Every request is parsed into the protobuf that it claims to be, with unknown fields refused, and
+held against the rules that the service documents; what breaks one is answered as the service does
+it, with google.rpc details. A job goes through states when a test says so, or really runs:
+`Replicas` starts the containers' command as processes of this host, one per replica, with
+CLUSTER_SPEC and a directory in the place of /gcs.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from google.rpc import code_pb2, status_pb2
 
 PROJECT, REGION = "my-project", "us-central1"
 TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED")
-_HTTP = {"INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "PERMISSION_DENIED": 403, "NOT_FOUND": 404}
+_HTTP = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "PERMISSION_DENIED": 403,
+    "NOT_FOUND": 404,
+}
 _HTTP |= {"RESOURCE_EXHAUSTED": 429, "UNAVAILABLE": 503}
 _PATH = re.compile(
     r"/v1/projects/(?P<project>[^/]+)/locations/(?P<region>[^/]+)/customJobs(/(?P<id>\d+))?(?P<verb>:\w+)?"
@@ -39,9 +46,18 @@ _CLAUSE = re.compile(r"(?P<key>labels\.[\w-]+|state|display_name)=\"?(?P<value>[
 class Refusal(Exception):
     """An answer other than 200."""
 
-    def __init__(self, status: str, message: str, details: list[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, status: str, message: str, details: list[dict[str, Any]] | None = None
+    ) -> None:
         super().__init__(message)
-        self.body = {"error": {"code": _HTTP[status], "message": message, "status": status, "details": details or []}}
+        self.body = {
+            "error": {
+                "code": _HTTP[status],
+                "message": message,
+                "status": status,
+                "details": details or [],
+            }
+        }
         self.code = _HTTP[status]
 
 
@@ -110,7 +126,10 @@ class Vertex:
     def create(self, project: str, region: str, body: bytes) -> CustomJob:
         self.bodies.append(json.loads(body))
         if (project, region) != (PROJECT, REGION):
-            raise Refusal("NOT_FOUND", f"The project or location projects/{project}/locations/{region} was not found.")
+            raise Refusal(
+                "NOT_FOUND",
+                f"The project or location projects/{project}/locations/{region} was not found.",
+            )
         try:
             job = CustomJob(json_format.Parse(body, CustomJob.pb()(), ignore_unknown_fields=False))
         except json_format.ParseError as error:
@@ -129,11 +148,15 @@ class Vertex:
     def list(self, query: dict[str, list[str]]) -> ListCustomJobsResponse:
         wanted = query.get("filter", [""])[0]
         clauses = [] if not wanted else wanted.split(" AND ")
-        matching = [job for job in self.jobs.values() if all(_holds(job, clause) for clause in clauses)]
+        matching = [
+            job for job in self.jobs.values() if all(_holds(job, clause) for clause in clauses)
+        ]
         begin = int(query.get("pageToken", ["0"])[0] or 0)
         page = matching[begin : begin + self.page_size]
         more = begin + self.page_size < len(matching)
-        return ListCustomJobsResponse(custom_jobs=page, next_page_token=str(begin + self.page_size) if more else "")
+        return ListCustomJobsResponse(
+            custom_jobs=page, next_page_token=str(begin + self.page_size) if more else ""
+        )
 
     def get(self, number: str) -> CustomJob:
         if number not in self.jobs:
@@ -143,7 +166,10 @@ class Vertex:
     def cancel(self, number: str) -> None:
         job = self.get(number)
         if job.state.name.removeprefix("JOB_STATE_") in TERMINAL:
-            raise Refusal("FAILED_PRECONDITION", f"The job is in state {job.state.name}, which cannot be cancelled.")
+            raise Refusal(
+                "FAILED_PRECONDITION",
+                f"The job is in state {job.state.name}, which cannot be cancelled.",
+            )
         self.enter(job, "CANCELLING")
         if self.on_cancelled is not None:
             self.on_cancelled(job)
@@ -158,7 +184,12 @@ def violations(job: CustomJob) -> Iterator[tuple[str, str]]:
     if len(job.display_name) > 128:
         yield "custom_job.display_name", "must have no more than 128 characters."
     for key, value in job.labels.items():
-        if len(key) > 63 or len(value) > 63 or re.search("[^a-z0-9_-]", key + value) or not key[:1].isalpha():
+        if (
+            len(key) > 63
+            or len(value) > 63
+            or re.search("[^a-z0-9_-]", key + value)
+            or not key[:1].isalpha()
+        ):
             yield "custom_job.labels", f"Invalid label {key}: {value}"
     spec = job.job_spec
     if not spec.worker_pool_specs:
@@ -178,16 +209,33 @@ def violations(job: CustomJob) -> Iterator[tuple[str, str]]:
         if len(pool.container_spec.env) > 100:
             yield f"{where}.container_spec.env", "at most 100 environment variables."
         affinity = pool.machine_spec.reservation_affinity
-        if affinity.reservation_affinity_type.name == "SPECIFIC_RESERVATION" and not (affinity.key and affinity.values):
+        if affinity.reservation_affinity_type.name == "SPECIFIC_RESERVATION" and not (
+            affinity.key and affinity.values
+        ):
             yield f"{where}.machine_spec.reservation_affinity", "key and values are required."
-        if any(not re.fullmatch("projects/[^/]+/zones/[^/]+/reservations/[^/]+", value) for value in affinity.values):
-            yield f"{where}.machine_spec.reservation_affinity.values", "must be full resource names."
-        spot = spec.scheduling.strategy in (Scheduling.Strategy.SPOT, Scheduling.Strategy.FLEX_START)
+        if any(
+            not re.fullmatch("projects/[^/]+/zones/[^/]+/reservations/[^/]+", value)
+            for value in affinity.values
+        ):
+            yield (
+                f"{where}.machine_spec.reservation_affinity.values",
+                "must be full resource names.",
+            )
+        spot = spec.scheduling.strategy in (
+            Scheduling.Strategy.SPOT,
+            Scheduling.Strategy.FLEX_START,
+        )
         if spot and affinity.reservation_affinity_type.name == "SPECIFIC_RESERVATION":
-            yield f"{where}.machine_spec.reservation_affinity", "spot and flex-start use no reservation."
+            yield (
+                f"{where}.machine_spec.reservation_affinity",
+                "spot and flex-start use no reservation.",
+            )
     scheduling = spec.scheduling
     seven_days = 7 * 24 * 3600
-    if scheduling.strategy == Scheduling.Strategy.FLEX_START and scheduling.timeout.total_seconds() > seven_days:
+    if (
+        scheduling.strategy == Scheduling.Strategy.FLEX_START
+        and scheduling.timeout.total_seconds() > seven_days
+    ):
         yield "custom_job.job_spec.scheduling.timeout", "at most 7 days with FLEX_START."
     if "max_wait_duration" in scheduling and scheduling.strategy != Scheduling.Strategy.FLEX_START:
         yield "custom_job.job_spec.scheduling.max_wait_duration", "only with FLEX_START."
@@ -197,7 +245,10 @@ def violations(job: CustomJob) -> Iterator[tuple[str, str]]:
         yield "custom_job.job_spec.service_account", "required with tensorboard."
     output = spec.base_output_directory.output_uri_prefix
     if output and not output.startswith("gs://"):
-        yield "custom_job.job_spec.base_output_directory.output_uri_prefix", "must be a Cloud Storage URI."
+        yield (
+            "custom_job.job_spec.base_output_directory.output_uri_prefix",
+            "must be a Cloud Storage URI.",
+        )
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -237,7 +288,14 @@ class _Handler(BaseHTTPRequestHandler):
             if found is None:
                 raise Refusal("NOT_FOUND", f"no such method: {url.path}")
             message = act(found.groupdict(), parse_qs(url.query))
-            self._send(200, "{}" if message is None else type(message).to_json(message, use_integers_for_enums=False))
+            self._send(
+                200,
+                (
+                    "{}"
+                    if message is None
+                    else type(message).to_json(message, use_integers_for_enums=False)
+                ),
+            )
         except Refusal as refusal:
             self._send(refusal.code, json.dumps(refusal.body))
         except ConnectionAbortedError:
@@ -262,7 +320,11 @@ def _holds(job: CustomJob, clause: str) -> bool:
     key, value = found["key"], found["value"]
     if key == "state":
         return job.state.name == value
-    return job.display_name == value if key == "display_name" else job.labels.get(key.partition(".")[2]) == value
+    return (
+        job.display_name == value
+        if key == "display_name"
+        else job.labels.get(key.partition(".")[2]) == value
+    )
 
 
 def _now() -> Any:
@@ -274,7 +336,8 @@ def _now() -> Any:
 
 
 class Replicas:
-    """The replicas of a job as processes of this host. `place`: where their output goes; the job's paths are real."""
+    """The replicas of a job as processes of this host. `place`: where their output goes; the job's
+    paths are real."""
 
     def __init__(self, vertex: Vertex, job: CustomJob, place: Path) -> None:
         self._vertex = vertex
@@ -282,7 +345,9 @@ class Replicas:
         self._place = place
         counts = [int(pool.replica_count) for pool in job.job_spec.worker_pool_specs]
         self.places = [(pool, index) for pool, count in enumerate(counts) for index in range(count)]
-        self._cluster = {f"workerpool{pool}": ["127.0.0.1:2222"] * count for pool, count in enumerate(counts)}
+        self._cluster = {
+            f"workerpool{pool}": ["127.0.0.1:2222"] * count for pool, count in enumerate(counts)
+        }
         self.processes = {place: self.start(*place) for place in self.places}
         self.restarts = 0
 
@@ -303,7 +368,9 @@ class Replicas:
             "CLOUD_ML_JOB_ID": self.job.name.rpartition("/")[2],
         }
         with (self._place / f"replica-{pool}-{index}.out").open("ab") as out:
-            return subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+            return subprocess.Popen(
+                command, env=environment, stdout=out, stderr=out, start_new_session=True
+            )
 
     def kill(self, pool: int, index: int) -> None:
         """What a lost machine is to the others."""
@@ -311,15 +378,18 @@ class Replicas:
         self.processes[pool, index].wait()
 
     def run(self, max_restarts: int = 5) -> None:
-        """What the service does: a replica that ends with an error is started again, up to five times; the chief's
-        exit with 0 is the job's end."""
+        """What the service does: a replica that ends with an error is started again, up to five
+        times; the chief's exit with 0 is the job's end."""
         while self.processes[0, 0].poll() != 0:
             for place, process in self.processes.items():
                 if process.poll() not in (None, 0):
                     if self.restarts >= max_restarts:
                         self.end()
                         name = f"workerpool{place[0]}-{place[1]}"
-                        message = f"The replica {name} exited with a non-zero status of {process.returncode}."
+                        message = (
+                            f"The replica {name} exited with a non-zero status of"
+                            f" {process.returncode}."
+                        )
                         self._vertex.enter(self.job, "FAILED", (code_pb2.INVALID_ARGUMENT, message))
                         return
                     self.restarts += 1

@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, checksum, encode
+from drillyard.training.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    checksum,
+    encode,
+)
 
-# What pickle gives for torch.distributed.checkpoint.metadata.Metadata(state_dict_metadata={}, storage_data={}).
+# What pickle gives for torch.distributed.checkpoint.metadata.Metadata(state_dict_metadata={},
+# storage_data={}).
 NO_TENSORS = (
     b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x94\x8c\x08Metadata\x94\x93\x94)\x81\x94}\x94("
     b"\x8c\x13state_dict_metadata\x94}\x94\x8c\x0cstorage_data\x94}\x94ub."
@@ -23,7 +30,14 @@ def make_checkpoint(run: Path, step: int, *, format_version: int = 1, **metadata
         (path / name).write_bytes(data)
     records = {name: FileRecord(len(data), checksum(data)) for name, data in CONTENT.items()}
     manifest = Manifest(
-        step, 2, "2.15.0", "2026-01-31T12:00:00.000Z", records, {"name": "a"}, metadata, format_version=format_version
+        step,
+        2,
+        "2.15.0",
+        "2026-01-31T12:00:00.000Z",
+        records,
+        {"name": "a"},
+        metadata,
+        format_version=format_version,
     )
     (path / MANIFEST_NAME).write_bytes(encode(manifest))
     return path

@@ -1,4 +1,5 @@
-"""The Checkpointer in one process: earlier formats, keeping, saving once, what a state may hold, errors of the disk."""
+"""The Checkpointer in one process: earlier formats, keeping, saving once, what a state may hold,
+errors of the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ FORMATS = Path(__file__).parent
 
 def make(run: Path, **settings: Any) -> tuple[Checkpointer, list[tuple[str, Any]]]:
     events: list[tuple[str, Any]] = []
-    defaults: dict[str, Any] = {"keep": 2, "keep_best": True, "asynchronous": True, "identity": {"name": "a"}}
+    defaults: dict[str, Any] = {
+        "keep": 2,
+        "keep_best": True,
+        "asynchronous": True,
+        "identity": {"name": "a"},
+    }
     checkpointer = Checkpointer(
         run / "checkpoints",
         **{**defaults, **settings},
@@ -49,21 +55,36 @@ def test_a_checkpoint_of_every_earlier_format_is_loaded(version: int) -> None:
     }
     loaded = load_checkpoint(FORMATS / f"format-{version}", state)
     assert loaded.info.manifest is not None and loaded.info.manifest.format_version == version
-    assert loaded.metadata["held_out_loss"] == 1.25 and loaded.metadata["world_size"] == 2 and loaded.step == 10
+    assert (
+        loaded.metadata["held_out_loss"] == 1.25
+        and loaded.metadata["world_size"] == 2
+        and loaded.step == 10
+    )
     assert torch.equal(state["model"]["w"], torch.arange(15.0).reshape(5, 3))
     assert state["optimizer"]["step"] == 10 and state["note"] == "ten"
     assert state["random.00001"].tolist() == [1, 2, 3, 4]
 
 
-def test_a_torch_that_is_too_old_for_a_checkpoint_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_too_old_for_a_checkpoint_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     info = list_checkpoints(FORMATS / "format-1")[0]
     assert info.manifest is not None
-    later = dataclasses.replace(info, manifest=dataclasses.replace(info.manifest, torch_version="99.1.0+cu130"))
+    later = dataclasses.replace(
+        info, manifest=dataclasses.replace(info.manifest, torch_version="99.1.0+cu130")
+    )
     state = {"model": {"w": torch.zeros(5, 3)}}
-    assert read(later, state, None, None).step == 10, "a later torch may write what this one can read"
+    assert read(later, state, None, None).step == 10, (
+        "a later torch may write what this one can read"
+    )
     index = read_index(info.path, info.manifest)
-    tensors = {name: dataclasses.replace(tensor, dtype="float3_e1m1") for name, tensor in index.tensors.items()}
-    monkeypatch.setattr(loading, "read_index", lambda *_: dataclasses.replace(index, tensors=tensors))
+    tensors = {
+        name: dataclasses.replace(tensor, dtype="float3_e1m1")
+        for name, tensor in index.tensors.items()
+    }
+    monkeypatch.setattr(
+        loading, "read_index", lambda *_: dataclasses.replace(index, tensors=tensors)
+    )
     with pytest.raises(UserError, match=r"float3_e1m1.*torch 99\.1\.0\+cu130.*torch 99\.1\.0"):
         read(later, state, None, None)
 
@@ -117,7 +138,9 @@ def test_a_checkpoint_that_a_load_found_damaged_does_not_count_as_kept(tmp_path:
         again, _ = make(tmp_path, keep_best=False)
         state = {"w": torch.zeros(2)}
         loaded = again.load(state)
-        assert loaded is not None and loaded.step == expected and state["w"].tolist() == [expected] * 2
+        assert (
+            loaded is not None and loaded.step == expected and state["w"].tolist() == [expected] * 2
+        )
         for step in saved:
             again.save(step, {"w": torch.full((2,), float(step))}, metadata={}, wait=True)
         again.close()
@@ -151,7 +174,9 @@ def test_a_step_on_disk_is_not_saved_again(tmp_path: Path) -> None:
     assert state["w"].tolist() == [0, 0] and events == [("checkpoint", 7)] and events_again == []
 
 
-def test_what_interrupted_attempts_left_is_removed_at_the_first_save_and_damaged_ones_stay(tmp_path: Path) -> None:
+def test_what_interrupted_attempts_left_is_removed_at_the_first_save_and_damaged_ones_stay(
+    tmp_path: Path,
+) -> None:
     checkpointer, _ = make(tmp_path, keep=5)
     for step in (1, 2, 3):
         checkpointer.save(step, {"w": torch.zeros(2)}, metadata={})
@@ -187,7 +212,9 @@ def test_views_strides_dtypes_scalars_and_objects_come_back(tmp_path: Path) -> N
         run.mkdir()
         checkpointer, _ = make(run, asynchronous=asynchronous)
         checkpointer.save(1, state, metadata={})
-        target = {k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
+        target = {
+            k: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()
+        }
         target["nested"] = {"list": None, "none": 1, "dict": None}
         assert checkpointer.load(target) is not None
         checkpointer.close()
@@ -243,7 +270,9 @@ def test_a_quota_that_is_used_up_fails_the_save_in_its_own_words(
     for step, room in enumerate((0, 1_500_000), start=2):
         FailingFile.room = room
         checkpointer.save(step, state, metadata={}, wait=True)
-        assert not (tmp_path / "checkpoints" / f"step-{step:08d}").exists(), "it would use up the quota for nothing"
+        assert not (tmp_path / "checkpoints" / f"step-{step:08d}").exists(), (
+            "it would use up the quota for nothing"
+        )
     monkeypatch.undo()
     (info,) = list_checkpoints(tmp_path)
     assert info.step == 1 and all(verdict.verdict == "ok" for verdict in verify(info))
@@ -276,7 +305,10 @@ def test_a_write_that_fails_at_any_byte_or_at_closing_fails_the_save_and_no_more
     checkpointer.close()
     failed = [step for name, step in events if name == "checkpoint_failed"]
     assert failed == [*range(2, 2 + len(rooms)), 20] and checkpointer.saves_failed == len(failed)
-    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [(1, "complete"), (30, "complete")]
+    assert [(i.step, i.status) for i in list_checkpoints(tmp_path)] == [
+        (1, "complete"),
+        (30, "complete"),
+    ]
     assert all(v.verdict == "ok" for info in list_checkpoints(tmp_path) for v in verify(info))
 
 

@@ -1,9 +1,10 @@
-"""Every byte and every length: no damage to a checkpoint passes what stands before the first use of a file.
+"""Every byte and every length: no damage to a checkpoint passes what stands before the first use of
+a file.
 
-The functions tried are the loader's own: `list_directory` (what the coordinator judges by) and then, file by file,
-`require_undamaged` (what every rank does before it unpickles the index and before it reads a tensor). Each takes a
-tenth of a millisecond, so all bytes are tried; a sample goes through the whole load, and the ranks' part of it is in
-tests/distributed.
+The functions tried are the loader's own: `list_directory` (what the coordinator judges by) and
+then, file by file, `require_undamaged` (what every rank does before it unpickles the index and
+before it reads a tensor). Each takes a tenth of a millisecond, so all bytes are tried; a sample
+goes through the whole load, and the ranks' part of it is in tests/distributed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def checkpointer_of(run: Path, events: list[tuple[str, str]] | None = None) -> C
         if events is not None and "reason" in fields:
             events.append((name, fields["reason"]))
 
-    settings: dict[str, Any] = {"keep": 5, "keep_best": False, "asynchronous": False, "identity": {"name": "tiny"}}
+    settings: dict[str, Any] = {
+        "keep": 5,
+        "keep_best": False,
+        "asynchronous": False,
+        "identity": {"name": "tiny"},
+    }
     return Checkpointer(run / "checkpoints", **settings, on_event=record)
 
 
@@ -62,7 +68,8 @@ def newest(run: Path) -> Path:
 
 
 def first_problem(newest: Path) -> str:
-    """What the loader finds before it uses anything of the checkpoint; empty when it would use it."""
+    """What the loader finds before it uses anything of the checkpoint; empty when it would use
+    it."""
     info = inspect(newest)
     assert info is not None
     if not info.complete:
@@ -119,7 +126,8 @@ def test_every_length_that_a_file_can_be_cut_to_is_noticed(newest: Path, name: s
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_tail_that_zeros_can_take_the_place_of_is_noticed(newest: Path, name: str) -> None:
-    """As after a power failure: the size of the file is there, its last pages never reached the disk."""
+    """As after a power failure: the size of the file is there, its last pages never reached the
+    disk."""
     good = (newest / name).read_bytes()
     for position in reversed(range(len(good.rstrip(b"\0")))):
         put(newest / name, position, 0)
@@ -153,13 +161,19 @@ def info_of(path: Path) -> CheckpointInfo:
 def test_what_is_no_file_is_damage_and_not_waited_for(newest: Path, name: str) -> None:
     (newest / name).unlink()
     (newest / name).mkdir()
-    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... directory")
+    assert info_of(newest).status == "damaged" and says(
+        info_of(newest).reason, f"{name} ... directory"
+    )
     (newest / name).rmdir()
     (newest / name).symlink_to(newest / "gone")
-    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... link to nothing")
+    assert info_of(newest).status == "damaged" and says(
+        info_of(newest).reason, f"{name} ... link to nothing"
+    )
     (newest / name).unlink()
     os.mkfifo(newest / name)
-    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, f"{name} ... regular file")
+    assert info_of(newest).status == "damaged" and says(
+        info_of(newest).reason, f"{name} ... regular file"
+    )
 
 
 def test_a_link_within_the_checkpoint_or_of_all_of_it_is_as_good_as_the_files(
@@ -173,14 +187,18 @@ def test_a_link_within_the_checkpoint_or_of_all_of_it_is_as_good_as_the_files(
     assert loaded_value(run) == (20.0, [])
 
 
-def test_a_checkpoint_that_is_a_link_to_nothing_or_a_file_is_damaged_not_absent(run: Path, newest: Path) -> None:
+def test_a_checkpoint_that_is_a_link_to_nothing_or_a_file_is_damaged_not_absent(
+    run: Path, newest: Path
+) -> None:
     shutil.rmtree(newest)
     newest.symlink_to(run / "unmounted")
     assert info_of(newest).status == "damaged" and says(info_of(newest).reason, "link to nothing")
     assert loaded_value(run)[0] == 10.0
     newest.unlink()
     newest.write_text("")
-    assert info_of(newest).status == "damaged" and says(info_of(newest).reason, "file, not a directory")
+    assert info_of(newest).status == "damaged" and says(
+        info_of(newest).reason, "file, not a directory"
+    )
     assert loaded_value(run)[0] == 10.0
 
 
@@ -189,7 +207,9 @@ def test_when_all_are_damaged_the_start_is_refused_and_nothing_is_deleted(run: P
         (info.path / ".metadata").write_bytes(b"")
     before = {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
     checkpointer = checkpointer_of(run)
-    with pytest.raises(UserError, match=r"none of its 2 checkpoints.*step-00000020: \.metadata has 0"):
+    with pytest.raises(
+        UserError, match=r"none of its 2 checkpoints.*step-00000020: \.metadata has 0"
+    ):
         checkpointer.load(state_of(0.0))
     checkpointer.close()
     assert before == {path: path.stat().st_size for path in run.rglob("*") if path.is_file()}
@@ -221,7 +241,9 @@ def test_a_save_that_does_not_read_back_as_written_fails_and_the_older_ones_stay
         patched.setattr(dcp_storage.io, "FileIO", FlippingFile)
         checkpointer.save(2, state_of(2.0), metadata={})
     assert [(info.step, info.status) for info in list_checkpoints(tmp_path)] == [(1, "complete")]
-    assert [name for name, _ in events] == ["checkpoint_failed"] and says(events[0][1], "other bytes")
+    assert [name for name, _ in events] == ["checkpoint_failed"] and says(
+        events[0][1], "other bytes"
+    )
     checkpointer.save(3, state_of(3.0), metadata={})
     checkpointer.close()
     assert [info.step for info in list_checkpoints(tmp_path)] == [3]

@@ -1,4 +1,5 @@
-"""Whatever the bytes of an index or an archive are, they are read or refused. Attacks are in tests/security."""
+"""Whatever the bytes of an index or an archive are, they are read or refused. Attacks are in
+tests/security."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from drillyard.training.checkpoint.manifest import read_manifest
 
 INDEX = good()[".metadata"]
 ARCHIVE = saved(torch.zeros(4))
-CHANGES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5), st.binary(max_size=6)), min_size=1, max_size=4)
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 5000), st.integers(0, 5), st.binary(max_size=6)),
+    min_size=1,
+    max_size=4,
+)
 
 
 def changed(content: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:

@@ -1,4 +1,5 @@
-"""What lies in `checkpoints/`: judged by manifest and sizes, kept and deleted so that a good one always remains."""
+"""What lies in `checkpoints/`: judged by manifest and sizes, kept and deleted so that a good one
+always remains."""
 
 from __future__ import annotations
 
@@ -36,11 +37,15 @@ def test_a_run_directory_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == []
 
 
-def test_complete_checkpoints_are_listed_by_step_with_what_the_manifest_says(tmp_path: Path) -> None:
+def test_complete_checkpoints_are_listed_by_step_with_what_the_manifest_says(
+    tmp_path: Path,
+) -> None:
     for step in (100, 50, 123456789):
         make_checkpoint(tmp_path, step, held_out_loss=1.5)
     found = list_checkpoints(tmp_path)
-    assert [info.step for info in found] == [50, 100, 123456789] and all(info.complete for info in found)
+    assert [info.step for info in found] == [50, 100, 123456789] and all(
+        info.complete for info in found
+    )
     assert found[0].bytes == sum(file.stat().st_size for file in found[0].path.iterdir())
     assert found[0].manifest is not None and found[0].manifest.identity == {"name": "a"}
     assert found[0].held_out_loss == 1.5
@@ -61,13 +66,21 @@ def test_missing_cut_and_changed_files_are_noticed_and_named(tmp_path: Path, nam
 
     def judged() -> tuple[str, str, list[tuple[str, str]]]:
         (info,) = list_checkpoints(tmp_path)
-        return info.status, info.reason, [(v.name, v.verdict) for v in verify(info) if v.verdict != "ok"]
+        return (
+            info.status,
+            info.reason,
+            [(v.name, v.verdict) for v in verify(info) if v.verdict != "ok"],
+        )
 
     (path / name).write_bytes(good[:-1])
     status, reason, verdicts = judged()
     assert (status, verdicts) == ("damaged", [(name, "wrong size")]) and name in reason
     (path / name).write_bytes(good[:-1] + b"?")
-    assert judged() == ("complete", "", [(name, "wrong checksum")])  # listing reads no content, verifying does
+    assert judged() == (
+        "complete",
+        "",
+        [(name, "wrong checksum")],
+    )  # listing reads no content, verifying does
     (path / name).unlink()
     status, reason, verdicts = judged()
     assert (status, verdicts) == ("damaged", [(name, "missing")]) and name in reason
@@ -79,7 +92,11 @@ def test_a_file_that_the_manifest_does_not_name_is_reported_and_harmless(tmp_pat
     (make_checkpoint(tmp_path, 50) / "notes.txt").write_text("mine")
     (info,) = list_checkpoints(tmp_path)
     (odd,) = [v for v in verify(info) if v.verdict != "ok"]
-    assert info.complete and (odd.name, odd.verdict, odd.harmless) == ("notes.txt", "unexpected", True)
+    assert info.complete and (odd.name, odd.verdict, odd.harmless) == (
+        "notes.txt",
+        "unexpected",
+        True,
+    )
 
 
 def test_a_checkpoint_copied_under_another_step_is_damaged(tmp_path: Path) -> None:
@@ -96,7 +113,9 @@ def info_of(step: int, status: str, loss: float | None) -> CheckpointInfo:
 INFOS = st.lists(
     st.tuples(
         st.integers(0, 50),
-        st.sampled_from(["complete", "complete", "incomplete", "damaged", "abandoned", "later-format"]),
+        st.sampled_from(
+            ["complete", "complete", "incomplete", "damaged", "abandoned", "later-format"]
+        ),
         st.none() | st.floats(0, 9),
     ),
     unique_by=lambda item: item[0],
@@ -154,7 +173,9 @@ def test_a_deletion_stopped_anywhere_leaves_an_incomplete_checkpoint(
     assert not path.exists()
 
 
-def test_an_abandoned_checkpoint_is_out_of_use_until_its_manifest_is_renamed_back(tmp_path: Path) -> None:
+def test_an_abandoned_checkpoint_is_out_of_use_until_its_manifest_is_renamed_back(
+    tmp_path: Path,
+) -> None:
     path = make_checkpoint(tmp_path, 50)
     set_aside_checkpoint(path)
     assert list_checkpoints(tmp_path)[0].status == "abandoned"
@@ -162,12 +183,16 @@ def test_an_abandoned_checkpoint_is_out_of_use_until_its_manifest_is_renamed_bac
     assert list_checkpoints(tmp_path)[0].complete
 
 
-def test_a_checkpoint_of_a_later_format_is_no_damage_and_stands_in_the_way_of_older_ones(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_later_format_is_no_damage_and_stands_in_the_way_of_older_ones(
+    tmp_path: Path,
+) -> None:
     make_checkpoint(tmp_path, 10)
     make_checkpoint(tmp_path, 20, format_version=2)
     found = list_checkpoints(tmp_path)
     assert [info.status for info in found] == ["complete", "later-format"]
-    assert [(v.name, v.verdict, v.harmless) for v in verify(found[1])] == [(MANIFEST_NAME, "later-format", False)]
+    assert [(v.name, v.verdict, v.harmless) for v in verify(found[1])] == [
+        (MANIFEST_NAME, "later-format", False)
+    ]
     with pytest.raises(UserError, match=r"step-00000020: manifest\.json: .*version 2 .*1"):
         newest_usable(found)
     make_checkpoint(tmp_path, 30)
@@ -197,7 +222,12 @@ def test_a_deletion_takes_directories_inside_and_stops_at_links(tmp_path: Path) 
 
 
 def test_events_tell_which_steps_were_complete_and_still_should_be(tmp_path: Path) -> None:
-    for event, step in [("checkpoint", 1), ("checkpoint", 2), ("checkpoint_removed", 1), ("checkpoint", 3)]:
+    for event, step in [
+        ("checkpoint", 1),
+        ("checkpoint", 2),
+        ("checkpoint_removed", 1),
+        ("checkpoint", 3),
+    ]:
         append_event(tmp_path, event, step=step)  # type: ignore[arg-type]
     append_event(tmp_path, "checkpoint_abandoned", step=3)
     append_event(tmp_path, "checkpoint_failed", step=4)
@@ -208,8 +238,12 @@ def test_events_tell_which_steps_were_complete_and_still_should_be(tmp_path: Pat
 
 
 def test_listing_needs_no_torch() -> None:
-    code = "import sys, drillyard.training.checkpoint.verification; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, drillyard.training.checkpoint.verification; sys.exit('torch' in sys.modules)"
+    )
     assert (
-        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}).returncode
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)}
+        ).returncode
         == 0
     )

@@ -26,8 +26,14 @@ from drillyard.training.checkpoint.manifest import (
 )
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=4)
@@ -44,7 +50,14 @@ MANIFESTS = st.builds(
     identity=OBJECTS,
     metadata=OBJECTS,
 )
-SMALL = Manifest(50, 2, "2.15.0", "2026-01-31T12:00:00.000Z", {".metadata": FileRecord(3, "0" * 32)}, {"name": "a"})
+SMALL = Manifest(
+    50,
+    2,
+    "2.15.0",
+    "2026-01-31T12:00:00.000Z",
+    {".metadata": FileRecord(3, "0" * 32)},
+    {"name": "a"},
+)
 
 
 @given(MANIFESTS)
@@ -85,10 +98,15 @@ def test_a_manifest_of_a_later_format_is_refused_with_both_versions() -> None:
 
 
 def test_a_non_finite_number_becomes_null_and_an_object_is_refused() -> None:
-    assert json_value({"loss": math.nan, "parts": (1, math.inf)}) == {"loss": None, "parts": [1, None]}
+    assert json_value({"loss": math.nan, "parts": (1, math.inf)}) == {
+        "loss": None,
+        "parts": [1, None],
+    }
     with pytest.raises(TypeError, match="set"):
         json_value({"a": {1, 2}})
-    assert json.loads(encode(Manifest(1, 1, "", "", {}, metadata={"loss": math.nan})))["metadata"] == {"loss": None}
+    assert json.loads(encode(Manifest(1, 1, "", "", {}, metadata={"loss": math.nan})))[
+        "metadata"
+    ] == {"loss": None}
 
 
 def test_writing_a_manifest_leaves_no_other_file_and_replaces_an_older_one(tmp_path: Path) -> None:
@@ -98,7 +116,9 @@ def test_writing_a_manifest_leaves_no_other_file_and_replaces_an_older_one(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
 
 
-def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_manifest(tmp_path, SMALL)
 
     def disk_full(_: int) -> None:
@@ -119,4 +139,6 @@ def test_the_checksum_of_a_file_is_that_of_its_bytes_across_chunks(
         data = bytes(range(size))
         (tmp_path / "file").write_bytes(data)
         assert files.file_checksum(tmp_path / "file") == files.checksum(data)
-    assert files.checksum(b"") == "99aa06d3014798d86001c324468d497f"  # the published XXH3-128 of no bytes
+    assert (
+        files.checksum(b"") == "99aa06d3014798d86001c324468d497f"
+    )  # the published XXH3-128 of no bytes

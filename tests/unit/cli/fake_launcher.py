@@ -1,4 +1,5 @@
-"""A launcher whose scheduler is a dictionary: runs in the states that a test gives them, files in a real directory."""
+"""A launcher whose scheduler is a dictionary: runs in the states that a test gives them, files in a
+real directory."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class FakeLauncher:
         self.asked: list[str] = []
 
     def add(self, run: str, *states: State, **fields: Any) -> Path:
-        """A run that is in these states, one per question, the last one for ever. Returns its directory."""
+        """A run that is in these states, one per question, the last one for ever. Returns its
+        directory."""
         directory = self.directory / self.cluster / run
         (directory / "launch").mkdir(parents=True)
         job = {"nodes": 2, "processes_per_node": 2, "run_directory": str(directory)}
@@ -53,7 +55,9 @@ class FakeLauncher:
     def status(self, run: str) -> RunStatus:
         self._answer("status")
         if run not in self.statuses:
-            raise UserError(f"{run}: no such run on {self.cluster}; there are: {', '.join(self.statuses)}")
+            raise UserError(
+                f"{run}: no such run on {self.cluster}; there are: {', '.join(self.statuses)}"
+            )
         statuses = self.statuses[run]
         return statuses.pop(0) if len(statuses) > 1 else statuses[0]
 
@@ -71,7 +75,9 @@ class FakeLauncher:
     def resume(self, run: str) -> Handle:
         status = self.status(run)
         if not status.state.over:
-            raise UserError(f"{status.handle}: is {status.state}; only a run that is over can be resumed")
+            raise UserError(
+                f"{status.handle}: is {status.state}; only a run that is over can be resumed"
+            )
         return status.handle
 
     def artifacts(self, run: str) -> list[tuple[str, int]]:
@@ -97,7 +103,9 @@ class World:
         (directory / "empty").mkdir()
         monkeypatch.chdir(directory / "empty")
         known = platforms()
-        fake = {name: replace(known[name], launcher=self._launcher_of) for name in ("slurm", "local")}
+        fake = {
+            name: replace(known[name], launcher=self._launcher_of) for name in ("slurm", "local")
+        }
         monkeypatch.setattr("drillyard.launch.launcher.platforms", lambda: {**known, **fake})
 
     def _launcher_of(self, cluster: ClusterConfig, programs: Any) -> FakeLauncher:

@@ -65,10 +65,20 @@ def path_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / step_directory_name(step)
 
 
-def test_list_shows_every_checkpoint_and_marks_the_newest_and_the_best(checkpoint: Any, run: Path) -> None:
+def test_list_shows_every_checkpoint_and_marks_the_newest_and_the_best(
+    checkpoint: Any, run: Path
+) -> None:
     message = checkpoint("list", run)
     assert message.code == 0
-    assert message.lines[0].split() == ["step", "size", "age", "ranks", "held-out", "loss", "status"]
+    assert message.lines[0].split() == [
+        "step",
+        "size",
+        "age",
+        "ranks",
+        "held-out",
+        "loss",
+        "status",
+    ]
     rows = {line.split()[0]: line.split() for line in message.lines[1:6]}
     assert rows["20"][-3:] == ["1.2500", "complete", "best"]
     assert rows["40"][-2:] == ["complete", "newest"] and "2" in rows["40"]
@@ -83,7 +93,11 @@ def test_list_for_machines_has_the_same_facts(checkpoint: Any, run: Path) -> Non
     assert (message["version"], message["next_start"], message["refusal"]) == (1, 40, None)
     second = message["checkpoints"][1]
     assert (second["step"], second["status"], second["world_size"]) == (20, "complete", 2)
-    assert (second["held_out_loss"], second["format_version"], second["marks"]) == (1.25, 1, ["best"])
+    assert (second["held_out_loss"], second["format_version"], second["marks"]) == (
+        1.25,
+        1,
+        ["best"],
+    )
     assert second["bytes"] == sum(file.stat().st_size for file in path_of(run, 20).iterdir())
     made = datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()
     assert abs(second["age_seconds"] - max(0, time.time() - made)) < 100
@@ -92,7 +106,9 @@ def test_list_for_machines_has_the_same_facts(checkpoint: Any, run: Path) -> Non
 def test_list_says_how_the_next_start_will_end(checkpoint: Any, run: Path, tmp_path: Path) -> None:
     make_checkpoint(run, 60, format_version=2)
     message = checkpoint("list", run)
-    assert message.code == 0 and says(message.lines[-1], "refused ... step-00000060: manifest.json: ... version 2")
+    assert message.code == 0 and says(
+        message.lines[-1], "refused ... step-00000060: manifest.json: ... version 2"
+    )
     damaged = tmp_path / "damaged"
     (make_checkpoint(damaged, 10) / ".metadata").unlink()
     message = checkpoint("list", damaged)
@@ -107,7 +123,9 @@ def test_list_says_how_the_next_start_will_end(checkpoint: Any, run: Path, tmp_p
     assert says(checkpoint("list", tmp_path / "new").lines[-1], "start begins ... step 0")
 
 
-def test_verify_tells_every_file_and_passes_when_all_are_as_written(checkpoint: Any, run: Path) -> None:
+def test_verify_tells_every_file_and_passes_when_all_are_as_written(
+    checkpoint: Any, run: Path
+) -> None:
     (path_of(run, 10) / "notes.txt").write_text("mine")
     message = checkpoint("verify", run)
     assert message.code == 0
@@ -121,7 +139,9 @@ def test_verify_names_what_is_wrong_and_exits_with_1(checkpoint: Any, run: Path)
     damage_silently(path_of(run, 30))
     message = checkpoint("verify", run)
     assert message.code == 1 and "step-00000030  damaged" in message.out
-    assert any(line.startswith("  wrong checksum  __1_0.distcp  xxh3_128 ") for line in message.lines)
+    assert any(
+        line.startswith("  wrong checksum  __1_0.distcp  xxh3_128 ") for line in message.lines
+    )
     assert checkpoint("verify", run, "--step", 20).code == 0
     assert checkpoint("verify", run, "--step", 30).code == 1
     assert checkpoint("verify", path_of(run, 30)).code == 1
@@ -140,7 +160,9 @@ def test_verify_finds_a_file_that_is_gone_or_cut(checkpoint: Any, run: Path, nam
     assert checkpoint("verify", run, "--step", 30).code == 1
 
 
-def test_verify_never_passes_without_having_seen_a_good_one(checkpoint: Any, run: Path, tmp_path: Path) -> None:
+def test_verify_never_passes_without_having_seen_a_good_one(
+    checkpoint: Any, run: Path, tmp_path: Path
+) -> None:
     assert checkpoint("verify", run, "--step", 50).code == 1
     (tmp_path / "new" / "checkpoints").mkdir(parents=True)
     message = checkpoint("verify", tmp_path / "new")
@@ -178,7 +200,9 @@ def test_prune_goes_by_the_runs_own_setting(checkpoint: Any, run: Path) -> None:
     assert steps(run) == [30, 40, 50]
 
 
-def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(checkpoint: Any, run: Path) -> None:
+def test_prune_reads_what_it_keeps_and_tells_damage_in_its_exit_code(
+    checkpoint: Any, run: Path
+) -> None:
     damage_silently(path_of(run, 40))
     message = checkpoint("prune", run, "--keep", 1)
     assert message.code == 1 and steps(run) == [20, 30, 40, 50]
@@ -230,20 +254,29 @@ def test_what_cannot_be_deleted_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "prune"])
-def test_a_path_without_checkpoints_is_the_users_mistake(checkpoint: Any, tmp_path: Path, command: str) -> None:
+def test_a_path_without_checkpoints_is_the_users_mistake(
+    checkpoint: Any, tmp_path: Path, command: str
+) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         message = checkpoint(command, path)
         assert message.code == 2 and says(message.err, f"{path}: ... no checkpoints")
 
 
 def test_on_a_terminal_verdicts_are_coloured_and_the_table_fits_80_columns(run: Path) -> None:
-    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "COLUMNS": "80",
+        "TERM": "xterm",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     environment.pop("NO_COLOR", None)
     shown = {}
     for command in ("list", "verify"):
         master, slave = pty.openpty()
         arguments = [sys.executable, "-m", "drillyard", "checkpoint", command, str(run)]
-        process = subprocess.Popen(arguments, stdout=slave, stderr=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(
+            arguments, stdout=slave, stderr=subprocess.DEVNULL, env=environment
+        )
         os.close(slave)
         shown[command] = read_all(master)
         assert process.wait() == 0
@@ -271,6 +304,10 @@ def test_none_of_it_needs_torch(run: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for arguments in (["list"], ["verify"], ["prune", "--keep", "1"]):
         ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=True
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         )
         assert ended.stderr == "False\n"

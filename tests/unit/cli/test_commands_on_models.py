@@ -1,4 +1,5 @@
-"""`drillyard eval`, `data preview` and `chaos`: what they start, what they refuse, and what they leave behind."""
+"""`drillyard eval`, `data preview` and `chaos`: what they start, what they refuse, and what they
+leave behind."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ def run(tmp_path: Path) -> Path:
     config: dict[str, Any] = {
         "name": "small",
         "output": str(tmp_path / "runs"),
-        "model": {"init": "random", "config": {"architecture": "llama", "hidden_size": 32, "num_hidden_layers": 1}},
+        "model": {
+            "init": "random",
+            "config": {"architecture": "llama", "hidden_size": 32, "num_hidden_layers": 1},
+        },
         "data": {
             "source": str(tmp_path / "rows.jsonl"),
             "format": "prompt-completion",
@@ -45,9 +49,14 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_preview_accepts_pieces_that_are_all_completion_and_text_that_has_no_prompt(run: Path) -> None:
+def test_a_preview_accepts_pieces_that_are_all_completion_and_text_that_has_no_prompt(
+    run: Path,
+) -> None:
     assert call("data", "preview", run) == 0
-    assert call("data", "preview", run, "--set", "data.loss_on=all", "--set", "data.too_long=truncate") == 0
+    assert (
+        call("data", "preview", run, "--set", "data.loss_on=all", "--set", "data.too_long=truncate")
+        == 0
+    )
 
 
 def test_an_evaluation_on_two_ranks_starts_them_and_a_rank_of_it_evaluates(
@@ -61,7 +70,9 @@ def test_an_evaluation_on_two_ranks_starts_them_and_a_rank_of_it_evaluates(
 
     monkeypatch.setattr(supervisor, "supervise", supervise)
     monkeypatch.setattr(saved_evaluation, "check_request", lambda request: None)
-    monkeypatch.setattr(saved_evaluation, "evaluate_saved", lambda request, note: {"part": {"loss": 1.5}})
+    monkeypatch.setattr(
+        saved_evaluation, "evaluate_saved", lambda request, note: {"part": {"loss": 1.5}}
+    )
     (tmp_path / "model").mkdir()
     evaluate = ("eval", tmp_path / "model", "--output", tmp_path / "out")
     assert call(*evaluate, "--nproc-per-node", 2) == 3 and started == [2]
@@ -100,7 +111,9 @@ def test_the_exit_code_of_a_campaign_says_whether_all_faults_passed(
     assert call("chaos", run, "--json") == (0 if passed else 1)
 
 
-def test_unknown_faults_are_refused_with_those_there_are(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_faults_are_refused_with_those_there_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call("chaos", run, "--faults", "kill,flood") == 2
     printed = capsys.readouterr().err
     assert "flood" in printed and "disk-full" in printed

@@ -38,9 +38,19 @@ nodes: 2
 consumption: spot
 """
 EXTRAS = [
-    "torch", "transformers", "datasets", "numpy", "peft", "pyarrow", "safetensors", "tokenizers", "tensorboard",
-    "jinja2", "zstandard", "huggingface_hub",
-]  # fmt: skip
+    "torch",
+    "transformers",
+    "datasets",
+    "numpy",
+    "peft",
+    "pyarrow",
+    "safetensors",
+    "tokenizers",
+    "tensorboard",
+    "jinja2",
+    "zstandard",
+    "huggingface_hub",
+]
 
 
 class Ended:
@@ -55,7 +65,9 @@ class Ended:
 
 
 @pytest.fixture
-def estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Run the command in a directory with run.yaml and cluster.yaml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -72,18 +84,29 @@ def estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 def refused(message: Ended) -> str:
-    """The message of a user's mistake: at most two lines and exit code 2, with nothing on stdout."""
+    """The message of a user's mistake: at most two lines and exit code 2, with nothing on
+    stdout."""
     assert (message.code, message.out) == (2, ""), message.out
     lines = message.err.splitlines()
     assert lines[0].startswith("error: ") and len(lines) <= 2, message.err
     return message.err.removeprefix("error: ")
 
 
-def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(estimate: Any) -> None:
+def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(
+    estimate: Any,
+) -> None:
     message = estimate(
-        "--cluster", RECIPE / "cluster.yaml", "--config", RECIPE / "config.json", "--price-per-gpu-hour", 8.05,
-        "--without-source", "torch-distributed-training-gke", "--json", run=RECIPE / "run.yaml",
-    )  # fmt: skip
+        "--cluster",
+        RECIPE / "cluster.yaml",
+        "--config",
+        RECIPE / "config.json",
+        "--price-per-gpu-hour",
+        8.05,
+        "--without-source",
+        "torch-distributed-training-gke",
+        "--json",
+        run=RECIPE / "run.yaml",
+    )
     assert message.code == 0
     value = EstimateDocument.model_validate(message.json)
     assert value.verdict == "fits" and value.model.parameters == 70_553_706_496
@@ -95,17 +118,33 @@ def test_the_recipe_of_16_b200s_fits_and_holds_the_published_step_time_and_cost(
 
 def test_a_cluster_config_tells_the_place(estimate: Any) -> None:
     value = EstimateDocument.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
-    assert (value.place.machine, value.place.gpus, value.place.consumption) == ("a3-megagpu-8g", 16, "spot")
+    assert (value.place.machine, value.place.gpus, value.place.consumption) == (
+        "a3-megagpu-8g",
+        16,
+        "spot",
+    )
     assert value.cost is not None and value.cost.bought == "spot, us-central1"
     assert any(quota.amount == 16 for quota in value.quotas)
 
 
 def test_flags_come_before_the_cluster_config(estimate: Any) -> None:
     message = estimate(
-        "--cluster", "cluster.yaml", "--machine", "a4-highgpu-8g", "--nodes", 4, "--region", "us-east4", "--json"
+        "--cluster",
+        "cluster.yaml",
+        "--machine",
+        "a4-highgpu-8g",
+        "--nodes",
+        4,
+        "--region",
+        "us-east4",
+        "--json",
     )
     value = EstimateDocument.model_validate(message.json)
-    assert (value.place.machine, value.place.nodes, value.place.region) == ("a4-highgpu-8g", 4, "us-east4")
+    assert (value.place.machine, value.place.nodes, value.place.region) == (
+        "a4-highgpu-8g",
+        4,
+        "us-east4",
+    )
     assert value.cost is not None and value.cost.bought == "spot, us-east4"
     bought = EstimateDocument.model_validate(
         estimate("--cluster", "cluster.yaml", "--consumption", "on-demand", "--json").json
@@ -121,7 +160,9 @@ def test_a_machine_or_an_accelerator_is_place_enough(estimate: Any) -> None:
 
 
 def test_settings_of_the_run_can_be_changed(estimate: Any) -> None:
-    message = estimate("--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=2", "--json")
+    message = estimate(
+        "--machine", "a3-megagpu-8g", "--set", "training.micro_batch_size=2", "--json"
+    )
     assert message.json["setup"]["micro_batch_size"] == 2
 
 
@@ -136,17 +177,24 @@ def test_own_hardware_and_prices_come_from_a_flag_or_from_beside_the_cluster_con
     own = tmp_path / "facts" / "own.yaml"
     own.parent.mkdir()
     own.write_text(
-        "machines: [{name: mine, accelerator: h100, num_accelerators: 4, network_stack: infiniband}]\n"
-        "prices: [{machine: mine, consumption: on-demand, usd_per_gpu_hour: 1.5}]\n"
+        "machines: [{name: mine, accelerator: h100, num_accelerators: 4, network_stack:"
+        " infiniband}]\nprices: [{machine: mine, consumption: on-demand, usd_per_gpu_hour: 1.5}]\n"
     )
-    by_flag = EstimateDocument.model_validate(estimate("--machine", "mine", "--hardware", own, "--json").json)
+    by_flag = EstimateDocument.model_validate(
+        estimate("--machine", "mine", "--hardware", own, "--json").json
+    )
     Path("cluster.yaml").write_text(
         "name: c\nplatform: ssh\nssh: {hosts: [a]}\nmachine: mine\nhardware: facts/own.yaml\n"
     )
-    by_config = EstimateDocument.model_validate(estimate("--cluster", "cluster.yaml", "--json").json)
+    by_config = EstimateDocument.model_validate(
+        estimate("--cluster", "cluster.yaml", "--json").json
+    )
     for value in (by_flag, by_config):
         assert value.place.gpus == 4 and value.cost is not None
-        assert value.cost.usd_per_gpu_hour.value == 1.5 and value.cost.usd_per_gpu_hour.source == str(own)
+        assert (
+            value.cost.usd_per_gpu_hour.value == 1.5
+            and value.cost.usd_per_gpu_hour.source == str(own)
+        )
 
 
 def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
@@ -166,10 +214,17 @@ def test_a_sweep_prints_a_table_and_writes_its_plot(estimate: Any) -> None:
     assert estimate(*one, "--plot", "plot.svg").code == 0
     Path("mine.svg").write_text("<svg/>")
     refused = estimate(*one, "--plot", "mine.svg")
-    assert refused.code == 2 and "--overwrite" in refused.err and Path("mine.svg").read_text() == "<svg/>"
+    assert (
+        refused.code == 2
+        and "--overwrite" in refused.err
+        and Path("mine.svg").read_text() == "<svg/>"
+    )
     assert estimate(*one, "--plot", "mine.svg", "--overwrite").code == 0
     printed = estimate("--machine", "a3-megagpu-8g", "--sweep", "nodes=1,2", "--json")
-    assert [point.values for point in SweepDocument.model_validate(printed.json).points] == [{"nodes": 1}, {"nodes": 2}]
+    assert [point.values for point in SweepDocument.model_validate(printed.json).points] == [
+        {"nodes": 1},
+        {"nodes": 2},
+    ]
 
 
 def test_a_learning_rate_is_not_needed_and_train_shows_what_to_write(
@@ -189,9 +244,14 @@ def test_a_learning_rate_is_not_needed_and_train_shows_what_to_write(
 
 
 TYPED = {
-    "--storage-gb-per-s": 5, "--price-per-gpu-hour": 2.5, "--price-per-node-hour": 20, "--data-tokens": "10B",
-    "--preemptions-per-node-day": 0.1, "--host-device-gb-per-s": 50, "--config": "config.json",
-}  # fmt: skip
+    "--storage-gb-per-s": 5,
+    "--price-per-gpu-hour": 2.5,
+    "--price-per-node-hour": 20,
+    "--data-tokens": "10B",
+    "--preemptions-per-node-day": 0.1,
+    "--host-device-gb-per-s": 50,
+    "--config": "config.json",
+}
 
 
 @pytest.mark.parametrize(
@@ -199,17 +259,31 @@ TYPED = {
     [
         ("--accelerator", "h100", "--num-gpus", 16),
         ("--accelerator", "h100", "--num-gpus", 16, "--simulate", "--storage-gb-per-s", 5),
-        ("--machine", "a3-megagpu-8g", "--set", "training.steps=null", "--set", "training.epochs=2"),
+        (
+            "--machine",
+            "a3-megagpu-8g",
+            "--set",
+            "training.steps=null",
+            "--set",
+            "training.epochs=2",
+        ),
         ("--machine", "a3-megagpu-8g", "--consumption", "spot"),
         ("--machine", "a3-megagpu-8g", "--region", "mars-north1"),
         ("--machine", "a3-megagpu-8g", "--params", "7B"),
     ],
 )
-def test_every_flag_that_is_said_to_give_what_is_missing_gives_it(estimate: Any, arguments: tuple[object, ...]) -> None:
+def test_every_flag_that_is_said_to_give_what_is_missing_gives_it(
+    estimate: Any, arguments: tuple[object, ...]
+) -> None:
     content = yaml.safe_load(RUN)["model"]["config"]
     Path("config.json").write_text(json.dumps({**content, "model_type": content["architecture"]}))
     missing = estimate(*arguments, "--json").json["missing"]
-    flags = [(one["what"], flag) for one in missing for flag in re.findall(r"--[a-z-]+", one["give"]) if flag in TYPED]
+    flags = [
+        (one["what"], flag)
+        for one in missing
+        for flag in re.findall(r"--[a-z-]+", one["give"])
+        if flag in TYPED
+    ]
     assert flags or "--simulate" in arguments
     for what, flag in flags:
         kept = arguments if flag != "--config" else arguments[:2]
@@ -219,22 +293,40 @@ def test_every_flag_that_is_said_to_give_what_is_missing_gives_it(estimate: Any,
 
 @pytest.mark.slow
 def test_a_simulation_is_the_same_with_the_same_seed(estimate: Any) -> None:
-    arguments = ("--machine", "a3-megagpu-8g", "--nodes", 64, "--set", "training.steps=300000", "--simulate", "--json")
-    once, again, other = (estimate(*arguments, "--seed", seed).json["simulation"] for seed in (1, 1, 2))
+    arguments = (
+        "--machine",
+        "a3-megagpu-8g",
+        "--nodes",
+        64,
+        "--set",
+        "training.steps=300000",
+        "--simulate",
+        "--json",
+    )
+    once, again, other = (
+        estimate(*arguments, "--seed", seed).json["simulation"] for seed in (1, 1, 2)
+    )
     assert once == again and once["goodput"] != other["goodput"]
 
 
 def test_the_explanation_names_formulas_and_sources(estimate: Any) -> None:
     message = estimate("--machine", "a3-megagpu-8g", "--explain")
     assert says(message.out, "left open") and "sources" in message.out and "Daly" in message.out
-    assert "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1]" in " ".join(message.out.split())
+    assert "M e^(R/M) [e^(D/M) sum(e^((tau+C)/M) - 1) + e^(D/M) - 1]" in " ".join(
+        message.out.split()
+    )
 
 
 def test_a_run_of_ones_own_is_what_speed_is_drawn_from(estimate: Any) -> None:
     own = Path("runs/mine")
     own.mkdir(parents=True)
     (own / "run.yaml").write_text(RUN)
-    event = {"time": "2026-01-01T00:00:00.000000Z", "event": "parameters", "count": 1, "accelerator": "h100"}
+    event = {
+        "time": "2026-01-01T00:00:00.000000Z",
+        "event": "parameters",
+        "count": 1,
+        "accelerator": "h100",
+    }
     (own / "events.jsonl").write_text(json.dumps(event) + "\n")
     steps = ({"step": step, "step_seconds": 0.25, "num_gpus": 8} for step in range(1, 31))
     (own / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
@@ -249,7 +341,10 @@ def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) ->
     unknown = ("--machine", "a3-megagpu-8g", "--set", "model.config.architecture=unheard-of")
     assert says(refused(estimate(*unknown)), "shapes")
     message = estimate(*unknown, "--params", "1.3B", "--active-params", "0.4B", "--json").json
-    assert (message["model"]["parameters"], message["model"]["active_parameters"]) == (1_300_000_000, 400_000_000)
+    assert (message["model"]["parameters"], message["model"]["active_parameters"]) == (
+        1_300_000_000,
+        400_000_000,
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +355,10 @@ def test_an_unknown_family_is_estimated_by_its_counts_or_built(estimate: Any) ->
         ('{"hidden_size": 64}', "config.json: model_type ... missing"),
         ('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": "64"}', "hidden_size"),
         (
-            '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 7}',
+            (
+                '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,'
+                ' "num_attention_heads": 7}'
+            ),
             "7 attention heads",
         ),
     ],
@@ -296,12 +394,18 @@ PLACED = ("--machine", "a3-megagpu-8g")
         ((*PLACED, "--set", "model.config.num_attention_heads=7"), "7 attention heads"),
         ((*PLACED, "--set", "model.config.num_hidden_layers=0"), "num_hidden_layers"),
         ((*PLACED, "--set", "training.stepz=1"), "unknown key ... 'steps'"),
-        ((*PLACED, "--sweep", "nodes=1..1000", "--sweep", "micro_batch_size=1..1000"), "1,000,000 points"),
+        (
+            (*PLACED, "--sweep", "nodes=1..1000", "--sweep", "micro_batch_size=1..1000"),
+            "1,000,000 points",
+        ),
         ((*PLACED, "--sweep", "node=1"), "'node' ... nodes"),
         ((*PLACED, "--sweep", "nodes=1", "--simulate"), "--simulate ... --explain"),
         ((*PLACED, "--plot", "x.svg"), "give --sweep too"),
         ((*PLACED, "--params", "8B", "--build"), "--build ... --params"),
-        ((*PLACED, "--sweep", "nodes=1", "--plot", "no/such/dir.svg"), "no/such/dir.svg: ... written"),
+        (
+            (*PLACED, "--sweep", "nodes=1", "--plot", "no/such/dir.svg"),
+            "no/such/dir.svg: ... written",
+        ),
         ((*PLACED, "--failure-rate", "lama3"), "failure rate 'lama3' ... llama3"),
         ((*PLACED, "--failure-rate", -1), "failures per 1,000 node-days is -1"),
         ((*PLACED, "--restart-seconds", -1), "start_seconds is -1"),
@@ -329,7 +433,11 @@ def test_bad_input_gets_an_error_of_one_or_two_lines(
     ("written", "wrong", "message"),
     [
         ("machine: a3", "machine: b3", "cluster.yaml:4: machine: ... 'b3-megagpu-8g' ... mean"),
-        ("a3-megagpu-8g", "a4x-highgpu-4g", "cluster.yaml:6: consumption: a4x-highgpu-4g ... 'spot'"),
+        (
+            "a3-megagpu-8g",
+            "a4x-highgpu-4g",
+            "cluster.yaml:6: consumption: a4x-highgpu-4g ... 'spot'",
+        ),
         ("nodes: 2", "nodes: 0", "cluster.yaml:5: nodes: found 0"),
         ("name: c", "hardware: 3\nname: c", "cluster.yaml:1: hardware"),
         ("platform: gce", "platform: nebius", "a3-megagpu-8g ... Google Cloud"),
@@ -355,7 +463,10 @@ def run_without(modules: list[str], *arguments: str) -> subprocess.CompletedProc
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
-        [sys.executable, "-c", code, "estimate", *arguments], capture_output=True, text=True, env=environment
+        [sys.executable, "-c", code, "estimate", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
     )
 
 

@@ -26,9 +26,22 @@ def test_the_list_names_everything_by_kind_and_marks_what_is_unverified(run):
     assert code == 0
     lines = out.splitlines()
     starts = [line.split()[0] for line in lines if line]
-    for name in ("b200", "rtx-4090", "a4-highgpu-8g", "p5en.48xlarge", "gpu-b200-sxm", "tcpxo", "efa"):
+    for name in (
+        "b200",
+        "rtx-4090",
+        "a4-highgpu-8g",
+        "p5en.48xlarge",
+        "gpu-b200-sxm",
+        "tcpxo",
+        "efa",
+    ):
         assert name in starts
-    assert starts.index("accelerator") < starts.index("machine") < starts.index("network") < starts.index("price")
+    assert (
+        starts.index("accelerator")
+        < starts.index("machine")
+        < starts.index("network")
+        < starts.index("price")
+    )
     assert next(line for line in lines if line.startswith("gb200")).split()[1] == "2,500?"
     assert next(line for line in lines if line.startswith("b200 ")).split()[1] == "2,250"
     assert "? unverified" in out
@@ -40,7 +53,9 @@ def test_an_entry_shows_every_value_with_source_and_date(run):
     numbered = next(line for line in out.splitlines() if "network_gbps" in line).split()[-1]
     source = next(line for line in out.splitlines() if line.strip().startswith(f"{numbered} "))
     assert "gpu-network-bandwidth, 2026-04-14" in source
-    assert next(line for line in out.splitlines() if "storage.aggregate" in line).endswith("unverified")
+    assert next(line for line in out.splitlines() if "storage.aggregate" in line).endswith(
+        "unverified"
+    )
     assert "all_gather, 2 x 8 GPUs, measured: 1: 15.41" in out
     assert "flex-start, us-central1: $64.40 per node-hour, $8.05 per GPU-hour" in out
 
@@ -100,7 +115,9 @@ def test_an_unknown_name_is_reported_with_the_nearest_ones(run):
 
 def test_own_hardware_is_shown_with_its_file_as_source(run, tmp_path):
     own = tmp_path / "own.yaml"
-    own.write_text("accelerators: [{name: my-gpu, title: My GPU, memory_gib: 94, unverified: true}]\n")
+    own.write_text(
+        "accelerators: [{name: my-gpu, title: My GPU, memory_gib: 94, unverified: true}]\n"
+    )
     _, out, _ = run("my-gpu", "--hardware", own)
     assert "94  [1]  unverified" in out
     assert f"[1] {own}" in out

@@ -1,4 +1,5 @@
-"""What a rank imports is left out of garbage collection, which goes on after the import, failed or not."""
+"""What a rank imports is left out of garbage collection, which goes on after the import, failed or
+not."""
 
 from __future__ import annotations
 
@@ -18,5 +19,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0)
 
 
 def test_what_was_imported_is_frozen_and_collection_goes_on() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert ended.stdout.split() == ["True", "False", "True", "True"]

@@ -16,7 +16,7 @@ model: {{config: {{architecture: llama, hidden_size: {width}, num_hidden_layers:
   intermediate_size: {intermediate}}}, init: random}}
 data: {{source: /data/rows.jsonl, sequence_length: 4096, tokenizer: {{train: bpe, vocab_size: 32000}}}}
 training: {{steps: 10, micro_batch_size: 1, optimizer: {{learning_rate: 1.0e-3}}}}
-"""
+"""  # noqa: E501
 LOCAL = "name: here\nplatform: local\n"
 SLURM = """
 name: lab
@@ -80,7 +80,12 @@ def test_the_plan_as_json_is_the_plan(here: Path, capsys: Capture) -> None:
     assert plan["handle"] == "local://here/small"
     assert (plan["nodes"], plan["processes_per_node"]) == (1, 1)
     assert plan["run_directory"] == str(here / "runs" / "small")
-    assert json.loads(next(file["content"] for file in plan["files"] if file["path"] == "job.json"))["nodes"] == 1
+    assert (
+        json.loads(next(file["content"] for file in plan["files"] if file["path"] == "job.json"))[
+            "nodes"
+        ]
+        == 1
+    )
     assert all(step["purpose"] for step in plan["steps"])
 
 
@@ -92,7 +97,9 @@ def test_every_line_of_explain_has_a_source(here: Path, capsys: Capture) -> None
 
 
 def test_a_run_that_cannot_fit_is_not_submitted(here: Path, capsys: Capture) -> None:
-    Path("run.yaml").write_text(RUN.format(name="large", width=16384, layers=126, intermediate=53248))
+    Path("run.yaml").write_text(
+        RUN.format(name="large", width=16384, layers=126, intermediate=53248)
+    )
     Path("cluster.yaml").write_text(SLURM.format(nodes=1))
     said = Said(capsys)
     assert said.code == 2
@@ -101,11 +108,19 @@ def test_a_run_that_cannot_fit_is_not_submitted(here: Path, capsys: Capture) -> 
     assert not (here / "xdg_config_home").exists()
 
 
-def test_a_sweep_has_one_plan_per_point_with_its_own_name_and_setting(here: Path, capsys: Capture) -> None:
+def test_a_sweep_has_one_plan_per_point_with_its_own_name_and_setting(
+    here: Path, capsys: Capture
+) -> None:
     Path("cluster.yaml").write_text(SLURM.format(nodes=2))
     plans = json.loads(Said(capsys, "--dry-run", "--json", "--sweep", "training.seed=1,2").out)
-    assert [plan["handle"] for plan in plans] == ["slurm://lab/small-seed-1", "slurm://lab/small-seed-2"]
-    configs = [next(file["content"] for file in plan["files"] if file["path"] == "run.yaml") for plan in plans]
+    assert [plan["handle"] for plan in plans] == [
+        "slurm://lab/small-seed-1",
+        "slurm://lab/small-seed-2",
+    ]
+    configs = [
+        next(file["content"] for file in plan["files"] if file["path"] == "run.yaml")
+        for plan in plans
+    ]
     assert "seed: 1\n" in configs[0] and "seed: 2\n" in configs[1]
 
 
@@ -122,7 +137,10 @@ def test_output_is_refused_nothing_that_a_dry_run_shows(here: Path, capsys: Capt
         (["--cluster", "missing.yaml"], "missing.yaml: ... no such file"),
         (["--sync"], "--sync: ... local"),
         (["--after", "slurm://lab/first"], "--after: ... local"),
-        (["--sweep", "training.seed=1,2"], "--sweep: ... local ... queue ... slurm, kubernetes, gke, vertex"),
+        (
+            ["--sweep", "training.seed=1,2"],
+            "--sweep: ... local ... queue ... slurm, kubernetes, gke, vertex",
+        ),
         (["--sweep", "training.seed"], "has no key"),
         (["--sweep", "training.sede=1,2"], "training.sede"),
         (["--set", "name=UPPER"], "name"),

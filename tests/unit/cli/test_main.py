@@ -60,13 +60,18 @@ def test_help_lists_every_command_with_its_line_and_imports_none() -> None:
         "from drillyard.cli.main import main; main()"
     )
     environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
     assert ended.returncode == 0
     for name, row in cli.COMMANDS.items():
         assert f" {name} " in ended.stdout
         assert row.help in ended.stdout
     imported = set(ended.stderr.split())
-    assert imported & {"torch", "transformers", "pydantic", "yaml", "numpy", "drillyard.config"} == set()
+    assert (
+        imported & {"torch", "transformers", "pydantic", "yaml", "numpy", "drillyard.config"}
+        == set()
+    )
     assert imported & {row.module for row in cli.COMMANDS.values()} == set()
 
 
@@ -119,9 +124,13 @@ def test_a_commands_own_exit_code_is_kept(command: list[BaseException]) -> None:
     assert run("raise") == 85
 
 
-def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_word_error_is_red_on_a_terminal_unless_colours_are_unwanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for unwanted, message in ((False, b"\x1b[1;31merror:\x1b[0m no"), (True, b"error: no")):
-        monkeypatch.setenv("NO_COLOR", "1") if unwanted else monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("NO_COLOR", "1") if unwanted else monkeypatch.delenv(
+            "NO_COLOR", raising=False
+        )
         master, slave = pty.openpty()
         with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patched:
             patched.setattr(sys, "stderr", terminal)
@@ -137,7 +146,10 @@ def test_a_reader_that_goes_away_is_not_an_error(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
     ended = subprocess.run(
-        [sys.executable, "-m", "drillyard", *arguments], stdout=write, stderr=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "drillyard", *arguments],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=environment,
     )
     os.close(write)
     assert ended.stderr == b""
@@ -173,7 +185,10 @@ def test_init_writes_two_files_and_refuses_to_write_them_again(
     ],
 )
 def test_a_value_that_an_option_does_not_take_is_refused_in_our_words(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert run(*arguments) == 2

@@ -1,4 +1,5 @@
-"""`drillyard metrics`: the screen, JSON, gates, comparison, gpu-recipes, and what bad input gets."""
+"""`drillyard metrics`: the screen, JSON, gates, comparison, gpu-recipes, and what bad input
+gets."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from tests.module_time import set_time
 from drillyard.cli import main as cli
 
 LINES = [
-    f"INFO 2025-09-09T16:{10 + index // 4:02}:{index % 4 * 15:02}.5Z [resource.labels.containerName: job] "
-    f"Step: {index + 1} | Time: {27.02 if index == 0 else 14.54}s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 |"
-    f" Loss: {1.4 - index / 20:.4f}\n"
+    f"INFO 2025-09-09T16:{10 + index // 4:02}:{index % 4 * 15:02}.5Z"
+    f" [resource.labels.containerName: job] Step: {index + 1} | Time:"
+    f" {27.02 if index == 0 else 14.54}s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss:"
+    f" {1.4 - index / 20:.4f}\n"
     for index in range(12)
 ]
 FLAGS = [
@@ -74,7 +76,9 @@ def test_json_and_several_sources(run, log, tmp_path):
 
 def test_gates_decide_the_exit_code(run, log):
     assert run(log, *FLAGS, "--fail-if", "mfu<0.38", "--json")[0] == 0
-    code, out, err = run(log, *FLAGS, "--fail-if", "mfu<0.38", "--fail-if", "step_seconds.p50>14", "--json")
+    code, out, err = run(
+        log, *FLAGS, "--fail-if", "mfu<0.38", "--fail-if", "step_seconds.p50>14", "--json"
+    )
     assert code == 1
     assert json.loads(out)["mfu"] is not None
     assert err == "failed: step_seconds.p50 is 14.54: --fail-if 'step_seconds.p50>14'\n"
@@ -91,7 +95,12 @@ def test_a_gate_with_a_mistake_is_an_error_before_anything_is_read(run):
 
 def test_runs_side_by_side(run, log, tmp_path):
     other = tmp_path / "other.log"
-    other.write_text("".join(LINES).replace("14.54s", "13.00s").replace("954.0", "1067.0").replace("2254", "2521"))
+    other.write_text(
+        "".join(LINES)
+        .replace("14.54s", "13.00s")
+        .replace("954.0", "1067.0")
+        .replace("2254", "2521")
+    )
     code, out, _ = run(log, other, "--compare", *FLAGS)
     assert code == 0
     assert "run.log" in out and "other.log" in out
@@ -110,14 +119,25 @@ def test_the_three_lines_of_gpu_recipes(run, tmp_path, joined):
         'DLLL {"type": "METADATA", "step": null}\n'
         + "".join(f"DLLL {json.dumps({'step': step, 'data': data})}\n" for step in range(40))
     )
-    flags = {"--file": file, "--batch_size": 1024, "--num_accelerators": 128, "--model_type": "gpt3-175b",
-             "--accelerator_type": "h100", "--start_step": 15, "--end_step": 40}  # fmt: skip
+    flags = {
+        "--file": file,
+        "--batch_size": 1024,
+        "--num_accelerators": 128,
+        "--model_type": "gpt3-175b",
+        "--accelerator_type": "h100",
+        "--start_step": 15,
+        "--end_step": 40,
+    }
     words = (
-        [f"{flag}={value}" for flag, value in flags.items()] if joined else [w for pair in flags.items() for w in pair]
+        [f"{flag}={value}" for flag, value in flags.items()]
+        if joined
+        else [w for pair in flags.items() for w in pair]
     )
     code, out, err = run("--format", "gpu-recipes", *words)
     assert code == 0
-    assert out == "Average step time: 2.00000000\nTFLOPS/Accelerator: 8800.00000000\nMFU: 8.89787664\n"
+    assert (
+        out == "Average step time: 2.00000000\nTFLOPS/Accelerator: 8800.00000000\nMFU: 8.89787664\n"
+    )
     assert "1 lines" in err and "error of units" in err
 
 
@@ -189,7 +209,9 @@ def test_a_last_line_that_is_not_finished_is_left_out_and_counted(run, log):
     assert document["step_seconds"]["last_step"] == 11
 
 
-def test_what_is_behind_a_stream_that_is_always_ready_shows_it_in_parts_and_does_not_rest(run, monkeypatch):
+def test_what_is_behind_a_stream_that_is_always_ready_shows_it_in_parts_and_does_not_rest(
+    run, monkeypatch
+):
     reading, writing = os.pipe()
     with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
         monkeypatch.setattr(sys, "stdin", stdin)

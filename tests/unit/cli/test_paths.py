@@ -37,7 +37,14 @@ def named_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command", [("report",), ("watch",), ("checkpoint", "list"), ("checkpoint", "verify"), ("checkpoint", "prune")]
+    "command",
+    [
+        ("report",),
+        ("watch",),
+        ("checkpoint", "list"),
+        ("checkpoint", "verify"),
+        ("checkpoint", "prune"),
+    ],
 )
 def test_a_run_is_found_by_its_name(command: tuple[str, ...], named_run: Path) -> None:
     assert call(*command, "trial", *(["--keep", 1] if "prune" in command else [])) == 0
@@ -51,7 +58,11 @@ def test_a_run_is_found_by_its_name(command: tuple[str, ...], named_run: Path) -
 def test_a_name_that_no_run_has_is_answered_with_the_runs_there_are(
     command: tuple[str, ...], named_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = command if "trail" in command else (*command, "trail", *(["--step", 1] if "show" in command else []))
+    arguments = (
+        command
+        if "trail" in command
+        else (*command, "trail", *(["--step", 1] if "show" in command else []))
+    )
     assert call(*arguments) == 2
     error = capsys.readouterr().err
     assert "runs/trail" in error and "runs/ has: trial" in error
@@ -61,9 +72,13 @@ def test_two_runs_are_compared_by_name(named_run: Path) -> None:
     assert call("diff", "trial", "trial") == 0
 
 
-def test_a_directory_here_goes_before_a_run_of_its_name(named_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_here_goes_before_a_run_of_its_name(
+    named_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("trial").mkdir()
-    assert call("checkpoint", "list", "trial") == 2 and says(capsys.readouterr().err, "no checkpoints")
+    assert call("checkpoint", "list", "trial") == 2 and says(
+        capsys.readouterr().err, "no checkpoints"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +99,10 @@ def test_a_directory_here_goes_before_a_run_of_its_name(named_run: Path, capsys:
     ],
 )
 def test_object_storage_is_no_path(
-    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert call(*arguments) == 2
@@ -95,7 +113,10 @@ def test_object_storage_is_no_path(
 
 @pytest.mark.parametrize("command", [("report", "trial"), ("export", "CHECKPOINT", "model")])
 def test_a_working_directory_that_was_deleted_is_reported(
-    command: tuple[str, ...], project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     checkpoint = make_checkpoint(project, 10)
     (project / "deleted").mkdir()
@@ -105,7 +126,9 @@ def test_a_working_directory_that_was_deleted_is_reported(
     assert says(capsys.readouterr().err, "error: ... working directory ... not exist ... cd")
 
 
-def test_a_machine_without_credentials_reads_public_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_credentials_reads_public_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
 
@@ -116,7 +139,9 @@ def test_a_machine_without_credentials_reads_public_buckets(tmp_path: Path, monk
     assert isinstance(storage_client(), storage.Client)
 
 
-def test_prune_fails_where_every_checkpoint_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_fails_where_every_checkpoint_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for step in (10, 20):
         next(make_checkpoint(tmp_path, step).glob("*.distcp")).unlink()
     assert call("checkpoint", "prune", tmp_path, "--keep", 1) == 1
@@ -140,11 +165,21 @@ def plain_model(directory: Path, **config: int) -> Path:
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [({"max_position_embeddings": 128}, 128), ({"n_positions": 64}, 64), ({"max_position_embeddings": 131072}, 1024)],
+    [
+        ({"max_position_embeddings": 128}, 128),
+        ({"n_positions": 64}, 64),
+        ({"max_position_embeddings": 131072}, 1024),
+    ],
 )
-def test_a_plain_model_is_measured_within_its_positions(config: dict[str, int], expected: int, tmp_path: Path) -> None:
-    request = EvaluationRequest(plain_model(tmp_path / "model", **config), tmp_path, data="rows.jsonl")
-    assert evaluation_config(request, find_saved_model(request.model)).data.sequence_length == expected
+def test_a_plain_model_is_measured_within_its_positions(
+    config: dict[str, int], expected: int, tmp_path: Path
+) -> None:
+    request = EvaluationRequest(
+        plain_model(tmp_path / "model", **config), tmp_path, data="rows.jsonl"
+    )
+    assert (
+        evaluation_config(request, find_saved_model(request.model)).data.sequence_length == expected
+    )
 
 
 def test_a_plain_model_needs_a_source(tmp_path: Path) -> None:
@@ -161,7 +196,11 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_the_run_yaml_of_a_project_is_not_that_of_its_models(project: Path) -> None:
-    for model in (plain_model(project / "model"), plain_model(project / "models/a"), plain_model(project / "a/final")):
+    for model in (
+        plain_model(project / "model"),
+        plain_model(project / "models/a"),
+        plain_model(project / "a/final"),
+    ):
         assert find_saved_model(model).config is None
         assert run_directory_above(model) is None
 
@@ -193,11 +232,19 @@ def test_a_checkpoint_and_a_link_to_it_have_the_run_two_directories_above(projec
 
 def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:
     request = EvaluationRequest(tmp_path, tmp_path, data="rows.jsonl")
-    assert "--sequence-length" in saved_evaluation.flags_for("data.sequence_length: 300 is more than 128", request)
-    assert "--format" in saved_evaluation.flags_for("no column 'text'. Set data.columns: {text: NAME}.", request)
-    assert "--data run.yaml" in saved_evaluation.flags_for("Set data.tokenizer to one that has", request)
+    assert "--sequence-length" in saved_evaluation.flags_for(
+        "data.sequence_length: 300 is more than 128", request
+    )
+    assert "--format" in saved_evaluation.flags_for(
+        "no column 'text'. Set data.columns: {text: NAME}.", request
+    )
+    assert "--data run.yaml" in saved_evaluation.flags_for(
+        "Set data.tokenizer to one that has", request
+    )
     assert (
-        saved_evaluation.flags_for("data.sequence_length: 300", EvaluationRequest(tmp_path, tmp_path, data="run.yaml"))
+        saved_evaluation.flags_for(
+            "data.sequence_length: 300", EvaluationRequest(tmp_path, tmp_path, data="run.yaml")
+        )
         == ""
     )
     assert saved_evaluation.flags_for("out of memory", request) == ""
@@ -215,4 +262,6 @@ def test_a_name_that_no_run_has_is_refused_with_the_runs_there_are(
         find_run(Path("other"))
     shown = [number for number in range(count) if f"run-{number:03d}" in str(refused.value)]
     assert shown == list(range(min(count, _MOST_SHOWN)))
-    assert (" more" in str(refused.value), "3 more" in str(refused.value)) == (count > _MOST_SHOWN,) * 2
+    assert (" more" in str(refused.value), "3 more" in str(refused.value)) == (
+        count > _MOST_SHOWN,
+    ) * 2

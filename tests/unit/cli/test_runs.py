@@ -57,7 +57,9 @@ def test_the_clusters_file_here_is_asked_where_none_is_known(world: World, capsy
     assert "slurm://here/a" in Said(capsys, "list").out
 
 
-def test_a_cluster_file_that_is_given_is_the_only_one_asked(world: World, capsys: Capture, tmp_path: Path) -> None:
+def test_a_cluster_file_that_is_given_is_the_only_one_asked(
+    world: World, capsys: Capture, tmp_path: Path
+) -> None:
     world.add("known").add("a", State.running)
     world.add("given", known=False).add("b", State.running)
     file = tmp_path / "given.yaml"
@@ -68,7 +70,9 @@ def test_a_cluster_file_that_is_given_is_the_only_one_asked(world: World, capsys
     assert "b" in said.out and "known" not in said.out
 
 
-def test_a_list_is_newest_first_over_all_clusters_and_shows_why(world: World, capsys: Capture) -> None:
+def test_a_list_is_newest_first_over_all_clusters_and_shows_why(
+    world: World, capsys: Capture
+) -> None:
     now = time.time()
     one, other = world.add("one"), world.add("other")
     one.add("old", State.queued, submitted_at=now - 900, since=now - 900, reason="Priority")
@@ -97,7 +101,9 @@ def test_a_list_is_newest_first_over_all_clusters_and_shows_why(world: World, ca
 def test_a_list_of_some_states_and_the_newest(world: World, capsys: Capture) -> None:
     launcher = world.add("one")
     for number in range(4):
-        launcher.add(f"r{number}", State.running if number % 2 else State.queued, submitted_at=float(number))
+        launcher.add(
+            f"r{number}", State.running if number % 2 else State.queued, submitted_at=float(number)
+        )
 
     listed = Said(capsys, "list", "--state", "running", "--last", "1", "--json").out
 
@@ -114,21 +120,31 @@ def test_a_cluster_that_does_not_answer_hides_no_other(world: World, capsys: Cap
 
     assert said.code == 1
     assert "slurm://up/a" in said.out
-    assert says(said.err, "cluster down: no answer: login: ... timed out ... command: ssh login squeue")
+    assert says(
+        said.err, "cluster down: no answer: login: ... timed out ... command: ssh login squeue"
+    )
     assert [run["handle"] for run in output["runs"]] == ["slurm://up/a"]
     assert output["no_answer"] == [
         {"cluster": "down", "error": "login: Connection timed out\ncommand: ssh login squeue"}
     ]
 
 
-def test_a_cluster_of_the_address_book_that_cannot_be_read_hides_no_other(world: World, capsys: Capture) -> None:
+def test_a_cluster_of_the_address_book_that_cannot_be_read_hides_no_other(
+    world: World, capsys: Capture
+) -> None:
     world.add("good").add("a", State.running)
-    (world.directory / "config/drillyard/clusters/bad.yaml").write_text("name: bad\nplatform: moon\n")
+    (world.directory / "config/drillyard/clusters/bad.yaml").write_text(
+        "name: bad\nplatform: moon\n"
+    )
 
     said = Said(capsys, "list")
 
     assert said.code == 1
-    assert "slurm://good/a" in said.out and says(said.err, "cluster bad: ... answer") and "moon" in said.err
+    assert (
+        "slurm://good/a" in said.out
+        and says(said.err, "cluster bad: ... answer")
+        and "moon" in said.err
+    )
 
 
 def test_a_name_is_looked_up_on_all_clusters(world: World, capsys: Capture) -> None:
@@ -138,7 +154,9 @@ def test_a_name_is_looked_up_on_all_clusters(world: World, capsys: Capture) -> N
     assert Said(capsys, "status", "b").out.startswith("slurm://two/b  running")
 
 
-def test_a_name_that_two_clusters_have_is_an_error_with_both_handles(world: World, capsys: Capture) -> None:
+def test_a_name_that_two_clusters_have_is_an_error_with_both_handles(
+    world: World, capsys: Capture
+) -> None:
     world.add("one").add("a", State.running)
     world.add("two").add("a", State.running)
 
@@ -159,7 +177,9 @@ def test_a_name_that_two_clusters_have_is_an_error_with_both_handles(world: Worl
         ("slurm://one", "run's handle"),
     ],
 )
-def test_what_is_not_there_is_an_error_that_helps(world: World, capsys: Capture, name: str, words: str) -> None:
+def test_what_is_not_there_is_an_error_that_helps(
+    world: World, capsys: Capture, name: str, words: str
+) -> None:
     world.add("one").add("a", State.running)
     world.add("two").down = "login: no route to host"
 
@@ -170,9 +190,17 @@ def test_what_is_not_there_is_an_error_that_helps(world: World, capsys: Capture,
 
 
 def test_status_is_one_screen_with_what_to_do_next(world: World, capsys: Capture) -> None:
-    failure = RunFailure("exit code 1", rank=1, node="n1", exit_code=1, lines=("Traceback", "ValueError: nan"))
+    failure = RunFailure(
+        "exit code 1", rank=1, node="n1", exit_code=1, lines=("Traceback", "ValueError: nan")
+    )
     world.add("one").add(
-        "a", State.failed, since=time.time() - 30, attempt=2, failures=3, failure=failure, native={"job": 17}
+        "a",
+        State.failed,
+        since=time.time() - 30,
+        attempt=2,
+        failures=3,
+        failure=failure,
+        native={"job": 17},
     )
 
     said = Said(capsys, "status", "a")
@@ -258,7 +286,9 @@ def test_waiting_outlives_a_scheduler_that_does_not_answer_for_a_while(
     assert json.loads(said.out)["exit_code"] == 0
 
 
-def test_cancel_takes_several_is_idempotent_and_goes_on_past_a_problem(world: World, capsys: Capture) -> None:
+def test_cancel_takes_several_is_idempotent_and_goes_on_past_a_problem(
+    world: World, capsys: Capture
+) -> None:
     launcher = world.add("one")
     launcher.add("a", State.running)
     launcher.add("b", State.succeeded)
@@ -304,7 +334,9 @@ def test_resume_prints_the_handle(world: World, capsys: Capture) -> None:
     assert Said(capsys, "resume", "b").code == 2
 
 
-def test_artifacts_are_listed_with_sizes_and_fetched_by_pattern(world: World, capsys: Capture, tmp_path: Path) -> None:
+def test_artifacts_are_listed_with_sizes_and_fetched_by_pattern(
+    world: World, capsys: Capture, tmp_path: Path
+) -> None:
     directory = world.add("one").add("a", State.succeeded)
     (directory / "final").mkdir()
     (directory / "final/model.safetensors").write_bytes(b"x" * 2048)
@@ -317,11 +349,15 @@ def test_artifacts_are_listed_with_sizes_and_fetched_by_pattern(world: World, ca
     assert "  2.00 KiB  final/model.safetensors\n" in listed and "2 bytes  summary.json" in listed
     assert output["files"] == [{"path": "final/model.safetensors", "bytes": 2048}]
     assert fetched.code == 0
-    assert (tmp_path / "here/summary.json").read_text() == "{}" and not (tmp_path / "here/final").exists()
+    assert (tmp_path / "here/summary.json").read_text() == "{}" and not (
+        tmp_path / "here/final"
+    ).exists()
     assert Said(capsys, "artifacts", "a", "*.nothing").code == 2
 
 
-def test_fetched_files_replace_others_only_on_request(world: World, capsys: Capture, tmp_path: Path) -> None:
+def test_fetched_files_replace_others_only_on_request(
+    world: World, capsys: Capture, tmp_path: Path
+) -> None:
     directory = world.add("one").add("a", State.succeeded)
     (directory / "run.yaml").write_text("theirs")
     here = tmp_path / "here"

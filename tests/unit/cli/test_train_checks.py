@@ -1,4 +1,5 @@
-"""`drillyard train` finds what the model's config and this host forbid before it makes a directory or starts a rank."""
+"""`drillyard train` finds what the model's config and this host forbid before it makes a directory
+or starts a rank."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_weights_that_are_not_there_are_reported_before_ranks_start(
     Path("base").mkdir()
     Path("base/config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
     text = CONFIG.replace("config: {{architecture: {architecture}, hidden_size: 64}}", "id: base")
-    text = text.replace("init: random", "init: pretrained").replace(", tokenizer: {{train: bpe, vocab_size: 300}}", "")
+    text = text.replace("init: random", "init: pretrained").replace(
+        ", tokenizer: {{train: bpe, vocab_size: 300}}", ""
+    )
     Path("run.yaml").write_text(text.format(attention="auto"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "run.yaml"])
@@ -69,7 +72,9 @@ def test_weights_that_are_not_there_are_reported_before_ranks_start(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run.yaml"]
 
 
-def test_a_rank_that_cannot_open_the_board_of_its_supervisor_ends_as_a_user_error(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_open_the_board_of_its_supervisor_ends_as_a_user_error(
+    tmp_path: Path,
+) -> None:
     """No traceback, and a code after which no attempt follows."""
     (tmp_path / "run.yaml").write_text(CONFIG.format(architecture="llama", attention="auto"))
     board = "/proc/self/fd/no-such-board"

@@ -47,10 +47,15 @@ def test_logs_are_lines_after_their_nodes_number(world: World, capsys: Capture) 
     with_logs(world, State.running)
 
     assert Said(capsys, "logs", "a").out == "0: a\n1: b\n0: [rank0]: c\n"
-    assert Said(capsys, "logs", "a", "-t", "--tail", "1").out == "0: 2025-11-24T12:00:03.000000Z [rank0]: c\n"
+    assert (
+        Said(capsys, "logs", "a", "-t", "--tail", "1").out
+        == "0: 2025-11-24T12:00:03.000000Z [rank0]: c\n"
+    )
     assert Said(capsys, "logs", "a", "--node", "1").out == "b\n"
     assert Said(capsys, "logs", "a", "--rank", "0").out == "[rank0]: c\n"
-    assert Said(capsys, "logs", "a", "--since", "2025-11-24T12:00:02Z").out == "1: b\n0: [rank0]: c\n"
+    assert (
+        Said(capsys, "logs", "a", "--since", "2025-11-24T12:00:02Z").out == "1: b\n0: [rank0]: c\n"
+    )
 
 
 def test_logs_as_json_are_an_object_a_line(world: World, capsys: Capture) -> None:
@@ -73,7 +78,9 @@ def test_following_tells_how_the_run_stands_and_how_it_ended(world: World, capsy
 
     assert said.code == 0
     assert said.out == "0: a\n1: b\n0: [rank0]: c\n"
-    assert "slurm://one/a: queued (Priority)" in said.err and said.err.endswith("slurm://one/a: succeeded\n")
+    assert "slurm://one/a: queued (Priority)" in said.err and said.err.endswith(
+        "slurm://one/a: succeeded\n"
+    )
 
 
 def test_following_begins_with_the_newest_submission(world: World, capsys: Capture) -> None:
@@ -81,7 +88,10 @@ def test_following_begins_with_the_newest_submission(world: World, capsys: Captu
 
     assert Said(capsys, "logs", "a").out == "0: a\n1: b\n0: [rank0]: c\n"
     assert Said(capsys, "logs", "-f", "a").out == "0: [rank0]: c\n"
-    assert Said(capsys, "logs", "-f", "a", "--since", "2025-11-24T12:00:02Z").out == "1: b\n0: [rank0]: c\n"
+    assert (
+        Said(capsys, "logs", "-f", "a", "--since", "2025-11-24T12:00:02Z").out
+        == "1: b\n0: [rank0]: c\n"
+    )
 
 
 def test_a_run_without_lines_says_so(world: World, capsys: Capture) -> None:
@@ -93,7 +103,9 @@ def test_a_run_without_lines_says_so(world: World, capsys: Capture) -> None:
     assert says(said.err, "slurm://one/a: ... queued")
 
 
-def test_ctrl_c_ends_the_following_only(world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_following_only(
+    world: World, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = world.add("one")
     launcher.add("a", State.running)
 
@@ -133,15 +145,28 @@ def write_events(directory: Path, *names: str, **fields: object) -> None:
     with (directory / "events.jsonl").open("a") as file:
         for number, name in enumerate(names):
             now = f"2026-01-31T12:00:{number:02}.000000Z"
-            file.write(encode({"time": now, "event": name, "rank": 0, "total_steps": 10, **fields}) + "\n")
+            file.write(
+                encode({"time": now, "event": name, "rank": 0, "total_steps": 10, **fields}) + "\n"
+            )
 
 
 def write_steps(directory: Path, steps: int) -> None:
     with (directory / "metrics.jsonl").open("a") as file:
         for step in range(1, steps + 1):
-            record = {"time": f"2026-01-31T12:01:{step:02}.000000Z", "step": step, "loss": 3.5 - step / 10}
-            record |= {"step_seconds": 1.0, "tokens": 100, "tokens_per_second_per_gpu": 50.0, "num_gpus": 2}
-            file.write(encode({**record, "tflops_per_gpu": 1.0, "round": 0, "window_steps": 1}) + "\n")
+            record = {
+                "time": f"2026-01-31T12:01:{step:02}.000000Z",
+                "step": step,
+                "loss": 3.5 - step / 10,
+            }
+            record |= {
+                "step_seconds": 1.0,
+                "tokens": 100,
+                "tokens_per_second_per_gpu": 50.0,
+                "num_gpus": 2,
+            }
+            file.write(
+                encode({**record, "tflops_per_gpu": 1.0, "round": 0, "window_steps": 1}) + "\n"
+            )
 
 
 def test_status_tells_how_far_a_run_is(world: World, capsys: Capture) -> None:
@@ -179,7 +204,9 @@ def test_watch_believes_the_scheduler_that_a_run_is_over(world: World, capsys: C
     assert "a: failed, step 3 of 10" in said.out
 
 
-def test_watch_waits_for_a_queued_run_and_leaves_one_that_never_spoke(world: World, capsys: Capture) -> None:
+def test_watch_waits_for_a_queued_run_and_leaves_one_that_never_spoke(
+    world: World, capsys: Capture
+) -> None:
     world.add("one").add("a", State.queued, State.queued, State.cancelled)
 
     said = Said(capsys, "watch", "a")
@@ -193,8 +220,8 @@ def test_watch_measures_the_log_of_a_workload(world: World, capsys: Capture) -> 
     directory = world.add("one").add("a", State.running, State.running, State.succeeded)
     (directory / "launch/run.yaml").write_text("name: a\nworkload: {command: [train]}\n")
     lines = (
-        f"[titan] 2025-11-24 12:00:{step:02},000 - root - INFO - step: {step}  loss: {4 - step / 10:.4f}  "
-        f"memory: 10.00GiB(12.00%)  tps: 1,000  tflops: 50.00  mfu: 5.00%"
+        f"[titan] 2025-11-24 12:00:{step:02},000 - root - INFO - step: {step}  loss:"
+        f" {4 - step / 10:.4f}  memory: 10.00GiB(12.00%)  tps: 1,000  tflops: 50.00  mfu: 5.00%"
         for step in range(1, 11)
     )
     log = b"".join(stamped(second, line) for second, line in enumerate(lines))

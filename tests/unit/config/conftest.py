@@ -34,7 +34,8 @@ Refuse = Callable[..., list[str]]
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """load(text, *overrides): the run config of a run.yaml with this text, in the working directory."""
+    """load(text, *overrides): the run config of a run.yaml with this text, in the working
+    directory."""
     monkeypatch.chdir(tmp_path)
 
     def load_text(text: str = RUN, *overrides: str) -> RunConfig:

@@ -34,8 +34,12 @@ def test_chunks_are_a_quarter_of_the_micro_batch_and_bounded() -> None:
     ("asked", "device", "compiled"),
     [("auto", "cuda", True), ("auto", "cpu", False), (True, "cpu", True), (False, "cuda", False)],
 )
-def test_blocks_are_compiled_on_gpus_unless_the_user_decides(asked: object, device: str, compiled: bool) -> None:
-    training = TrainingConfig.model_validate({"optimizer": OptimizerConfig(learning_rate=1.0), "compile": asked})
+def test_blocks_are_compiled_on_gpus_unless_the_user_decides(
+    asked: object, device: str, compiled: bool
+) -> None:
+    training = TrainingConfig.model_validate(
+        {"optimizer": OptimizerConfig(learning_rate=1.0), "compile": asked}
+    )
     assert resolve_compile(training, device) is compiled
 
 
@@ -69,8 +73,12 @@ def test_the_fastest_kernel_that_computes_what_the_model_asks_for(
         (8, 50.0, "eager"),
     ],
 )
-def test_kernels_of_other_head_sizes_are_passed_over(head_dim: int, softcap: float | None, kernel: str) -> None:
-    assert fastest_kernel("cuda", half=True, softcap=softcap, dropout=0.0, head_dim=head_dim) == kernel
+def test_kernels_of_other_head_sizes_are_passed_over(
+    head_dim: int, softcap: float | None, kernel: str
+) -> None:
+    assert (
+        fastest_kernel("cuda", half=True, softcap=softcap, dropout=0.0, head_dim=head_dim) == kernel
+    )
 
 
 def test_flash_attention_needs_a_gpu_that_it_has_kernels_for() -> None:

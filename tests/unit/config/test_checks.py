@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
-from drillyard.config.checks import ROLES, check_run, require_valid, resolve_accumulation, resolve_global_batch
+from drillyard.config.checks import (
+    ROLES,
+    check_run,
+    require_valid,
+    resolve_accumulation,
+    resolve_global_batch,
+)
 from drillyard.config.problems import dotted, refused_address
 from drillyard.config.run import RunConfig
 from drillyard.data.row_formats import COLUMNS, OPTIONAL_COLUMNS
@@ -19,25 +25,42 @@ from drillyard.errors import UserError
 from .conftest import RUN, Load
 
 
-@pytest.mark.parametrize("address", ["gs://b/x.jsonl", "s3://b/x", "hf://a/b", "file:///tmp/x", "https://a.org/x"])
 @pytest.mark.parametrize(
-    "key", ["data.source", "data.held_out.source", "checkpoint.resume", "model.id", "data.tokenizer"]
+    "address", ["gs://b/x.jsonl", "s3://b/x", "hf://a/b", "file:///tmp/x", "https://a.org/x"]
+)
+@pytest.mark.parametrize(
+    "key",
+    ["data.source", "data.held_out.source", "checkpoint.resume", "model.id", "data.tokenizer"],
 )
 def test_an_address_is_not_a_path(key: str, address: str, load: Load) -> None:
     if key.endswith("source") and not address.startswith("file"):
         assert found(load(RUN, f"{key}={address}")) == {}
         return
-    assert says(found(load(RUN, f"{key}={address}"))[key], f"{address}: ... not a path on this machine")
+    assert says(
+        found(load(RUN, f"{key}={address}"))[key], f"{address}: ... not a path on this machine"
+    )
 
 
 def test_only_what_begins_with_a_scheme_is_an_address() -> None:
-    for path in ("a/b", "runs/a:b", "C/gs://b", "./x://y", "1://y", Path("a/b"), Path("/gs:/b"), Path("file:"), None):
+    for path in (
+        "a/b",
+        "runs/a:b",
+        "C/gs://b",
+        "./x://y",
+        "1://y",
+        Path("a/b"),
+        Path("/gs:/b"),
+        Path("file:"),
+        None,
+    ):
         assert refused_address(path) is None
     assert says(str(refused_address(Path("file:///tmp/x"))), "file:///tmp/x: ... not a path")
 
 
 def found(config: RunConfig, num_ranks: int | None = None) -> dict[str, str]:
-    return {dotted(problem.path): problem.message for problem in check_run(config, num_ranks=num_ranks)}
+    return {
+        dotted(problem.path): problem.message for problem in check_run(config, num_ranks=num_ranks)
+    }
 
 
 def test_a_sound_config_has_no_problems_with_any_number_of_ranks(load: Load) -> None:
@@ -56,16 +79,28 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["model.init=pretrained"], "model.init", "no pretrained weights"),
         (["model.config={hidden_size: 8}"], "model.config.architecture", "missing"),
         (["model.lora={rank: 4}"], "model.lora", "pretrained weights"),
-        ([*PRETRAINED, "model.lora={target_modules: []}"], "model.lora.target_modules", "empty list"),
+        (
+            [*PRETRAINED, "model.lora={target_modules: []}"],
+            "model.lora.target_modules",
+            "empty list",
+        ),
         ([*PRETRAINED, "model.lora={adapter: 'gs://b/a'}"], "model.lora.adapter", "gs://b/a"),
-        ([*PRETRAINED, "data.tokenizer={train: bpe, vocab_size: 512}"], "data.tokenizer", "own tokenizer"),
+        (
+            [*PRETRAINED, "data.tokenizer={train: bpe, vocab_size: 512}"],
+            "data.tokenizer",
+            "own tokenizer",
+        ),
         (["data.tokenizer=null"], "data.tokenizer", "missing"),
         (["model.config.vocab_size=1000"], "model.config.vocab_size", "1000 ... 1024"),
         (["model.config.max_position_embeddings=64"], "data.sequence_length", "128 is over"),
         (["data.source=[]"], "data.source", "empty list"),
         (["data.source=builtin:text-to-sq"], "data.source", "'builtin:text-to-sq' ... text-to-sql"),
         (["data.source=builtin:python-stdlib"], "data.format", "builtin:python-stdlib"),
-        (["data.source={path: a.jsonl, options: {seed: 1}}"], "data.source.options", "'a.jsonl' is neither"),
+        (
+            ["data.source={path: a.jsonl, options: {seed: 1}}"],
+            "data.source.options",
+            "'a.jsonl' is neither",
+        ),
         (["data.source=[x/a.jsonl, y/a.jsonl]"], "data.source.1", "'a.jsonl' ... 0"),
         (["data.held_out={source: b.jsonl, fraction: 0.1}"], "data.held_out", "not from both"),
         (["data.held_out={split_by: db_id}"], "data.held_out.fraction", "split_by ... fraction"),
@@ -78,7 +113,11 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (["training.steps=null"], "training.steps", "by `steps` or by `epochs`"),
         (["training.epochs=2.0"], "training.epochs", "not both"),
         (["training.schedule.warmup_steps=100"], "training.schedule.warmup_steps", "100 ... 100"),
-        (["training.schedule.decay_steps=5"], "training.schedule.decay_steps", "only warmup-stable-decay"),
+        (
+            ["training.schedule.decay_steps=5"],
+            "training.schedule.decay_steps",
+            "only warmup-stable-decay",
+        ),
         (
             ["training.schedule={name: warmup-stable-decay, warmup_steps: 50, decay_steps: 51}"],
             "training.schedule.decay_steps",
@@ -89,7 +128,11 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
             "training.schedule.decay_steps",
             "decay_steps ... 19",
         ),
-        (["training.schedule={name: constant, final_fraction: 0.1}"], "training.schedule.final_fraction", "no decay"),
+        (
+            ["training.schedule={name: constant, final_fraction: 0.1}"],
+            "training.schedule.final_fraction",
+            "no decay",
+        ),
         (["model.attention=flex", "training.device=cpu"], "model.attention", "flex ... CPU"),
         (["model.attention=varlen"], "model.attention", "bf16 ... fp32"),
         (["parallelism.tensor=2"], "parallelism.tensor", "not available"),
@@ -105,14 +148,28 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
             "evaluation.metrics",
             "data.format: text-to-sql ... text",
         ),
-        (["data.source=a.jsonl", "evaluation.every_steps=5"], "evaluation.every_steps", "no held-out data"),
-        (["data.source=a.jsonl", "evaluation.at_start=true"], "evaluation.at_start", "no held-out data"),
-        (["data.source=a.jsonl", "evaluation.metrics=[sql-execution]"], "evaluation.metrics", "no held-out data"),
+        (
+            ["data.source=a.jsonl", "evaluation.every_steps=5"],
+            "evaluation.every_steps",
+            "no held-out data",
+        ),
+        (
+            ["data.source=a.jsonl", "evaluation.at_start=true"],
+            "evaluation.at_start",
+            "no held-out data",
+        ),
+        (
+            ["data.source=a.jsonl", "evaluation.metrics=[sql-execution]"],
+            "evaluation.metrics",
+            "no held-out data",
+        ),
         (["checkpoint.resume=atuo"], "checkpoint.resume", "auto, never"),
         (["checkpoint.resume=' '"], "checkpoint.resume", "is empty"),
     ],
 )
-def test_a_contradiction_is_found_at_its_key(overrides: list[str], key: str, words: str, load: Load) -> None:
+def test_a_contradiction_is_found_at_its_key(
+    overrides: list[str], key: str, words: str, load: Load
+) -> None:
     problems = found(load(RUN, *overrides))
     assert list(problems) == [key]
     assert says(problems[key], words)
@@ -126,9 +183,16 @@ def test_a_contradiction_is_found_at_its_key(overrides: list[str], key: str, wor
         ["model={id: some/model, init: random}"],
         ["training.steps=null", "training.epochs=1.5"],
         ["data.source=a.jsonl", "data.held_out.fraction=0.1", "evaluation.every_steps=5"],
-        ["data.source=a.jsonl", "data.held_out.source=b.jsonl", "evaluation.metrics=[loss, sql-execution]"],
+        [
+            "data.source=a.jsonl",
+            "data.held_out.source=b.jsonl",
+            "evaluation.metrics=[loss, sql-execution]",
+        ],
         ["data.source={path: org/set, options: {name: main}}"],
-        ["data.source={path: builtin:text-to-sql, options: {examples: 10}}", "evaluation.every_steps=5"],
+        [
+            "data.source={path: builtin:text-to-sql, options: {examples: 10}}",
+            "evaluation.every_steps=5",
+        ],
         ["data.source=a.jsonl", "checkpoint.keep_best=true"],
         ["training.schedule={name: warmup-stable-decay, warmup_steps: 50, decay_steps: 50}"],
         ["training.schedule={name: warmup-stable-decay, warmup_steps: 81, decay_steps: 19}"],
@@ -171,7 +235,9 @@ def test_what_does_not_fit_the_ranks_is_found(
 
 
 def test_a_fixed_shard_tells_the_batch_without_knowing_the_ranks(load: Load) -> None:
-    assert "training.global_batch_size" in found(load(RUN, "parallelism.shard=2", "training.global_batch_size=9"))
+    assert "training.global_batch_size" in found(
+        load(RUN, "parallelism.shard=2", "training.global_batch_size=9")
+    )
     assert found(load(RUN, "training.global_batch_size=9")) == {}
 
 
@@ -222,15 +288,23 @@ SIZES = st.integers(1, 40)
 
 
 @given(micro=SIZES, ranks=SIZES, accumulation=SIZES)
-def test_the_batch_is_the_same_however_it_is_written(micro: int, ranks: int, accumulation: int) -> None:
+def test_the_batch_is_the_same_however_it_is_written(
+    micro: int, ranks: int, accumulation: int
+) -> None:
     total = micro * ranks * accumulation
-    for config in (batch(micro, accumulation, None), batch(micro, None, total), batch(micro, accumulation, total)):
+    for config in (
+        batch(micro, accumulation, None),
+        batch(micro, None, total),
+        batch(micro, accumulation, total),
+    ):
         assert resolve_accumulation(config, ranks) == accumulation
         assert resolve_global_batch(config, ranks) == total
 
 
 @given(micro=SIZES, ranks=SIZES, total=st.integers(1, 4000))
-def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(micro: int, ranks: int, total: int) -> None:
+def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(
+    micro: int, ranks: int, total: int
+) -> None:
     if total % (micro * ranks) == 0:
         assert resolve_accumulation(batch(micro, None, total), ranks) * micro * ranks == total
         return

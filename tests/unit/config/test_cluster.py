@@ -33,11 +33,20 @@ VALID = {
     "local": "name: here\nplatform: local\n",
     "ssh": SSH,
     "slurm": SLURM,
-    "kubernetes": "name: k\nplatform: kubernetes\nimage: i:1\nkubernetes: {volume_claim: c, queue: q}\n",
+    "kubernetes": (
+        "name: k\nplatform: kubernetes\nimage: i:1\nkubernetes: {volume_claim: c, queue: q}\n"
+    ),
     "gke": GKE,
-    "vertex": GKE.replace("platform: gke", "platform: vertex").replace("flex-start-queued", "flex-start"),
-    "gce": "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: m\nconsumption: spot\n",
-    "nebius": "name: n\nplatform: nebius\nlocation: {project: p, region: r}\nmachine: m\nconsumption: on-demand\n",
+    "vertex": (
+        GKE.replace("platform: gke", "platform: vertex").replace("flex-start-queued", "flex-start")
+    ),
+    "gce": (
+        "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: m\nconsumption: spot\n"
+    ),
+    "nebius": (
+        "name: n\nplatform: nebius\nlocation: {project: p, region: r}\nmachine: m\nconsumption:"
+        " on-demand\n"
+    ),
 }
 
 
@@ -92,13 +101,19 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
             "name: x\nplatform: local\nnodes: 2\n",
             "cluster.yaml:3: nodes: ... 2 ... local ... 1",
         ),
-        (SSH.replace("nodes: 2", "nodes: 3"), "cluster.yaml:3: nodes: ... 3 ... ssh.hosts ... 2 ... nodes: 2"),
+        (
+            SSH.replace("nodes: 2", "nodes: 3"),
+            "cluster.yaml:3: nodes: ... 3 ... ssh.hosts ... 2 ... nodes: 2",
+        ),
         (SSH.replace("[a, b]", "[a, a]"), "cluster.yaml:4: ssh.hosts: 'a' ... once"),
         (SSH.replace("[a, b]", "[]"), "cluster.yaml:4: ssh.hosts: ... 1"),
         (SSH.replace("hosts", "host"), "cluster.yaml:4: ssh.host: ... 'hosts'"),
         (
             VALID["gce"].replace("spot", "flex-start-queued"),
-            "cluster.yaml:5: consumption: ... 'flex-start-queued' ... gce ... spot, flex-start, calendar",
+            (
+                "cluster.yaml:5: consumption: ... 'flex-start-queued' ... gce ... spot, flex-start,"
+                " calendar"
+            ),
         ),
         (
             GKE.replace("flex-start-queued", "reservation"),
@@ -110,7 +125,10 @@ def test_everything_that_a_platform_needs_is_asked_for_at_once(platform: str) ->
         ),
         (
             GKE.replace("platform: gke", "platform: gek"),
-            "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... estimates ... gce, nebius",
+            (
+                "cluster.yaml:2: platform: ... 'gek' ... 'local', 'ssh', 'slurm' ... estimates ..."
+                " gce, nebius"
+            ),
         ),
         (
             GKE.replace("platform: gke", "platform: slrum"),
@@ -176,7 +194,11 @@ def test_a_slurm_cluster_that_is_to_be_made_on_a_cloud_needs_a_place_and_a_way_o
 
 
 @pytest.mark.parametrize("platform", sorted(platforms()))
-def test_every_platform_takes_a_hardware_file_whose_path_is_relative_to_the_config(platform: str) -> None:
-    assert load(VALID[platform] + "hardware: ../own.yaml\n").hardware == str(Path.cwd().parent / "own.yaml")
+def test_every_platform_takes_a_hardware_file_whose_path_is_relative_to_the_config(
+    platform: str,
+) -> None:
+    assert load(VALID[platform] + "hardware: ../own.yaml\n").hardware == str(
+        Path.cwd().parent / "own.yaml"
+    )
     assert load(VALID[platform] + "hardware: /etc/own.yaml\n").hardware == "/etc/own.yaml"
     assert load(VALID[platform]).hardware is None

@@ -18,13 +18,18 @@ from drillyard.errors import UserError
 
 from .conftest import RUN, Load, Refuse
 
-# Begins with what no config holds, so that finding it anywhere is a leak and not a word of the config.
-SECRETS = st.text("abcdefghijABCDEFGHIJ0123456789-_%:{}'\"\\ \n", max_size=40).map(lambda text: f"Zq9!{text}")
+# Begins with what no config holds, so that finding it anywhere is a leak and not a word of the
+# config.
+SECRETS = st.text("abcdefghijABCDEFGHIJ0123456789-_%:{}'\"\\ \n", max_size=40).map(
+    lambda text: f"Zq9!{text}"
+)
 PLACES = {
-    "logging:\n  wandb: {key: '${env:DRILLYARD_TEST_SECRET}'}": lambda run: run.logging.wandb["key"],
-    "logging:\n  mlflow: {headers: [x, {auth: 'Bearer ${env:DRILLYARD_TEST_SECRET}'}]}": lambda run: run.logging.mlflow[
-        "headers"
-    ][1]["auth"].removeprefix("Bearer "),
+    "logging:\n  wandb: {key: '${env:DRILLYARD_TEST_SECRET}'}": lambda run: run.logging.wandb[
+        "key"
+    ],
+    "logging:\n  mlflow: {headers: [x, {auth: 'Bearer ${env:DRILLYARD_TEST_SECRET}'}]}": (
+        lambda run: run.logging.mlflow["headers"][1]["auth"].removeprefix("Bearer ")
+    ),
     "output: ${env:DRILLYARD_TEST_SECRET}": lambda run: run.output,
     "checkpoint: {resume: '${env:DRILLYARD_TEST_SECRET}'}": lambda run: run.checkpoint.resume,
 }
@@ -32,7 +37,10 @@ PLACES = {
 
 @pytest.mark.slow
 @given(secret=SECRETS, place=st.sampled_from(list(PLACES)))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=40,
+)
 def test_a_secret_is_there_to_be_used_and_nowhere_to_be_seen(
     secret: str, place: str, load: Load, tmp_path: Path
 ) -> None:
@@ -62,11 +70,14 @@ def test_a_secret_is_there_to_be_used_and_nowhere_to_be_seen(
         del os.environ["DRILLYARD_TEST_SECRET"]
 
 
-def test_a_secret_is_in_no_error_of_its_config(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_in_no_error_of_its_config(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DRILLYARD_TEST_SECRET", "hunter2hunter2")
     message = refuse(RUN + "logging:\n  tensorboard: ${env:DRILLYARD_TEST_SECRET}\n")
     assert each_says(
-        message, ["run.yaml:16: logging.tensorboard: ... '${env:DRILLYARD_TEST_SECRET}' ... true ... false"]
+        message,
+        ["run.yaml:16: logging.tensorboard: ... '${env:DRILLYARD_TEST_SECRET}' ... true ... false"],
     )
 
 
@@ -85,10 +96,14 @@ def test_a_missing_variable_is_reported_with_file_line_key_and_name(
     )
 
 
-def test_a_missing_variable_in_an_override_is_reported_there(refuse: Refuse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_variable_in_an_override_is_reported_there(
+    refuse: Refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DRILLYARD_TEST_SECRET", raising=False)
     output = refuse(RUN, "output=${env:DRILLYARD_TEST_SECRET}")
-    assert output[0].startswith("--set output=${env:DRILLYARD_TEST_SECRET}: output: environment variable")
+    assert output[0].startswith(
+        "--set output=${env:DRILLYARD_TEST_SECRET}: output: environment variable"
+    )
 
 
 @pytest.mark.parametrize("reference", ["${env:}", "${env:1A}", "${env:A B}", "${env:A"])

@@ -1,6 +1,8 @@
-"""Whatever is done to a good run config, the answer is a valid config or a UserError that names a line: no traceback.
+"""Whatever is done to a good run config, the answer is a valid config or a UserError that names a
+line: no traceback.
 
-Damage is done to values (another type, an odd number, a missing or foreign key) and to the text of the file itself.
+Damage is done to values (another type, an odd number, a missing or foreign key) and to the text of
+the file itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from drillyard.errors import UserError
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 GOOD = [ROOT / "demo" / "run.yaml", *sorted((ROOT / "recipes").glob("*.yaml"))]
-TEXTS = [path.read_text(encoding="utf-8") for path in GOOD if "training:" in path.read_text(encoding="utf-8")]
+TEXTS = [
+    path.read_text(encoding="utf-8")
+    for path in GOOD
+    if "training:" in path.read_text(encoding="utf-8")
+]
 
 KEYS = [
     "model",
@@ -48,17 +54,28 @@ ODD = st.one_of(
     st.integers(-3, 300),
     st.floats(),
     st.text(max_size=12),
-    st.sampled_from(["auto", "bpe", "builtin:", "builtin:text-to-sql", "${env:NOWHERE}", "/", "~", "1e5", "\0"]),
+    st.sampled_from(
+        ["auto", "bpe", "builtin:", "builtin:text-to-sql", "${env:NOWHERE}", "/", "~", "1e5", "\0"]
+    ),
     st.lists(st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=3),
-    st.dictionaries(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=3),
-)  # fmt: skip
-# What a line of the error begins with: `run.yaml:7:`, `run.yaml:` for the file as a whole, or the override.
+    st.dictionaries(
+        st.sampled_from(KEYS), st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=3
+    ),
+)
+# What a line of the error begins with: `run.yaml:7:`, `run.yaml:` for the file as a whole, or the
+# override.
 PLACE = re.compile(r"(run\.yaml(:\d+)?|--set .*): .+")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all values in a document, the document's own, (), among them."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path, *(inner for key, item in items for inner in places(item, (*path, key)))]
 
 
@@ -92,15 +109,31 @@ def damaged_texts(draw: st.DrawFn) -> str:
         end = at + draw(st.integers(0, 40))
         middle = draw(
             st.sampled_from(
-                ["", text[at:end] * 2, "\t", "- ", ": ", "{", "]", "'", "&a ", "*a", "!!x ", "\n", "é", "\r"]
+                [
+                    "",
+                    text[at:end] * 2,
+                    "\t",
+                    "- ",
+                    ": ",
+                    "{",
+                    "]",
+                    "'",
+                    "&a ",
+                    "*a",
+                    "!!x ",
+                    "\n",
+                    "é",
+                    "\r",
+                ]
             )
         )
         text = text[:at] + middle + text[end:]
-    return text  # fmt: skip
+    return text
 
 
 def judge(directory: Path, text: str, overrides: list[str], num_ranks: int) -> None:
-    """Load and check as `drillyard train` does. A valid config must survive what every command does with it."""
+    """Load and check as `drillyard train` does. A valid config must survive what every command does
+    with it."""
     path = directory / "run.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     try:
@@ -122,7 +155,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
 
-FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+FUZZ = settings(
+    max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 def test_the_configs_that_are_damaged_are_good(directory: Path) -> None:
@@ -152,6 +187,6 @@ def test_damaged_texts_are_reported(directory: Path, text: str) -> None:
         st.text("ab.=0 [{:é", max_size=8),
     ),
     value=st.one_of(st.text(max_size=10), st.text("[]{}:,'\"*&!-1e. \n", max_size=8), ODD.map(str)),
-)  # fmt: skip
+)
 def test_damaged_overrides_are_reported(directory: Path, text: str, key: str, value: str) -> None:
     judge(directory, text, [re.sub(r"[^\S ]|[^ -\U0010ffff]", "", f"{key}={value}")], 2)

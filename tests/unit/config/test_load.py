@@ -24,9 +24,16 @@ FULL = yaml.safe_dump(
     {
         "name": "full",
         "output": "runs",
-        "model": {"id": "some/model", "init": "pretrained", "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}},
+        "model": {
+            "id": "some/model",
+            "init": "pretrained",
+            "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
+        },
         "data": {
-            "source": [{"path": "a.jsonl", "weight": 2.0, "name": "a", "split": "train"}, "b.jsonl"],
+            "source": [
+                {"path": "a.jsonl", "weight": 2.0, "name": "a", "split": "train"},
+                "b.jsonl",
+            ],
             "format": "text",
             "sequence_length": 128,
             "packing": True,
@@ -38,7 +45,12 @@ FULL = yaml.safe_dump(
             "micro_batch_size": 2,
             "gradient_accumulation": 2,
             "precision": "fp32",
-            "optimizer": {"name": "adamw", "learning_rate": 0.001, "betas": [0.9, 0.95], "weight_decay": 0.1},
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.001,
+                "betas": [0.9, 0.95],
+                "weight_decay": 0.1,
+            },
             "schedule": {"name": "cosine", "warmup_steps": 2, "final_fraction": 0.1},
             "gradient_clipping": 1.0,
             "activation_checkpointing": "none",
@@ -79,7 +91,10 @@ def mistyped(draw: st.DrawFn) -> tuple[int, str, str, str]:
 
 
 @given(case=mistyped())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 def test_any_mistyped_key_is_named_with_its_line_and_the_key_that_was_meant(
     case: tuple[int, str, str, str], refuse: Refuse
 ) -> None:
@@ -130,7 +145,8 @@ def test_a_number_in_scientific_notation_is_a_learning_rate(load: Load) -> None:
 
 def test_anchors_and_merge_keys_work_and_own_keys_win(load: Load) -> None:
     text = RUN.replace(
-        "source: builtin:text-to-sql", "source:\n    - &a {path: a.jsonl, weight: 2}\n    - {<<: *a, path: b.jsonl}"
+        "source: builtin:text-to-sql",
+        "source:\n    - &a {path: a.jsonl, weight: 2}\n    - {<<: *a, path: b.jsonl}",
     )
     source = load(text.replace("format: text-to-sql", "format: text")).data.source
     assert [(item.path, item.weight) for item in source] == [("a.jsonl", 2.0), ("b.jsonl", 2.0)]  # type: ignore[union-attr]
@@ -138,13 +154,18 @@ def test_anchors_and_merge_keys_work_and_own_keys_win(load: Load) -> None:
 
 def test_a_mistake_in_a_merged_mapping_is_reported_where_it_is_written(refuse: Refuse) -> None:
     text = RUN.replace(
-        "source: builtin:text-to-sql", "source:\n    - &a {path: a.jsonl,\n       wieght: 2}\n    - {<<: *a, path: b}"
+        "source: builtin:text-to-sql",
+        "source:\n    - &a {path: a.jsonl,\n       wieght: 2}\n    - {<<: *a, path: b}",
     )
     assert [line.split(": ")[0] for line in refuse(text)] == ["run.yaml:8", "run.yaml:8"]
 
 
 def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(refuse: Refuse) -> None:
-    text = RUN.replace("init: random", "init: randon").replace("steps: 100", "stps: 1").replace("fp32", "fp16")
+    text = (
+        RUN.replace("init: random", "init: randon")
+        .replace("steps: 100", "stps: 1")
+        .replace("fp32", "fp16")
+    )
     assert each_says(
         refuse(text),
         [
@@ -194,7 +215,10 @@ def test_all_mistakes_of_a_file_are_reported_at_once_in_its_order(refuse: Refuse
         (
             "source: builtin:text-to-sql",
             "source: 5",
-            "6: data.source: ... 5 ... (path, weight, name, split, max_samples, options) ... quotes",
+            (
+                "6: data.source: ... 5 ... (path, weight, name, split, max_samples, options) ..."
+                " quotes"
+            ),
         ),
         (
             "source: builtin:text-to-sql",
@@ -222,7 +246,9 @@ def test_a_mistake_is_reported_with_line_key_what_was_found_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(("value", "meant"), [("true", "auto"), ("no", "never")])
-def test_a_resume_of_yes_or_no_is_reported_what_it_means(value: str, meant: str, refuse: Refuse, load: Load) -> None:
+def test_a_resume_of_yes_or_no_is_reported_what_it_means(
+    value: str, meant: str, refuse: Refuse, load: Load
+) -> None:
     (problem,) = refuse(f"{RUN}checkpoint:\n  resume: {value}\n")
     assert "quotes" not in problem
     assert says(problem, f"allowed: auto, never ... '{meant}'")
@@ -230,20 +256,27 @@ def test_a_resume_of_yes_or_no_is_reported_what_it_means(value: str, meant: str,
 
 
 def test_a_whole_section_that_is_missing_is_reported_with_an_example(refuse: Refuse) -> None:
-    text = RUN.replace("model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", "")
+    text = RUN.replace(
+        "model:\n  config: {architecture: llama, hidden_size: 64}\n  init: random\n", ""
+    )
     assert each_says(refuse(text), ["run.yaml: model: missing ... `model: {id: Qwen/Qwen3-0.6B}`"])
 
 
 @pytest.mark.parametrize("value", [".inf", "[1, .nan]", "{a: -.inf}"])
-def test_a_number_that_is_not_finite_is_refused_in_values_of_any_kind(value: str, refuse: Refuse) -> None:
+def test_a_number_that_is_not_finite_is_refused_in_values_of_any_kind(
+    value: str, refuse: Refuse
+) -> None:
     model = f"model:\n  init: random\n  config:\n    architecture: llama\n    odd: {value}\n"
-    assert says(refuse(re.sub(r"(?m)^model:.*\n( .*\n)*", model, RUN)), "model.config ... odd ... finite")
+    assert says(
+        refuse(re.sub(r"(?m)^model:.*\n( .*\n)*", model, RUN)), "model.config ... odd ... finite"
+    )
 
 
 def test_a_list_of_the_wrong_length_is_reported(refuse: Refuse) -> None:
     text = RUN + "    betas: [0.9]\n"
     assert each_says(
-        refuse(text), ["run.yaml:15: training.optimizer.betas: ... 1 ... 2: ... >= 0 ... < 1 ... >= 0 ... < 1"]
+        refuse(text),
+        ["run.yaml:15: training.optimizer.betas: ... 1 ... 2: ... >= 0 ... < 1 ... >= 0 ... < 1"],
     )
 
 
@@ -252,7 +285,14 @@ def test_an_error_never_shows_pydantic(refuse: Refuse) -> None:
         "steps: 100", "steps: []"
     )
     message = "\n".join(refuse(text))
-    for word in ("pydantic", "validation error", "SourceConfig", "Input should", "union", "int_type"):
+    for word in (
+        "pydantic",
+        "validation error",
+        "SourceConfig",
+        "Input should",
+        "union",
+        "int_type",
+    ):
         assert word not in message
 
 
@@ -284,7 +324,9 @@ def test_what_is_no_config_is_reported_in_a_line(
     assert any(says(line, message) for line in str(caught.value).splitlines())
 
 
-def test_a_missing_file_and_a_directory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_and_a_directory_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"^run\.yaml: .*`drillyard init`"):
         load_run_config("run.yaml")
@@ -301,11 +343,29 @@ def test_a_key_given_twice_is_an_error_that_names_both_lines(refuse: Refuse) -> 
     assert each_says(refuse(text), ["run.yaml:13: training.steps: ... 11 ... 13"])
 
 
-# Saving ---------------------------------------------------------------------------------------------------------------
+# Saving
+# --------------------------------------------------------------------------------------------------
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda text: "${env:" not in text)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+    lambda text: "${env:" not in text
+)
 TRICKY = st.sampled_from(
-    ["2e-5", "010", "yes", "null", "<<", "=", "~", "12:30", "2024-01-31", "1_0", "- a", "#", "", ".inf"]
+    [
+        "2e-5",
+        "010",
+        "yes",
+        "null",
+        "<<",
+        "=",
+        "~",
+        "12:30",
+        "2024-01-31",
+        "1_0",
+        "- a",
+        "#",
+        "",
+        ".inf",
+    ]
 )
 SCALARS = st.one_of(
     TEXT,
@@ -316,13 +376,17 @@ SCALARS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | TRICKY, inner, max_size=3)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT | TRICKY, inner, max_size=3),
 )
 
 
 @pytest.mark.slow
 @given(config=st.dictionaries(TEXT | TRICKY, VALUES, max_size=4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 def test_whatever_a_config_holds_survives_saving_and_saving_again_changes_nothing(
     config: dict[str, Any], tmp_path: Path, load: Load
 ) -> None:
@@ -343,7 +407,9 @@ def test_a_saved_config_spells_out_every_default(load: Load, tmp_path: Path) -> 
     assert saved["checkpoint"]["keep"] == 3
 
 
-def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(load: Load, tmp_path: Path) -> None:
+def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(
+    load: Load, tmp_path: Path
+) -> None:
     target = tmp_path / "out" / "run.yaml"
     target.parent.mkdir()
     target.write_text("old")

@@ -15,13 +15,22 @@ from .conftest import RUN, Load, Refuse
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(value, dict) and value:
-        return [leaf for key, inner in value.items() for leaf in leaves(inner, f"{path}.{key}" if path else key)]
+        return [
+            leaf
+            for key, inner in value.items()
+            for leaf in leaves(inner, f"{path}.{key}" if path else key)
+        ]
     return [(path, value)]
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
-def test_setting_any_values_that_a_config_has_gives_the_same_config(data: st.DataObject, load: Load) -> None:
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=40,
+)
+def test_setting_any_values_that_a_config_has_gives_the_same_config(
+    data: st.DataObject, load: Load
+) -> None:
     config = load()
     every = leaves(config.model_dump(mode="json"))
     chosen = data.draw(st.lists(st.sampled_from(every), max_size=6))
@@ -33,10 +42,22 @@ def test_setting_any_values_that_a_config_has_gives_the_same_config(data: st.Dat
     rate=st.floats(1e-300, 1e300),
     name=st.from_regex(r"[a-z][a-z0-9-]{0,10}[a-z]", fullmatch=True),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=40,
+)
 def test_what_is_set_is_what_is_read(steps: int, rate: float, name: str, load: Load) -> None:
-    config = load(RUN, f"training.steps={steps}", f"training.optimizer.learning_rate={rate!r}", f"name='{name}'")
-    assert (config.training.steps, config.training.optimizer.learning_rate, config.name) == (steps, rate, name)
+    config = load(
+        RUN,
+        f"training.steps={steps}",
+        f"training.optimizer.learning_rate={rate!r}",
+        f"name='{name}'",
+    )
+    assert (config.training.steps, config.training.optimizer.learning_rate, config.name) == (
+        steps,
+        rate,
+        name,
+    )
 
 
 def test_values_are_typed_by_yaml(load: Load) -> None:
@@ -53,13 +74,18 @@ def test_values_are_typed_by_yaml(load: Load) -> None:
     assert config.training.optimizer.learning_rate == 2e-5
     assert config.training.compile is False
     assert config.training.gradient_clipping is None
-    assert [getattr(source, "path", source) for source in config.data.source] == ["a.jsonl", "b.jsonl"]
+    assert [getattr(source, "path", source) for source in config.data.source] == [
+        "a.jsonl",
+        "b.jsonl",
+    ]
     assert config.output == "a=b.c"
     assert config.checkpoint.every_steps == 5
 
 
 def test_entries_of_a_list_are_set_by_position_and_later_overrides_win(load: Load) -> None:
-    config = load(RUN, "data.source=[{path: a},{path: b}]", "data.source.1.weight=2", "data.source.1.weight=4")
+    config = load(
+        RUN, "data.source=[{path: a},{path: b}]", "data.source.1.weight=2", "data.source.1.weight=4"
+    )
     assert [source.weight for source in config.data.source] == [1.0, 4.0]  # type: ignore[union-attr]
 
 
@@ -77,7 +103,9 @@ def test_entries_of_a_list_are_set_by_position_and_later_overrides_win(load: Loa
         ),
     ],
 )
-def test_a_wrong_override_is_reported_like_a_wrong_line(override: str, message: str, refuse: Refuse) -> None:
+def test_a_wrong_override_is_reported_like_a_wrong_line(
+    override: str, message: str, refuse: Refuse
+) -> None:
     assert says(refuse(RUN, override)[0], f"--set {override}: {message}")
 
 
@@ -88,7 +116,9 @@ def test_a_wrong_override_is_reported_like_a_wrong_line(override: str, message: 
         ("data.source.path=x", "data.source ... data.source.0.path"),
     ],
 )
-def test_a_position_that_is_not_there_is_reported(override: str, message: str, refuse: Refuse) -> None:
+def test_a_position_that_is_not_there_is_reported(
+    override: str, message: str, refuse: Refuse
+) -> None:
     assert says(refuse(RUN, "data.source=[a, b]", override)[0], message)
 
 
@@ -109,4 +139,8 @@ def test_what_is_no_override_is_reported(override: str, message: str, refuse: Re
 
 def test_mistakes_of_the_file_come_before_those_of_overrides(refuse: Refuse) -> None:
     output = refuse(RUN.replace("precision: fp32", "precision: fp9"), "training.stps=3", "output=5")
-    assert [line.split(": ")[0] for line in output] == ["run.yaml:12", "--set training.stps=3", "--set output=5"]
+    assert [line.split(": ")[0] for line in output] == [
+        "run.yaml:12",
+        "--set training.stps=3",
+        "--set output=5",
+    ]

@@ -1,4 +1,5 @@
-"""What a model's own config forbids is found before anything starts, wherever the config is, and without torch."""
+"""What a model's own config forbids is found before anything starts, wherever the config is, and
+without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from .conftest import RUN, Load
 
 
 def found(load: Load, *overrides: str, has_gpu: bool | None = None) -> dict[str, str]:
-    return {dotted(problem.path): problem.message for problem in check_run(load(RUN, *overrides), has_gpu=has_gpu)}
+    return {
+        dotted(problem.path): problem.message
+        for problem in check_run(load(RUN, *overrides), has_gpu=has_gpu)
+    }
 
 
 def write_model(directory: Path, **config: object) -> Path:
@@ -35,7 +39,9 @@ def cached(home: Path, model_id: str, **config: object) -> None:
     (repository / "refs" / "main").write_text("abc")
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("lama", "llama"), ("Qwen3", "qwen3"), ("gemma3", "gemma3_text")])
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("lama", "llama"), ("Qwen3", "qwen3"), ("gemma3", "gemma3_text")]
+)
 def test_an_inline_architecture_that_is_not_proven_is_refused_with_the_nearest(
     wrong: str, meant: str, load: Load
 ) -> None:
@@ -71,7 +77,9 @@ def test_a_hub_id_is_judged_by_what_the_cache_holds_and_else_let_through(
     assert list(found(load, *settings)) == ["model.id"]
 
 
-def test_the_cache_is_where_the_library_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_library_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     cached(tmp_path, "some/model", model_type="llama", hidden_size=7)
@@ -83,7 +91,9 @@ def test_the_cache_is_where_the_library_looks(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("content", [b"", b"{broken", b"[1]", b"\xff\xfe"])
-def test_a_damaged_config_is_left_to_the_room_that_reads_all_of_it(content: bytes, tmp_path: Path, load: Load) -> None:
+def test_a_damaged_config_is_left_to_the_room_that_reads_all_of_it(
+    content: bytes, tmp_path: Path, load: Load
+) -> None:
     directory = write_model(tmp_path / "model")
     (directory / "config.json").write_bytes(content)
     assert found(load, f"model={{id: {directory}}}", "data.tokenizer=null") == {}
@@ -93,11 +103,16 @@ def test_a_damaged_config_is_left_to_the_room_that_reads_all_of_it(content: byte
     ("setting", "words"),
     [("output_router_logits: true", "auxiliary loss"), ("dtype: bfloat16", "training.precision")],
 )
-def test_an_inline_setting_that_training_does_not_follow_is_refused(setting: str, words: str, load: Load) -> None:
+def test_an_inline_setting_that_training_does_not_follow_is_refused(
+    setting: str, words: str, load: Load
+) -> None:
     key = setting.partition(":")[0]
     problems = found(load, f"model.config={{architecture: mixtral, {setting}}}")
     assert list(problems) == [f"model.config.{key}"]
-    assert says(problems[f"model.config.{key}"], "no effect") and words in problems[f"model.config.{key}"]
+    assert (
+        says(problems[f"model.config.{key}"], "no effect")
+        and words in problems[f"model.config.{key}"]
+    )
 
 
 def test_a_setting_that_is_off_is_let_through(load: Load) -> None:
@@ -105,7 +120,9 @@ def test_a_setting_that_is_off_is_let_through(load: Load) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["flex", "varlen"])
-def test_a_kernel_of_gpus_is_refused_where_none_is_seen_unless_cuda_is_asked_for(kernel: str, load: Load) -> None:
+def test_a_kernel_of_gpus_is_refused_where_none_is_seen_unless_cuda_is_asked_for(
+    kernel: str, load: Load
+) -> None:
     settings = (f"model.attention={kernel}", "training.precision=bf16")
     problems = found(load, *settings, has_gpu=False)
     assert list(problems) == ["model.attention"]
@@ -116,5 +133,7 @@ def test_a_kernel_of_gpus_is_refused_where_none_is_seen_unless_cuda_is_asked_for
 
 
 def test_the_checks_import_no_torch() -> None:
-    program = "import sys, drillyard.config; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    program = (
+        "import sys, drillyard.config; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

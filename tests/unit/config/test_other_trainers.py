@@ -1,4 +1,5 @@
-"""Configs of DeepSpeed, TRL and Axolotl as run configs: what is taken over, and that nothing is dropped in silence."""
+"""Configs of DeepSpeed, TRL and Axolotl as run configs: what is taken over, and that nothing is
+dropped in silence."""
 
 from __future__ import annotations
 
@@ -171,7 +172,9 @@ def test_what_is_written_loads_as_the_same_settings(tool: str, tmp_path: Path) -
     settings = completed(convert(tool, written(tmp_path, FILES[tool])))
     run, _ = write_starters(tmp_path / "new", settings)
     config = load_run_config(run).model_dump(mode="json")
-    assert config["training"]["optimizer"]["learning_rate"] == at(settings, "training.optimizer.learning_rate")
+    assert config["training"]["optimizer"]["learning_rate"] == at(
+        settings, "training.optimizer.learning_rate"
+    )
     for path, value in EXPECTED[tool].items():
         if not isinstance(value, dict | list) and value is not None:
             assert at(config, path) == value, path
@@ -182,7 +185,13 @@ WITHOUT_EFFECT = {"num_train_epochs", "save_steps", "gradient_accumulation_steps
 
 
 @pytest.mark.parametrize(
-    ("tool", "key"), [(tool, key) for tool, content in FILES.items() for key in content if key not in WITHOUT_EFFECT]
+    ("tool", "key"),
+    [
+        (tool, key)
+        for tool, content in FILES.items()
+        for key in content
+        if key not in WITHOUT_EFFECT
+    ],
 )
 def test_no_key_is_dropped_in_silence(tool: str, key: str, tmp_path: Path) -> None:
     without = {name: value for name, value in FILES[tool].items() if name != key}
@@ -196,9 +205,20 @@ def test_no_key_is_dropped_in_silence(tool: str, key: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "parameters", "expected", "named"),
     [
-        # DeepSpeed's own values where the file has none: the scheduler sets the rate, whatever the optimizer's is.
-        ("WarmupLR", {}, {"name": "constant", "warmup_steps": 1000, "rate": 0.001}, ["warmup_type: log"]),
-        ("WarmupDecayLR", {"warmup_type": "linear"}, {"name": "linear", "warmup_steps": 1000, "rate": 0.001}, []),
+        # DeepSpeed's own values where the file has none: the scheduler sets the rate, whatever the
+        # optimizer's is.
+        (
+            "WarmupLR",
+            {},
+            {"name": "constant", "warmup_steps": 1000, "rate": 0.001},
+            ["warmup_type: log"],
+        ),
+        (
+            "WarmupDecayLR",
+            {"warmup_type": "linear"},
+            {"name": "linear", "warmup_steps": 1000, "rate": 0.001},
+            [],
+        ),
         (
             "WarmupCosineLR",
             {"total_num_steps": 50, "warmup_min_ratio": 0.1, "warmup_type": "linear"},
@@ -207,24 +227,37 @@ def test_no_key_is_dropped_in_silence(tool: str, key: str, tmp_path: Path) -> No
         ),
         (
             "WarmupCosineLR",
-            {"total_num_steps": 50, "warmup_num_steps": 5, "warmup_type": "linear", "cos_min_ratio": 0.1},
+            {
+                "total_num_steps": 50,
+                "warmup_num_steps": 5,
+                "warmup_type": "linear",
+                "cos_min_ratio": 0.1,
+            },
             {"name": "cosine", "warmup_steps": 5, "rate": 3e-5, "final_fraction": 0.1},
             [],
         ),
     ],
 )
 def test_a_schedule_of_deepspeed_is_read_with_its_defaults(
-    kind: str, parameters: dict[str, Any], expected: dict[str, Any], named: list[str], tmp_path: Path
+    kind: str,
+    parameters: dict[str, Any],
+    expected: dict[str, Any],
+    named: list[str],
+    tmp_path: Path,
 ) -> None:
     scheduler = {"type": kind, "params": parameters}
     found = convert("deepspeed", written(tmp_path, {**DEEPSPEED, "scheduler": scheduler}))
     training = found.settings["training"]
     schedule = {**training["schedule"], "rate": training["optimizer"]["learning_rate"]}
     assert schedule.items() >= expected.items()
-    assert [key for key, _ in found.left_out if "scheduler" in key] == [f"scheduler.params.{each}" for each in named]
+    assert [key for key, _ in found.left_out if "scheduler" in key] == [
+        f"scheduler.params.{each}" for each in named
+    ]
 
 
-@pytest.mark.parametrize(("tool", "changes"), [("trl", {"use_peft": False}), ("axolotl", {"adapter": None})])
+@pytest.mark.parametrize(
+    ("tool", "changes"), [("trl", {"use_peft": False}), ("axolotl", {"adapter": None})]
+)
 def test_settings_of_adapters_do_not_make_a_full_fine_tune_one_of_adapters(
     tool: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -234,11 +267,15 @@ def test_settings_of_adapters_do_not_make_a_full_fine_tune_one_of_adapters(
     assert {"lora_r", "lora_alpha"} <= {key for key, _ in found.left_out}
 
 
-@pytest.mark.parametrize(("learns_answers", "loss_on"), [({}, "all"), ({"assistant_only_loss": True}, None)])
+@pytest.mark.parametrize(
+    ("learns_answers", "loss_on"), [({}, "all"), ({"assistant_only_loss": True}, None)]
+)
 def test_what_a_chat_teaches_is_what_trl_learns(
     learns_answers: dict[str, Any], loss_on: str | None, tmp_path: Path
 ) -> None:
-    content = {key: value for key, value in TRL.items() if key != "assistant_only_loss"} | learns_answers
+    content = {
+        key: value for key, value in TRL.items() if key != "assistant_only_loss"
+    } | learns_answers
     assert convert("trl", written(tmp_path, content)).settings["data"].get("loss_on") == loss_on
 
 
@@ -265,10 +302,28 @@ def test_the_precision_is_that_of_deepspeed(
     [
         ("trl", {"max_length": "2048"}, "data.sequence_length", 2048, None),
         ("trl", {"max_steps": "30"}, "training.steps", 30, None),
-        ("trl", {"max_steps": 30, "warmup_steps": 0.03}, "training.schedule.warmup_steps", None, "warmup_steps"),
-        ("trl", {"save_strategy": "steps", "save_steps": 0.25}, "checkpoint.every_steps", None, "save_steps"),
+        (
+            "trl",
+            {"max_steps": 30, "warmup_steps": 0.03},
+            "training.schedule.warmup_steps",
+            None,
+            "warmup_steps",
+        ),
+        (
+            "trl",
+            {"save_strategy": "steps", "save_steps": 0.25},
+            "checkpoint.every_steps",
+            None,
+            "save_steps",
+        ),
         ("trl", {"max_grad_norm": 0}, "training.gradient_clipping", None, None),
-        ("axolotl", {"lr_scheduler": ["cosine"]}, "training.schedule.name", "cosine", "lr_scheduler: ['cosine']"),
+        (
+            "axolotl",
+            {"lr_scheduler": ["cosine"]},
+            "training.schedule.name",
+            "cosine",
+            "lr_scheduler: ['cosine']",
+        ),
         ("deepspeed", {"steps_per_print": 1e3}, "logging.every_steps", 1000, None),
         ("deepspeed", {"train_batch_size": 64.0}, "training.global_batch_size", 64, None),
         (
@@ -278,11 +333,22 @@ def test_the_precision_is_that_of_deepspeed(
             0,
             "optimizer.params",
         ),
-        ("deepspeed", {"scheduler": {"type": ["WarmupLR"], "params": 3}}, None, None, "scheduler.params"),
+        (
+            "deepspeed",
+            {"scheduler": {"type": ["WarmupLR"], "params": 3}},
+            None,
+            None,
+            "scheduler.params",
+        ),
     ],
 )
 def test_odd_values_are_taken_over_or_named(
-    tool: str, changes: dict[str, Any], path: str | None, value: Any, named: str | None, tmp_path: Path
+    tool: str,
+    changes: dict[str, Any],
+    path: str | None,
+    value: Any,
+    named: str | None,
+    tmp_path: Path,
 ) -> None:
     found = convert(tool, written(tmp_path, {**FILES[tool], **changes}))
     settings = completed(found)
@@ -316,7 +382,9 @@ def test_a_value_that_no_run_may_have_is_refused_and_nothing_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_what_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = written(tmp_path, AXOLOTL)
     with pytest.raises(SystemExit) as ended:
         main(["init", str(tmp_path / "new"), "--from-axolotl", str(path)])

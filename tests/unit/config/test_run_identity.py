@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from drillyard.config.run_identity import changed_settings, differences, recorded_settings, with_recorded_settings
+from drillyard.config.run_identity import (
+    changed_settings,
+    differences,
+    recorded_settings,
+    with_recorded_settings,
+)
 
 from .conftest import RUN, Load
 
@@ -60,8 +65,16 @@ def test_what_a_resume_may_change_is_none(override: str, load: Load) -> None:
     [
         ("training.steps=200", "training.steps", [100, 200]),
         ("training.gradient_clipping=null", "training.gradient_clipping", [1.0, None]),
-        ("training.optimizer.learning_rate=2e-3", "training.optimizer.learning_rate", [0.004, 0.002]),
-        ("training.optimizer.betas=[0.9, 0.99]", "training.optimizer.betas", [[0.9, 0.95], [0.9, 0.99]]),
+        (
+            "training.optimizer.learning_rate=2e-3",
+            "training.optimizer.learning_rate",
+            [0.004, 0.002],
+        ),
+        (
+            "training.optimizer.betas=[0.9, 0.99]",
+            "training.optimizer.betas",
+            [[0.9, 0.95], [0.9, 0.99]],
+        ),
         ("training.schedule.name=linear", "training.schedule.name", ["cosine", "linear"]),
     ],
 )
@@ -75,10 +88,19 @@ def test_length_and_optimizer_may_change_and_are_recorded(
 
 
 def test_several_differences_come_in_the_order_of_the_config(load: Load) -> None:
-    message = differences(load(), load(RUN, "training.seed=1", "model.config.hidden_size=32", "data.packing=false"))
-    assert [line.split(":")[0] for line in message] == ["model.config.hidden_size", "data.packing", "training.seed"]
+    message = differences(
+        load(), load(RUN, "training.seed=1", "model.config.hidden_size=32", "data.packing=false")
+    )
+    assert [line.split(":")[0] for line in message] == [
+        "model.config.hidden_size",
+        "data.packing",
+        "training.seed",
+    ]
 
 
 def test_two_given_global_batches_are_compared(load: Load) -> None:
-    old, new = load(RUN, "training.global_batch_size=32"), load(RUN, "training.global_batch_size=64")
+    old, new = (
+        load(RUN, "training.global_batch_size=32"),
+        load(RUN, "training.global_batch_size=64"),
+    )
     assert differences(old, new) == ["training.global_batch_size: 32 -> 64"]

@@ -35,7 +35,7 @@ def test_deleting_a_comment_sign_before_a_setting_changes_nothing(tmp_path: Path
 
 def test_a_section_behind_comment_signs_can_be_taken_as_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    # A comment is `# words`, a setting that is not taken `#key: value`, and what stands below it `#  ...`.
+    # A comment is `# words`, a setting that is not taken `#key: value`, and what stands below it `#  ...`.  # noqa: E501
     text = re.sub(r"^( *)#(?! \S)", r"\1", starter("run"), flags=re.MULTILINE)
     path.write_text(text.replace("fraction: 0.0\n", "fraction: 0.25\n"))
     assert load_run_config(path).data.held_out.fraction == 0.25

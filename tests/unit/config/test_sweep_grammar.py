@@ -61,7 +61,9 @@ def test_each_option_is_a_key_and_several_keys_in_one_are_read_with_a_warning(
         assert parse_axes(["machine=a,b,nodes=1..2", "micro_batch_size=4"]) == expected
 
 
-def test_an_old_key_is_swept_under_its_new_name_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_key_is_swept_under_its_new_name_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(RENAMED_KEYS, "data.seq_len", "data.sequence_length")
     monkeypatch.setitem(RENAMED_KEYS, "num_nodes", "nodes")
     with pytest.warns(RenamedWarning, match=r"data\.seq_len is now data\.sequence_length"):
@@ -126,8 +128,12 @@ def test_a_sweep_that_is_too_large_is_refused_with_its_size(text: str, size: str
 
 
 @given(first=st.integers(0, 500), length=st.integers(0, 500), step=st.integers(1, 50))
-def test_a_range_is_every_step_from_its_first_to_its_last(first: int, length: int, step: int) -> None:
-    assert values(f"nodes={first}..{first + length}..{step}") == list(range(first, first + length + 1, step))
+def test_a_range_is_every_step_from_its_first_to_its_last(
+    first: int, length: int, step: int
+) -> None:
+    assert values(f"nodes={first}..{first + length}..{step}") == list(
+        range(first, first + length + 1, step)
+    )
 
 
 @given(first=st.integers(1, 50), last=st.integers(1, 10**9), factor=st.integers(2, 9))
@@ -146,8 +152,12 @@ def test_every_short_name_is_a_setting_of_the_run_config() -> None:
         here = schema
         for key in path.split("."):
             options = [here, *here.get("anyOf", []), *here.get("allOf", [])]
-            named = [schema["$defs"][one["$ref"].rpartition("/")[2]] for one in options if "$ref" in one]
-            here = next(one["properties"][key] for one in [here, *named] if key in one.get("properties", {}))
+            named = [
+                schema["$defs"][one["$ref"].rpartition("/")[2]] for one in options if "$ref" in one
+            ]
+            here = next(
+                one["properties"][key] for one in [here, *named] if key in one.get("properties", {})
+            )
 
 
 def test_a_point_is_named_after_what_differs() -> None:
@@ -169,15 +179,22 @@ def test_several_sweeps_give_every_combination_the_last_one_fastest() -> None:
 
 
 def test_commas_in_brackets_belong_to_the_value() -> None:
-    points = launch_points(["training.optimizer.betas=[0.9, 0.95],[0.8,0.9]", 'data.columns={"a": "x,y"}'], "run")
-    assert points[0].overrides == ("training.optimizer.betas=[0.9, 0.95]", 'data.columns={"a": "x,y"}')
+    points = launch_points(
+        ["training.optimizer.betas=[0.9, 0.95],[0.8,0.9]", 'data.columns={"a": "x,y"}'], "run"
+    )
+    assert points[0].overrides == (
+        "training.optimizer.betas=[0.9, 0.95]",
+        'data.columns={"a": "x,y"}',
+    )
     assert len(points) == 2
 
 
 @pytest.mark.parametrize("text", ["a=1,b=2", "'a=1','output=2'", "'0..3','4..7'"])
 def test_texts_with_signs_of_the_grammar(text: str) -> None:
     points = launch_points([f"workload.environment.F={text}"], "run")
-    assert [point.overrides for point in points] == [(f"workload.environment.F={each}",) for each in text.split(",")]
+    assert [point.overrides for point in points] == [
+        (f"workload.environment.F={each}",) for each in text.split(",")
+    ]
 
 
 def test_long_or_equal_names_become_numbers() -> None:
@@ -192,7 +209,10 @@ def test_long_or_equal_names_become_numbers() -> None:
         (["learning_rate"], "'learning_rate' ... no key"),
         (["a.b=1,2", "a.b=3"], "a.b ... twice"),
         (["a.b=1,1"], "a.b: ... 1 ... twice"),
-        (["training.micro_batch_size=1,2", "micro_batch_size=4"], "training.micro_batch_size ... twice"),
+        (
+            ["training.micro_batch_size=1,2", "micro_batch_size=4"],
+            "training.micro_batch_size ... twice",
+        ),
         (["nodes=1,2"], "nodes: ... cluster config"),
         (["a.b=1,,2"], "a.b ... empty value"),
     ],

@@ -30,15 +30,54 @@ GOOD: dict[type[BaseModel], dict[str, Any]] = {
     WorkloadRunConfig: {"name": "a", "workload": {"command": ["x"]}},
 }
 ODD: list[Any] = [
-    None, True, -1, 0, 1.5, 2**70, float("inf"), float("nan"), "", "x", "A B", "\ud800", "x" * 300,
-    [], [None], ["x"], [0.5, 2], [0.9, 0.95, 0.1], {}, {"x": 1}, {"path": 1, "weight": -1}, {"train": "x"}, [{"y": 1}],
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    2**70,
+    float("inf"),
+    float("nan"),
+    "",
+    "x",
+    "A B",
+    "\ud800",
+    "x" * 300,
+    [],
+    [None],
+    ["x"],
+    [0.5, 2],
+    [0.9, 0.95, 0.1],
+    {},
+    {"x": 1},
+    {"path": 1, "weight": -1},
+    {"train": "x"},
+    [{"y": 1}],
+]
 KINDS = {
-    "missing", "extra_forbidden", "string_type", "int_type", "float_type", "bool_type", "list_type", "tuple_type",
-    "dict_type", "model_type", "literal_error", "greater_than", "greater_than_equal", "less_than", "less_than_equal",
-    "string_pattern_mismatch", "too_short", "too_long", "finite_number", "json_invalid",
-}  # fmt: skip
-"""What pydantic can find wrong with our models; references to the environment are checked before (value_error)."""
+    "missing",
+    "extra_forbidden",
+    "string_type",
+    "int_type",
+    "float_type",
+    "bool_type",
+    "list_type",
+    "tuple_type",
+    "dict_type",
+    "model_type",
+    "literal_error",
+    "greater_than",
+    "greater_than_equal",
+    "less_than",
+    "less_than_equal",
+    "string_pattern_mismatch",
+    "too_short",
+    "too_long",
+    "finite_number",
+    "json_invalid",
+}
+"""What pydantic can find wrong with our models; references to the environment are checked before
+(value_error)."""
 
 
 def sections(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -49,7 +88,9 @@ def sections(annotation: Any) -> Iterator[type[BaseModel]]:
             yield from sections(part)
 
 
-def keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+def keys(
+    model: type[BaseModel], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """All settings, sections included, of a model."""
     for name, field in model.model_fields.items():
         yield (*path, name), field
@@ -73,7 +114,9 @@ def test_what_pydantic_refuses_is_reported_in_our_own_words() -> None:
     for model in GOOD:
         validator = TypeAdapter(model)
         # One setting of each type is enough.
-        for path in {repr((field.annotation, field.metadata)): path for path, field in keys(model)}.values():
+        for path in {
+            repr((field.annotation, field.metadata)): path for path, field in keys(model)
+        }.values():
             for value in ODD:
                 document = with_value(model, path, value)
                 try:
@@ -83,7 +126,9 @@ def test_what_pydantic_refuses_is_reported_in_our_own_words() -> None:
                     theirs = {detail["msg"] for detail in error.errors()}
                     ours = [problem.message for problem in find_problems(model, document)]
                     assert ours and theirs.isdisjoint(ours), (model, path, value, theirs)
-                    assert theirs.isdisjoint(problem.message for problem in pydantic_problems(error))
+                    assert theirs.isdisjoint(
+                        problem.message for problem in pydantic_problems(error)
+                    )
     assert seen == KINDS
 
 
@@ -102,7 +147,9 @@ def test_the_example_of_every_setting_that_must_be_there_is_allowed(model: type[
         ("parallelism", {"contxt": 2}, "shard, replicate"),
     ],
 )
-def test_no_setting_is_recommended_that_training_refuses(section: str, given: Any, allowed: str) -> None:
+def test_no_setting_is_recommended_that_training_refuses(
+    section: str, given: Any, allowed: str
+) -> None:
     (problem,) = find_problems(RunConfig, {**GOOD[RunConfig], section: given})
     assert f"allowed: {allowed}" in problem.message and "did you mean" not in problem.message
     assert not {"tensor", "context"} & set(problem.message.replace(",", "").split())
@@ -131,12 +178,18 @@ def test_descriptions_say_what_training_refuses() -> None:
 @pytest.mark.parametrize(
     ("load", "given", "names"),
     [
-        (load_run_config, {"name": "a", "platform": "slurm", "nodes": 2}, ("cluster config", "--cluster")),
+        (
+            load_run_config,
+            {"name": "a", "platform": "slurm", "nodes": 2},
+            ("cluster config", "--cluster"),
+        ),
         (load_cluster_config, GOOD[RunConfig], ("run config", "cluster config")),
         (load_run_config, GOOD[WorkloadRunConfig], ("drillyard launch",)),
     ],
 )
-def test_a_file_of_another_kind_is_recognised(tmp_path: Path, load: Any, given: Any, names: tuple[str, ...]) -> None:
+def test_a_file_of_another_kind_is_recognised(
+    tmp_path: Path, load: Any, given: Any, names: tuple[str, ...]
+) -> None:
     path = tmp_path / "given.yaml"
     path.write_text(yaml.safe_dump(given))
     with pytest.raises(UserError) as raised:

@@ -26,7 +26,9 @@ def tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def chat_tokenizer(tokenizer_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def chat_tokenizer(
+    tokenizer_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
     """Save the tokenizer with a chat template, and the tokens that ChatML needs."""
 
     def saved(template: str) -> Path:

@@ -1,4 +1,5 @@
-"""A web server of objects in memory that can fail in chosen ways; it counts what it was asked for."""
+"""A web server of objects in memory that can fail in chosen ways; it counts what it was asked
+for."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from typing import Any
 class ObjectServer:
     """Objects by path, and how the next requests for them fail.
 
-    `cut`: bytes after which each response ends. `cut_at`: positions in an object where one response ends. `failures`:
-    statuses of the next requests of bytes. `change_after`: (requests of bytes, object, new content).
+    `cut`: bytes after which each response ends. `cut_at`: positions in an object where one response
+    ends. `failures`: statuses of the next requests of bytes. `change_after`: (requests of bytes,
+    object, new content).
     """
 
     objects: dict[str, bytes]

@@ -1,4 +1,5 @@
-"""Function calls in text: every notation gives the same calls, and text that begins like one is refused."""
+"""Function calls in text: every notation gives the same calls, and text that begins like one is
+refused."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from drillyard.data.call_syntax import FunctionCall, UnparseableCall, parse_calls
 
-WEATHER = FunctionCall("geo.weather", {"city": "Paris", "days": 3, "units": ["C", 1.5], "cached": True})
+WEATHER = FunctionCall(
+    "geo.weather", {"city": "Paris", "days": 3, "units": ["C", 1.5], "cached": True}
+)
 TIMER = FunctionCall("set_timer", {})
 
 
@@ -30,7 +33,10 @@ def as_json(call: FunctionCall, key: str = "arguments") -> str:
         f"<|python_tag|>[{as_json(WEATHER, 'parameters')}, {as_json(TIMER, 'parameters')}]",
         f"```json\n[{as_json(WEATHER)}, {as_json(TIMER)}]\n```",
         "[geo.weather(city='Paris', days=3, units=('C', 1.5), cached=True), set_timer()]",
-        f'<functioncall> {as_json(WEATHER)}\n<functioncall> {{"name": "set_timer", "arguments": \'{{}}\'}}',
+        (
+            f'<functioncall> {as_json(WEATHER)}\n<functioncall> {{"name": "set_timer", "arguments":'
+            " '{}'}"
+        ),
     ],
     ids=[
         "Hermes",
@@ -50,12 +56,18 @@ def test_every_notation_gives_the_same_calls(text: str) -> None:
 
 
 def test_the_text_before_a_call_is_kept() -> None:
-    assert parse_calls(f"Let me see.\n<tool_call>\n{as_json(TIMER)}\n</tool_call>") == ("Let me see.", [TIMER])
+    assert parse_calls(f"Let me see.\n<tool_call>\n{as_json(TIMER)}\n</tool_call>") == (
+        "Let me see.",
+        [TIMER],
+    )
 
 
 def test_the_quoted_arguments_of_glaive_have_escaped_quotes_and_line_breaks() -> None:
     text = """{"name": "note", "arguments": '{"text": "it\\'s\nlate", "n": 2}'}"""
-    assert parse_calls(f"<functioncall> {text}") == ("", [FunctionCall("note", {"text": "it's\nlate", "n": 2})])
+    assert parse_calls(f"<functioncall> {text}") == (
+        "",
+        [FunctionCall("note", {"text": "it's\nlate", "n": 2})],
+    )
 
 
 @pytest.mark.parametrize("text", ["", "No idea.", "print", "f(1)", "1 + 2", "a < b"])

@@ -1,4 +1,5 @@
-"""Which turns of a chat are learnt (data.train_on), rows of Alpaca, and the first rows of a source."""
+"""Which turns of a chat are learnt (data.train_on), rows of Alpaca, and the first rows of a
+source."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def documents(template: str, messages: Any, loss_on: str) -> list[list[tuple[str
     return ChatRenderer(template, {}, loss_on).render(row, "here").documents
 
 
-@pytest.mark.parametrize("template", [CHATML, MARKED, plain(FILES["qwen3"])], ids=["prefix", "marked", "Qwen3"])
+@pytest.mark.parametrize(
+    "template", [CHATML, MARKED, plain(FILES["qwen3"])], ids=["prefix", "marked", "Qwen3"]
+)
 def test_each_learns_every_turn_from_a_document_that_ends_with_it(template: str) -> None:
     found = documents(template, TALK, "each")
     assert found == [documents(template, TALK[:stop], "last")[0] for stop in (2, 4)]
@@ -48,7 +51,9 @@ ANSWER_FIRST = [TALK[1], *TALK]
 
 
 @pytest.mark.parametrize("loss_on", ["completion", "last", "each"])
-def test_an_answer_to_nothing_is_context_where_the_template_has_no_empty_conversation(loss_on: str) -> None:
+def test_an_answer_to_nothing_is_context_where_the_template_has_no_empty_conversation(
+    loss_on: str,
+) -> None:
     needs_a_message = "{% set first = messages[0].role %}" + CHATML
     row = RowFormat("chat").canonical({"messages": ANSWER_FIRST}, "here")
     rendered = ChatRenderer(needs_a_message, {}, loss_on).render(row, "here")
@@ -82,16 +87,28 @@ def test_the_old_form_of_last_still_works_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"format": "text", "train_on": "last"}, {"format": "chat", "train_on": "each", "loss_on": "all"}]
+    "settings",
+    [
+        {"format": "text", "train_on": "last"},
+        {"format": "chat", "train_on": "each", "loss_on": "all"},
+    ],
 )
-def test_a_choice_of_turns_that_has_no_effect_is_refused(settings: dict[str, Any], make_config: MakeConfig) -> None:
+def test_a_choice_of_turns_that_has_no_effect_is_refused(
+    settings: dict[str, Any], make_config: MakeConfig
+) -> None:
     problems = check_run(make_config("builtin:text-to-sql", **settings))
     assert ("data", "train_on") in [problem.path for problem in problems]
 
 
 def test_an_alpaca_row_is_a_conversation() -> None:
     form = RowFormat("chat")
-    row = {"instruction": "Add.", "input": "1 2", "output": "3", "system": "Count.", "history": [["a", "b"]]}
+    row = {
+        "instruction": "Add.",
+        "input": "1 2",
+        "output": "3",
+        "system": "Count.",
+        "history": [["a", "b"]],
+    }
     assert form.canonical(row, "here")["messages"] == [
         {"role": "system", "content": "Count."},
         {"role": "user", "content": "a"},
@@ -99,11 +116,15 @@ def test_an_alpaca_row_is_a_conversation() -> None:
         {"role": "user", "content": "Add.\n1 2"},
         {"role": "assistant", "content": "3"},
     ]
-    short = form.canonical({"instruction": "Add.", "input": "", "output": "3", "history": None}, "here")
+    short = form.canonical(
+        {"instruction": "Add.", "input": "", "output": "3", "history": None}, "here"
+    )
     assert [message["content"] for message in short["messages"]] == ["Add.", "3"]
 
 
-@pytest.mark.parametrize("wrong", [{"input": 3}, {"history": [["a"]]}, {"history": "a"}, {"output": {}}])
+@pytest.mark.parametrize(
+    "wrong", [{"input": 3}, {"history": [["a"]]}, {"history": "a"}, {"output": {}}]
+)
 def test_an_alpaca_row_that_is_no_text_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"here: .*{next(iter(wrong))}"):
         RowFormat("chat").canonical({"instruction": "a", "output": "b", **wrong}, "here")

@@ -1,4 +1,5 @@
-"""Data that change under a run are noticed, named and refused; data that are merely gone do not stop it."""
+"""Data that change under a run are noticed, named and refused; data that are merely gone do not
+stop it."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_an_appended_row_is_refused(config: RunConfig, source: Path) -> None:
     assert says(message, f"{source} ... content changed ... another `name`")
 
 
-def test_an_edited_byte_is_refused_though_size_and_time_stay(config: RunConfig, source: Path) -> None:
+def test_an_edited_byte_is_refused_though_size_and_time_stay(
+    config: RunConfig, source: Path
+) -> None:
     known = prepare(config).record
     times = (source.stat().st_atime_ns, source.stat().st_mtime_ns)
     source.write_bytes(source.read_bytes().replace(b"number 7", b"number 8"))
@@ -104,7 +107,9 @@ def test_a_source_that_is_gone_is_read_from_its_cache(config: RunConfig, source:
     assert says(note, "missing ... tokenised cache")
 
 
-def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(make_config: MakeConfig, texts: Path) -> None:
+def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(
+    make_config: MakeConfig, texts: Path
+) -> None:
     config = make_config(texts)
     first = prepare(config)
     (texts / "b.txt").unlink()
@@ -114,7 +119,9 @@ def test_a_file_that_is_gone_from_a_directory_is_read_from_the_cache(make_config
     assert "b.txt: missing" in note
 
 
-def test_a_source_and_a_cache_that_are_both_missing_are_an_error(config: RunConfig, source: Path) -> None:
+def test_a_source_and_a_cache_that_are_both_missing_are_an_error(
+    config: RunConfig, source: Path
+) -> None:
     known = prepare(config).record
     source.unlink()
     shutil.rmtree(tokenized(config)[0])
@@ -126,7 +133,11 @@ def test_metrics_that_need_rows_do_not_go_on_without_them(config: RunConfig, sou
     known = prepare(config).record
     source.unlink()
     needs_rows = config.model_copy(
-        update={"evaluation": config.evaluation.model_copy(update={"metrics": ["loss", "sql-execution"]})}
+        update={
+            "evaluation": config.evaluation.model_copy(
+                update={"metrics": ["loss", "sql-execution"]}
+            )
+        }
     )
     assert says(refusal(needs_rows, known), "evaluation.metrics")
 
@@ -152,8 +163,11 @@ def test_a_tokenizer_that_changed_is_refused(
     config = make_config(source, tokenizer=str(own))
     known = prepare(config).record
     path = own / "tokenizer.json"
-    path.write_text(path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true').replace(
-        '"add_prefix_space":false', '"add_prefix_space":true'))  # fmt: skip
+    path.write_text(
+        path.read_text()
+        .replace('"add_prefix_space": false', '"add_prefix_space": true')
+        .replace('"add_prefix_space":false', '"add_prefix_space":true')
+    )
     message = refusal(config, known)
     assert str(own) in message
     assert says(message, "other tokens") and "under another `name`" in message
@@ -161,7 +175,9 @@ def test_a_tokenizer_that_changed_is_refused(
         prepare(config, known=known, if_changed="Nothing can be shown")
 
 
-def test_a_source_that_changes_while_it_is_tokenised_leaves_no_cache(config: RunConfig, source: Path) -> None:
+def test_a_source_that_changes_while_it_is_tokenised_leaves_no_cache(
+    config: RunConfig, source: Path
+) -> None:
     def meddle(what: str, done: int, total: int | None) -> None:
         with source.open("a") as file:
             file.write('{"text": "too late"}\n')
@@ -196,7 +212,9 @@ def test_a_source_of_very_many_files_is_recorded_by_its_key(
     assert says(refusal(config, known), "content changed")
 
 
-def test_a_record_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = DataRecord("fingerprint", "tokenizer")
     write_record(tmp_path, good)
 
@@ -206,11 +224,15 @@ def test_a_record_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         write_record(tmp_path, replace(good, fingerprint="another"))
-    assert read_record(tmp_path) == good and [path.name for path in tmp_path.iterdir()] == [DATA_RECORD]
+    assert read_record(tmp_path) == good and [path.name for path in tmp_path.iterdir()] == [
+        DATA_RECORD
+    ]
 
 
 def test_a_record_that_a_killed_writer_left_half_made_goes_with_the_next(tmp_path: Path) -> None:
     (tmp_path / f"{DATA_RECORD}.tmp").write_text('{"version')
     record = DataRecord("fingerprint", "tokenizer")
     write_record(tmp_path, record)
-    assert read_record(tmp_path) == record and [path.name for path in tmp_path.iterdir()] == [DATA_RECORD]
+    assert read_record(tmp_path) == record and [path.name for path in tmp_path.iterdir()] == [
+        DATA_RECORD
+    ]

@@ -34,7 +34,9 @@ def chat(chat_tokenizer: Callable[[str], Path]) -> dict[str, Any]:
 def previewed(config: RunConfig, tmp_path: Path) -> list[str]:
     """The lines of `drillyard data preview` that hold neither samples nor counts of a part."""
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    result = CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"])
+    result = CliRunner().invoke(
+        app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"]
+    )
     assert result.exit_code == 0, result.output
     after = result.output.splitlines()
     end = max(number for number, line in enumerate(after) if line.endswith("% filled"))
@@ -48,7 +50,10 @@ def talk(*roles: str, n: int = 0) -> list[dict[str, str]]:
 def test_rows_without_an_assistant_turn_are_counted_with_the_first_line(
     make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
 ) -> None:
-    rows = [{"messages": talk("user", *(["assistant"] if n % 6 else ["system"]), n=n)} for n in range(60)]
+    rows = [
+        {"messages": talk("user", *(["assistant"] if n % 6 else ["system"]), n=n)}
+        for n in range(60)
+    ]
     path = write_rows([{"messages": talk("user", "assistant", n=-1)}, *rows])
     for _ in range(2):  # built, and from the cache
         (note,) = prepare(make_config(path, **chat)).report.notes
@@ -68,7 +73,10 @@ def test_data_without_any_assistant_turn_are_refused_with_the_role_to_use(
 def test_tools_that_the_template_ignores_are_counted(
     make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
 ) -> None:
-    rows = [{"messages": talk("user", "assistant"), "tools": [{"name": "f"}] if n else []} for n in range(3)]
+    rows = [
+        {"messages": talk("user", "assistant"), "tools": [{"name": "f"}] if n else []}
+        for n in range(3)
+    ]
     path = write_rows(rows, "x/rows.jsonl")
     (note,) = prepare(make_config(path.parent, **chat)).report.notes
     assert says(note, "x: 2 of 3 rows ... tools")
@@ -93,7 +101,11 @@ def test_held_out_rows_that_are_trained_on_are_counted(
     separate: bool, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
 ) -> None:
     path = write_rows([{"text": f"text {n}"} for n in range(20)])
-    held = write_rows([{"text": f"text {n}"} for n in range(17, 30)], "held.jsonl") if separate else path
+    held = (
+        write_rows([{"text": f"text {n}"} for n in range(17, 30)], "held.jsonl")
+        if separate
+        else path
+    )
     config = make_config(path, held_out={"source": str(held)})
     for _ in range(2):  # built, and from the cache
         (note,) = previewed(config, tmp_path)
@@ -121,7 +133,11 @@ def test_rows_shared_across_a_split_by_column_are_counted_and_a_split_by_hash_ha
     ],
 )
 def test_fewer_sequences_than_a_batch_are_said(
-    settings: dict[str, int], count: int | None, make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+    settings: dict[str, int],
+    count: int | None,
+    make_config: MakeConfig,
+    write_rows: WriteRows,
+    tmp_path: Path,
 ) -> None:
     config = make_config(write_rows([{"text": "a"}, {"text": "b"}]), packing=False)
     config = config.model_copy(update={"training": config.training.model_copy(update=settings)})
@@ -130,7 +146,9 @@ def test_fewer_sequences_than_a_batch_are_said(
     assert all(says(note, f"2 sequences (2 documents) ... {count}") for note in notes)
 
 
-def test_what_is_held_out_of_a_source_has_a_name_of_its_own(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_what_is_held_out_of_a_source_has_a_name_of_its_own(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": f"text {n}"} for n in range(30)], "train.jsonl")
     config = make_config(path, held_out={"fraction": 0.5})
     data = prepare(config)
@@ -162,17 +180,37 @@ def test_a_conversation_is_the_same_however_it_is_written(
     rows = [{"messages": talk("user", "assistant", n=n)} for n in range(8)]
     same: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
         "key order": lambda message: dict(reversed(message.items())),
-        "weight": lambda message: {**message, "weight": 0 if message["content"] == "words 7" else 1},
-        "parts": lambda message: {**message, "content": [{"type": "text", "text": message["content"]}]},
+        "weight": lambda message: {
+            **message,
+            "weight": 0 if message["content"] == "words 7" else 1,
+        },
+        "parts": lambda message: {
+            **message,
+            "content": [{"type": "text", "text": message["content"]}],
+        },
     }
-    other = write_rows([{"messages": list(map(same[changed], row["messages"]))} for row in rows], "other.jsonl")
+    other = write_rows(
+        [{"messages": list(map(same[changed], row["messages"]))} for row in rows], "other.jsonl"
+    )
     config = make_config(write_rows(rows), held_out={"source": str(other)}, **chat)
-    num_shared = 7 if changed == "weight" else 8  # nothing is learnt from the row that is all weight 0
-    assert f"{num_shared} of {num_shared} held-out rows" in prepare(config).before_training(config, 1)[0]
+    num_shared = (
+        7 if changed == "weight" else 8
+    )  # nothing is learnt from the row that is all weight 0
+    assert (
+        f"{num_shared} of {num_shared} held-out rows"
+        in prepare(config).before_training(config, 1)[0]
+    )
 
 
-def test_the_preview_separates_learnt_tokens_from_context(make_config: MakeConfig, write_rows: WriteRows) -> None:
-    path = write_rows([{"prompt": "first prompt", "completion": " one"}, {"prompt": "second", "completion": " two"}])
+def test_the_preview_separates_learnt_tokens_from_context(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    path = write_rows(
+        [
+            {"prompt": "first prompt", "completion": " one"},
+            {"prompt": "second", "completion": " two"},
+        ]
+    )
     data = prepare(make_config(path, format="prompt-completion"))
     batch = data.train.read([(0, 0)])
     spans = spans_of(batch, 0)
@@ -183,21 +221,29 @@ def test_the_preview_separates_learnt_tokens_from_context(make_config: MakeConfi
         (1, True),
     ]
     text = coloured_tokens(batch, 0, data.tokenizer.backend_tokenizer)
-    green = ["".join(text.plain[s.start : s.end]) for s in text.spans if str(s.style).startswith("green")]
+    green = [
+        "".join(text.plain[s.start : s.end]) for s in text.spans if str(s.style).startswith("green")
+    ]
     assert green == [" one<|endoftext|>", " two<|endoftext|>"]
     assert "padding" in text.plain
     assert loss_problems(batch, 0, completions_only=True) == []
 
 
-def test_a_document_that_is_learnt_whole_is_a_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
-    data = prepare(make_config(write_rows([{"prompt": "", "completion": "c"}]), format="prompt-completion"))
+def test_a_document_that_is_learnt_whole_is_a_fault(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    data = prepare(
+        make_config(write_rows([{"prompt": "", "completion": "c"}]), format="prompt-completion")
+    )
     batch = data.train.read([(0, 0)])
     (fault,) = loss_problems(batch, 0, completions_only=True)
     assert says(fault, "all of")
     assert loss_problems(batch, 0, completions_only=False) == []
 
 
-def test_a_document_of_which_nothing_is_learnt_is_a_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_document_of_which_nothing_is_learnt_is_a_fault(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     batch = prepare(make_config(write_rows([{"text": "abc"}]))).train.read([(0, 0)])
     batch.labels[:] = -100
     (fault,) = loss_problems(batch, 0, completions_only=False)
@@ -207,15 +253,23 @@ def test_a_document_of_which_nothing_is_learnt_is_a_fault(make_config: MakeConfi
 def test_a_piece_of_one_token_is_no_fault(make_config: MakeConfig, write_rows: WriteRows) -> None:
     batch = prepare(make_config(write_rows([{"text": "abc"}]))).train.read([(0, 0)])
     batch.document_ids[0, 1:] = -1
-    assert loss_problems(batch, 0, completions_only=False) == loss_problems(batch, 0, completions_only=True) == []
+    assert (
+        loss_problems(batch, 0, completions_only=False)
+        == loss_problems(batch, 0, completions_only=True)
+        == []
+    )
 
 
 def preview(config: RunConfig, tmp_path: Path) -> Result:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"])
+    return CliRunner().invoke(
+        app, ["data", "preview", str(tmp_path / "run.yaml"), "--samples", "1"]
+    )
 
 
-def test_the_command_shows_samples_and_counts(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+def test_the_command_shows_samples_and_counts(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
     path = write_rows([{"prompt": f"prompt {n}", "completion": " answer"} for n in range(9)])
     result = preview(make_config(path, format="prompt-completion"), tmp_path)
     assert result.exit_code == 0, result.output
@@ -225,7 +279,9 @@ def test_the_command_shows_samples_and_counts(make_config: MakeConfig, write_row
     assert "% filled" in output
 
 
-def test_the_command_stops_at_a_fault(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+def test_the_command_stops_at_a_fault(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
     path = write_rows([{"prompt": "", "completion": "answer"}])
     result = preview(make_config(path, format="prompt-completion"), tmp_path)
     error = result.exception

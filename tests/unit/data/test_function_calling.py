@@ -1,4 +1,5 @@
-"""Format function-calling through chat templates: the model's own calls where it has them, else calls as text."""
+"""Format function-calling through chat templates: the model's own calls where it has them, else
+calls as text."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ MakeConfig = Callable[..., RunConfig]
 WriteRows = Callable[..., Path]
 FORM = RowFormat("function-calling")
 NO_SYSTEM = (
-    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    "[{{ m.role }}] {{ m.content }};{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif"
+    " %}[{{ m.role }}] {{ m.content }};{% endfor %}{% if add_generation_prompt %}[assistant] {%"
+    " endif %}"
 )
 
 
 def rendered(template: str, row: dict[str, Any], form: RowFormat = FORM) -> list[tuple[str, bool]]:
     (document,) = (
-        chat_renderer(template, {"eos_token": "</s>"}, form).render(form.canonical(row, "here"), "here").documents
+        chat_renderer(template, {"eos_token": "</s>"}, form)
+        .render(form.canonical(row, "here"), "here")
+        .documents
     )
     return document
 
@@ -67,7 +71,10 @@ def test_the_template_of_trained_tokenizers_writes_tools_and_calls() -> None:
     (document,) = renderer.render(row, "here").documents
     text = "".join(part for part, _ in document)
     assert "\nweather(city: string) Weather of a city<|im_end|>" in text
-    call = f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(CALL["arguments"])}}}\n</tool_call>'
+    call = (
+        '<tool_call>\n{"name": "weather", "arguments":'
+        f" {json.dumps(CALL['arguments'])}}}\n</tool_call>"
+    )
     assert [part for part, loss in document if loss] == [f"{call}<|im_end|>\n"]
     prompt = renderer.prompt({**row, "messages": question_of(row["messages"])}, "here")
     assert text == f"{prompt}{call}<|im_end|>\n"
@@ -75,7 +82,8 @@ def test_the_template_of_trained_tokenizers_writes_tools_and_calls() -> None:
 
 @pytest.mark.parametrize("name", ["chatml", "zephyr", "qwen2", "phi3"])
 def test_a_template_without_tools_gets_them_as_text(name: str) -> None:
-    """As Qwen 2.5 and Hermes write them: signatures in <tools>, calls in <tool_call>, results in <tool_response>."""
+    """As Qwen 2.5 and Hermes write them: signatures in <tools>, calls in <tool_call>, results in
+    <tool_response>."""
     document = rendered(FILES[name], SHAREGPT)
     text = "".join(part for part, _ in document)
     assert f"<tools>\n{json.dumps({'type': 'function', 'function': FUNCTION})}\n</tools>" in text
@@ -87,16 +95,21 @@ def test_a_template_without_tools_gets_them_as_text(name: str) -> None:
 
 def test_tools_stand_before_the_first_message_where_the_template_refuses_a_system_message() -> None:
     document = rendered(
-        NO_SYSTEM, {**OPENAI, "messages": [{"role": "system", "content": "Be brief."}, *OPENAI["messages"]]}
+        NO_SYSTEM,
+        {**OPENAI, "messages": [{"role": "system", "content": "Be brief."}, *OPENAI["messages"]]},
     )
     text = "".join(part for part, _ in document)
     assert text.startswith("[user] Be brief.\n\n# Tools")
     assert "</tool_call>\n\nWeather in Paris?;" in text
-    assert [part for part, loss in document if loss] == [f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>;"]
+    assert [part for part, loss in document if loss] == [
+        f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>;"
+    ]
 
 
 def test_a_conversation_without_tools_stays_as_it_is() -> None:
-    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    row = {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    }
     assert rendered(FILES["chatml"], row) == rendered(FILES["chatml"], row, RowFormat("chat"))
 
 
@@ -108,7 +121,9 @@ def test_both_turns_of_glaive_are_learnt() -> None:
 
 
 def test_the_end_of_a_turn_is_found_in_the_template() -> None:
-    assert ChatRenderer(FILES["llama3"], {"bos_token": "<s>"}, "completion").turn_end() == "<|eot_id|>"
+    assert (
+        ChatRenderer(FILES["llama3"], {"bos_token": "<s>"}, "completion").turn_end() == "<|eot_id|>"
+    )
     assert ChatRenderer(FILES["chatml"], {}, "completion").turn_end() == "<|im_end|>\n"
     assert ChatRenderer("{{ raise_exception('no') }}", {}, "completion").turn_end() == ""
 
@@ -124,7 +139,9 @@ def test_a_trained_tokenizer_has_a_template_whose_tokens_end_turns(
     )
     prepared = prepare(config)
     batch = prepared.train.sources[0].read([0])
-    text = prepared.tokenizer.decode([token for token in batch.labels[0].tolist() if token != IGNORED])
+    text = prepared.tokenizer.decode(
+        [token for token in batch.labels[0].tolist() if token != IGNORED]
+    )
     assert text.count("<|im_end|>") == 3
     assert text.count('{"name": "weather", "arguments": {"city": "Paris"}}') == 2
     assert prepared.tokenizer.eos_token == "<|im_end|>"
@@ -137,7 +154,10 @@ def test_a_trained_tokenizer_has_a_template_whose_tokens_end_turns(
 def test_a_row_whose_call_cannot_be_read_is_counted(
     make_config: MakeConfig, write_rows: WriteRows, chat_tokenizer: Callable[[str], Path]
 ) -> None:
-    broken = {**GLAIVE, "chat": "USER: Hi\nASSISTANT: <functioncall> {<|endoftext|>\nUSER: So?\nASSISTANT: Well."}
+    broken = {
+        **GLAIVE,
+        "chat": "USER: Hi\nASSISTANT: <functioncall> {<|endoftext|>\nUSER: So?\nASSISTANT: Well.",
+    }
     config = make_config(
         write_rows([GLAIVE, broken]),
         format="function-calling",
@@ -152,9 +172,14 @@ def test_a_row_whose_call_cannot_be_read_is_counted(
 def test_a_tool_that_is_no_schema_is_named_with_its_row(
     make_config: MakeConfig, write_rows: WriteRows, chat_tokenizer: Callable[[str], Path]
 ) -> None:
-    bad = {**OPENAI, "tools": [{"name": "weather", "parameters": {"type": "object", "properties": 3}}]}
+    bad = {
+        **OPENAI,
+        "tools": [{"name": "weather", "parameters": {"type": "object", "properties": 3}}],
+    }
     config = make_config(
-        write_rows([OPENAI, bad]), format="function-calling", tokenizer=str(chat_tokenizer(FILES["chatml"]))
+        write_rows([OPENAI, bad]),
+        format="function-calling",
+        tokenizer=str(chat_tokenizer(FILES["chatml"])),
     )
     with pytest.raises(UserError, match=r"data\.jsonl, line 2: tool weather: .*properties.*3"):
         prepare(config)

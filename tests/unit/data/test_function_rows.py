@@ -1,4 +1,5 @@
-"""Function-calling rows of every layout become one conversation, and what is no schema or call is refused."""
+"""Function-calling rows of every layout become one conversation, and what is no schema or call is
+refused."""
 
 from __future__ import annotations
 
@@ -16,30 +17,56 @@ FUNCTION = {"name": "weather", "description": "Weather of a city", "parameters":
 TOOL = {"type": "function", "function": FUNCTION}
 CALL = {"name": "weather", "arguments": {"city": "Paris"}}
 ASKED = {"role": "user", "content": "Weather in Paris?"}
-HERMES_SYSTEM = f"You are a function calling AI model. <tools> {json.dumps([TOOL])} </tools> Use the following schema"
+HERMES_SYSTEM = (
+    f"You are a function calling AI model. <tools> {json.dumps([TOOL])} </tools> Use the following"
+    " schema"
+)
 
 GLAIVE = {
-    "system": "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
-    + json.dumps(FUNCTION, indent=4),
-    "chat": 'USER: Weather in Paris?\n\n\nASSISTANT: <functioncall> {"name": "weather", "arguments": '
-    '\'{"city": "Paris"}\'} <|endoftext|>\n\n\nFUNCTION RESPONSE: {"sky": "clear"}\n\n\n'
-    "ASSISTANT: It is clear. <|endoftext|>",
+    "system": (
+        "SYSTEM: You are a helpful assistant with access to the following functions. Use them if"
+        " required -\n" + json.dumps(FUNCTION, indent=4)
+    ),
+    "chat": (
+        'USER: Weather in Paris?\n\n\nASSISTANT: <functioncall> {"name": "weather", "arguments": '
+        '\'{"city": "Paris"}\'} <|endoftext|>\n\n\nFUNCTION RESPONSE: {"sky": "clear"}\n\n\n'
+        "ASSISTANT: It is clear. <|endoftext|>"
+    ),
 }
 XLAM = {
     "query": "Weather in Paris?",
-    "tools": json.dumps([{**FUNCTION, "parameters": {"city": {"type": "str", "description": "c"}}}]),
+    "tools": json.dumps(
+        [{**FUNCTION, "parameters": {"city": {"type": "str", "description": "c"}}}]
+    ),
     "answers": json.dumps([CALL]),
 }
 OPENAI = {
-    "messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [
-        {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}]}],
+    "messages": [
+        ASKED,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+                }
+            ],
+        },
+    ],
     "tools": [TOOL],
-}  # fmt: skip
+}
 HERMES = {
     "conversations": [
         {"from": "system", "value": HERMES_SYSTEM},
         {"from": "human", "value": "Weather in Paris?"},
-        {"from": "gpt", "value": "<tool_call>\n{'arguments': {'city': 'Paris'}, 'name': 'weather'}\n</tool_call>\n"},
+        {
+            "from": "gpt",
+            "value": (
+                "<tool_call>\n{'arguments': {'city': 'Paris'}, 'name': 'weather'}\n</tool_call>\n"
+            ),
+        },
         {"from": "tool", "value": '<tool_response>\n{"sky": "clear"}\n</tool_response>'},
     ]
 }
@@ -90,11 +117,18 @@ def test_a_conversation_of_glaive_keeps_its_turns_without_end_tokens() -> None:
 
 
 def test_a_conversation_of_glaive_without_functions() -> None:
-    row = {"system": "SYSTEM: You are helpful.", "chat": "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>"}
+    row = {
+        "system": "SYSTEM: You are helpful.",
+        "chat": "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>",
+    }
     found = canonical(row)
     assert found["tools"] is None
     assert found["accepted"] == []
-    assert [message["content"] for message in found["messages"]] == ["You are helpful.", "Hi", "Hello"]
+    assert [message["content"] for message in found["messages"]] == [
+        "You are helpful.",
+        "Hi",
+        "Hello",
+    ]
 
 
 def test_the_system_message_that_lists_tools_in_hermes_rows_is_left_to_the_template() -> None:
@@ -104,18 +138,28 @@ def test_the_system_message_that_lists_tools_in_hermes_rows_is_left_to_the_templ
 
 
 @pytest.mark.parametrize(
-    "listed", [json.dumps([TOOL]), f"{json.dumps(TOOL)}\n{json.dumps({'name': 'other', 'parameters': {}})}"]
+    "listed",
+    [json.dumps([TOOL]), f"{json.dumps(TOOL)}\n{json.dumps({'name': 'other', 'parameters': {}})}"],
 )
 def test_the_usual_prompt_of_hermes_names_its_tags_before_it_uses_them(listed: str) -> None:
-    prompt = f"Signatures are within <tools> </tools> XML tags. Here are the tools: <tools>{listed}</tools> Use them."
+    prompt = (
+        "Signatures are within <tools> </tools> XML tags. Here are the tools:"
+        f" <tools>{listed}</tools> Use them."
+    )
     turns = [{"from": "system", "value": prompt}, *HERMES["conversations"][1:]]
     found = canonical({"conversations": turns})
-    assert found["tools"][0]["function"]["name"] == "weather" and len(found["tools"]) == listed.count("\n") + 1
+    assert (
+        found["tools"][0]["function"]["name"] == "weather"
+        and len(found["tools"]) == listed.count("\n") + 1
+    )
     assert found["messages"][0]["role"] == "user"
 
 
 def test_a_system_message_without_tools_between_the_tags_stays() -> None:
-    turns = [{"from": "system", "value": "Tools come in <tools></tools>."}, *HERMES["conversations"][1:]]
+    turns = [
+        {"from": "system", "value": "Tools come in <tools></tools>."},
+        *HERMES["conversations"][1:],
+    ]
     found = canonical({"conversations": turns})
     assert found["messages"][0]["role"] == "system" and not found["tools"]
 
@@ -133,9 +177,19 @@ def test_results_name_the_calls_that_they_answer() -> None:
 
 
 def test_a_call_that_cannot_be_read_is_not_learnt() -> None:
-    chat = 'USER: Hi\n\n\nASSISTANT: <functioncall> {"name": weather} <|endoftext|>\n\n\nASSISTANT: So be it.'
-    answers = [message for message in canonical({**GLAIVE, "chat": chat})["messages"] if message["role"] == "assistant"]
-    assert [(message.get("weight"), BROKEN_CALL in message) for message in answers] == [(0, True), (None, False)]
+    chat = (
+        'USER: Hi\n\n\nASSISTANT: <functioncall> {"name": weather} <|endoftext|>\n\n\nASSISTANT: So'
+        " be it."
+    )
+    answers = [
+        message
+        for message in canonical({**GLAIVE, "chat": chat})["messages"]
+        if message["role"] == "assistant"
+    ]
+    assert [(message.get("weight"), BROKEN_CALL in message) for message in answers] == [
+        (0, True),
+        (None, False),
+    ]
 
 
 def test_parameters_of_xlam_become_a_schema() -> None:
@@ -146,7 +200,9 @@ def test_parameters_of_xlam_become_a_schema() -> None:
         "d": {"type": "Union[int, str]", "description": "x"},
         "e": {"type": "Dict[str, Any]", "description": "x"},
     }
-    (tool,) = canonical({**XLAM, "tools": [{**FUNCTION, "parameters": parameters}], "answers": "[]"})["tools"]
+    (tool,) = canonical(
+        {**XLAM, "tools": [{**FUNCTION, "parameters": parameters}], "answers": "[]"}
+    )["tools"]
     schema = tool["function"]["parameters"]
     assert schema["required"] == ["a", "d", "e"]
     types = {name: value.get("type") for name, value in schema["properties"].items()}
@@ -162,7 +218,10 @@ def test_types_of_the_bfcl_become_those_of_json_schema() -> None:
         "c": {"type": "dict", "properties": {"d": {"type": "integer"}}},
         "e": {"type": "any"},
     }
-    function = {"name": "m.f", "parameters": {"type": "dict", "properties": properties, "required": ["a"]}}
+    function = {
+        "name": "m.f",
+        "parameters": {"type": "dict", "properties": properties, "required": ["a"]},
+    }
     (tool,) = canonical({"question": "?", "function": function})["tools"]
     assert tool["function"]["parameters"]["properties"] == {
         "a": {"type": "number"},
@@ -176,8 +235,20 @@ def test_the_reference_call_of_a_bfcl_row_leaves_out_what_may_be_left_out() -> N
     properties = {name: {"type": "string"} for name in "abcd"} | {"e": {"type": "dict"}}
     row = {
         "question": "?",
-        "function": {"name": "f", "parameters": {"type": "dict", "properties": properties, "required": ["a", "d"]}},
-        "ground_truth": [{"f": {"a": ["x", "y"], "b": ["", "z"], "d": ["", "w"], "e": [{"k": ["v"], "l": ["", 1]}]}}],
+        "function": {
+            "name": "f",
+            "parameters": {"type": "dict", "properties": properties, "required": ["a", "d"]},
+        },
+        "ground_truth": [
+            {
+                "f": {
+                    "a": ["x", "y"],
+                    "b": ["", "z"],
+                    "d": ["", "w"],
+                    "e": [{"k": ["v"], "l": ["", 1]}],
+                }
+            }
+        ],
     }
     answer = canonical(row)["messages"][-1]["tool_calls"][0]["function"]
     assert answer == {"name": "f", "arguments": {"a": "x", "d": "w", "e": {"k": "v"}}}
@@ -185,7 +256,10 @@ def test_the_reference_call_of_a_bfcl_row_leaves_out_what_may_be_left_out() -> N
 
 def test_columns_can_have_other_names() -> None:
     row = {"talk": OPENAI["messages"], "offered": [TOOL], "system": "a", "chat": "b"}
-    assert canonical(row, messages="talk", tools="offered")["accepted"] == canonical(OPENAI)["accepted"]
+    assert (
+        canonical(row, messages="talk", tools="offered")["accepted"]
+        == canonical(OPENAI)["accepted"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,11 +268,26 @@ def test_columns_can_have_other_names() -> None:
         ({"description": "no name"}, "description"),
         ({"name": "f", "parameters": [1]}, "tool f: parameters"),
         ({"name": "f", "parameters": {"type": "string"}}, "tool f: parameters"),
-        ({"name": "f", "parameters": {"type": "object", "properties": ["a"]}}, "properties of parameters"),
-        ({"name": "f", "parameters": {"type": "object", "properties": {"a": "text"}}}, "parameter a"),
-        ({"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": 5}}}}, "type of parameter a"),
-        ({"name": "f", "parameters": {"type": "object", "properties": {}, "required": "a"}}, "required of parameters"),
-        ({"name": "f", "parameters": {"type": "object", "properties": {}, "required": ["a"]}}, "'a'"),
+        (
+            {"name": "f", "parameters": {"type": "object", "properties": ["a"]}},
+            "properties of parameters",
+        ),
+        (
+            {"name": "f", "parameters": {"type": "object", "properties": {"a": "text"}}},
+            "parameter a",
+        ),
+        (
+            {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": 5}}}},
+            "type of parameter a",
+        ),
+        (
+            {"name": "f", "parameters": {"type": "object", "properties": {}, "required": "a"}},
+            "required of parameters",
+        ),
+        (
+            {"name": "f", "parameters": {"type": "object", "properties": {}, "required": ["a"]}},
+            "'a'",
+        ),
         ({"name": "f", "parameters": {"a": "str"}}, "parameter a"),
     ],
 )
@@ -225,12 +314,22 @@ def test_tools_that_are_no_schema_are_refused(tool: dict[str, Any], found: str) 
         ({**GLAIVE, "system": "Functions: {name}"}, "system"),
         ({**OPENAI, "tools": "weather"}, "tools"),
         (
-            {"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+            {
+                "messages": [
+                    ASKED,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
+                    },
+                ]
+            },
             "f",
         ),
     ],
 )
-def test_rows_that_cannot_be_read_are_refused_with_their_place(row: dict[str, Any], found: str) -> None:
+def test_rows_that_cannot_be_read_are_refused_with_their_place(
+    row: dict[str, Any], found: str
+) -> None:
     with pytest.raises(UserError, match="here: ") as caught:
         canonical(row)
     assert found in str(caught.value)
@@ -241,4 +340,6 @@ def test_equal_questions_go_to_the_same_part_whatever_their_calls() -> None:
     form = RowFormat("function-calling")
     other = {**XLAM, "answers": json.dumps([{"name": "weather", "arguments": {"city": "Rome"}}])}
     assert form.identity(canonical(XLAM), "here") == form.identity(canonical(other), "here")
-    assert form.identity(canonical({**XLAM, "query": "Why?"}), "here") != form.identity(canonical(XLAM), "here")
+    assert form.identity(canonical({**XLAM, "query": "Why?"}), "here") != form.identity(
+        canonical(XLAM), "here"
+    )

@@ -1,4 +1,5 @@
-"""From rows to batches: every token that should be learnt is learnt once, and nothing crosses a document."""
+"""From rows to batches: every token that should be learnt is learnt once, and nothing crosses a
+document."""
 
 from __future__ import annotations
 
@@ -58,9 +59,14 @@ def check_layout(batch: Batch) -> None:
     assert np.array_equal(batch.labels[:, :-1][predicted], batch.input_ids[:, 1:][predicted])
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
-    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=200), min_size=1, max_size=25),
+    texts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=200), min_size=1, max_size=25
+    ),
     packing=st.booleans(),
     length=st.sampled_from([8, 24, 64, 100]),
 )
@@ -71,15 +77,23 @@ def test_every_token_of_every_document_is_learnt_once_per_epoch(
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "data.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-        config = make_config(path, sequence_length=length, packing=packing, cache_directory=directory + "/cache")
+        config = make_config(
+            path, sequence_length=length, packing=packing, cache_directory=directory + "/cache"
+        )
         data = prepare(config)
         batch = data.train.read(
-            [ref for step in range(data.train.num_sequences) for ref in data.train.indices(step, BatchShape(1))]
+            [
+                ref
+                for step in range(data.train.num_sequences)
+                for ref in data.train.indices(step, BatchShape(1))
+            ]
         )
     tokenizer = Tokenizer.from_file(str(tokenizer_directory / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     end = tokenizer.token_to_id("<|endoftext|>")
-    documents = [[end, *tokenizer.encode(text, add_special_tokens=False).ids, end] for text in texts if text]
+    documents = [
+        [end, *tokenizer.encode(text, add_special_tokens=False).ids, end] for text in texts if text
+    ]
     expected = Counter(pair for tokens in documents for pair in pairwise(tokens))
     assert learnt(batch) == expected
     check_layout(batch)
@@ -102,12 +116,19 @@ def test_documents_that_are_too_long_are_cut_or_dropped_and_counted(
     assert any(f"1 {name}" in line for line in data.report.lines())
     assert sequences.document_bytes == {"truncate": None, "split": 605, "drop": 5}[too_long]
     if too_long == "truncate":
-        assert sequences.num_tokens == 32 + len(data.tokenizer("short", add_special_tokens=False).input_ids) + 2
+        assert (
+            sequences.num_tokens
+            == 32 + len(data.tokenizer("short", add_special_tokens=False).input_ids) + 2
+        )
 
 
-def test_a_document_that_is_too_long_can_be_an_error(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_document_that_is_too_long_can_be_an_error(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": "short"}, {"text": "ab" * 300}])
-    with pytest.raises(UserError, match=r"data\.jsonl, line 2: \d+ tokens.*data.sequence_length \(32\)"):
+    with pytest.raises(
+        UserError, match=r"data\.jsonl, line 2: \d+ tokens.*data.sequence_length \(32\)"
+    ):
         prepare(make_config(path, sequence_length=32, too_long="error"))
 
 
@@ -126,7 +147,9 @@ def test_loss_is_on_completions_only_and_ends_with_the_end_token(
 
 def test_loss_can_be_on_prompts_too(make_config: MakeConfig, write_rows: WriteRows) -> None:
     path = write_rows([{"prompt": "question?", "completion": " answer"}])
-    batch = whole(prepare(make_config(path, format="prompt-completion", loss_on="all")).train.sources[0])
+    batch = whole(
+        prepare(make_config(path, format="prompt-completion", loss_on="all")).train.sources[0]
+    )
     assert (batch.labels != IGNORED).sum() == (batch.document_ids >= 0).sum() - 1
 
 
@@ -147,11 +170,15 @@ def test_a_prompt_has_the_same_tokens_in_training_and_in_generation(
     assert data.tokenizer.decode(completion) == row["sql"] + "<|endoftext|>"
 
 
-def test_text_that_looks_like_a_special_token_stays_text(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_text_that_looks_like_a_special_token_stays_text(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": "a <|endoftext|> b"}])
     data = prepare(make_config(path))
     batch = whole(data.train.sources[0])
-    assert (batch.input_ids[0][batch.document_ids[0] >= 0] == data.tokenizer.eos_token_id).sum() == 2
+    assert (
+        batch.input_ids[0][batch.document_ids[0] >= 0] == data.tokenizer.eos_token_id
+    ).sum() == 2
     assert data.tokenizer.eos_token_id not in prompt_tokens(data.tokenizer, "a <|endoftext|> b")[1:]
     assert says(data.report.lines()[0], "1 special tokens")
 
@@ -159,7 +186,10 @@ def test_text_that_looks_like_a_special_token_stays_text(make_config: MakeConfig
 def test_a_batch_from_several_sources_keeps_the_order_of_its_samples(
     make_config: MakeConfig, write_rows: WriteRows
 ) -> None:
-    paths = [write_rows([{"text": f"{name}{n} " * 20} for n in range(20)], f"{name}.jsonl") for name in "ab"]
+    paths = [
+        write_rows([{"text": f"{name}{n} " * 20} for n in range(20)], f"{name}.jsonl")
+        for name in "ab"
+    ]
     data = prepare(make_config(paths))
     refs = data.train.indices(0, BatchShape(12))
     assert {source for source, _ in refs} == {0, 1}
@@ -188,9 +218,13 @@ def test_data_ranks_share_out_a_step_in_padded_micro_batches(
     assert (dealt[left:] == IGNORED).all()
 
 
-def test_equal_documents_land_in_the_same_part(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_equal_documents_land_in_the_same_part(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     texts = [f"document {n % 100}" for n in range(400)]
-    config = make_config(write_rows([{"text": text} for text in texts]), held_out={"fraction": 0.3}, packing=False)
+    config = make_config(
+        write_rows([{"text": text} for text in texts]), held_out={"fraction": 0.3}, packing=False
+    )
     data = prepare(config)
     parts = [
         {tuple(row) for row in whole(sequences).input_ids.tolist()}
@@ -202,9 +236,16 @@ def test_equal_documents_land_in_the_same_part(make_config: MakeConfig, write_ro
     assert len(data.train.sources[0]) + len(data.held_out["data/held_out"]) == 400
 
 
-def test_a_column_s_values_are_held_out_as_a_whole(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_column_s_values_are_held_out_as_a_whole(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     rows = [
-        {"db_id": f"db{n % 20}", "schema": f"CREATE TABLE t{n % 20} (a)", "question": f"q{n}", "sql": "SELECT a"}
+        {
+            "db_id": f"db{n % 20}",
+            "schema": f"CREATE TABLE t{n % 20} (a)",
+            "question": f"q{n}",
+            "sql": "SELECT a",
+        }
         for n in range(300)
     ]
     held_out = {"fraction": 0.3, "split_by": "db_id"}
@@ -224,7 +265,9 @@ def test_evaluation_rows_are_a_fixed_choice_and_smaller_limits_are_prefixes(
     rows = [{"prompt": f"p{n}", "completion": "c", "extra": n} for n in range(50)]
     held_out = str(write_rows(rows, "held.jsonl"))
     config = make_config(
-        write_rows([{"prompt": "x", "completion": "y"}]), format="prompt-completion", held_out={"source": held_out}
+        write_rows([{"prompt": "x", "completion": "y"}]),
+        format="prompt-completion",
+        held_out={"source": held_out},
     )
     assert held_out_names(config) == ["held"]
     ten = evaluation_rows(config, "held", 10)
@@ -236,11 +279,19 @@ def test_evaluation_rows_are_a_fixed_choice_and_smaller_limits_are_prefixes(
         evaluation_rows(config, "data", 10)
 
 
-def test_held_out_text_never_reaches_a_trained_tokenizer(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_held_out_text_never_reaches_a_trained_tokenizer(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     texts = {f"document {n}" for n in range(200)}
-    config = make_config(write_rows([{"text": text} for text in sorted(texts)]), held_out={"fraction": 0.3})
+    config = make_config(
+        write_rows([{"text": text} for text in sorted(texts)]), held_out={"fraction": 0.3}
+    )
     held_out = {row["text"] for row in evaluation_rows(config, "data/held_out", 1000)}
-    used = set(training_texts(resolve_sources(config.data.source), row_format(config.data), split_of(config.data)))
+    used = set(
+        training_texts(
+            resolve_sources(config.data.source), row_format(config.data), split_of(config.data)
+        )
+    )
     assert held_out
     assert used == texts - held_out
 
@@ -269,7 +320,9 @@ def test_a_second_opening_builds_nothing_and_gives_the_same_bits(
     monkeypatch.setattr(sys.modules["drillyard.data.prepared_data"], "build_cache", refuse)
     for second in (prepare(config), prepare(config, only_open=True)):
         assert second.train.fingerprint == first.train.fingerprint
-        assert np.array_equal(whole(second.train.sources[0]).input_ids, whole(first.train.sources[0]).input_ids)
+        assert np.array_equal(
+            whole(second.train.sources[0]).input_ids, whole(first.train.sources[0]).input_ids
+        )
 
 
 @pytest.mark.parametrize(

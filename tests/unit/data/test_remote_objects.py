@@ -98,11 +98,17 @@ def test_rows_are_those_of_the_file_wherever_it_is_cut(name: str, server: Object
     assert not server.cut_at and not server.failures
 
 
-def test_reading_goes_on_at_the_byte_reached(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_goes_on_at_the_byte_reached(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote_objects, "RANGE_BYTES", 4096)
     server.cut_at = {20_000}
     rows_of(f"{server.url}/rows.jsonl")
-    failed = next(number for number, (_, begin, size) in enumerate(server.ranges) if size not in (4096,) and size)
+    failed = next(
+        number
+        for number, (_, begin, size) in enumerate(server.ranges)
+        if size not in (4096,) and size
+    )
     begins = [begin for _, begin, _ in server.ranges]
     assert begins[failed + 1] == begins[failed] == 20_000 // 4096 * 4096
 
@@ -113,7 +119,8 @@ def test_the_cache_has_the_bits_of_the_local_file(
     (tmp_path / "rows.jsonl").write_bytes(json_lines())
     server.cut = 3000
     remote, local = (
-        prepare(make_config(path)).train.sources[0] for path in (f"{server.url}/rows.jsonl", tmp_path / "rows.jsonl")
+        prepare(make_config(path)).train.sources[0]
+        for path in (f"{server.url}/rows.jsonl", tmp_path / "rows.jsonl")
     )
     assert remote.name == local.name == "rows"
     assert stored(remote) == stored(local)
@@ -139,7 +146,9 @@ def test_a_run_continues_from_its_cache_while_the_object_is_out_of_reach(
     assert len(again.report.notes) == 1 and "rows.jsonl" in again.report.notes[0]
 
 
-def test_a_changed_object_is_refused_on_resume(server: ObjectServer, make_config: MakeConfig) -> None:
+def test_a_changed_object_is_refused_on_resume(
+    server: ObjectServer, make_config: MakeConfig
+) -> None:
     config = make_config(f"{server.url}/rows.jsonl")
     record = prepare(config).record
     server.objects["/rows.jsonl"] = json_lines(ROWS[1:])
@@ -147,9 +156,15 @@ def test_a_changed_object_is_refused_on_resume(server: ObjectServer, make_config
         prepare(config, known=record)
 
 
-@pytest.mark.parametrize("new", [json_lines(ROWS[:300]), json_lines()[::-1], json_lines().replace(b"word", b"WORD")])
+@pytest.mark.parametrize(
+    "new", [json_lines(ROWS[:300]), json_lines()[::-1], json_lines().replace(b"word", b"WORD")]
+)
 def test_an_object_that_changes_under_the_reader_gives_no_cache(
-    new: bytes, server: ObjectServer, make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new: bytes,
+    server: ObjectServer,
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_objects, "RANGE_BYTES", 4096)
     server.change_after = (2, "/rows.jsonl", new)
@@ -183,13 +198,17 @@ def test_a_server_that_stays_broken_is_given_up(server: ObjectServer) -> None:
     assert len(server.failures) == 1000 - remote_objects.ATTEMPTS
 
 
-def test_a_server_without_ranges_is_refused(server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_ranges_is_refused(
+    server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote_objects, "RANGE_BYTES", 4096)
     server.has_ranges = False
     assert "whole object" in failure(f"{server.url}/rows.jsonl")
 
 
-def test_a_directory_is_the_readable_objects_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_the_readable_objects_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fsspec
 
     files = fsspec.filesystem("memory")
@@ -231,9 +250,15 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("scheme", ["gs", "s3", "hf", "https"])
 def test_addresses_are_allowed_for_data_only(scheme: str, make_config: MakeConfig) -> None:
     address = f"{scheme}://bucket/rows.jsonl"
-    assert check_run(make_config(address, held_out={"source": f"{scheme}://bucket/other.jsonl"})) == []
-    assert [problem.path for problem in check_run(make_config("ftp://host/rows.jsonl"))] == [("data", "source")]
-    assert [problem.path for problem in check_run(make_config(address, tokenizer=address))] == [("data", "tokenizer")]
+    assert (
+        check_run(make_config(address, held_out={"source": f"{scheme}://bucket/other.jsonl"})) == []
+    )
+    assert [problem.path for problem in check_run(make_config("ftp://host/rows.jsonl"))] == [
+        ("data", "source")
+    ]
+    assert [problem.path for problem in check_run(make_config(address, tokenizer=address))] == [
+        ("data", "tokenizer")
+    ]
 
 
 GATED = """
@@ -249,18 +274,33 @@ except UserError as error:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_gated_data_set_names_the_page_and_never_the_token(status: int, server: ObjectServer, tmp_path: Path) -> None:
+def test_a_gated_data_set_names_the_page_and_never_the_token(
+    status: int, server: ObjectServer, tmp_path: Path
+) -> None:
     server.refused = status
-    settings = {"HF_ENDPOINT": server.url, "HF_TOKEN": "hf_secret", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    settings = {
+        "HF_ENDPOINT": server.url,
+        "HF_TOKEN": "hf_secret",
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+    }
     result = subprocess.run(
-        [sys.executable, "-c", GATED], env={**os.environ, **settings}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", GATED],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 1
     assert f"{server.url}/datasets/org/gated" in result.stderr and str(status) in result.stderr
     assert "hf_secret" not in result.stderr + result.stdout
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()
+    ]
 
 
 def test_a_password_in_an_address_is_not_shown() -> None:
-    assert remote_objects.shown("https://me:word@host/a@b.jsonl?token=1#x") == "https://host/a@b.jsonl"
+    assert (
+        remote_objects.shown("https://me:word@host/a@b.jsonl?token=1#x") == "https://host/a@b.jsonl"
+    )
     assert remote_objects.shown("gs://bucket/a@b/c.jsonl") == "gs://bucket/a@b/c.jsonl"

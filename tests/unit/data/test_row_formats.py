@@ -17,7 +17,11 @@ from drillyard.errors import UserError
 MakeConfig = Callable[..., RunConfig]
 WriteRows = Callable[..., Path]
 
-SQL_ROW = {"schema": "CREATE TABLE t (a);", "question": "How many?", "sql": "SELECT count(*) FROM t"}
+SQL_ROW = {
+    "schema": "CREATE TABLE t (a);",
+    "question": "How many?",
+    "sql": "SELECT count(*) FROM t",
+}
 
 
 def segments(form: RowFormat, row: dict[str, Any]) -> list[tuple[str, bool]]:
@@ -31,7 +35,10 @@ def test_text_carries_loss_throughout() -> None:
 def test_a_completion_carries_loss_and_its_prompt_does_not() -> None:
     row = {"prompt": "p", "completion": "c"}
     assert segments(RowFormat("prompt-completion"), row) == [("p", False), ("c", True)]
-    assert segments(RowFormat("prompt-completion", loss_on="all"), row) == [("p", True), ("c", True)]
+    assert segments(RowFormat("prompt-completion", loss_on="all"), row) == [
+        ("p", True),
+        ("c", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,10 @@ def test_a_completion_carries_loss_and_its_prompt_does_not() -> None:
     ids=["built-in", "Spider", "gretelai"],
 )
 def test_text_to_sql_knows_the_columns_of_the_common_sets(row: dict[str, Any]) -> None:
-    assert segments(RowFormat("text-to-sql"), row) == [(render_prompt(SQL_ROW), False), (SQL_ROW["sql"], True)]
+    assert segments(RowFormat("text-to-sql"), row) == [
+        (render_prompt(SQL_ROW), False),
+        (SQL_ROW["sql"], True),
+    ]
 
 
 def test_columns_can_be_mapped() -> None:
@@ -70,13 +80,16 @@ def test_a_column_that_is_not_there_is_reported_with_those_that_are() -> None:
         segments(RowFormat("prompt-completion"), {"promt": "p", "completion": "c"})
     assert says(
         str(caught.value),
-        "here: ... 'prompt' ... prompt-completion ... promt, completion ... data.columns: {prompt: promt}",
+        "here: ... 'prompt' ... prompt-completion ... promt, completion ... data.columns: {prompt:"
+        " promt}",
     )
     with pytest.raises(UserError, match="column 'schema' or 'sql_context'"):
         segments(RowFormat("text-to-sql"), {"question": "q", "sql": "s"})
 
 
-@pytest.mark.parametrize(("value", "found"), [(3, "type int"), (None, "no value"), (["a"], "type list")])
+@pytest.mark.parametrize(
+    ("value", "found"), [(3, "type int"), (None, "no value"), (["a"], "type list")]
+)
 def test_a_value_that_is_not_text_is_an_error(
     value: Any, found: str, make_config: MakeConfig, write_rows: WriteRows
 ) -> None:
@@ -85,7 +98,9 @@ def test_a_value_that_is_not_text_is_an_error(
         prepare(make_config(path))
 
 
-def test_half_of_a_surrogate_pair_is_an_error(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_half_of_a_surrogate_pair_is_an_error(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": "fine"}, {"text": "bad \ud800"}])
     with pytest.raises(UserError, match=r"line 2: .*surrogate"):
         prepare(make_config(path))
@@ -98,7 +113,9 @@ def test_settings_that_do_not_fit_the_format_are_reported(make_config: MakeConfi
         row_format(make_config("x", loss_on="completion").data)
 
 
-def test_a_held_out_column_that_is_not_there_is_reported(make_config: MakeConfig, write_rows: WriteRows) -> None:
+def test_a_held_out_column_that_is_not_there_is_reported(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
     path = write_rows([{"text": "fine"}])
     with pytest.raises(UserError, match=r"line 1: .*'db' \(data.held_out.split_by\).*: text"):
         prepare(make_config(path, held_out={"fraction": 0.5, "split_by": "db"}))

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from drillyard.config.checks import steps_for_epochs
 from drillyard.data.mapped_sequences import Sequences
-from drillyard.data.sampler import BLOCK, CHUNK, BatchShape, Mixture, order_chunk, permute, slot_counts, slot_pattern
+from drillyard.data.sampler import (
+    BLOCK,
+    CHUNK,
+    BatchShape,
+    Mixture,
+    order_chunk,
+    permute,
+    slot_counts,
+    slot_pattern,
+)
 
 
 class Counted:
@@ -37,7 +46,9 @@ def test_every_epoch_takes_every_sequence_once(size: int, batch: int, seed: int)
     steps = -(-3 * size // batch)
     drawn = [ref for step in range(steps) for ref in data.indices(step, BatchShape(batch))]
     for epoch in range(3):
-        assert sorted(row for _, row in drawn[epoch * size : (epoch + 1) * size]) == list(range(size))
+        assert sorted(row for _, row in drawn[epoch * size : (epoch + 1) * size]) == list(
+            range(size)
+        )
 
 
 @settings(max_examples=50)
@@ -110,7 +121,9 @@ def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
         mixture(30, 71).fingerprint,
         mixture(30, 70, seed=1).fingerprint,
         mixture(30, 70, weights=[1.0, 2.0]).fingerprint,
-        Mixture([cast(Sequences, Counted(30, "a")), cast(Sequences, Counted(70, "b"))], [1.0, 1.0], 0).fingerprint,
+        Mixture(
+            [cast(Sequences, Counted(30, "a")), cast(Sequences, Counted(70, "b"))], [1.0, 1.0], 0
+        ).fingerprint,
     }
     assert len(prints) == 5
     assert mixture(30, 70).fingerprint == mixture(30, 70).fingerprint
@@ -118,7 +131,9 @@ def test_the_fingerprint_changes_with_content_order_and_weights() -> None:
 
 @settings(max_examples=60)
 @given(size=st.integers(1, 200), batch=st.integers(1, 40), epochs=st.integers(1, 4))
-def test_steps_of_epochs_take_each_sequence_once_an_epoch(size: int, batch: int, epochs: int) -> None:
+def test_steps_of_epochs_take_each_sequence_once_an_epoch(
+    size: int, batch: int, epochs: int
+) -> None:
     data = mixture(size)
     steps = steps_for_epochs(epochs, size, batch)
     drawn = [data.indices(step, BatchShape(batch, by_epoch=True)) for step in range(steps)]
@@ -128,7 +143,11 @@ def test_steps_of_epochs_take_each_sequence_once_an_epoch(size: int, batch: int,
         taken = drawn[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert Counter(row for refs in taken for _, row in refs) == Counter(range(size))
         assert all(len(refs) == batch for refs in taken[:-1])
-    assert data.coverage(steps, BatchShape(batch, by_epoch=True)) == {"seen": size, "of": size, "epochs": epochs}
+    assert data.coverage(steps, BatchShape(batch, by_epoch=True)) == {
+        "seen": size,
+        "of": size,
+        "epochs": epochs,
+    }
 
 
 def test_both_cuts_agree_until_the_first_epoch_ends_within_a_step() -> None:

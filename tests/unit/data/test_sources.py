@@ -60,21 +60,29 @@ def csv_text() -> bytes:
 
 
 @pytest.mark.parametrize("small_batches", [False, True])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.csv", "a.csv.gz", "a.csv.zst"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.csv", "a.csv.gz", "a.csv.zst"]
+)
 def test_text_formats_give_the_same_rows_compressed_or_not(
     name: str, small_batches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if small_batches:
         set_batch_bytes(monkeypatch, 37)
     content = csv_text() if ".csv" in name else json_lines()
-    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(Path(name).suffix, bytes)
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(
+        Path(name).suffix, bytes
+    )
     (tmp_path / name).write_bytes(pack(content))
     assert read(tmp_path / name) == ROWS
 
 
 @pytest.mark.parametrize("row_group_size", [7, 1000])
-def test_parquet_gives_the_same_rows_whatever_its_row_groups(row_group_size: int, tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=row_group_size)
+def test_parquet_gives_the_same_rows_whatever_its_row_groups(
+    row_group_size: int, tmp_path: Path
+) -> None:
+    pq.write_table(
+        pa.Table.from_pylist(ROWS), tmp_path / "a.parquet", row_group_size=row_group_size
+    )
     assert read(tmp_path / "a.parquet") == ROWS
 
 
@@ -85,7 +93,15 @@ def test_plain_text_is_one_document_per_file(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
-    for name in ("b/1.txt", "a.txt", "c.jsonl", "b/0.txt", ".hidden/x.txt", ".y.txt", "b/image.png"):
+    for name in (
+        "b/1.txt",
+        "a.txt",
+        "c.jsonl",
+        "b/0.txt",
+        ".hidden/x.txt",
+        ".y.txt",
+        "b/image.png",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text('{"text": "c"}\n' if name.endswith("jsonl") else name)
@@ -107,7 +123,10 @@ def test_links_are_followed_and_each_file_is_read_once(tmp_path: Path) -> None:
         (source / "b" / f"up{number}").symlink_to(tmp_path)
         (other / f"back{number}").symlink_to(source)
     assert sorted(row["text"] for row in read(source)) == ["a.txt", "own.txt", "z.txt"]
-    names = [file.relative_to(source).as_posix() for file in resolve_source(SourceConfig(path=str(source))).files]
+    names = [
+        file.relative_to(source).as_posix()
+        for file in resolve_source(SourceConfig(path=str(source))).files
+    ]
     assert "b/own.txt" in names
     assert len(names) == 3
 
@@ -115,7 +134,9 @@ def test_links_are_followed_and_each_file_is_read_once(tmp_path: Path) -> None:
 def test_saved_data_sets_are_read_split_by_split(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"train": dataset, "test": dataset.select(range(3))}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"train": dataset, "test": dataset.select(range(3))}).save_to_disk(
+        tmp_path / "two"
+    )
     assert read(tmp_path / "one") == ROWS
     assert read(tmp_path / "two") == ROWS
     assert read(tmp_path / "two", split="test") == ROWS[:3]
@@ -154,7 +175,9 @@ def test_a_pipe_and_a_broken_link_are_reported_as_no_regular_file(tmp_path: Path
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
     for name in ("pipe.jsonl", "link.jsonl"):
-        assert says(failure(tmp_path / name), f"{name}: ... no regular file") and "?" not in failure(tmp_path / name)
+        assert says(
+            failure(tmp_path / name), f"{name}: ... no regular file"
+        ) and "?" not in failure(tmp_path / name)
 
 
 def test_an_empty_file_of_any_kind_is_passed_over(tmp_path: Path) -> None:
@@ -188,11 +211,17 @@ def test_a_line_that_is_no_object_is_reported(line: str, tmp_path: Path) -> None
 
 
 @settings(max_examples=30)
-@given(before=st.lists(st.sampled_from(["x", "ä", "longer line"]), max_size=6), block=st.integers(5, 60))
+@given(
+    before=st.lists(st.sampled_from(["x", "ä", "longer line"]), max_size=6),
+    block=st.integers(5, 60),
+)
 def test_text_that_is_not_utf8_is_reported_with_line_and_byte(
     before: list[str], block: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in before).encode() + b'{"text": "'
+    lines = (
+        "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in before).encode()
+        + b'{"text": "'
+    )
     path = tmp_path_factory.mktemp("utf8") / "a.jsonl"
     path.write_bytes(lines + b'\xe9"}\n')
     with pytest.MonkeyPatch.context() as patch:
@@ -237,7 +266,10 @@ def test_sources_need_distinct_names(tmp_path: Path) -> None:
     for directory in ("a", "b"):
         (tmp_path / directory).mkdir()
         (tmp_path / directory / "x.jsonl").write_text("{}")
-    paths: list[str | SourceConfig] = [str(tmp_path / "a" / "x.jsonl"), str(tmp_path / "b" / "x.jsonl")]
+    paths: list[str | SourceConfig] = [
+        str(tmp_path / "a" / "x.jsonl"),
+        str(tmp_path / "b" / "x.jsonl"),
+    ]
     with pytest.raises(UserError, match=r"two sources.*'x'"):
         resolve_sources(paths)
     named = resolve_sources([SourceConfig(path=str(paths[0]), name="y", weight=2.0), paths[1]])
@@ -270,7 +302,9 @@ def test_an_empty_data_set_is_reported(make_config: MakeConfig, tmp_path: Path) 
         prepare(make_config(tmp_path / "b.jsonl"))
 
 
-def test_a_held_out_share_without_documents_is_reported(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_held_out_share_without_documents_is_reported(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     config = make_config(tmp_path / "a.jsonl", held_out={"fraction": 1e-9})
     with pytest.raises(UserError, match=r"held-out.*empty"):

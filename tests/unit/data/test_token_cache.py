@@ -29,7 +29,9 @@ WriteRows = Callable[..., Path]
 
 @pytest.fixture
 def config(make_config: MakeConfig, write_rows: WriteRows) -> RunConfig:
-    return make_config(write_rows([{"text": f"text number {n}"} for n in range(30)]), held_out={"fraction": 0.3})
+    return make_config(
+        write_rows([{"text": f"text number {n}"} for n in range(30)]), held_out={"fraction": 0.3}
+    )
 
 
 def cache_directory(config: RunConfig) -> Path:
@@ -63,7 +65,10 @@ def test_the_same_bytes_under_another_kind_of_file_are_another_source(
 def test_a_cut_or_a_flipped_bit_is_noticed_wherever_it_is(config: RunConfig) -> None:
     prepare(config)
     directory = cache_directory(config)
-    names = {"manifest.json", *(f"{part}.{name}" for part in ("train", "held_out") for name in (*FILES, ORIGINS))}
+    names = {
+        "manifest.json",
+        *(f"{part}.{name}" for part in ("train", "held_out") for name in (*FILES, ORIGINS)),
+    }
     assert {path.name for path in directory.iterdir()} == names
     for name in sorted(names):
         path = directory / name
@@ -161,7 +166,9 @@ def small_disk() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_disk")
-def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
     for number in range(20):
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} " * 400)
@@ -172,7 +179,9 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_half_made(make_config: MakeC
     assert list((Path(config.data.cache_directory) / "tokenized").iterdir()) == []
 
 
-def test_an_interrupted_build_leaves_nothing(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_leaves_nothing(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -299,7 +308,9 @@ def test_a_cache_that_is_whole_after_all_is_kept(config: RunConfig) -> None:
     assert not (cache_directory(config) / DAMAGED_FILE).exists()
 
 
-def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path) -> None:
+def test_the_places_of_documents_are_kept(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
     rows = [{"text": f"<{n}> " + "word " * (n % 60)} for n in range(200)]
     write_rows(rows[:90], "rows/a.jsonl")
     write_rows(rows[90:], "rows/deep/b.jsonl")
@@ -314,7 +325,9 @@ def test_the_places_of_documents_are_kept(make_config: MakeConfig, write_rows: W
             places = sequences.places(row)
             assert len(places) == batch.document_ids.max() + 1
             for document, place in enumerate(places):
-                text = backend.decode(batch.input_ids[0][batch.document_ids[0] == document].tolist())
+                text = backend.decode(
+                    batch.input_ids[0][batch.document_ids[0] == document].tolist()
+                )
                 if text.startswith("<"):
                     message.setdefault(int(text[1 : text.index(">")]), set()).add(place)
     expected = {n: {("a.jsonl", f"line {n + 1}")} for n in range(90)}

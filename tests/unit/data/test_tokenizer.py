@@ -1,4 +1,5 @@
-"""Tokenizers: trained ones are exact, deterministic and load anywhere; missing ones are reported."""
+"""Tokenizers: trained ones are exact, deterministic and load anywhere; missing ones are
+reported."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def test_a_saved_tokenizer_loads_in_plain_transformers_to_the_same_ids(
         assert ids[0] == loaded.bos_token_id, "plain transformers starts a prompt as training does"
         assert loaded.decode(ids[1:]) == text
     assert len(loaded) == 310
-    assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == ("<|endoftext|>", "<|endoftext|>", "<|pad|>")
+    assert (loaded.eos_token, loaded.bos_token, loaded.pad_token) == (
+        "<|endoftext|>",
+        "<|endoftext|>",
+        "<|pad|>",
+    )
 
 
 def test_a_trained_tokenizer_is_kept_and_belongs_to_its_documents(
@@ -66,14 +71,21 @@ def test_a_trained_tokenizer_is_kept_and_belongs_to_its_documents(
     wanted = {"train": "bpe", "vocab_size": 310}
     config = make_config(write_rows([{"text": text} for text in TEXTS]), tokenizer=wanted)
     first = prepare(config).tokenizer.get_vocab()
-    other = make_config(write_rows([{"text": "different words"}] * 20, "other.jsonl"), tokenizer=wanted)
+    other = make_config(
+        write_rows([{"text": "different words"}] * 20, "other.jsonl"), tokenizer=wanted
+    )
     assert prepare(other).tokenizer.get_vocab() != first
     monkeypatch.setattr("drillyard.data.tokenizer._train", None)
     assert prepare(config).tokenizer.get_vocab() == first
 
 
-def test_a_damaged_trained_tokenizer_is_trained_again(make_config: MakeConfig, write_rows: WriteRows) -> None:
-    config = make_config(write_rows([{"text": text} for text in TEXTS]), tokenizer={"train": "bpe", "vocab_size": 310})
+def test_a_damaged_trained_tokenizer_is_trained_again(
+    make_config: MakeConfig, write_rows: WriteRows
+) -> None:
+    config = make_config(
+        write_rows([{"text": text} for text in TEXTS]),
+        tokenizer={"train": "bpe", "vocab_size": 310},
+    )
     key = prepare(config).text_tokenizer.key
     assert config.data.cache_directory is not None
     (directory,) = (Path(config.data.cache_directory) / "tokenizers").iterdir()
@@ -82,7 +94,9 @@ def test_a_damaged_trained_tokenizer_is_trained_again(make_config: MakeConfig, w
         for damaged in (content[: len(content) // 2], content.replace(b"5", b"6", 1), b"", None):
             if damaged == content:
                 continue
-            (directory / name).unlink() if damaged is None else (directory / name).write_bytes(damaged)
+            (directory / name).unlink() if damaged is None else (directory / name).write_bytes(
+                damaged
+            )
             assert prepare(config).text_tokenizer.key == key
             assert {path.name: path.read_bytes() for path in directory.iterdir()} == good
 
@@ -105,7 +119,9 @@ def test_a_source_may_be_bound_to_the_thread_that_opened_it() -> None:
     _train(300, documents())
 
 
-def test_an_error_in_the_source_ends_the_training_of_a_tokenizer(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_an_error_in_the_source_ends_the_training_of_a_tokenizer(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": ')
     with pytest.raises(UserError, match="line 2, column 10"):
         prepare(make_config(tmp_path / "a.jsonl", tokenizer={"train": "bpe", "vocab_size": 300}))
@@ -162,7 +178,9 @@ def test_documents_begin_as_plain_transformers_begins_a_prompt(
         assert data.train.sources[0].document_bytes == len(text.encode())
 
 
-def test_a_saved_tokenizer_s_truncation_is_switched_off(tokenizer_directory: Path, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_s_truncation_is_switched_off(
+    tokenizer_directory: Path, tmp_path: Path
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_directory)
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=9)
@@ -174,7 +192,9 @@ def test_a_saved_tokenizer_s_truncation_is_switched_off(tokenizer_directory: Pat
 
 def test_the_start_is_found_with_a_vocabulary_of_few_letters(tmp_path: Path) -> None:
     backend = Tokenizer(models.BPE(vocab={"<s>": 0, "A": 1, "C": 2, "G": 3, "T": 4}, merges=[]))
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
     tokenizer.save_pretrained(tmp_path)
     assert open_tokenizer(str(tmp_path)).start_ids == (0,)
@@ -182,5 +202,7 @@ def test_the_start_is_found_with_a_vocabulary_of_few_letters(tmp_path: Path) -> 
 
 
 def test_an_address_is_refused_as_one() -> None:
-    with pytest.raises(UserError, match=r"^data\.tokenizer: gs://b/x: .*not a path on this machine"):
+    with pytest.raises(
+        UserError, match=r"^data\.tokenizer: gs://b/x: .*not a path on this machine"
+    ):
         open_tokenizer("gs://b/x")

@@ -1,4 +1,5 @@
-"""Facts about `builtin:function-calling`: parts share no call, questions hold every value, rows never change."""
+"""Facts about `builtin:function-calling`: parts share no call, questions hold every value, rows
+never change."""
 
 from __future__ import annotations
 
@@ -28,13 +29,18 @@ def parts() -> dict[str, Rows]:
 def calls(rows: Rows) -> Iterator[tuple[str, str]]:
     for row in rows:
         for call in row["messages"][1]["tool_calls"]:
-            yield call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True)
+            yield (
+                call["function"]["name"],
+                json.dumps(call["function"]["arguments"], sort_keys=True),
+            )
 
 
 def test_parts_share_no_call_whatever_their_seeds(parts: dict[str, Rows]) -> None:
     found = {part: set(calls(rows)) for part, rows in parts.items()}
     assert not found["train"] & found["calls"]
-    assert not {name for name, _ in found["functions"]} & {name for name, _ in found["train"] | found["calls"]}
+    assert not {name for name, _ in found["functions"]} & {
+        name for name, _ in found["train"] | found["calls"]
+    }
     assert {name for name, _ in found["calls"]} <= {name for name, _ in found["train"]}
 
 
@@ -57,7 +63,9 @@ def test_every_function_is_asked_for_and_listed_among_others(parts: dict[str, Ro
         called = [call["function"]["name"] for call in row["messages"][1]["tool_calls"]]
         assert len(set(listed)) == len(listed)
         assert set(called) < set(listed)
-    assert 0.1 < sum(len(row["messages"][1]["tool_calls"]) == 2 for row in parts["train"]) / 5000 < 0.2
+    assert (
+        0.1 < sum(len(row["messages"][1]["tool_calls"]) == 2 for row in parts["train"]) / 5000 < 0.2
+    )
 
 
 def test_values_stand_in_the_question(parts: dict[str, Rows]) -> None:
@@ -73,12 +81,17 @@ def test_the_reference_answers_of_all_parts_are_correct(parts: dict[str, Rows]) 
     for row in (row for part in parts.values() for row in part[:200]):
         found = form.canonical(row, "here")
         written = [call["function"] for call in found["messages"][1]["tool_calls"]]
-        assert judge_calls(found["tools"], found["accepted"], json.dumps(written[::-1])).outcome == "correct"
+        assert (
+            judge_calls(found["tools"], found["accepted"], json.dumps(written[::-1])).outcome
+            == "correct"
+        )
 
 
 def test_rows_are_those_of_this_version(parts: dict[str, Rows]) -> None:
     """A change of rows must raise VERSION: runs that continue would train on other data."""
-    digest = sha256(json.dumps([parts["train"][:500], parts["calls"], parts["functions"]]).encode()).hexdigest()
+    digest = sha256(
+        json.dumps([parts["train"][:500], parts["calls"], parts["functions"]]).encode()
+    ).hexdigest()
     assert (content_key(NAME, {}), digest[:16]) == (
         "function-calling version=1 examples=50000 seed=0 held_out_examples=200",
         "3f118c4619108268",

@@ -27,7 +27,9 @@ from drillyard.errors import UserError
         ("python-stdlib", {"seed": 1}, "takes no options"),
     ],
 )
-def test_a_wrong_option_is_an_error_that_says_what_is_allowed(name: str, options: dict[str, object], said: str) -> None:
+def test_a_wrong_option_is_an_error_that_says_what_is_allowed(
+    name: str, options: dict[str, object], said: str
+) -> None:
     with pytest.raises(UserError) as error:
         validate_options(name, options)
     assert said in str(error.value)

@@ -1,4 +1,5 @@
-"""Facts about `builtin:python-stdlib`: what it takes, what it holds out, and that near-duplicates do not leak."""
+"""Facts about `builtin:python-stdlib`: what it takes, what it holds out, and that near-duplicates
+do not leak."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ LINES = "".join(f"    value_{i} = compute_something({i})\n" for i in range(40))
 
 def names(root: Path, *, held_out: bool, count: int) -> list[str]:
     """File names of which all are, or none is, held out."""
-    return [name for i in range(5000) if stdlib.is_held_out(name := f"module_{i}.py") == held_out][:count]
+    return [name for i in range(5000) if stdlib.is_held_out(name := f"module_{i}.py") == held_out][
+        :count
+    ]
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -44,7 +47,10 @@ def test_the_running_library_gives_two_disjoint_parts() -> None:
 
 def test_excluded_directories_and_empty_files_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, {f"{name}/a.py": "x = 1\n" for name in stdlib.EXCLUDED})
-    write(tmp_path, {"kept/a.py": "x = 1\n", "empty.py": "", "a.txt": "no", "_sysconfigdata_x.py": "y = 2\n"})
+    write(
+        tmp_path,
+        {"kept/a.py": "x = 1\n", "empty.py": "", "a.txt": "no", "_sysconfigdata_x.py": "y = 2\n"},
+    )
     assert paths("train", tmp_path) + paths("files", tmp_path) == ["kept/a.py"]
 
 
@@ -70,12 +76,16 @@ def test_a_file_that_holds_a_held_out_one_whole_is_dropped(tmp_path: Path) -> No
 def test_short_files_are_dropped_only_when_equal(tmp_path: Path) -> None:
     (held,) = names(tmp_path, held_out=True, count=1)
     same, other = names(tmp_path, held_out=False, count=2)
-    write(tmp_path, {held: "from a import b\n", same: "from a import b\n", other: "from a import c\n"})
+    write(
+        tmp_path, {held: "from a import b\n", same: "from a import b\n", other: "from a import c\n"}
+    )
     assert paths("train", tmp_path) == [other]
 
 
 def test_a_file_is_read_in_the_encoding_that_it_declares(tmp_path: Path) -> None:
-    (tmp_path / "latin.py").write_bytes("# -*- coding: latin-1 -*-\r\nname = 'café'\r\n".encode("latin-1"))
+    (tmp_path / "latin.py").write_bytes(
+        "# -*- coding: latin-1 -*-\r\nname = 'café'\r\n".encode("latin-1")
+    )
     assert stdlib.read_source(tmp_path / "latin.py") == "# -*- coding: latin-1 -*-\nname = 'café'\n"
 
 

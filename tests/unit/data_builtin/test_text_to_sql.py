@@ -1,4 +1,5 @@
-"""Facts about `builtin:text-to-sql`: parts share nothing, queries say something, rows never change by themselves."""
+"""Facts about `builtin:text-to-sql`: parts share nothing, queries say something, rows never change
+by themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def combinations(rows: Rows) -> set[tuple[str, ...]]:
 
 
 def results(row: dict[str, Any]) -> list[list[Any]]:
-    """What the row's SQL returns on each of its fills, in databases that hold only what its schema shows."""
+    """What the row's SQL returns on each of its fills, in databases that hold only what its schema
+    shows."""
     domain = domain_of(row["domain"])
     found = []
     for seed in row["fills"]:
@@ -92,7 +94,9 @@ def test_a_held_out_query_occurs_once_in_its_part(parts: dict[str, Rows]) -> Non
         assert len(texts(parts[part], "sql")) == len(parts[part]) == 200
 
 
-def test_held_out_combinations_are_never_trained_and_their_halves_are(parts: dict[str, Rows]) -> None:
+def test_held_out_combinations_are_never_trained_and_their_halves_are(
+    parts: dict[str, Rows],
+) -> None:
     train = combinations(parts["train"])
     templates = {template for template, *_ in train}
     columns = {column for _, *named in train for column in named}
@@ -138,7 +142,9 @@ def test_every_query_runs_on_its_shown_schema_and_returns_something(parts: dict[
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_held_out_results_say_something_on_every_fill_and_mostly_differ(parts: dict[str, Rows], part: str) -> None:
+def test_held_out_results_say_something_on_every_fill_and_mostly_differ(
+    parts: dict[str, Rows], part: str
+) -> None:
     differing = 0
     for row in parts[part]:
         found = results(row)
@@ -148,24 +154,32 @@ def test_held_out_results_say_something_on_every_fill_and_mostly_differ(parts: d
 
 
 def test_rows_are_short_enough_for_sequences_of_128_tokens(parts: dict[str, Rows]) -> None:
-    """420 characters; with a byte-level BPE of 1,024 entries the longest row has about 85 tokens, the mean 47."""
-    longest = max(len(row["schema"]) + len(row["question"]) + len(row["sql"]) for row in parts["train"])
+    """420 characters; with a byte-level BPE of 1,024 entries the longest row has about 85 tokens,
+    the mean 47."""
+    longest = max(
+        len(row["schema"]) + len(row["question"]) + len(row["sql"]) for row in parts["train"]
+    )
     assert longest < 420
 
 
-def test_the_same_options_give_the_same_rows_and_a_larger_set_begins_with_the_smaller(parts: dict[str, Rows]) -> None:
+def test_the_same_options_give_the_same_rows_and_a_larger_set_begins_with_the_smaller(
+    parts: dict[str, Rows],
+) -> None:
     assert list(documents(NAME, {"examples": 1_000}, "train")) == parts["train"][:1_000]
     assert list(documents(NAME, {"held_out_examples": 20}, "databases")) == parts["databases"][:20]
     assert list(documents(NAME, {"examples": 50, "seed": 1}, "train")) != parts["train"][:50]
 
 
 def test_rows_do_not_depend_on_the_python_that_makes_them(parts: dict[str, Rows]) -> None:
-    """A digest taken once: it changes only with VERSION, never with a Python or a sqlite version."""
+    """A digest taken once: it changes only with VERSION, never with a Python or a sqlite
+    version."""
     digest = sha256(repr([parts[part][:50] for part in parts]).encode()).hexdigest()
     assert digest[:16] == "5f084b7c171779c4"
 
 
-def test_made_up_domains_are_trained_only_and_share_nothing_with_held_out_parts(parts: dict[str, Rows]) -> None:
+def test_made_up_domains_are_trained_only_and_share_nothing_with_held_out_parts(
+    parts: dict[str, Rows],
+) -> None:
     rows = list(documents(NAME, {"examples": 3_000, "made_up": 0.5}, "train"))
     named = {domain.table for domain in DOMAINS}
     invented = [row for row in rows if row["domain"] not in named]
@@ -191,7 +205,9 @@ def test_the_content_key_follows_what_changes_rows_and_nothing_else() -> None:
     assert content_key(NAME, {"examples": 5}) != key
     assert content_key(NAME, {"held_out": ["databases"]}) == key
     assert held_out_parts(NAME, {}) == list(TEST_PARTS)
-    assert held_out_parts(NAME, {"held_out": ["databases-development"]}) == ["databases-development"]
+    assert held_out_parts(NAME, {"held_out": ["databases-development"]}) == [
+        "databases-development"
+    ]
 
 
 @pytest.mark.parametrize("domain", DOMAINS, ids=lambda domain: domain.table)

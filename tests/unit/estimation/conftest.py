@@ -13,9 +13,16 @@ from drillyard.hardware import catalog
 
 @pytest.fixture
 def make_job():
-    """A job on H100 nodes: 30 days of 10 s steps, asynchronous checkpoints, a restart of 5 minutes."""
+    """A job on H100 nodes: 30 days of 10 s steps, asynchronous checkpoints, a restart of 5
+    minutes."""
 
-    def make(*, machine: str = "a3-megagpu-8g", num_nodes: int = 2048, cost: dict[str, Any] | None = None, **job: Any):
+    def make(
+        *,
+        machine: str = "a3-megagpu-8g",
+        num_nodes: int = 2048,
+        cost: dict[str, Any] | None = None,
+        **job: Any,
+    ):
         row = catalog().machine(machine)
         checkpoint = checkpoint_cost(
             row,
@@ -24,7 +31,13 @@ def make_job():
             **{"bytes_per_gpu": 4e8, "asynchronous": True, **(cost or {})},
         )
         restart = restart_time(checkpoint, detect_seconds=0, start_seconds=300, load_seconds=0)
-        settled = {"steps": 259_200, "step_seconds": given(10.0), "checkpoint": checkpoint, "restart": restart, **job}
+        settled = {
+            "steps": 259_200,
+            "step_seconds": given(10.0),
+            "checkpoint": checkpoint,
+            "restart": restart,
+            **job,
+        }
         return FailureInputs(machine=row, num_nodes=num_nodes, **settled)
 
     return make

@@ -1,4 +1,5 @@
-"""What to change so that a run fits: the smallest step on each lever, those that keep the training first."""
+"""What to change so that a run fits: the smallest step on each lever, those that keep the training
+first."""
 
 from __future__ import annotations
 
@@ -17,10 +18,15 @@ from drillyard.modelspec import model_spec
 LAYERS, HIDDEN = 22, 2048
 SPEC = model_spec(
     {
-        "model_type": "llama", "vocab_size": 32_000, "hidden_size": HIDDEN, "intermediate_size": 5632,
-        "num_hidden_layers": LAYERS, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "model_type": "llama",
+        "vocab_size": 32_000,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 5632,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
     }
-)  # fmt: skip
+)
 KEPT_PER_LAYER = {"none": 34.0, "selective": 18.0, "full": 2.0}
 GIB = 2**30
 
@@ -45,9 +51,15 @@ def setup(**changes: Any) -> Setup:
 
 
 def peak_gib(setup: Setup) -> float:
-    """A textbook's sum in place of the estimate: sharded state (of adapters next to none), and bytes per token."""
+    """A textbook's sum in place of the estimate: sharded state (of adapters next to none), and
+    bytes per token."""
     state = (2 if setup.adapters else 16) * SPEC.total_parameters / setup.shard
-    kept = setup.tokens_per_micro_batch * LAYERS * HIDDEN * KEPT_PER_LAYER[setup.activation_checkpointing]
+    kept = (
+        setup.tokens_per_micro_batch
+        * LAYERS
+        * HIDDEN
+        * KEPT_PER_LAYER[setup.activation_checkpointing]
+    )
     return (state + kept) / GIB
 
 
@@ -57,7 +69,10 @@ def textbook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings_of(changes: list[Alternative]) -> list[Any]:
-    return [change.settings if change.num_gpus is None else (change.num_gpus, change.settings) for change in changes]
+    return [
+        change.settings if change.num_gpus is None else (change.num_gpus, change.settings)
+        for change in changes
+    ]
 
 
 def test_what_fits_needs_no_change() -> None:
@@ -65,7 +80,8 @@ def test_what_fits_needs_no_change() -> None:
 
 
 def test_each_lever_is_moved_by_the_least_that_suffices() -> None:
-    # 25.4 GiB as it is. Half of the micro-batch is 13.7; selective 14.4; three quarters of the sequence 19.6.
+    # 25.4 GiB as it is. Half of the micro-batch is 13.7; selective 14.4; three quarters of the
+    # sequence 19.6.
     assert settings_of(find_alternatives(setup(), 20.0)) == [
         {"training.micro_batch_size": 4, "training.gradient_accumulation": 4},
         {"training.activation_checkpointing": "selective"},
@@ -97,14 +113,17 @@ def test_a_lever_that_does_not_suffice_alone_is_joined_by_recomputation() -> Non
 
 
 def test_what_one_lever_does_alone_is_not_proposed_with_another() -> None:
-    # Recomputing everything fits; the smallest micro-batch alone does not, and would only add to it.
+    # Recomputing everything fits; the smallest micro-batch alone does not, and would only add to
+    # it.
     settings = [change.settings for change in find_alternatives(setup(), 3.5)]
     assert settings[0] == {"training.activation_checkpointing": "full"}
     assert not any("training.activation_checkpointing" in other for other in settings[1:])
 
 
 def test_fewer_copies_are_a_change_that_costs_no_gpu() -> None:
-    changes = find_alternatives(setup(shard=2, replicate=8, micro_batch_size=1, activation_checkpointing="full"), 4.0)
+    changes = find_alternatives(
+        setup(shard=2, replicate=8, micro_batch_size=1, activation_checkpointing="full"), 4.0
+    )
     assert changes[0].settings == {"parallelism.replicate": 2, "parallelism.shard": 8}
     assert changes[0].setup.shard == 8
     assert changes[0].keeps_training
@@ -141,33 +160,58 @@ def test_estimated_step_times_order_where_they_are_known() -> None:
 
 def test_a_change_reads_as_settings_with_its_peak() -> None:
     words = find_alternatives(setup(), 20.0)[0].in_words()
-    assert words.startswith("training.micro_batch_size: 4, training.gradient_accumulation: 4 (up to 1")
+    assert words.startswith(
+        "training.micro_batch_size: 4, training.gradient_accumulation: 4 (up to 1"
+    )
     assert words.endswith(" GiB)")
 
 
 @pytest.mark.parametrize(
     ("length", "shorter"),
-    [(1024, [768, 512, 384, 256, 192, 128, 64, 64]), (128, [64, 64]), (100, [64]), (127, [64]), (85, []), (63, [])],
+    [
+        (1024, [768, 512, 384, 256, 192, 128, 64, 64]),
+        (128, [64, 64]),
+        (100, [64]),
+        (127, [64]),
+        (85, []),
+        (63, []),
+    ],
 )
-def test_sequences_are_shortened_by_quarters_and_halves_down_to_the_shortest(length: int, shorter: list[int]) -> None:
-    assert [to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=length))] == shorter
+def test_sequences_are_shortened_by_quarters_and_halves_down_to_the_shortest(
+    length: int, shorter: list[int]
+) -> None:
+    assert [
+        to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=length))
+    ] == shorter
 
 
 def test_sequences_are_halved_fifteen_times_at_most() -> None:
-    lengths = [to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=2**23))]
+    lengths = [
+        to.sequence_length for to in alternatives._shorter_sequences(setup(sequence_length=2**23))
+    ]
     assert (len(lengths), lengths[0], lengths[-2:]) == (32, 3 * 2**21, [192, 128])
 
 
 def test_gpus_are_doubled_to_the_most_there_are() -> None:
     grown = list(alternatives._more_gpus(setup(micro_batch_size=6, gradient_accumulation=2)))
-    assert [to.world_size for to in grown] == [16 * 2**n for n in range(11)] and grown[-1].world_size == 16_384
-    assert [(to.micro_batch_size, to.gradient_accumulation) for to in grown[:3]] == [(6, 1), (3, 1), (3, 1)]
+    assert [to.world_size for to in grown] == [16 * 2**n for n in range(11)] and grown[
+        -1
+    ].world_size == 16_384
+    assert [(to.micro_batch_size, to.gradient_accumulation) for to in grown[:3]] == [
+        (6, 1),
+        (3, 1),
+        (3, 1),
+    ]
 
 
 def test_other_levers_start_at_the_least_that_a_run_can_be_cut_to() -> None:
-    sizes = [to.micro_batch_size for to in alternatives._smaller_micro_batches(setup(micro_batch_size=6))]
+    sizes = [
+        to.micro_batch_size for to in alternatives._smaller_micro_batches(setup(micro_batch_size=6))
+    ]
     assert sizes == [4, 3, 2, 1]
-    cuts = [(to.shard, to.replicate) for to in alternatives._wider_sharding(setup(shard=2, replicate=6))]
+    cuts = [
+        (to.shard, to.replicate) for to in alternatives._wider_sharding(setup(shard=2, replicate=6))
+    ]
     assert cuts == [(3, 4), (4, 3), (6, 2), (12, 1)]
     modes = [to.activation_checkpointing for to in alternatives._more_recomputation(setup())]
     assert modes == ["selective", "full"]
@@ -176,16 +220,21 @@ def test_other_levers_start_at_the_least_that_a_run_can_be_cut_to() -> None:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({}, []), ({"activation_checkpointing": "selective"}, ["17 % more FLOPs"]), ({"replicate": 1}, ["more ranks"]),
-        ({"gradient_accumulation": 3}, ["smaller matrix"]), ({"sequence_length": 1024}, ["fewer tokens"]),
+        ({}, []),
+        ({"activation_checkpointing": "selective"}, ["17 % more FLOPs"]),
+        ({"replicate": 1}, ["more ranks"]),
+        ({"gradient_accumulation": 3}, ["smaller matrix"]),
+        ({"sequence_length": 1024}, ["fewer tokens"]),
         ({"shard": 16}, ["2 times the GPUs", "512 sequences instead of 256"]),
         ({"shard": 16, "micro_batch_size": 4}, ["2 times the GPUs"]),
         ({"shard": 16, "micro_batch_size": 4, "device_type": "cpu"}, ["2 times the ranks"]),
     ],
-)  # fmt: skip
+)
 def test_what_a_change_takes_in_return(changes: dict[str, Any], parts: list[str]) -> None:
     found = list(alternatives._costs(setup(replicate=2), setup(**{"replicate": 2, **changes})))
-    assert len(found) == len(parts) and all(part in line for part, line in zip(parts, found, strict=True))
+    assert len(found) == len(parts) and all(
+        part in line for part, line in zip(parts, found, strict=True)
+    )
 
 
 @given(
@@ -199,9 +248,12 @@ def test_every_change_fits_and_is_one(
     memory_gib: float, micro_batch: int, accumulation: int, mode: str, layout: tuple[int, int]
 ) -> None:
     before = setup(
-        micro_batch_size=micro_batch, gradient_accumulation=accumulation, activation_checkpointing=mode,
-        shard=layout[0], replicate=layout[1],
-    )  # fmt: skip
+        micro_batch_size=micro_batch,
+        gradient_accumulation=accumulation,
+        activation_checkpointing=mode,
+        shard=layout[0],
+        replicate=layout[1],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alternatives, "estimated_high_gib", peak_gib)
         changes = find_alternatives(before, memory_gib)

@@ -45,7 +45,9 @@ def test_the_checked_values(blocking, mtbf, young, daly, efficiency):
     [(2048, HOUR, 300, 0.624), (1536, young_interval(10, DAY / (1536 * 6.5e-3)), 10, 0.919)],
 )
 def test_the_two_published_ettr_figures(nodes, interval, blocking, ettr):
-    assert first_order_ettr(nodes * 6.5e-3 / DAY, 300, interval, blocking) == pytest.approx(ettr, abs=5e-4)
+    assert first_order_ettr(nodes * 6.5e-3 / DAY, 300, interval, blocking) == pytest.approx(
+        ettr, abs=5e-4
+    )
 
 
 def test_beyond_its_range_the_interval_is_the_time_between_failures():
@@ -89,7 +91,13 @@ def test_a_run_shorter_than_the_interval_saves_once_at_the_end():
 
 def test_saves_of_a_short_run_are_spread_evenly():
     """1,278 s of work: 254 s would make six saves, the last one for a few seconds of work."""
-    got = chosen(steps=2556, step_seconds=0.5, blocking_seconds=20.0, restart_seconds=0.0, mtbf_seconds=1800.0)
+    got = chosen(
+        steps=2556,
+        step_seconds=0.5,
+        blocking_seconds=20.0,
+        restart_seconds=0.0,
+        mtbf_seconds=1800.0,
+    )
     assert (got.interval_steps, got.saves) == (512, 5)
 
 
@@ -98,13 +106,16 @@ def test_a_free_save_is_made_every_step():
 
 
 def test_the_last_save_is_made_even_where_the_interval_does_not_divide_the_run():
-    schedule = SaveSchedule(steps=10, step_seconds=2.0, interval_steps=4, blocking_seconds=1.0, drain_seconds=3.0)
+    schedule = SaveSchedule(
+        steps=10, step_seconds=2.0, interval_steps=4, blocking_seconds=1.0, drain_seconds=3.0
+    )
     assert (schedule.saves, schedule.failure_free_seconds) == (3, 20 + 3 + 3)
 
 
 @given(MTBF, st.floats(1e-3, 0.5), st.floats(0.0, 1e4))
 def test_daly_is_as_good_as_the_true_optimum(mtbf, share, restart):
-    """Up to saves of half the time between failures: within 0.5 % of the least wall time, found by bisection."""
+    """Up to saves of half the time between failures: within 0.5 % of the least wall time, found by
+    bisection."""
     blocking = share * mtbf
 
     def slope(tau):  # of log(wall): zero where e^((tau+C)/M) (1 - tau/M) = 1
@@ -116,13 +127,20 @@ def test_daly_is_as_good_as_the_true_optimum(mtbf, share, restart):
         low, high = (middle, high) if slope(middle) > 0 else (low, middle)
     assume(restart / mtbf < 500)
     least = daly_wall_seconds(1.0, low, blocking, restart, mtbf)
-    assert least <= daly_wall_seconds(1.0, daly_interval(blocking, mtbf), blocking, restart, mtbf) * (1 + 1e-12)
-    assert daly_wall_seconds(1.0, daly_interval(blocking, mtbf), blocking, restart, mtbf) <= least * 1.005
+    assert least <= daly_wall_seconds(
+        1.0, daly_interval(blocking, mtbf), blocking, restart, mtbf
+    ) * (1 + 1e-12)
+    assert (
+        daly_wall_seconds(1.0, daly_interval(blocking, mtbf), blocking, restart, mtbf)
+        <= least * 1.005
+    )
 
 
 @given(MTBF, st.floats(1e-6, 1e-3))
 def test_young_and_daly_agree_where_saves_are_short(mtbf, share):
-    assert young_interval(share * mtbf, mtbf) == pytest.approx(daly_interval(share * mtbf, mtbf), rel=0.04)
+    assert young_interval(share * mtbf, mtbf) == pytest.approx(
+        daly_interval(share * mtbf, mtbf), rel=0.04
+    )
 
 
 SCHEDULES = st.builds(
@@ -138,7 +156,9 @@ SCHEDULES = st.builds(
 @given(SCHEDULES, st.floats(0.0, 3600.0), st.floats(3600.0, 1e8))
 def test_equal_intervals_without_a_drain_take_daly_s_time(schedule, restart, mtbf):
     even = replace(schedule, steps=schedule.interval_steps * 7, drain_seconds=0.0)
-    expected = daly_wall_seconds(even.work_seconds, even.interval_seconds, even.blocking_seconds, restart, mtbf)
+    expected = daly_wall_seconds(
+        even.work_seconds, even.interval_seconds, even.blocking_seconds, restart, mtbf
+    )
     assert expected_wall_seconds(even, restart, mtbf) == pytest.approx(expected, rel=1e-9)
 
 
@@ -155,7 +175,9 @@ def test_time_grows_with_failures_restart_and_drain(schedule, restart, mtbf, mor
 
 @given(SCHEDULES, st.floats(1e10, 1e14))
 def test_rare_failures_leave_the_failure_free_time(schedule, mtbf):
-    assert expected_wall_seconds(schedule, 300, mtbf) == pytest.approx(schedule.failure_free_seconds, rel=1e-3)
+    assert expected_wall_seconds(schedule, 300, mtbf) == pytest.approx(
+        schedule.failure_free_seconds, rel=1e-3
+    )
 
 
 def test_a_run_that_never_ends_takes_for_ever():
@@ -171,7 +193,8 @@ def test_a_run_that_never_ends_takes_for_ever():
     st.floats(1800.0, 1e7),
 )
 def test_no_other_interval_is_noticeably_better(steps, step, blocking, drain, restart, mtbf):
-    """Of all that are allowed. What is left to gain is what is not worth a change, and Daly's own approximation."""
+    """Of all that are allowed. What is left to gain is what is not worth a change, and Daly's own
+    approximation."""
     got = choose_schedule(
         steps=steps,
         step_seconds=step,
@@ -185,19 +208,30 @@ def test_no_other_interval_is_noticeably_better(steps, step, blocking, drain, re
     wall = expected_wall_seconds(got, restart, mtbf)
     assume(math.isfinite(wall))
     best = min(
-        expected_wall_seconds(replace(got, interval_steps=count), restart, mtbf) for count in range(least, steps + 1)
+        expected_wall_seconds(replace(got, interval_steps=count), restart, mtbf)
+        for count in range(least, steps + 1)
     )
     assert wall <= best * 1.01
     for count in (got.interval_steps // 2, got.interval_steps * 2):
         if least <= count <= steps:
-            assert wall <= expected_wall_seconds(replace(got, interval_steps=count), restart, mtbf) * (1 + 5e-3)
+            assert wall <= expected_wall_seconds(
+                replace(got, interval_steps=count), restart, mtbf
+            ) * (1 + 5e-3)
 
 
 @pytest.mark.parametrize(
     ("step", "drain", "steps", "least"),
-    [(10.0, 0.0, 100, 1), (10.0, 10.0, 100, 1), (10.0, 10.1, 100, 2), (10.0, 95.0, 100, 10), (10.0, 95.0, 4, 4)],
+    [
+        (10.0, 0.0, 100, 1),
+        (10.0, 10.0, 100, 1),
+        (10.0, 10.1, 100, 2),
+        (10.0, 95.0, 100, 10),
+        (10.0, 95.0, 4, 4),
+    ],
 )
-def test_a_save_is_on_storage_before_the_next_begins(step: float, drain: float, steps: int, least: int) -> None:
+def test_a_save_is_on_storage_before_the_next_begins(
+    step: float, drain: float, steps: int, least: int
+) -> None:
     assert least_interval_steps(step, drain, steps) == least
 
 
@@ -208,4 +242,6 @@ def test_a_save_is_on_storage_before_the_next_begins(step: float, drain: float, 
 )
 def test_a_short_run_is_cut_into_even_intervals(steps: int, interval: int) -> None:
     assert chosen(steps=steps).interval_steps == interval
-    assert chosen(steps=steps, drain_seconds=1000.0).interval_steps == min(steps, max(100, interval))
+    assert chosen(steps=steps, drain_seconds=1000.0).interval_steps == min(
+        steps, max(100, interval)
+    )

@@ -6,11 +6,17 @@ import random
 
 import pytest
 
-from drillyard.estimation.confidence import gamma_quantile, mean_interval, sample_statistics, student_quantile
+from drillyard.estimation.confidence import (
+    gamma_quantile,
+    mean_interval,
+    sample_statistics,
+    student_quantile,
+)
 
 
 @pytest.mark.parametrize(
-    ("degrees", "quantile"), [(4, 2.776), (5, 2.571), (9, 2.262), (19, 2.093), (29, 2.045), (100, 1.984)]
+    ("degrees", "quantile"),
+    [(4, 2.776), (5, 2.571), (9, 2.262), (19, 2.093), (29, 2.045), (100, 1.984)],
 )
 def test_student_s_quantiles_are_those_of_the_tables(degrees, quantile):
     assert student_quantile(0.975, degrees) == pytest.approx(quantile, rel=1e-3)
@@ -23,7 +29,9 @@ def test_a_spread_of_five_values():
     assert (got.percentile_5, got.percentile_95) == pytest.approx((1.2, 4.8))
 
 
-@pytest.mark.parametrize(("count", "low", "high"), [(1, 0.0253, 5.57), (4, 1.090, 10.24), (30, 20.24, 42.83)])
+@pytest.mark.parametrize(
+    ("count", "low", "high"), [(1, 0.0253, 5.57), (4, 1.090, 10.24), (30, 20.24, 42.83)]
+)
 def test_of_equal_rare_events_it_is_the_exact_poisson_interval(count, low, high):
     """Garwood's tables. The lower quantile is an approximation from below."""
     number = 100_000
@@ -61,15 +69,25 @@ def test_the_interval_holds_the_true_mean_in_19_of_20_samples():
     ("probability", "degrees", "quantile"),
     [(0.975, 4, 2.775582224236797), (0.975, 9, 2.262143575445635), (0.95, 30, 1.6972608782979899)],
 )
-def test_student_s_quantiles_have_all_four_terms_of_hill_s_expansion(probability, degrees, quantile):
+def test_student_s_quantiles_have_all_four_terms_of_hill_s_expansion(
+    probability, degrees, quantile
+):
     assert student_quantile(probability, degrees) == pytest.approx(quantile, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     ("probability", "mean", "variance", "quantile"),
-    [(0.975, 2, 3, 6.51596192335596), (0.025, 2, 3, 0.08639384746550496), (0.5, 1, 1, 0.7023319615912207),
-     (0.025, 2, 40, 0), (0.5, 0, 3, 0), (0.5, -1, 3, 0), (0.5, 3, 0, 3), (0.9, 3, 0, 3)],
-)  # fmt: skip
+    [
+        (0.975, 2, 3, 6.51596192335596),
+        (0.025, 2, 3, 0.08639384746550496),
+        (0.5, 1, 1, 0.7023319615912207),
+        (0.025, 2, 40, 0),
+        (0.5, 0, 3, 0),
+        (0.5, -1, 3, 0),
+        (0.5, 3, 0, 3),
+        (0.9, 3, 0, 3),
+    ],
+)
 def test_gamma_quantiles_by_wilson_and_hilferty(probability, mean, variance, quantile):
     assert gamma_quantile(probability, mean, variance) == pytest.approx(quantile, rel=1e-12)
 
@@ -94,11 +112,17 @@ def test_the_interval_of_a_mean_on_either_side_of_what_is_known(values, bound, u
 
 @pytest.mark.parametrize(
     ("share", "known", "mean", "percentiles"),
-    [(0.25, 0.0, 2.25, (0, 5.933333333333)), (0.25, 1.0, 2.5, (1, 5.933333333333)),
-     (0.25, 8.0, 4.25, (1.266666666667, 8)),
-     (0.02, 0.0, 2.94, (1.122448979592, 6.183673469388)), (0.02, 8.0, 3.1, (1.204081632653, 6.510204081633))],
-)  # fmt: skip
-def test_percentiles_of_a_mixture_of_what_is_known_and_what_was_drawn(share, known, mean, percentiles):
+    [
+        (0.25, 0.0, 2.25, (0, 5.933333333333)),
+        (0.25, 1.0, 2.5, (1, 5.933333333333)),
+        (0.25, 8.0, 4.25, (1.266666666667, 8)),
+        (0.02, 0.0, 2.94, (1.122448979592, 6.183673469388)),
+        (0.02, 8.0, 3.1, (1.204081632653, 6.510204081633)),
+    ],
+)
+def test_percentiles_of_a_mixture_of_what_is_known_and_what_was_drawn(
+    share, known, mean, percentiles
+):
     got = sample_statistics(SKEWED, known_share=share, known_value=known)
     assert got.mean == pytest.approx(mean)
     assert (got.percentile_5, got.percentile_95) == pytest.approx(percentiles)

@@ -1,4 +1,5 @@
-"""The published form of estimates as JSON: what is printed is what the schema says, and nothing else."""
+"""The published form of estimates as JSON: what is printed is what the schema says, and nothing
+else."""
 
 from __future__ import annotations
 
@@ -30,10 +31,17 @@ from drillyard.hardware import catalog
 
 def on_a_cluster() -> EstimateRequest:
     cluster = ClusterConfig.model_validate(
-        {"name": "c", "platform": "gce", "location": {"project": "p", "zone": "us-central1-b"}, "nodes": 2}
+        {
+            "name": "c",
+            "platform": "gce",
+            "location": {"project": "p", "zone": "us-central1-b"},
+            "nodes": 2,
+        }
         | {"machine": "a4-highgpu-8g", "consumption": "spot"}
     )
-    return request_of(run_config(training={"micro_batch_size": 64}), cluster_target(cluster, catalog()))
+    return request_of(
+        run_config(training={"micro_batch_size": 64}), cluster_target(cluster, catalog())
+    )
 
 
 def counted() -> EstimateRequest:
@@ -45,7 +53,9 @@ QUESTIONS = {
     "in full": lambda: request_of(run_config(SMALL, checkpoint={"every_steps": 10})),
     "that does not fit": on_a_cluster,
     "with LoRA": lambda: request_of(run_config(model={"lora": {"rank": 8}})),
-    "of an accelerator": lambda: request_of(run_config(SMALL), accelerator_target("h100", 8, catalog())),
+    "of an accelerator": lambda: request_of(
+        run_config(SMALL), accelerator_target("h100", 8, catalog())
+    ),
     "of a CPU": lambda: request_of(run_config(SMALL), accelerator_target("cpu", 2, catalog())),
     "of counts": counted,
     "in epochs": lambda: request_of(run_config(SMALL, training={"steps": None, "epochs": 1.0})),
@@ -64,8 +74,13 @@ def test_every_kind_of_answer_follows_the_schema(name: str) -> None:
 @pytest.mark.slow
 def test_a_simulated_answer_and_a_sweep_follow_it_too() -> None:
     estimate = estimate_run(request_of(run_config(SMALL)))
-    EstimateDocument.model_validate(printed(estimate_document(estimate, simulate_run(estimate, seed=1))))
-    found = run_sweep(request_of(run_config(SMALL), two_nodes()), parse_axes(["nodes=1,2", "micro_batch_size=1,4096"]))
+    EstimateDocument.model_validate(
+        printed(estimate_document(estimate, simulate_run(estimate, seed=1)))
+    )
+    found = run_sweep(
+        request_of(run_config(SMALL), two_nodes()),
+        parse_axes(["nodes=1,2", "micro_batch_size=1,4096"]),
+    )
     value = SweepDocument.model_validate(printed(sweep_document(found, "run")))
     assert value.axes == {"nodes": [1, 2], "micro_batch_size": [1, 4096]}
     assert [point.values["nodes"] for point in value.points] == [1, 1, 2, 2]
@@ -94,6 +109,9 @@ def test_numbers_are_those_of_the_estimate() -> None:
 def test_the_schema_describes_both_forms_and_lets_fields_be_added() -> None:
     schema = estimate_schema()
     assert schema["$schema"].endswith("2020-12/schema")
-    kinds = {schema["$defs"][one["$ref"].rpartition("/")[2]]["properties"]["kind"]["const"] for one in schema["anyOf"]}
+    kinds = {
+        schema["$defs"][one["$ref"].rpartition("/")[2]]["properties"]["kind"]["const"]
+        for one in schema["anyOf"]
+    }
     assert kinds == {"estimate", "sweep"}
     assert not any("additionalProperties" in definition for definition in schema["$defs"].values())

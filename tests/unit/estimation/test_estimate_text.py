@@ -1,4 +1,5 @@
-"""A estimate as text: the answer first, bounds called bounds, doubts marked, what is missing with its flag."""
+"""A estimate as text: the answer first, bounds called bounds, doubts marked, what is missing with
+its flag."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from tests.unit.estimation.requests import SMALL, request_of, run_config, two_no
 from drillyard.config.sweep_grammar import parse_axes
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.document import sweep_document
-from drillyard.estimation.estimate_text import explanation, quantity_groups, simulation_text, summary
+from drillyard.estimation.estimate_text import (
+    explanation,
+    quantity_groups,
+    simulation_text,
+    summary,
+)
 from drillyard.estimation.request import EstimateRequest
 from drillyard.estimation.run_estimate import estimate_run
 from drillyard.estimation.run_time import FailureOptions
@@ -53,19 +59,29 @@ def test_the_answer_comes_first_and_fits_a_screen() -> None:
 
 
 def test_every_figure_of_the_answer_is_reported_with_unit_and_conditions() -> None:
-    rows = lines_of(request_of(run_config(training={"activation_checkpointing": "full"}), price=PriceOptions(8.05)))
+    rows = lines_of(
+        request_of(
+            run_config(training={"activation_checkpointing": "full"}), price=PriceOptions(8.05)
+        )
+    )
     assert " of 179 GiB per GPU; peak: " in rows["memory"]
     assert " s" in rows["step time"] and "measured run" in rows["step time"]
     assert "tokens/s" in rows["speed"] and "TFLOP/s" in rows["speed"]
     assert "of 2,250 TFLOP/s (b200, bf16, dense), FLOPs by 6N" in rows["MFU"]
     assert "1,000 steps, 524 M tokens" in rows["run"]
-    assert "a step" in rows["cost"] and "per million tokens" in rows["cost"] and "for the run" in rows["cost"]
+    assert (
+        "a step" in rows["cost"]
+        and "per million tokens" in rows["cost"]
+        and "for the run" in rows["cost"]
+    )
     assert says(rows["cost"], "$8.05 per GPU-hour ... user")
     assert all(name in rows["failures"] for name in ("llama3 3.8", "rsc1 6.5", "rsc2 2.34"))
 
 
 def test_what_compiling_may_save_is_a_part_of_its_own() -> None:
-    rows = lines_of(request_of(run_config(training={"activation_checkpointing": "none", "micro_batch_size": 1})))
+    rows = lines_of(
+        request_of(run_config(training={"activation_checkpointing": "none", "micro_batch_size": 1}))
+    )
     assert "compiled blocks -" in rows["memory"]
 
 
@@ -76,7 +92,9 @@ def test_what_does_not_fit_is_reported_with_what_does() -> None:
 
 
 def test_a_bound_is_called_one() -> None:
-    rows = lines_of(request_of(run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g")))
+    rows = lines_of(
+        request_of(run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g"))
+    )
     assert rows["step time"].startswith("at least ") and says(rows["step time"], "a bound")
     assert "at most " in rows["speed"] and rows["MFU"].startswith("at most ")
     assert rows["cost"].startswith("at least ") and "at least " in rows["run"]
@@ -84,7 +102,10 @@ def test_a_bound_is_called_one() -> None:
 
 def test_what_is_missing_is_reported_with_its_flag() -> None:
     rows = lines_of(request_of(run_config(SMALL), accelerator_target("h100", 8, catalog())))
-    assert "give --storage-gb-per-s" in rows["missing"] and "give --price-per-gpu-hour" in rows["missing"]
+    assert (
+        "give --storage-gb-per-s" in rows["missing"]
+        and "give --price-per-gpu-hour" in rows["missing"]
+    )
     assert "cost" not in rows and says(rows["run"], "saves and failures")
 
 
@@ -98,7 +119,9 @@ def test_spot_without_preemptions_says_what_is_left_out() -> None:
     shown = text(summary(estimate_run(request_of(target=two_nodes(consumption="spot")))), 400)
     assert says(shown, "preemptions ... spot")
     assert says(" ".join(shown.split()), "not known ... --preemptions-per-node-day")
-    given = request_of(target=two_nodes(consumption="spot"), failures=FailureOptions(preemptions_per_node_day=0.1))
+    given = request_of(
+        target=two_nodes(consumption="spot"), failures=FailureOptions(preemptions_per_node_day=0.1)
+    )
     assert "preemptions" not in text(summary(estimate_run(given)), 400)
 
 
@@ -128,7 +151,9 @@ def test_between_the_ends_of_the_range_the_answer_says_what_it_hangs_on() -> Non
     assert memory is not None
     width = memory.total.high.value - memory.total.low.value
     target = two_nodes()
-    smaller = target.accelerator.model_copy(update={"memory_gib": memory.total.high.value - width / 4})
+    smaller = target.accelerator.model_copy(
+        update={"memory_gib": memory.total.high.value - width / 4}
+    )
     request = request_of(config, replace(target, accelerator=smaller))
     assert estimate_run(request).verdict == "may not fit"
     reported_of = lines_of(request)["memory"]
@@ -139,7 +164,9 @@ def test_between_the_ends_of_the_range_the_answer_says_what_it_hangs_on() -> Non
 
 def test_what_the_trainer_refuses_stands_above_the_verdict() -> None:
     config = run_config(SMALL)
-    pretrained = config.model_copy(update={"model": config.model.model_copy(update={"init": "pretrained"})})
+    pretrained = config.model_copy(
+        update={"model": config.model.model_copy(update={"init": "pretrained"})}
+    )
     rows = lines_of(replace(request_of(config), config=pretrained))
     assert next(iter(rows)) == "refused" and "model.init" in rows["refused"]
     assert "FITS" in rows["memory"]
@@ -149,10 +176,13 @@ def test_what_the_trainer_refuses_stands_above_the_verdict() -> None:
 def test_what_a_save_and_a_restart_take_is_reported_and_can_be_given() -> None:
     reported_of = lines_of(request_of())["checkpoints"]
     assert re.search(
-        r"a save stops training for [0-9.]+ ms, is stored [0-9.]+ s\? later; a restart takes ", reported_of
+        r"a save stops training for [0-9.]+ ms, is stored [0-9.]+ s\? later; a restart takes ",
+        reported_of,
     )
     given = FailureOptions(restart_seconds=90, storage_gb_per_s=100)
-    assert lines_of(request_of(failures=given))["checkpoints"].count("a restart takes 1.5 min ") == 1
+    assert (
+        lines_of(request_of(failures=given))["checkpoints"].count("a restart takes 1.5 min ") == 1
+    )
     waits = lines_of(request_of(run_config(checkpoint={"asynchronous": False})))["checkpoints"]
     assert "stored" not in waits and says(waits, "a save stops")
 
@@ -163,9 +193,13 @@ def test_text_in_brackets_is_text() -> None:
 
 
 def test_a_simulation_tells_spread_best_interval_and_spares() -> None:
-    estimate = estimate_run(request_of(run_config(training={"steps": 20_000}), two_nodes("a3-megagpu-8g", 128)))
+    estimate = estimate_run(
+        request_of(run_config(training={"steps": 20_000}), two_nodes("a3-megagpu-8g", 128))
+    )
     lines = text(simulation_text(simulate_run(estimate, seed=3))).splitlines()
-    assert re.search(r"simulated at llama3, seed 3: [0-9,]+ runs with [0-9,]+ failures", " ".join(lines))
+    assert re.search(
+        r"simulated at llama3, seed 3: [0-9,]+ runs with [0-9,]+ failures", " ".join(lines)
+    )
     assert sum(line.endswith("best") for line in map(str.rstrip, lines)) == 1
     assert sum(line.endswith("cheapest") for line in map(str.rstrip, lines)) == 1
 
@@ -182,16 +216,23 @@ def test_a_small_sweep_is_shown_whole_and_a_large_one_by_its_front() -> None:
 
 def test_a_sweep_says_what_auto_became_at_each_point() -> None:
     request = request_of(run_config(training={"micro_batch_size": 1}))
-    lines = text(sweep_text(run_sweep(request, parse_axes(["nodes=2,16"])), "run"), 110).splitlines()
+    lines = text(
+        sweep_text(run_sweep(request, parse_axes(["nodes=2,16"])), "run"), 110
+    ).splitlines()
     assert sum(" full " in line or " selective " in line for line in lines) == 1
     assert sum(" none " in line for line in lines) == 1
-    chosen = request_of(run_config(training={"micro_batch_size": 1, "activation_checkpointing": "full"}))
-    assert "recom" not in text(sweep_text(run_sweep(chosen, parse_axes(["nodes=2,16"])), "run"), 110)
+    chosen = request_of(
+        run_config(training={"micro_batch_size": 1, "activation_checkpointing": "full"})
+    )
+    assert "recom" not in text(
+        sweep_text(run_sweep(chosen, parse_axes(["nodes=2,16"])), "run"), 110
+    )
 
 
 def test_a_sweep_and_its_json_say_that_some_values_are_not_confirmed() -> None:
     swept = run_sweep(
-        request_of(run_config(SMALL, training={"activation_checkpointing": "none"})), parse_axes(["nodes=1,2"])
+        request_of(run_config(SMALL, training={"activation_checkpointing": "none"})),
+        parse_axes(["nodes=1,2"]),
     )
     assert all(point.unverified for point in swept.points)
     assert "without a primary source" in text(sweep_text(swept, "run"))
@@ -199,19 +240,35 @@ def test_a_sweep_and_its_json_say_that_some_values_are_not_confirmed() -> None:
 
 
 def test_a_sweep_over_classes_of_measured_runs_says_how_far_their_speeds_can_be_compared() -> None:
-    request = request_of(run_config(training={"micro_batch_size": 1}), two_nodes("a3-megagpu-8g", 8))
-    across = text(sweep_text(run_sweep(request, parse_axes(["activation_checkpointing=selective,full"])), "run"), 200)
-    assert "h100, bf16, checkpointing selective, sharded; h100, bf16, checkpointing full, sharded" in across
+    request = request_of(
+        run_config(training={"micro_batch_size": 1}), two_nodes("a3-megagpu-8g", 8)
+    )
+    across = text(
+        sweep_text(
+            run_sweep(request, parse_axes(["activation_checkpointing=selective,full"])), "run"
+        ),
+        200,
+    )
+    assert (
+        "h100, bf16, checkpointing selective, sharded; h100, bf16, checkpointing full, sharded"
+        in across
+    )
     assert says(across, "30 %")
-    within = text(sweep_text(run_sweep(request, parse_axes(["activation_checkpointing=full"])), "run"), 200)
+    within = text(
+        sweep_text(run_sweep(request, parse_axes(["activation_checkpointing=full"])), "run"), 200
+    )
     assert not says(within, "speeds rest")
 
 
 def test_in_a_sweep_every_figure_of_a_bound_is_marked() -> None:
-    request = request_of(run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g"))
+    request = request_of(
+        run_config(SMALL, training={"precision": "fp32"}), two_nodes("a3-megagpu-8g")
+    )
     (line,) = (
         line
-        for line in text(sweep_text(run_sweep(request, parse_axes(["nodes=2"])), "run"), 110).splitlines()
+        for line in text(
+            sweep_text(run_sweep(request, parse_axes(["nodes=2"])), "run"), 110
+        ).splitlines()
         if "fits" in line
     )
     assert line.count(">") == 3 and line.count("<") == 2 and ">$" in line
@@ -226,7 +283,10 @@ def test_what_cannot_be_is_counted_by_its_reason() -> None:
 def test_the_plot_leaves_out_what_does_not_fit_and_labels_the_rest() -> None:
     request = request_of(run_config(SMALL, training={"activation_checkpointing": "none"}))
     found = plot_of(run_sweep(request, parse_axes(["micro_batch_size=1,4,4096"])), "run")
-    assert [dot.label.partition(":")[0] for dot in found.dots] == ["micro_batch_size 1", "micro_batch_size 4"]
+    assert [dot.label.partition(":")[0] for dot in found.dots] == [
+        "micro_batch_size 1",
+        "micro_batch_size 4",
+    ]
     nothing = run_sweep(request, parse_axes(["micro_batch_size=4096,8192"]))
     with pytest.raises(Exception, match="nothing to draw"):
         plot_of(nothing, "run")

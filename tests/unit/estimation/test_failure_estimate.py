@@ -1,4 +1,5 @@
-"""What failures do to a job: frequency, cost of a save and of a restart, goodput, each with its formula."""
+"""What failures do to a job: frequency, cost of a save and of a restart, goodput, each with its
+formula."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from drillyard.estimation.failure_rates import custom_failure_rate, failure_rate
 from drillyard.hardware import catalog
 
 LLAMA3 = failure_rate("llama3")
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+shared = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=60,
+)
 
 
 def test_llama3_is_interrupted_7_8_times_a_day_and_its_time_between_failures_is_3_1_hours(make_job):
@@ -38,17 +42,26 @@ def test_without_a_choice_the_answer_is_the_range_over_the_three(make_job):
 
 def test_a_rate_is_per_eight_gpus_whatever_a_machine_has(make_job):
     eight = failure_estimate(make_job(machine="a3-megagpu-8g", num_nodes=16), LLAMA3)
-    four = failure_estimate(make_job(machine="a4x-highgpu-4g", num_nodes=32, cost={"storage_gb_per_s": 50}), LLAMA3)
+    four = failure_estimate(
+        make_job(machine="a4x-highgpu-4g", num_nodes=32, cost={"storage_gb_per_s": 50}), LLAMA3
+    )
     assert four.mtbf_seconds == pytest.approx(eight.mtbf_seconds)
 
 
 def test_a_synchronous_save_blocks_for_all_bytes_over_the_storage(make_job):
-    cost = make_job(num_nodes=4, cost={"bytes_per_gpu": 1e10, "asynchronous": False, "storage_gb_per_s": 20}).checkpoint
+    cost = make_job(
+        num_nodes=4, cost={"bytes_per_gpu": 1e10, "asynchronous": False, "storage_gb_per_s": 20}
+    ).checkpoint
     assert (cost.blocking.value, cost.drain.value, cost.load.value) == pytest.approx((16, 0, 16))
 
 
 def test_an_asynchronous_save_blocks_for_the_copy_to_the_host_and_then_drains(make_job):
-    own = {"bytes_per_gpu": 1e10, "asynchronous": True, "storage_gb_per_s": 20, "host_device_gb_per_s": 50}
+    own = {
+        "bytes_per_gpu": 1e10,
+        "asynchronous": True,
+        "storage_gb_per_s": 20,
+        "host_device_gb_per_s": 50,
+    }
     cost = make_job(num_nodes=4, cost=own).checkpoint
     assert (cost.blocking.value, cost.drain.value, cost.load.value) == pytest.approx((0.2, 16, 16))
 
@@ -56,7 +69,9 @@ def test_an_asynchronous_save_blocks_for_the_copy_to_the_host_and_then_drains(ma
 def test_each_copy_of_the_model_is_copied_to_its_host_and_loaded_but_one_is_written(make_job):
     own = {"bytes_per_gpu": 1e10, "copies": 2, "storage_gb_per_s": 20, "host_device_gb_per_s": 50}
     twice = make_job(num_nodes=4, cost=own).checkpoint
-    assert (twice.blocking.value, twice.drain.value, twice.load.value) == pytest.approx((0.4, 16, 32))
+    assert (twice.blocking.value, twice.drain.value, twice.load.value) == pytest.approx(
+        (0.4, 16, 32)
+    )
     assert "x 2 copies" in twice.blocking.formula and "x 2 copies" in twice.load.formula
 
 
@@ -132,7 +147,9 @@ def test_goodput_lies_between_0_and_1_and_falls_with_the_rate(make_job, rate, mo
     job = make_job(num_nodes=nodes)
     low = failure_estimate(job, custom_failure_rate(rate))
     high = failure_estimate(job, custom_failure_rate(rate * more))
-    assert 0 < high.goodput <= low.goodput * (1 + 1e-3)  # to within the rounding of intervals to steps
+    assert (
+        0 < high.goodput <= low.goodput * (1 + 1e-3)
+    )  # to within the rounding of intervals to steps
     assert low.goodput < 1
     fixed = expected_wall_seconds(low.schedule, 300, high.mtbf_seconds)
     assert fixed >= low.wall_seconds * (1 - 1e-12)
@@ -148,8 +165,12 @@ def test_to_first_order_the_estimate_is_meta_s_formula(make_job, nodes, size, as
     small = (tau + job.checkpoint.blocking.value + job.checkpoint.drain.value + 300) / M
     first = outlook.named("goodput to first order").value
     # The formula is of a run without end: this one also waits for its last save.
-    end = (job.checkpoint.drain.value + job.checkpoint.blocking.value) / outlook.schedule.work_seconds
-    assert outlook.goodput == pytest.approx(first, abs=small**2 + 2 * job.checkpoint.blocking.value / M + end + 1e-3)
+    end = (
+        job.checkpoint.drain.value + job.checkpoint.blocking.value
+    ) / outlook.schedule.work_seconds
+    assert outlook.goodput == pytest.approx(
+        first, abs=small**2 + 2 * job.checkpoint.blocking.value / M + end + 1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,9 +193,17 @@ def test_an_unknown_bandwidth_is_asked_for(make_job):
         update={"storage": None, "host_nics": job.machine.host_nics.model_copy(update={"count": 0})}
     )
     with pytest.raises(UserError, match=r"storage bandwidth.*a3-megagpu-8g"):
-        checkpoint_cost(silent, catalog().accelerator("h100"), num_nodes=1, bytes_per_gpu=1e9, asynchronous=False)
+        checkpoint_cost(
+            silent,
+            catalog().accelerator("h100"),
+            num_nodes=1,
+            bytes_per_gpu=1e9,
+            asynchronous=False,
+        )
     unlinked = (
-        catalog().accelerator("h100").model_copy(update={"host_device_gb_per_s": None, "host_link_gb_per_s": None})
+        catalog()
+        .accelerator("h100")
+        .model_copy(update={"host_device_gb_per_s": None, "host_link_gb_per_s": None})
     )
     with pytest.raises(UserError, match=r"host-device bandwidth.*h100"):
         checkpoint_cost(job.machine, unlinked, num_nodes=1, bytes_per_gpu=1e9, asynchronous=True)

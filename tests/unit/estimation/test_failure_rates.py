@@ -22,7 +22,9 @@ def test_the_three_named_rates():
 
 
 def test_every_value_has_a_source_and_a_date():
-    facts = [row.rate for row in failure_rates().values()] + [row.fact("value") for row in assumptions().values()]
+    facts = [row.rate for row in failure_rates().values()] + [
+        row.fact("value") for row in assumptions().values()
+    ]
     assert all(fact.source and fact.date for fact in facts)
     assert not any(row.rate.unverified for row in failure_rates().values())
     assert all(row.fact("value").unverified for row in assumptions().values())
@@ -46,11 +48,17 @@ def test_a_rate_below_zero_or_no_number_is_refused(rate):
 
 
 def test_a_default_gives_way_to_an_own_figure():
-    assert (assumption_or_given("detect_seconds").value, assumption_or_given("detect_seconds").unverified) == (
+    assert (
+        assumption_or_given("detect_seconds").value,
+        assumption_or_given("detect_seconds").unverified,
+    ) == (
         150,
         True,
     )
-    assert (assumption_or_given("detect_seconds", 20).value, assumption_or_given("detect_seconds", 20).unverified) == (
+    assert (
+        assumption_or_given("detect_seconds", 20).value,
+        assumption_or_given("detect_seconds", 20).unverified,
+    ) == (
         20,
         False,
     )

@@ -26,7 +26,9 @@ from drillyard.hardware import FactSource
 
 def between(low: float, high: float, *, is_bound: bool = False, unverified: bool = False) -> Range:
     source = FactSource("somebody", None, unverified)
-    return Range(quantity("x", low, "s", "", source), quantity("x", high, "s", "", source), is_bound)
+    return Range(
+        quantity("x", low, "s", "", source), quantity("x", high, "s", "", source), is_bound
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def test_both_ends_of_a_range_share_a_unit() -> None:
 
 def test_a_bound_is_called_one_and_a_doubt_is_marked() -> None:
     assert time_range(between(12.3, 12.3, is_bound=True)) == "at least 12.3 s"
-    assert number_range(between(5, 5, is_bound=True), " tokens/s", "at most") == "at most 5 tokens/s"
+    assert (
+        number_range(between(5, 5, is_bound=True), " tokens/s", "at most") == "at most 5 tokens/s"
+    )
     assert time_range(between(1, 2, unverified=True)) == "1 to 2 s?"
 
 
@@ -91,7 +95,12 @@ def test_a_time_keeps_its_size(value: float) -> None:
 
 
 def test_expected_events_that_hardly_ever_happen_have_no_digits() -> None:
-    assert [expected_count(value) for value in (0, 1.2e-4, 0.001, 0.155)] == ["0", "<0.001", "0.001", "0.155"]
+    assert [expected_count(value) for value in (0, 1.2e-4, 0.001, 0.155)] == [
+        "0",
+        "<0.001",
+        "0.001",
+        "0.155",
+    ]
 
 
 def test_intervals_and_lists_of_numbers_read_as_people_write_them() -> None:

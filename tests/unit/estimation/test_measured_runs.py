@@ -1,4 +1,5 @@
-"""Measured runs: published figures converted exactly, and a run of one's own read from its directory."""
+"""Measured runs: published figures converted exactly, and a run of one's own read from its
+directory."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_figures_are_converted_by_exact_arithmetic():
     assert runs["foundry-h100-70b-2048"].seconds == pytest.approx(8 * 4 * 2048 / 1039)
     spec = published_model("llama-2-7b", 4096)
     palm = 6 * spec.total_parameters + 12 * 32 * 4096 * 4096
-    assert runs["fms-h100-7b"].tokens_per_second_per_gpu.value == pytest.approx(0.45 * 989e12 / palm)
+    assert runs["fms-h100-7b"].tokens_per_second_per_gpu.value == pytest.approx(
+        0.45 * 989e12 / palm
+    )
 
 
 def test_every_run_names_its_source_and_fits_its_gpus():
@@ -123,29 +126,50 @@ def run_directory(
     """A run directory with one logged step per entry of `seconds`."""
     path.mkdir()
     (path / "run.yaml").write_text(yaml.safe_dump(RUN), encoding="utf-8")
-    event: dict[str, Any] = {"time": "2026-01-01T00:00:00.000000Z", "event": "parameters", "count": 1}
-    (path / "events.jsonl").write_text(json.dumps({**event, "accelerator": accelerator}) + "\n", encoding="utf-8")
+    event: dict[str, Any] = {
+        "time": "2026-01-01T00:00:00.000000Z",
+        "event": "parameters",
+        "count": 1,
+    }
+    (path / "events.jsonl").write_text(
+        json.dumps({**event, "accelerator": accelerator}) + "\n", encoding="utf-8"
+    )
     compiled = compile_seconds or {}
     lines = [
-        {"step": number, "step_seconds": value, "num_gpus": num_gpus, "compile_seconds": compiled.get(number)}
+        {
+            "step": number,
+            "step_seconds": value,
+            "num_gpus": num_gpus,
+            "compile_seconds": compiled.get(number),
+        }
         for number, value in enumerate(seconds, start=1)
     ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     return path
 
 
 def test_a_run_is_the_median_of_its_logged_steps_after_warm_up(tmp_path):
-    row = read_measured_run(run_directory(tmp_path / "mine", [30.0] * WARM_UP_LINES + [2.0, 2.1, 9.0] * 5))
+    row = read_measured_run(
+        run_directory(tmp_path / "mine", [30.0] * WARM_UP_LINES + [2.0, 2.1, 9.0] * 5)
+    )
     assert row.seconds == pytest.approx(2.1)
     assert (row.name, row.publisher, row.accelerator.name) == ("mine", "your own run", "h100")
     assert row.setup.tokens_per_step_per_gpu == 4 * 2 * 2048
-    assert (row.setup.shard, row.setup.activation_checkpointing, row.setup.kernel) == (8, "full", "varlen")
+    assert (row.setup.shard, row.setup.activation_checkpointing, row.setup.kernel) == (
+        8,
+        "full",
+        "varlen",
+    )
     assert says(row.tokens_per_second_per_gpu.source, "15 logged steps")
 
 
 def test_steps_that_compiled_do_not_count(tmp_path):
     seconds = [1.0] * (WARM_UP_LINES + 2 * LEAST_LINES)
-    compiled = {number: 20.0 for number in range(WARM_UP_LINES + 1, WARM_UP_LINES + LEAST_LINES + 1)}
+    compiled = {
+        number: 20.0 for number in range(WARM_UP_LINES + 1, WARM_UP_LINES + LEAST_LINES + 1)
+    }
     for number in compiled:
         seconds[number - 1] = 21.0
     assert read_measured_run(
@@ -172,7 +196,13 @@ def test_the_machine_is_that_of_the_cluster_config(tmp_path):
     directory = run_directory(tmp_path / "mine", [1.0] * 40, accelerator="b200", num_gpus=16)
     assert read_measured_run(directory).machine is None
     where = {"project": "p", "zone": "us-central1-b"}
-    cluster = {"name": "c", "platform": "slurm", "location": where, "machine": "a4-highgpu-8g", "nodes": 2}
+    cluster = {
+        "name": "c",
+        "platform": "slurm",
+        "location": where,
+        "machine": "a4-highgpu-8g",
+        "nodes": 2,
+    }
     cluster["consumption"] = "spot"
     (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster), encoding="utf-8")
     machine = read_measured_run(directory).machine
@@ -182,7 +212,11 @@ def test_the_machine_is_that_of_the_cluster_config(tmp_path):
 def test_what_auto_became_in_the_run_is_what_was_measured(tmp_path):
     directory = run_directory(tmp_path / "mine", [1.0] * 40)
     assert read_measured_run(directory).setup.kernel == "varlen"
-    settings = {"model.attention": "sdpa", "training.compile": False, "training.activation_checkpointing": "none"}
+    settings = {
+        "model.attention": "sdpa",
+        "training.compile": False,
+        "training.activation_checkpointing": "none",
+    }
     events = {"time": "2026-01-01T00:00:01.000000Z", "event": "resolved", "settings": settings}
     with (directory / "events.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(events) + "\n")
@@ -210,6 +244,9 @@ def test_a_run_on_nothing_that_is_known_is_refused(tmp_path, accelerator):
 def test_torn_and_odd_lines_are_passed_over(tmp_path):
     directory = run_directory(tmp_path / "mine", [1.0] * 40)
     with (directory / "metrics.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"step": 41, "step_seconds": null, "num_gpus": 8}\n{"step": 42, "step_seconds": true}\n')
+        file.write(
+            '{"step": 41, "step_seconds": null, "num_gpus": 8}\n{"step": 42, "step_seconds":'
+            " true}\n"
+        )
         file.write('{"step": 43, "step_seconds": 2.0}\n{"step": 44, "st')
     assert read_measured_run(directory).seconds == pytest.approx(1.0)

@@ -1,4 +1,5 @@
-"""What a memory estimate is: parts that add up, exact state, and the order that any setting must keep."""
+"""What a memory estimate is: parts that add up, exact state, and the order that any setting must
+keep."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from drillyard.estimation.quantity import Range
 from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.modelspec import model_spec, spec_from_counts
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "phi3", "cohere", "granite")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "phi3",
+    "cohere",
+    "granite",
+)
 
 
 def make_spec(family: str = "llama", **fields: Any):
@@ -57,12 +69,18 @@ def make_setup(**changes: Any) -> Setup:
 @st.composite
 def setups(draw, **fixed: Any) -> Setup:
     """Any step of a small model."""
-    adapters = st.sampled_from([None, LoraSetup(4, ("q_proj", "down_proj")), LoraSetup(8, "all-linear")])
+    adapters = st.sampled_from(
+        [None, LoraSetup(4, ("q_proj", "down_proj")), LoraSetup(8, "all-linear")]
+    )
     family = draw(st.sampled_from(FAMILIES))
     if family == "phi3":
         adapters = st.sampled_from([None, LoraSetup(8, "all-linear")])
     drawn: dict[str, Any] = {
-        "spec": make_spec(family, num_hidden_layers=draw(st.integers(4, 6)), vocab_size=draw(st.integers(64, 4096))),
+        "spec": make_spec(
+            family,
+            num_hidden_layers=draw(st.integers(4, 6)),
+            vocab_size=draw(st.integers(64, 4096)),
+        ),
         "precision": draw(st.sampled_from(["bf16", "fp32", "fp64"])),
         "sequence_length": draw(st.integers(8, 300)),
         "micro_batch_size": draw(st.integers(1, 4)),
@@ -113,7 +131,8 @@ def test_only_what_is_saved_is_a_part_below_zero(setup):
 @given(setups())
 @settings(max_examples=60)
 def test_nothing_is_left_in_memory_that_a_step_has_made(setup):
-    """After the last reduction there are state and inputs only: whatever was taken has been given back."""
+    """After the last reduction there are state and inputs only: whatever was taken has been given
+    back."""
     step = StepMemory(setup)
     state = memory_estimate(replace(setup, device_type="cpu")).state_bytes
     assert step.ledger.total - sum(step.ledger.live[4:]) == step.ledger.live[1] + sum(
@@ -127,7 +146,9 @@ def test_nothing_is_left_in_memory_that_a_step_has_made(setup):
 def test_more_of_anything_never_takes_less(setup):
     assert peak(replace(setup, micro_batch_size=setup.micro_batch_size + 1)) >= peak(setup)
     assert peak(replace(setup, sequence_length=2 * setup.sequence_length)) >= peak(setup)
-    assert peak(replace(setup, gradient_accumulation=setup.gradient_accumulation + 1)) >= peak(setup)
+    assert peak(replace(setup, gradient_accumulation=setup.gradient_accumulation + 1)) >= peak(
+        setup
+    )
 
 
 @given(setups(shard=2, activation_checkpointing="none"))
@@ -141,8 +162,13 @@ def test_more_shards_and_more_recomputation_never_take_more(setup):
 @settings(max_examples=20)
 def test_adapters_need_no_gradients_and_moments_of_what_is_frozen(setup):
     with_adapters = replace(setup, adapters=LoraSetup(4, "all-linear"))
-    whole, low_rank = (memory_estimate(replace(s, device_type="cpu")).state_bytes for s in (setup, with_adapters))
-    assert low_rank["optimizer"] + low_rank["gradients"] < (whole["optimizer"] + whole["gradients"]) / 2
+    whole, low_rank = (
+        memory_estimate(replace(s, device_type="cpu")).state_bytes for s in (setup, with_adapters)
+    )
+    assert (
+        low_rank["optimizer"] + low_rank["gradients"]
+        < (whole["optimizer"] + whole["gradients"]) / 2
+    )
 
 
 def test_state_of_a_model_that_divides_is_its_parameters_over_the_ranks():
@@ -165,11 +191,16 @@ def test_padding_fills_up_the_last_rows():
 
 
 def test_a_layer_keeps_what_autograd_saves():
-    """A Llama layer in bf16 under sdpa, tensor by tensor; more layers differ by one layer's activations at the loss."""
+    """A Llama layer in bf16 under sdpa, tensor by tensor; more layers differ by one layer's
+    activations at the loss."""
     setup = make_setup(shard=1)
     rows, hidden, ffn, heads = 128, 128, 352, 4
-    norm = rows * (4 * hidden + 2 * hidden + 2 * hidden + 4)  # input in fp32, normalised, weighted, 1 / rms
-    attention = rows * (4 * 2 * hidden + 4 * heads) + 2 * 2 * 64 * 64  # q, k, v, out; log-sum-exp; mask of 2 x 64 x 64
+    norm = rows * (
+        4 * hidden + 2 * hidden + 2 * hidden + 4
+    )  # input in fp32, normalised, weighted, 1 / rms
+    attention = (
+        rows * (4 * 2 * hidden + 4 * heads) + 2 * 2 * 64 * 64
+    )  # q, k, v, out; log-sum-exp; mask of 2 x 64 x 64
     mlp = rows * 4 * 2 * ffn  # gate, its silu, up, their product
     more = make_setup(shard=1, spec=make_spec(num_hidden_layers=5))
     parameters = 4 * (setup.spec.blocks[0].parameters)
@@ -185,7 +216,10 @@ def test_a_hundred_layers_are_looked_at_once():
 def test_checkpointing_modes_side_by_side():
     setup = make_setup(spec=make_spec(num_hidden_layers=12))
     modes = ("none", "selective", "full")
-    found = [memory_estimate(replace(setup, activation_checkpointing=mode, device_type="cpu")) for mode in modes]
+    found = [
+        memory_estimate(replace(setup, activation_checkpointing=mode, device_type="cpu"))
+        for mode in modes
+    ]
     none, selective, full = (named(estimate, "activations").low.value for estimate in found)
     assert full < selective < none
     assert says(found[2].peak_at, "recomputed layer")

@@ -31,13 +31,17 @@ def test_an_inline_config_follows_the_vocabulary_of_a_tokenizer_that_is_to_be_tr
     small = {key: value for key, value in LLAMA_70B.items() if key != "vocab_size"}
     trained = run_config(small, data={"tokenizer": {"train": "bpe", "vocab_size": 1024}})
     assert find_model(trained, ModelOptions()).spec.vocab_size == 1024
-    with pytest.raises(UserError, match=r"vocab_size: missing: .*\n.*--set model.config.vocab_size=N"):
+    with pytest.raises(
+        UserError, match=r"vocab_size: missing: .*\n.*--set model.config.vocab_size=N"
+    ):
         find_model(run_config(small), ModelOptions())
 
 
 def test_a_directory_and_a_file_that_is_given_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert find_model(with_id(str(tmp_path)), ModelOptions()).spec.total_parameters == 70_553_706_496
+    assert (
+        find_model(with_id(str(tmp_path)), ModelOptions()).spec.total_parameters == 70_553_706_496
+    )
     file = tmp_path / "other.json"
     file.write_text(json.dumps({**CONFIG, "num_hidden_layers": 2}))
     given = find_model(with_id(str(tmp_path)), ModelOptions(file))
@@ -51,7 +55,9 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
     with pytest.raises(UserError) as caught:
         find_model(with_id("some/model"), ModelOptions())
     assert says(str(caught.value), "Hugging Face cache")
-    assert "--config FILE" in str(caught.value) and "hf download some/model config.json" in str(caught.value)
+    assert "--config FILE" in str(caught.value) and "hf download some/model config.json" in str(
+        caught.value
+    )
     repository = tmp_path / "models--some--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
@@ -75,7 +81,9 @@ def test_a_hub_id_is_read_from_the_local_cache_and_never_fetched(
         (json.dumps({**CONFIG, "bottleneck_size": 12}), "bottleneck_size"),
     ],
 )
-def test_a_config_that_says_too_little_or_too_much_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_a_config_that_says_too_little_or_too_much_is_refused(
+    tmp_path: Path, content: str, message: str
+) -> None:
     file = tmp_path / "config.json"
     file.write_text(content)
     with pytest.raises(UserError, match=message) as error:
@@ -85,7 +93,11 @@ def test_a_config_that_says_too_little_or_too_much_is_refused(tmp_path: Path, co
 
 def test_a_model_may_be_given_by_its_numbers_of_parameters() -> None:
     model = find_model(with_id("some/unknown"), ModelOptions(None, 1000, 200))
-    assert (model.spec.total_parameters, model.spec.active_parameters, model.config) == (1000, 200, None)
+    assert (model.spec.total_parameters, model.spec.active_parameters, model.config) == (
+        1000,
+        200,
+        None,
+    )
     with pytest.raises(UserError, match="give --params too"):
         ModelOptions(active_parameters=5)
     with pytest.raises(UserError, match="not both"):

@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.estimation.plot import HEIGHT, MANY_DOTS, WIDTH, Dot, Plot, _Scale, scale_of, svg_plot, terminal_plot
+from drillyard.estimation.plot import (
+    HEIGHT,
+    MANY_DOTS,
+    WIDTH,
+    Dot,
+    Plot,
+    _Scale,
+    scale_of,
+    svg_plot,
+    terminal_plot,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 positive = st.floats(1e-6, 1e12)
-dots = st.lists(st.builds(Dot, positive, positive, st.text(), st.booleans()), min_size=1, max_size=30)
+dots = st.lists(
+    st.builds(Dot, positive, positive, st.text(), st.booleans()), min_size=1, max_size=30
+)
 
 
 def plot(*found: Dot) -> Plot:
@@ -20,7 +32,9 @@ def plot(*found: Dot) -> Plot:
 
 
 def test_the_cheapest_is_at_the_bottom_and_the_fastest_at_the_left() -> None:
-    lines = terminal_plot(plot(Dot(1, 100, "", True), Dot(10, 10, "", True), Dot(10, 100, "", False))).splitlines()
+    lines = terminal_plot(
+        plot(Dot(1, 100, "", True), Dot(10, 10, "", True), Dot(10, 100, "", False))
+    ).splitlines()
     rows = [line.partition("|")[2] for line in lines if "|" in line]
     (top,) = [row for row in rows if "." in row]
     assert top.index("o") < top.index(".")
@@ -42,14 +56,26 @@ def test_any_points_make_a_plot_of_one_size(found: list[Dot]) -> None:
 
 
 @given(dots)
-def test_the_svg_is_well_formed_and_has_every_point_with_its_label_inside_the_sheet(found: list[Dot]) -> None:
-    printable = [Dot(dot.x, dot.y, dot.label if dot.label.isprintable() else "label", dot.on_front) for dot in found]
+def test_the_svg_is_well_formed_and_has_every_point_with_its_label_inside_the_sheet(
+    found: list[Dot],
+) -> None:
+    printable = [
+        Dot(dot.x, dot.y, dot.label if dot.label.isprintable() else "label", dot.on_front)
+        for dot in found
+    ]
     root = ElementTree.fromstring(svg_plot(plot(*printable)))
     circles = root.findall(f"{SVG}circle")
-    assert sorted(circle[0].text or "" for circle in circles) == sorted(dot.label for dot in printable)
-    assert all(0 < float(circle.get("cx", 0)) < WIDTH and 0 < float(circle.get("cy", 0)) < HEIGHT for circle in circles)
+    assert sorted(circle[0].text or "" for circle in circles) == sorted(
+        dot.label for dot in printable
+    )
+    assert all(
+        0 < float(circle.get("cx", 0)) < WIDTH and 0 < float(circle.get("cy", 0)) < HEIGHT
+        for circle in circles
+    )
     line = root.find(f"{SVG}polyline")
-    assert line is not None and len((line.get("points") or "").split()) == sum(dot.on_front for dot in printable)
+    assert line is not None and len((line.get("points") or "").split()) == sum(
+        dot.on_front for dot in printable
+    )
 
 
 @given(st.lists(positive, min_size=1))
@@ -64,11 +90,15 @@ def test_a_scale_holds_its_values_with_room(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [
-        (1, 8, [1, 2, 5]), (1, 7.9, [2, 4, 6]), (10, 11, [10, 10.5, 11]), (10, 25, [10, 15, 20, 25]),
-        (3, 1e3, [5, 10, 20, 50, 100, 200, 500, 1000]), (3, 1e4, [10, 100, 1000, 1e4]),
+        (1, 8, [1, 2, 5]),
+        (1, 7.9, [2, 4, 6]),
+        (10, 11, [10, 10.5, 11]),
+        (10, 25, [10, 15, 20, 25]),
+        (3, 1e3, [5, 10, 20, 50, 100, 200, 500, 1000]),
+        (3, 1e4, [10, 100, 1000, 1e4]),
         (2, 3e5, [10, 100, 1000, 1e4, 1e5]),
     ],
-)  # fmt: skip
+)
 def test_ticks_of_short_and_long_axes(low: float, high: float, ticks: list[float]) -> None:
     assert _Scale(low, high).ticks() == pytest.approx(ticks)
 
@@ -89,8 +119,12 @@ def test_points_of_a_front_are_larger_and_many_points_smaller() -> None:
 
 def test_where_points_are_drawn() -> None:
     """Two corners of the scale: 6 % of the ratio is left around them on each side."""
-    lines = terminal_plot(plot(Dot(1, 100, "", True), Dot(1e6, 1, "", False)), columns=41, rows=11).splitlines()
+    lines = terminal_plot(
+        plot(Dot(1, 100, "", True), Dot(1e6, 1, "", False)), columns=41, rows=11
+    ).splitlines()
     found = [(row, line.partition("|")[2]) for row, line in enumerate(lines) if "|" in line]
-    places = {mark: (row, cells.index(mark)) for row, cells in found for mark in "o." if mark in cells}
+    places = {
+        mark: (row, cells.index(mark)) for row, cells in found for mark in "o." if mark in cells
+    }
     assert places == {"o": (2, 2), ".": (10, 38)}
     assert len(found) == 11

@@ -1,4 +1,5 @@
-"""Published runs, each estimated without those of its own publisher: the ranges hold, and the page says so."""
+"""Published runs, each estimated without those of its own publisher: the ranges hold, and the page
+says so."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from types import ModuleType
 
 import pytest
 
-from drillyard.estimation.measured_runs import estimated_runs, left_out_runs, published_model, published_runs
+from drillyard.estimation.measured_runs import (
+    estimated_runs,
+    left_out_runs,
+    published_model,
+    published_runs,
+)
 from drillyard.estimation.step_time import step_time
 from drillyard.hardware import catalog
 
@@ -42,8 +48,9 @@ def test_no_range_is_wider_than_two_fifths(script):
     assert wider == {"foundry-h100-7b-8192", "accelerate-h100-8b-8", "titan-a100-8b"}
 
 
-# mosaicml/llm-foundry@061f2c7 scripts/train/benchmarking/README.md, H100 80GB BF16: model, sequence, micro-batch,
-# gradient accumulation, activation checkpointing, tokens/s per GPU; all on 8 GPUs.
+# mosaicml/llm-foundry@061f2c7 scripts/train/benchmarking/README.md, H100 80GB BF16: model,
+# sequence, micro-batch, gradient accumulation, activation checkpointing, tokens/s per GPU; all on 8
+# GPUs.
 LONG_SEQUENCES = [
     ("mpt-30b", 8192, 1, 21, "full", 1384),
     ("mpt-13b", 32768, 1, 3, "full", 1976),

@@ -1,4 +1,5 @@
-"""What `auto` becomes: the least recomputation that fits, the same wherever it is asked, and a reason for each."""
+"""What `auto` becomes: the least recomputation that fits, the same wherever it is asked, and a
+reason for each."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from drillyard.errors import UserError
 from drillyard.estimation import resolved_setup
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.quantity import Range, quantity
-from drillyard.estimation.resolved_setup import CHECKPOINTING_MODES, ResolvedSetup, choose_checkpointing, resolve_setup
+from drillyard.estimation.resolved_setup import (
+    CHECKPOINTING_MODES,
+    ResolvedSetup,
+    choose_checkpointing,
+    resolve_setup,
+)
 from drillyard.estimation.setup import Setup
 from drillyard.modelspec import model_spec, spec_from_counts
 
@@ -47,25 +53,40 @@ def run_config(**changes: Any) -> RunConfig:
 
 
 def resolved(config: RunConfig, **options: Any) -> ResolvedSetup:
-    given = {"num_gpus": 8, "gpus_per_node": 8, "memory_gib": 80.0, "device_type": "cuda", **options}
+    given = {
+        "num_gpus": 8,
+        "gpus_per_node": 8,
+        "memory_gib": 80.0,
+        "device_type": "cuda",
+        **options,
+    }
     return resolve_setup(config, given.pop("spec", model_spec(LLAMA)), **given)
 
 
 def of_peak(high_gib: float) -> Any:
     """An estimate of memory of which only the high end says anything."""
-    return SimpleNamespace(total=Range(quantity("low", 0.0, "GiB", ""), quantity("high", high_gib, "GiB", "")))
+    return SimpleNamespace(
+        total=Range(quantity("low", 0.0, "GiB", ""), quantity("high", high_gib, "GiB", ""))
+    )
 
 
 @pytest.fixture
 def peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimated peak depends on the mode alone: 30, 20 and 10 GiB."""
-    monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: of_peak(PEAKS[setup.activation_checkpointing]))
+    monkeypatch.setattr(
+        resolved_setup,
+        "memory_estimate",
+        lambda setup: of_peak(PEAKS[setup.activation_checkpointing]),
+    )
 
 
 @pytest.mark.parametrize(
-    ("memory_gib", "mode"), [(80, "none"), (30, "none"), (29.9, "selective"), (19, "full"), (5, "full"), (None, "full")]
+    ("memory_gib", "mode"),
+    [(80, "none"), (30, "none"), (29.9, "selective"), (19, "full"), (5, "full"), (None, "full")],
 )
-def test_auto_is_the_least_recomputation_that_fits(peaks: None, memory_gib: float | None, mode: str) -> None:
+def test_auto_is_the_least_recomputation_that_fits(
+    peaks: None, memory_gib: float | None, mode: str
+) -> None:
     assert resolved(run_config(), memory_gib=memory_gib).setup.activation_checkpointing == mode
 
 
@@ -85,7 +106,9 @@ def test_the_estimate_that_auto_was_decided_by_comes_with_the_answer() -> None:
     assert resolved(run_config(training__activation_checkpointing="full")).memory is None
 
 
-def test_what_the_user_set_is_neither_changed_nor_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_is_neither_changed_nor_estimated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resolved_setup, "memory_estimate", lambda setup: pytest.fail("asked"))
     explicit = {
         "training__activation_checkpointing": "selective",
@@ -116,12 +139,23 @@ def test_every_setting_that_is_left_open_is_decided_with_a_reason(peaks: None) -
 
 def test_the_setup_has_the_numbers_of_the_config(peaks: None) -> None:
     config = run_config(
-        training__global_batch_size=64, training__precision="fp32", training__gradient_clipping=None,
+        training__global_batch_size=64,
+        training__precision="fp32",
+        training__gradient_clipping=None,
         model__lora={"rank": 8, "target_modules": ["q_proj"]},
-    )  # fmt: skip
+    )
     setup = resolved(config, device_type="cpu").setup
-    assert (setup.micro_batch_size, setup.gradient_accumulation, setup.tokens_per_step) == (4, 2, 64 * 2048)
-    assert (setup.kernel, setup.compiled, setup.clips_gradients, setup.precision) == ("sdpa", False, False, "fp32")
+    assert (setup.micro_batch_size, setup.gradient_accumulation, setup.tokens_per_step) == (
+        4,
+        2,
+        64 * 2048,
+    )
+    assert (setup.kernel, setup.compiled, setup.clips_gradients, setup.precision) == (
+        "sdpa",
+        False,
+        False,
+        "fp32",
+    )
     assert setup.adapters is not None
     assert (setup.adapters.rank, setup.adapters.targets) == (8, ("q_proj",))
 
@@ -133,7 +167,9 @@ def test_small_models_keep_their_weights_whole_as_the_trainer_does(peaks: None) 
     assert not resolved(run_config(), memory_gib=None).setup.keeps_unsharded
 
 
-def test_a_model_that_cannot_be_estimated_recomputes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_estimated_recomputes_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(setup: Setup) -> MemoryEstimate:
         raise UserError("linear attention has no formula here\nsecond line")
 
@@ -155,10 +191,18 @@ def test_ranks_that_do_not_divide_are_refused() -> None:
         resolved(run_config(training__global_batch_size=33))
 
 
-@given(st.permutations(CHECKPOINTING_MODES), st.floats(0.1, 100), st.lists(st.floats(0.1, 100), min_size=3, max_size=3))
-def test_no_mode_with_less_recomputation_would_have_fitted(order: Any, memory: float, sizes: list[float]) -> None:
+@given(
+    st.permutations(CHECKPOINTING_MODES),
+    st.floats(0.1, 100),
+    st.lists(st.floats(0.1, 100), min_size=3, max_size=3),
+)
+def test_no_mode_with_less_recomputation_would_have_fitted(
+    order: Any, memory: float, sizes: list[float]
+) -> None:
     highs = dict(zip(order, sizes, strict=True))
-    found = with_peaks(highs, lambda: resolved(run_config(), memory_gib=memory).setup.activation_checkpointing)
+    found = with_peaks(
+        highs, lambda: resolved(run_config(), memory_gib=memory).setup.activation_checkpointing
+    )
     before = CHECKPOINTING_MODES[: CHECKPOINTING_MODES.index(found)]
     assert all(highs[mode] > memory for mode in before)
     assert highs[found] <= memory or found == "full"
@@ -166,5 +210,9 @@ def test_no_mode_with_less_recomputation_would_have_fitted(order: Any, memory: f
 
 def with_peaks(highs: dict[str, float], ask: Callable[[], Any]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolved_setup, "memory_estimate", lambda setup: of_peak(highs[setup.activation_checkpointing]))
+        patch.setattr(
+            resolved_setup,
+            "memory_estimate",
+            lambda setup: of_peak(highs[setup.activation_checkpointing]),
+        )
         return ask()

@@ -66,7 +66,9 @@ def test_the_run_of_a_cluster_config_tells_time_cost_failures_and_quotas() -> No
     assert found.cost.of_run is not None
     paid = found.run_time.wall.low.value / 3600 * 16 * 8.05
     assert found.cost.of_run.low.value == pytest.approx(paid)
-    assert found.run_time.gpu_hours.high.value == pytest.approx(found.run_time.wall.high.value / 3600 * 16)
+    assert found.run_time.gpu_hours.high.value == pytest.approx(
+        found.run_time.wall.high.value / 3600 * 16
+    )
     assert len(found.run_time.failures) == 3
     assert any(quota.amount == 16 and "B200" in quota.metric for quota in found.quotas)
     assert found.missing == ()
@@ -74,11 +76,20 @@ def test_the_run_of_a_cluster_config_tells_time_cost_failures_and_quotas() -> No
 
 def test_experts_that_are_cut_over_more_ranks_than_there_are_of_them_are_reported() -> None:
     shapes = {
-        "architecture": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+        "architecture": "mixtral",
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "num_local_experts": 8,
         "num_experts_per_tok": 2,
-    }  # fmt: skip
-    wide, narrow = (estimate_run(request_of(run_config(shapes), two_nodes("a3-megagpu-8g", nodes))) for nodes in (8, 1))
+    }
+    wide, narrow = (
+        estimate_run(request_of(run_config(shapes), two_nodes("a3-megagpu-8g", nodes)))
+        for nodes in (8, 1)
+    )
     assert any(says(text, "% ... padding") for text in wide.warnings)
     assert not any("padding" in text for text in narrow.warnings)
 
@@ -92,7 +103,9 @@ def test_what_does_not_fit_comes_with_settings_that_do() -> None:
     for change in changes:
         assert change.memory_gib <= found.available_gib.value
     smaller = next(change for change in changes if change.keeps_training)
-    again = run_config(training={"micro_batch_size": smaller.settings["training.micro_batch_size"], **FULL})
+    again = run_config(
+        training={"micro_batch_size": smaller.settings["training.micro_batch_size"], **FULL}
+    )
     assert estimate_run(request_of(again)).verdict == "fits"
     assert estimate_run(request_of()).alternatives == []
 
@@ -102,12 +115,19 @@ def test_between_the_ends_of_the_range_it_may_not_fit() -> None:
     assert found.memory is not None
     between = (found.memory.total.low.value + found.memory.total.high.value) / 2
     target = two_nodes()
-    for memory_gib, verdict in ((between, "may not fit"), (found.memory.total.low.value - 1, "does not fit")):
-        smaller = replace(target, accelerator=target.accelerator.model_copy(update={"memory_gib": memory_gib}))
+    for memory_gib, verdict in (
+        (between, "may not fit"),
+        (found.memory.total.low.value - 1, "does not fit"),
+    ):
+        smaller = replace(
+            target, accelerator=target.accelerator.model_copy(update={"memory_gib": memory_gib})
+        )
         assert estimate_run(request_of(run_config(training=FULL), smaller)).verdict == verdict
 
 
-def test_gpus_without_a_machine_fit_and_have_a_speed_and_the_rest_is_missing_with_its_flags() -> None:
+def test_gpus_without_a_machine_fit_and_have_a_speed_and_the_rest_is_missing_with_its_flags() -> (
+    None
+):
     target = accelerator_target("h200", 4, catalog())
     found = estimate_run(request_of(run_config(SMALL), target))
     assert found.verdict == "fits" and found.step_time is not None and found.run_time is not None
@@ -115,13 +135,20 @@ def test_gpus_without_a_machine_fit_and_have_a_speed_and_the_rest_is_missing_wit
     message = missing(found)
     assert message["failures, goodput and the wall time with them"] == "--storage-gb-per-s"
     assert "--price-per-gpu-hour" in message["cost"]
-    whole = request_of(run_config(SMALL), target, price=PriceOptions(2.0), failures=FailureOptions(storage_gb_per_s=5))
+    whole = request_of(
+        run_config(SMALL),
+        target,
+        price=PriceOptions(2.0),
+        failures=FailureOptions(storage_gb_per_s=5),
+    )
     assert estimate_run(whole).missing == ()
 
 
 def test_no_known_price_leaves_time_and_gpu_hours() -> None:
     found = estimate_run(request_of(run_config(SMALL), two_nodes("p5e.48xlarge")))
-    assert found.cost is None and found.run_time is not None and found.run_time.longest.low.value > 0
+    assert (
+        found.cost is None and found.run_time is not None and found.run_time.longest.low.value > 0
+    )
     assert list(missing(found)) == ["cost"]
 
 
@@ -129,9 +156,16 @@ def test_an_accelerator_without_a_peak_has_no_step_time_and_no_mfu(tmp_path: Pat
     own = tmp_path / "own.yaml"
     own.write_text("accelerators: [{name: mine, title: Mine, memory_gib: 100}]\n")
     facts = load_catalog(own)
-    request = replace(request_of(run_config(SMALL), accelerator_target("mine", 8, facts)), facts=facts)
+    request = replace(
+        request_of(run_config(SMALL), accelerator_target("mine", 8, facts)), facts=facts
+    )
     found = estimate_run(request)
-    assert found.verdict == "fits" and found.step_time is None and found.run_time is None and found.cost is None
+    assert (
+        found.verdict == "fits"
+        and found.step_time is None
+        and found.run_time is None
+        and found.cost is None
+    )
     assert "--hardware FILE" in missing(found)["step time, and all that follows from it"]
 
 
@@ -152,7 +186,9 @@ def test_a_run_in_epochs_needs_the_size_of_the_data_for_its_length_only() -> Non
 
 def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> None:
     config = run_config()
-    request = replace(request_of(config), model=find_model(config, ModelOptions(None, 70_000_000_000)))
+    request = replace(
+        request_of(config), model=find_model(config, ModelOptions(None, 70_000_000_000))
+    )
     found = estimate_run(request)
     assert found.memory is None and found.verdict == "unknown" and found.step_time is not None
     assert "config.json" in missing(found)["memory"]
@@ -170,7 +206,9 @@ def test_a_model_of_which_only_counts_are_known_has_a_speed_but_no_memory() -> N
         ({"training": {"device": "cpu"}}, r"training.device:.*'cpu'.*b200"),
     ],
 )
-def test_what_cannot_be_divided_as_asked_is_refused(changes: dict[str, dict[str, object]], message: str) -> None:
+def test_what_cannot_be_divided_as_asked_is_refused(
+    changes: dict[str, dict[str, object]], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         estimate_run(request_of(run_config(**changes)))
 
@@ -183,9 +221,14 @@ def test_what_only_the_trainer_would_refuse_is_estimated_and_said() -> None:
 
 
 PUBLISHED = {
-    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
 
 
 def pretrained(tmp_path: Path, content: dict[str, Any], **model: Any) -> RunConfig:
@@ -194,13 +237,17 @@ def pretrained(tmp_path: Path, content: dict[str, Any], **model: Any) -> RunConf
     return run_config(model={"init": "pretrained", "config": None, "id": str(tmp_path), **model})
 
 
-def test_weights_trained_for_fewer_positions_are_refused_by_train_and_estimate(tmp_path: Path) -> None:
+def test_weights_trained_for_fewer_positions_are_refused_by_train_and_estimate(
+    tmp_path: Path,
+) -> None:
     config = pretrained(tmp_path, {**PUBLISHED, "max_position_embeddings": 2048})
     with pytest.raises(UserError, match=r"data\.sequence_length"):
         require_valid(config)
     refusals = estimate_run(request_of(config)).refusals
     assert [refusal.partition(":")[0] for refusal in refusals] == ["data.sequence_length"]
-    shorter = config.model_copy(update={"data": config.data.model_copy(update={"sequence_length": 2048})})
+    shorter = config.model_copy(
+        update={"data": config.data.model_copy(update={"sequence_length": 2048})}
+    )
     require_valid(shorter)
     assert estimate_run(request_of(shorter)).refusals == ()
 
@@ -208,7 +255,9 @@ def test_weights_trained_for_fewer_positions_are_refused_by_train_and_estimate(t
 def test_a_config_json_given_beside_the_run_is_judged_as_the_trainer_would(tmp_path: Path) -> None:
     config = run_config(model={"init": "pretrained", "config": None, "id": "meta-llama/Llama-0-1B"})
     given = tmp_path / "other.json"
-    given.write_text(json.dumps({**PUBLISHED, "model_type": "qwen2_moe", "max_position_embeddings": 2048}))
+    given.write_text(
+        json.dumps({**PUBLISHED, "model_type": "qwen2_moe", "max_position_embeddings": 2048})
+    )
     request = replace(
         request_of(run_config(SMALL)),
         config=config,
@@ -219,7 +268,9 @@ def test_a_config_json_given_beside_the_run_is_judged_as_the_trainer_would(tmp_p
 
 
 @pytest.mark.parametrize("targets", [["foo"], ["q_proj", "foo"], ["c_attn"], []])
-def test_adapters_on_layers_that_the_model_does_not_have_are_refused(tmp_path: Path, targets: list[str]) -> None:
+def test_adapters_on_layers_that_the_model_does_not_have_are_refused(
+    tmp_path: Path, targets: list[str]
+) -> None:
     config = pretrained(tmp_path, PUBLISHED, lora={"rank": 8, "target_modules": targets})
     with pytest.raises(UserError, match=r"model\.lora\.target_modules") as refused:
         estimate_run(request_of(config))
@@ -248,9 +299,13 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
     tmp_path: Path, training: dict[str, Any], machine: str, nodes: int
 ) -> None:
     content = {
-        **PUBLISHED, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
-        "num_attention_heads": 64, "vocab_size": 128256,
-    }  # fmt: skip
+        **PUBLISHED,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "vocab_size": 128256,
+    }
     config = pretrained(tmp_path, content)
     config = config.model_copy(update={"training": config.training.model_copy(update=training)})
     target = two_nodes(machine, nodes)
@@ -272,13 +327,25 @@ def test_whatever_is_said_to_fit_is_accepted_by_train_and_fits(
         ({"training": {"deterministic": True}}, "not counted"),
     ],
 )
-def test_settings_whose_time_is_in_no_figure_are_reported(changes: dict[str, dict[str, object]], message: str) -> None:
-    assert any(says(text, message) for text in estimate_run(request_of(run_config(SMALL, **changes))).warnings)
-    assert not any(says(text, message) for text in estimate_run(request_of(run_config(SMALL))).warnings)
+def test_settings_whose_time_is_in_no_figure_are_reported(
+    changes: dict[str, dict[str, object]], message: str
+) -> None:
+    assert any(
+        says(text, message)
+        for text in estimate_run(request_of(run_config(SMALL, **changes))).warnings
+    )
+    assert not any(
+        says(text, message) for text in estimate_run(request_of(run_config(SMALL))).warnings
+    )
 
 
 def test_a_shared_directory_of_unknown_bandwidth_is_reported() -> None:
-    content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "storage": {"directory": "/lustre"}}
+    content = {
+        "name": "c",
+        "platform": "slurm",
+        "machine": "a3-megagpu-8g",
+        "storage": {"directory": "/lustre"},
+    }
     target = cluster_target(cluster_model().model_validate(content), catalog())
     message = "the bandwidth of storage.directory /lustre is not known"
     found = estimate_run(request_of(run_config(SMALL), target))
@@ -290,18 +357,34 @@ def test_a_shared_directory_of_unknown_bandwidth_is_reported() -> None:
 
 def test_a_run_that_is_longer_than_its_slurm_job_is_reported() -> None:
     def is_warned(limit: str) -> bool:
-        content = {"name": "c", "platform": "slurm", "machine": "a3-megagpu-8g", "slurm": {"time_limit": limit}}
+        content = {
+            "name": "c",
+            "platform": "slurm",
+            "machine": "a3-megagpu-8g",
+            "slurm": {"time_limit": limit},
+        }
         target = cluster_target(cluster_model().model_validate(content), catalog())
-        return any("slurm.time_limit" in text for text in estimate_run(request_of(run_config(SMALL), target)).warnings)
+        return any(
+            "slurm.time_limit" in text
+            for text in estimate_run(request_of(run_config(SMALL), target)).warnings
+        )
 
     assert is_warned("1") and not is_warned("30-0")
 
 
 def test_storage_that_each_node_has_of_its_own_is_warned_of() -> None:
     (message,) = [
-        text for text in estimate_run(request_of(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings if "FSx" in text
+        text
+        for text in estimate_run(request_of(run_config(SMALL), two_nodes("p5.48xlarge"))).warnings
+        if "FSx" in text
     ]
     assert "2 x 10 GB/s" in message and "--storage-gb-per-s" in message
-    given = request_of(run_config(SMALL), two_nodes("p5.48xlarge"), failures=FailureOptions(storage_gb_per_s=10))
-    for request in (given, request_of(run_config(SMALL), two_nodes("p5.48xlarge", 1)), request_of(run_config(SMALL))):
+    given = request_of(
+        run_config(SMALL), two_nodes("p5.48xlarge"), failures=FailureOptions(storage_gb_per_s=10)
+    )
+    for request in (
+        given,
+        request_of(run_config(SMALL), two_nodes("p5.48xlarge", 1)),
+        request_of(run_config(SMALL)),
+    ):
         assert not any("FSx" in text for text in estimate_run(request).warnings)

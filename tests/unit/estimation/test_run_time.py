@@ -79,7 +79,9 @@ def test_what_is_saved_is_masters_and_moments_of_what_is_trained_once_over_all_g
     target = two_nodes()
     one = setup(run_config(), target)
     assert saved_state(one).value == pytest.approx(70_553_706_496 * 12 / 16)
-    assert saved_state(replace(one, precision="fp64")).value == pytest.approx(70_553_706_496 * 24 / 16)
+    assert saved_state(replace(one, precision="fp64")).value == pytest.approx(
+        70_553_706_496 * 24 / 16
+    )
     assert saved_state(replace(one, shard=8, replicate=2)).value == saved_state(one).value
     adapted = saved_state(replace(one, adapters=LoraSetup(16, ("q_proj",))))
     assert adapted.value == pytest.approx(80 * 16 * (8192 + 8192) * 12 / 16)
@@ -120,14 +122,21 @@ def test_preemptions_are_counted_where_they_are_given_and_else_said_to_be_left_o
 def test_a_restart_can_be_given_as_a_whole() -> None:
     run = timed(restart_seconds=3600)
     assert run.restart is not None and run.restart.total.value == 3600
-    assert run.failures[0].goodput.high.value < timed(restart_seconds=60).failures[0].goodput.low.value
+    assert (
+        run.failures[0].goodput.high.value < timed(restart_seconds=60).failures[0].goodput.low.value
+    )
 
 
-def test_the_interval_of_the_config_is_what_is_estimated_and_the_best_one_is_reported_beside_it() -> None:
+def test_the_interval_of_the_config_is_what_is_estimated_and_the_best_one_is_reported_beside_it() -> (  # noqa: E501
+    None
+):
     run = timed(every_steps=2000)
     assert run.saves == "every 2000 steps, as configured"
     assert all(outlook.fast.schedule.interval_steps == 2000 for outlook in run.failures)
-    assert all(outlook.best is not None and outlook.best.goodput > outlook.fast.goodput for outlook in run.failures)
+    assert all(
+        outlook.best is not None and outlook.best.goodput > outlook.fast.goodput
+        for outlook in run.failures
+    )
     assert "more goodput" in run.warnings[0]
     assert timed().wall.low.value < run.wall.low.value  # type: ignore[union-attr]
 

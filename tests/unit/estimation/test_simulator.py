@@ -45,7 +45,9 @@ def scenario(mtbf, schedule, *, restart=300.0, detect=0.0, **settings):
     return Scenario(1, schedule, detect, restart - detect, hazards, **settings)
 
 
-@pytest.mark.parametrize(("blocking", "mtbf"), [(5, 3.09 * HOUR), (30, 3.09 * HOUR), (300, 3.09 * HOUR), (60, 28440)])
+@pytest.mark.parametrize(
+    ("blocking", "mtbf"), [(5, 3.09 * HOUR), (30, 3.09 * HOUR), (300, 3.09 * HOUR), (60, 28440)]
+)
 @pytest.mark.parametrize("factor", [0.3, 1, 3])
 def test_it_agrees_with_daly_within_one_percent(blocking, mtbf, factor):
     tau = factor * daly_interval(blocking, mtbf)
@@ -57,42 +59,60 @@ def test_it_agrees_with_daly_within_one_percent(blocking, mtbf, factor):
 
 @pytest.mark.parametrize("detect", [100.0, 2900.0])
 def test_a_failure_that_hits_a_restart_restarts_it(detect):
-    """A restart of half the time between failures takes e^0.5 - 1 = 0.65 of it, whichever part is the long one."""
+    """A restart of half the time between failures takes e^0.5 - 1 = 0.65 of it, whichever part is
+    the long one."""
     schedule = SaveSchedule(4000, 600.0, 1, 10.0, 0.0)
-    result = simulate_scenario(scenario(6000.0, schedule, restart=3000.0, detect=detect), replicas=20)
-    assert result.wall_seconds.mean == pytest.approx(expected_wall_seconds(schedule, 3000, 6000), rel=0.01)
-    assert mean(result, "restarting") / result.wall_seconds.mean == pytest.approx(1 - math.exp(-0.5), rel=0.01)
+    result = simulate_scenario(
+        scenario(6000.0, schedule, restart=3000.0, detect=detect), replicas=20
+    )
+    assert result.wall_seconds.mean == pytest.approx(
+        expected_wall_seconds(schedule, 3000, 6000), rel=0.01
+    )
+    assert mean(result, "restarting") / result.wall_seconds.mean == pytest.approx(
+        1 - math.exp(-0.5), rel=0.01
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("steps", "drain"), [(7, 0.0), (7, 900.0), (300, 1500.0), (303, 1500.0), (3, 0.0), (1, 500.0)])
+@pytest.mark.parametrize(
+    ("steps", "drain"), [(7, 0.0), (7, 900.0), (300, 1500.0), (303, 1500.0), (3, 0.0), (1, 500.0)]
+)
 def test_short_runs_odd_ends_and_drains_agree_with_the_closed_form(steps, drain):
     schedule = SaveSchedule(steps, 500.0, 4 if steps > 3 else steps, 60.0, drain)
     mtbf = 4 * HOUR
     result = simulate_scenario(scenario(mtbf, schedule), replicas=max(200, 60_000 // steps), seed=3)
     expected = expected_wall_seconds(schedule, 300, mtbf)
     assert result.wall_seconds.mean == pytest.approx(expected, rel=0.01)
-    # Five times the half-width: a seed that is not lucky, yet far below what any of the terms contributes.
-    assert abs(result.wall_seconds.mean - expected) < 5 * (result.wall_seconds.high - result.wall_seconds.mean)
+    # Five times the half-width: a seed that is not lucky, yet far below what any of the terms
+    # contributes.
+    assert abs(result.wall_seconds.mean - expected) < 5 * (
+        result.wall_seconds.high - result.wall_seconds.mean
+    )
 
 
 def test_llama3_at_16384_gpus_is_interrupted_7_8_times_a_day():
     per_node = failure_rate("llama3").failures_per_1000_node_days / 1000 / DAY
-    run = Scenario(2048, SaveSchedule(25_920, 180.0, 10, 5.0, 0.0), 60, 240, (Hazard("failure", per_node),))
+    run = Scenario(
+        2048, SaveSchedule(25_920, 180.0, 10, 5.0, 0.0), 60, 240, (Hazard("failure", per_node),)
+    )
     result = simulate_scenario(run, replicas=200)
     assert result.failures_per_day.mean == pytest.approx(7.8, rel=0.01)
     assert result.failures_per_day.low < 3.8e-3 * 2048 < result.failures_per_day.high
 
 
-ETTR = [(2048, HOUR, 300.0, 0.624, 0.643), (1536, young_interval(10, DAY / (1536 * 6.5e-3)), 10.0, 0.919, 0.920)]
+ETTR = [
+    (2048, HOUR, 300.0, 0.624, 0.643),
+    (1536, young_interval(10, DAY / (1536 * 6.5e-3)), 10.0, 0.919, 0.920),
+]
 
 
 @pytest.mark.parametrize(("nodes", "interval", "blocking", "ettr", "exact"), ETTR)
 def test_the_two_published_ettr_figures(nodes, interval, blocking, ettr, exact):
     """By the published formula with simulated failures, and by simulated time.
 
-    The formula is first order in the failure rate; where a quarter of all restarts and intervals is hit it gives 3 %
-    less than happens, because a failure soon after a restart has little to lose. Daly's formula has that.
+    The formula is first order in the failure rate; where a quarter of all restarts and intervals is
+    hit it gives 3 % less than happens, because a failure soon after a restart has little to lose.
+    Daly's formula has that.
     """
     schedule = SaveSchedule(round(400 * DAY / interval), interval, 1, blocking, 0.0)
     run = Scenario(nodes, schedule, 0.0, 300.0, (Hazard("failure", 6.5e-3 / DAY),))
@@ -102,10 +122,14 @@ def test_the_two_published_ettr_figures(nodes, interval, blocking, ettr, exact):
     )
     assert first_order.low - 5e-4 < ettr < first_order.high + 5e-4
     assert first_order.mean == pytest.approx(ettr, rel=0.01)
-    assert first_order_ettr(run.failures_per_second, 300, interval, blocking) == pytest.approx(ettr, abs=5e-4)
+    assert first_order_ettr(run.failures_per_second, 300, interval, blocking) == pytest.approx(
+        ettr, abs=5e-4
+    )
     assert result.goodput.mean == pytest.approx(exact, rel=0.01)
     assert result.goodput.mean == pytest.approx(ettr, rel=0.04)
-    assert 1 / daly_wall_seconds(1, interval, blocking, 300, run.mtbf_seconds) == pytest.approx(exact, abs=6e-4)
+    assert 1 / daly_wall_seconds(1, interval, blocking, 300, run.mtbf_seconds) == pytest.approx(
+        exact, abs=6e-4
+    )
 
 
 def test_rarer_failures_close_the_gap_to_the_first_order_formula():
@@ -180,7 +204,12 @@ def test_replicas_differ_and_seeds_reproduce():
 
 def test_waiting_for_nodes_agrees_with_the_machine_repair_model():
     run = Scenario(
-        32, SaveSchedule(400_000, 60.0, 30, 1.0, 0.0), 30, 60, (Hazard("hardware", 0.05 / DAY, True, 0.5 * DAY),), 1
+        32,
+        SaveSchedule(400_000, 60.0, 30, 1.0, 0.0),
+        30,
+        60,
+        (Hazard("hardware", 0.05 / DAY, True, 0.5 * DAY),),
+        1,
     )
     result = simulate_scenario(run, replicas=10)
     share = mean(result, "waiting") / result.wall_seconds.mean
@@ -192,8 +221,12 @@ def test_a_share_of_failures_costs_no_node_and_waits_for_none():
     hazards = (Hazard("hardware", 3e-6, True, DAY), Hazard("other", 1e-6, False))
     run = Scenario(8, SaveSchedule(100_000, 10.0, 30, 1.0, 0.0), 30, 60, hazards, 0)
     outcomes = simulate_scenario(run, replicas=20).outcomes
-    counts = {name: sum(outcome.by_hazard.get(name, 0) for outcome in outcomes) for name in ("hardware", "other")}
-    # A waiting job has no process that could fail, but its nodes can: both kinds go on, in proportion.
+    counts = {
+        name: sum(outcome.by_hazard.get(name, 0) for outcome in outcomes)
+        for name in ("hardware", "other")
+    }
+    # A waiting job has no process that could fail, but its nodes can: both kinds go on, in
+    # proportion.
     assert counts["hardware"] / counts["other"] == pytest.approx(3, rel=0.25)
     only_other = simulate_scenario(replace(run, hazards=hazards[1:]), replicas=20)
     assert mean(only_other, "waiting") == 0
@@ -202,14 +235,25 @@ def test_a_share_of_failures_costs_no_node_and_waits_for_none():
 def test_unlimited_spares_are_the_limit_of_many():
     hazards = (Hazard("hardware", 5e-7, True, DAY),)
     run = Scenario(64, SaveSchedule(20_000, 60.0, 20, 5.0, 0.0), 60, 240, hazards)
-    assert simulate_scenario(run, seed=2).outcomes == simulate_scenario(replace(run, spares=64), seed=2).outcomes
-    assert simulate_scenario(replace(run, spares=1), seed=2).goodput.mean < simulate_scenario(run, seed=2).goodput.mean
+    assert (
+        simulate_scenario(run, seed=2).outcomes
+        == simulate_scenario(replace(run, spares=64), seed=2).outcomes
+    )
+    assert (
+        simulate_scenario(replace(run, spares=1), seed=2).goodput.mean
+        < simulate_scenario(run, seed=2).goodput.mean
+    )
 
 
 def test_100_000_gpus_for_60_days_end_with_all_their_failures():
     per_node = failure_rate("rsc1").failures_per_1000_node_days / 1000 / DAY
     run = Scenario(
-        12_500, SaveSchedule(518_400, 10.0, 10, 2.0, 60.0), 60, 240, (Hazard("h", per_node, True, DAY),), 120
+        12_500,
+        SaveSchedule(518_400, 10.0, 10, 2.0, 60.0),
+        60,
+        240,
+        (Hazard("h", per_node, True, DAY),),
+        120,
     )
     outcomes = [simulate_once(run, 0, replica) for replica in range(2)]
     assert all(outcome.failures > 5_000 for outcome in outcomes)
@@ -231,14 +275,18 @@ def test_runs_without_a_failure_are_not_simulated_but_counted():
     result = simulate_scenario(RARELY, replicas=1000)
     assert all(outcome.failures >= 1 for outcome in result.outcomes)
     assert RARELY.no_failure_share == pytest.approx(math.exp(-0.04))
-    assert result.wall_seconds.mean == pytest.approx(expected_wall_seconds(RARE, 300, RARELY.mtbf_seconds), rel=1e-3)
+    assert result.wall_seconds.mean == pytest.approx(
+        expected_wall_seconds(RARE, 300, RARELY.mtbf_seconds), rel=1e-3
+    )
     assert result.goodput.percentile_95 == RARE.work_seconds / RARE.failure_free_seconds
     assert result.goodput.high - result.goodput.low < 0.001
 
 
 def test_a_job_that_never_fails_is_known_exactly():
     goodput = simulate_scenario(scenario(math.inf, RARE)).goodput
-    assert goodput.low == goodput.mean == goodput.high == RARE.work_seconds / RARE.failure_free_seconds
+    assert (
+        goodput.low == goodput.mean == goodput.high == RARE.work_seconds / RARE.failure_free_seconds
+    )
 
 
 def test_rare_failures_get_many_replicas_and_frequent_ones_few():
@@ -254,4 +302,9 @@ def test_too_few_replicas_tell_no_spread():
 
 
 def test_wall_time_is_the_sum_of_its_parts():
-    assert SimulatedOutcome(productive=6, saving=1, lost=1, restarting=1, waiting=1, draining=2).goodput == 0.5
+    assert (
+        SimulatedOutcome(
+            productive=6, saving=1, lost=1, restarting=1, waiting=1, draining=2
+        ).goodput
+        == 0.5
+    )

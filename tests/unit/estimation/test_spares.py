@@ -20,7 +20,9 @@ def test_one_node_without_spares_waits_its_own_repair(load):
 @given(LOAD, st.integers(1, 200))
 def test_without_spares_all_nodes_must_be_there(load, nodes):
     """Each node is there 1/(1 + load) of the time, on its own."""
-    assert waiting_share(nodes, 0, load / DAY, DAY) == pytest.approx(1 - (1 + load) ** -nodes, rel=1e-6, abs=1e-12)
+    assert waiting_share(nodes, 0, load / DAY, DAY) == pytest.approx(
+        1 - (1 + load) ** -nodes, rel=1e-6, abs=1e-12
+    )
 
 
 @given(LOAD, st.integers(1, 500), st.integers(0, 50))

@@ -1,4 +1,5 @@
-"""The line at the start of a run: it names what is known, calls a bound a bound, and says what is not known and why."""
+"""The line at the start of a run: it names what is known, calls a bound a bound, and says what is
+not known and why."""
 
 from __future__ import annotations
 
@@ -19,10 +20,15 @@ from drillyard.modelspec import model_spec, spec_from_counts
 
 LLAMA_8B = model_spec(
     {
-        "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
-        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
     }
-)  # fmt: skip
+)
 H100 = find_accelerator("NVIDIA H100 80GB HBM3")
 assert H100 is not None
 
@@ -46,7 +52,9 @@ def setup(**changes: Any) -> Setup:
     return Setup(**settings)
 
 
-def between(low: float, high: float, unit: str, *, is_bound: bool = False, unverified: bool = False) -> Range:
+def between(
+    low: float, high: float, unit: str, *, is_bound: bool = False, unverified: bool = False
+) -> Range:
     source = FactSource("a test", None, unverified)
     return Range(*(quantity("x", value, unit, "given", source) for value in (low, high)), is_bound)
 
@@ -77,15 +85,27 @@ def test_the_verdict_compares_both_ends_with_the_memory(
 
 
 def test_a_bound_is_called_one_and_what_is_not_confirmed_is_about() -> None:
-    start = compared(between(50, 50, "GiB", unverified=True), between(1.5, 1.5, "s", is_bound=True, unverified=True))
-    assert says(start.line(), "Estimate: it fits: about 50 of 80 GiB ... full ... at least 1.5 s ... a bound")
+    start = compared(
+        between(50, 50, "GiB", unverified=True),
+        between(1.5, 1.5, "s", is_bound=True, unverified=True),
+    )
+    assert says(
+        start.line(),
+        "Estimate: it fits: about 50 of 80 GiB ... full ... at least 1.5 s ... a bound",
+    )
 
 
 def test_what_is_not_known_is_said_with_the_reason() -> None:
-    why = {"memory": "attention of this kind has no formula", "step_seconds": "no speed of a CPU is known"}
+    why = {
+        "memory": "attention of this kind has no formula",
+        "step_seconds": "no speed of a CPU is known",
+    }
     start = compared(None, None, **why)
     assert start.verdict is None
-    assert says(start.line(), "Estimate: ... memory ... attention of this kind ... full ... step time ... CPU")
+    assert says(
+        start.line(),
+        "Estimate: ... memory ... attention of this kind ... full ... step time ... CPU",
+    )
     assert start.fields()["missing"] == start.missing
 
 
@@ -105,7 +125,8 @@ def test_a_known_gpu_has_memory_and_step_time() -> None:
     assert start.verdict == "fits"
     assert start.missing == {}
     assert start.memory is not None and start.step_seconds is not None
-    # 8.03 B parameters x 16 bytes over 8 ranks are 15 GiB; a forward and a backward of 4096 tokens take no minute.
+    # 8.03 B parameters x 16 bytes over 8 ranks are 15 GiB; a forward and a backward of 4096 tokens
+    # take no minute.
     assert 15 < start.memory.total.low.value < start.memory.total.high.value < 79
     assert 0.05 < start.step_seconds.low.value < start.step_seconds.high.value < 5
     assert startup_estimate(setup(), 12.0, H100).verdict == "does not fit"

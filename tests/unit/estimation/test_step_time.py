@@ -1,4 +1,5 @@
-"""Step time: a range from measured runs, a bound where nothing is like it, and no answer where no peak is known."""
+"""Step time: a range from measured runs, a bound where nothing is like it, and no answer where no
+peak is known."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ def setup(config: dict[str, Any] = LLAMA_8B, **changes: Any) -> Setup:
 
 
 def estimated(
-    asked: Setup | None = None, machine: str | None = None, accelerator: str = "h100", **options: Any
+    asked: Setup | None = None,
+    machine: str | None = None,
+    accelerator: str = "h100",
+    **options: Any,
 ) -> StepTime:
     facts = catalog()
     row = None if machine is None else facts.machine(machine)
@@ -65,13 +69,16 @@ def estimated(
     return step_time(asked or setup(), row, on, **options)
 
 
-def measured(asked: Setup, seconds: float, accelerator: str = "h100", publisher: str = "someone") -> MeasuredRun:
+def measured(
+    asked: Setup, seconds: float, accelerator: str = "h100", publisher: str = "someone"
+) -> MeasuredRun:
     speed = Fact(asked.tokens_per_step_per_gpu / seconds, (FactSource("a test", "2026-01-01"),))
     return MeasuredRun("a run", publisher, catalog().accelerator(accelerator), None, asked, speed)
 
 
 def test_sixteen_b200_fine_tune_llama_70b_in_a_range_that_holds_the_published_time():
-    """Llama 3.1 70B on two a4-highgpu-8g: 8 sequences of 4096 per GPU, full checkpointing, 14.5 s measured."""
+    """Llama 3.1 70B on two a4-highgpu-8g: 8 sequences of 4096 per GPU, full checkpointing, 14.5 s
+    measured."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
     message = estimated(asked, "a4-highgpu-8g", without_source="torch-distributed-training-gke")
     assert not message.seconds.is_bound
@@ -85,18 +92,29 @@ def test_sixteen_b200_fine_tune_llama_70b_in_a_range_that_holds_the_published_ti
 def test_the_run_itself_is_known_when_nobody_leaves_it_out():
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
     message = estimated(asked, "a4-highgpu-8g")
-    assert message.basis == "class" and [used.row.name for used in message.rows] == ["gke-b200-70b-16"]
-    assert (message.seconds.low.value * message.seconds.high.value) ** 0.5 == pytest.approx(14.54, rel=0.01)
+    assert message.basis == "class" and [used.row.name for used in message.rows] == [
+        "gke-b200-70b-16"
+    ]
+    assert (message.seconds.low.value * message.seconds.high.value) ** 0.5 == pytest.approx(
+        14.54, rel=0.01
+    )
 
 
 def test_figures_follow_from_the_step_by_the_named_formula():
     asked = setup()
     message = estimated(asked)
-    step, speed, rate, mfu = message.seconds, message.tokens_per_second_per_gpu, message.tflops_per_gpu, message.mfu
+    step, speed, rate, mfu = (
+        message.seconds,
+        message.tokens_per_second_per_gpu,
+        message.tflops_per_gpu,
+        message.mfu,
+    )
     assert step and speed and rate and mfu and message.formula == "6N"
     assert speed.low.value == pytest.approx(8192 / step.high.value)
     assert speed.high.value == pytest.approx(8192 / step.low.value)
-    assert rate.low.value == pytest.approx(speed.low.value * flops_per_token(asked.spec, "6N", 8192) / 1e12)
+    assert rate.low.value == pytest.approx(
+        speed.low.value * flops_per_token(asked.spec, "6N", 8192) / 1e12
+    )
     assert mfu.high.value == pytest.approx(rate.high.value / 989)
     assert mfu.low.value < mfu.high.value
 
@@ -109,7 +127,8 @@ def test_adapters_are_measured_by_the_ruler_for_frozen_weights():
 
 
 def test_the_bounds_of_a_known_step():
-    """The 70B of 16 B200s by hand: FLOPs per token over 1745 TFLOP/s; 141 GB gathered twice at some 360 GB/s."""
+    """The 70B of 16 B200s by hand: FLOPs per token over 1745 TFLOP/s; 141 GB gathered twice at some
+    360 GB/s."""
     asked = setup(LLAMA_70B, sequence_length=4096, micro_batch_size=8, shard=16)
     message = estimated(asked, "a4-highgpu-8g")
     matrices, head = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672), 8192 * 128256
@@ -141,14 +160,23 @@ def test_where_nothing_measured_is_like_it_the_bound_is_called_one():
 
 
 def test_neighbours_are_of_the_same_vendor():
-    message = estimated(setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao")
+    message = estimated(
+        setup(activation_checkpointing="selective"), accelerator="mi300x", without_source="torchao"
+    )
     assert message.basis == "bound"
 
 
 def test_efficiencies_of_neighbours_are_unverified_and_those_of_the_class_are_not():
-    own, borrowed = estimated(), estimated(without_source="torch-distributed-training-gke", accelerator="b200")
+    own, borrowed = (
+        estimated(),
+        estimated(without_source="torch-distributed-training-gke", accelerator="b200"),
+    )
     assert own.basis == "class" and own.efficiency is not None and not own.efficiency.unverified
-    assert borrowed.basis == "neighbours" and borrowed.efficiency is not None and borrowed.efficiency.unverified
+    assert (
+        borrowed.basis == "neighbours"
+        and borrowed.efficiency is not None
+        and borrowed.efficiency.unverified
+    )
     assert "neighbours" in borrowed.efficiency.low.source
 
 
@@ -160,7 +188,12 @@ def test_other_runs_on_the_accelerator_come_before_other_accelerators():
 
 def test_only_the_rows_that_are_given_count_and_every_publisher_once():
     asked = setup()
-    rows = [measured(asked, 2.0), measured(asked, 2.0), measured(asked, 2.0), measured(asked, 4.0, publisher="another")]
+    rows = [
+        measured(asked, 2.0),
+        measured(asked, 2.0),
+        measured(asked, 2.0),
+        measured(asked, 4.0, publisher="another"),
+    ]
     message = estimated(asked, rows=rows)
     assert message.basis == "class" and len(message.rows) == 4
     middle = (message.seconds.low.value * message.seconds.high.value) ** 0.5
@@ -231,7 +264,11 @@ def test_the_answer_is_pure_and_explains_itself():
     assert "MFU" in names and all(each.formula for each in quantities)
 
 
-MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "narrow": {**LLAMA_8B, "num_hidden_layers": 2, "hidden_size": 1024}}
+MODELS = {
+    "8B": LLAMA_8B,
+    "70B": LLAMA_70B,
+    "narrow": {**LLAMA_8B, "num_hidden_layers": 2, "hidden_size": 1024},
+}
 ADAPTERS = {False: None, True: LoraSetup(8, "all-linear")}
 CHANGES = st.fixed_dictionaries(
     {
@@ -256,13 +293,17 @@ def drawn(changes: dict[str, Any]) -> Setup:
     return setup(MODELS[changes["model"]], **named, adapters=ADAPTERS[changes["adapters"]])
 
 
-PLACES = st.sampled_from(["a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "p4de.24xlarge", "gpu-h100-sxm", None])
+PLACES = st.sampled_from(
+    ["a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g", "p4de.24xlarge", "gpu-h100-sxm", None]
+)
 
 
 @settings(max_examples=150)
 @given(changes=CHANGES, machine=PLACES)
 def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(changes, machine):
-    assume(changes["precision"] != "fp32" or machine != "a4-highgpu-8g")  # no fp32 peak of a B200 is known
+    assume(
+        changes["precision"] != "fp32" or machine != "a4-highgpu-8g"
+    )  # no fp32 peak of a B200 is known
     message = estimated(drawn(changes), machine)
     assert message.memory is not None
     low, high = message.seconds.low.value, message.seconds.high.value
@@ -271,11 +312,15 @@ def test_no_step_is_faster_than_its_bounds_and_no_range_wider_than_two_fifths(ch
     longer = 1 + (SLOW_ATTENTION - 1) * count_work(drawn(changes)).attention_share
     assert low <= high <= 1.4 * low * longer * (1 + 1e-9)
     assert message.mfu is not None and 0 < message.mfu.low.value <= message.mfu.high.value
-    # 6N counts the embedding, a lookup, as a product: of a model that is mostly embedding it is more than is executed.
+    # 6N counts the embedding, a lookup, as a product: of a model that is mostly embedding it is
+    # more than is executed.
     assert changes["model"] == "narrow" or message.mfu.high.value < 1.1
     if message.exposed is not None:
         assert 0 <= message.exposed.low.value <= message.exposed.high.value <= low
-    assert message.efficiency is None or 0 < message.efficiency.low.value <= message.efficiency.high.value <= 1
+    assert (
+        message.efficiency is None
+        or 0 < message.efficiency.low.value <= message.efficiency.high.value <= 1
+    )
 
 
 @settings(max_examples=60)

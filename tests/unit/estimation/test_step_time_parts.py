@@ -39,7 +39,9 @@ LLAMA = {
 }
 
 
-def network(machine: str | None = None, accelerator: str = "h100", gpus_per_node: int = 8) -> CollectiveNetwork:
+def network(
+    machine: str | None = None, accelerator: str = "h100", gpus_per_node: int = 8
+) -> CollectiveNetwork:
     facts = catalog()
     row = None if machine is None else facts.machine(machine)
     on = facts.accelerator(accelerator) if row is None else facts.accelerator_of(row)
@@ -78,7 +80,8 @@ def test_smaller_messages_are_slower_per_byte():
 
 
 def test_messages_below_what_was_measured_ramp_up_and_do_not_fall_off():
-    """On 8 H200 all_gather was measured at 16 GiB alone, at 361.4 GB/s; at 32 MiB about half of that is left."""
+    """On 8 H200 all_gather was measured at 16 GiB alone, at 361.4 GB/s; at 32 MiB about half of
+    that is left."""
     net = network(accelerator="h200")
     at = {mib: net.bus_gb_per_s("all_gather", 8, mib * 2**20) for mib in (16384, 128, 32, 1)}
     assert at[16384].value == 361.4 and not at[16384].unverified
@@ -113,15 +116,20 @@ def test_gpus_without_a_link_of_their_own_meet_over_the_host():
 
 
 def test_between_nodes_line_rates_bound_what_nobody_measured():
-    """p5en: 16 NICs of 200 Gb/s for 8 GPUs are 50 GB/s each; with 450 GB/s of NVLink no GPU takes in more than 500."""
-    two, many = (network("p5en.48xlarge").bus_gb_per_s("all_gather", ranks, GIB) for ranks in (16, 8000))
+    """p5en: 16 NICs of 200 Gb/s for 8 GPUs are 50 GB/s each; with 450 GB/s of NVLink no GPU takes
+    in more than 500."""
+    two, many = (
+        network("p5en.48xlarge").bus_gb_per_s("all_gather", ranks, GIB) for ranks in (16, 8000)
+    )
     assert two is not None and two.value == pytest.approx(500)
     assert many is not None and many.value == pytest.approx(50 * 7999 / 999)
 
 
 def test_another_collective_is_no_measurement():
     """On the p5 only all_reduce was measured."""
-    reduce, gather = (network("p5.48xlarge").bus_gb_per_s(one, 16, GIB) for one in ("all_reduce", "all_gather"))
+    reduce, gather = (
+        network("p5.48xlarge").bus_gb_per_s(one, 16, GIB) for one in ("all_reduce", "all_gather")
+    )
     assert reduce is not None and reduce.value == pytest.approx(436.95) and not reduce.unverified
     assert gather is not None and gather.unverified
 
@@ -149,11 +157,14 @@ def test_each_block_is_gathered_twice_and_reduced_once():
     kept = step_traffic(replace(asked, keeps_unsharded=True), work, net)
     assert kept is not None and kept.units[0].backward == pytest.approx(scatter)
     root = traffic.units[-1]
-    assert root.backward == pytest.approx(net.seconds("reduce_scatter", 16, 4 * work.root.parameters).value)
+    assert root.backward == pytest.approx(
+        net.seconds("reduce_scatter", 16, 4 * work.root.parameters).value
+    )
 
 
 def test_copies_add_up_their_shards_over_the_nodes_that_hold_them():
-    """Sharded within nodes and copied over two: each GPU reduces an eighth, together all bytes of the block."""
+    """Sharded within nodes and copied over two: each GPU reduces an eighth, together all bytes of
+    the block."""
     asked, net = setup(shard=8, replicate=2), network("gpu-h100-sxm")
     work = count_work(asked)
     traffic = step_traffic(asked, work, net)
@@ -173,7 +184,9 @@ def test_copies_of_a_model_over_two_nodes_each_reduce_a_nodes_part():
 
 
 def test_communication_is_hidden_behind_computing_but_for_the_roots():
-    line = Timeline((TimelinePiece(10, 2.0, 1.0), TimelinePiece(10, 2.0, 3.0)), fixed=0.5, alone=1.0)
+    line = Timeline(
+        (TimelinePiece(10, 2.0, 1.0), TimelinePiece(10, 2.0, 3.0)), fixed=0.5, alone=1.0
+    )
     assert line.seconds(1.0) == 10 * 2 + 10 * 3 + 0.5 + 1
     assert line.exposed(1.0) == 10 * 1 + 0.5
     assert line.seconds(0.5) == 10 * 4 + 10 * 4 + 0.5 + 2
@@ -181,13 +194,20 @@ def test_communication_is_hidden_behind_computing_but_for_the_roots():
 
 
 PIECES = st.lists(
-    st.builds(TimelinePiece, count=st.integers(1, 100), busy=st.floats(1e-6, 10), communication=st.floats(0, 10)),
+    st.builds(
+        TimelinePiece,
+        count=st.integers(1, 100),
+        busy=st.floats(1e-6, 10),
+        communication=st.floats(0, 10),
+    ),
     min_size=1,
     max_size=8,
 )
 
 
-@given(pieces=PIECES, fixed=st.floats(0, 10), alone=st.floats(1e-6, 10), efficiency=st.floats(0.01, 1))
+@given(
+    pieces=PIECES, fixed=st.floats(0, 10), alone=st.floats(1e-6, 10), efficiency=st.floats(0.01, 1)
+)
 def test_a_measured_time_gives_the_efficiency_back(pieces, fixed, alone, efficiency):
     line = Timeline(tuple(pieces), fixed, alone)
     found = line.efficiency(line.seconds(efficiency))
@@ -203,7 +223,8 @@ def test_lower_efficiency_is_never_faster(pieces, fixed, efficiency):
 
 
 def test_nothing_hides_the_roots_collectives_and_the_first_gather():
-    """However slow computing is: at a thousandth of the best rates every block's collectives are hidden."""
+    """However slow computing is: at a thousandth of the best rates every block's collectives are
+    hidden."""
     asked = setup(gradient_accumulation=3)
     work = count_work(asked)
     traffic = step_traffic(asked, work, network("a3-ultragpu-8g"))
@@ -228,6 +249,9 @@ def test_work_beside_a_slow_network_takes_as_long_as_the_network():
     traffic = step_traffic(asked, work, slow)
     assert traffic is not None
     line = timeline(asked, work, traffic, RATES)
-    total = sum(unit.count * (one.forward + one.backward) for unit, one in zip(work.units, traffic.units, strict=True))
+    total = sum(
+        unit.count * (one.forward + one.backward)
+        for unit, one in zip(work.units, traffic.units, strict=True)
+    )
     assert line.seconds(1.0) == pytest.approx(total, rel=0.1)
     assert timeline(asked, work, None, RATES).seconds(1.0) < total / 5

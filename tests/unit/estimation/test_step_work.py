@@ -1,4 +1,5 @@
-"""The work of a step: FLOPs are those that torch counts while a model runs, bytes follow from shapes."""
+"""The work of a step: FLOPs are those that torch counts while a model runs, bytes follow from
+shapes."""
 
 from __future__ import annotations
 
@@ -65,9 +66,13 @@ def setup(config: dict[str, Any] = LLAMA, **changes: Any) -> Setup:
 
 
 def counted_by_torch(config: dict[str, Any], mode: str, rank: int | None = None) -> int:
-    """FLOPs of a forward and backward through transformers' model, its blocks checkpointed as the trainer does; with
-    `rank` of peft's adapters on all linear layers of it."""
-    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0} if config["model_type"] == "gpt2" else {}
+    """FLOPs of a forward and backward through transformers' model, its blocks checkpointed as the
+    trainer does; with `rank` of peft's adapters on all linear layers of it."""
+    no_dropout = (
+        {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+        if config["model_type"] == "gpt2"
+        else {}
+    )
     options = {"bos_token_id": 0, "eos_token_id": 0, **no_dropout, **config}
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**options), attn_implementation="eager", experts_implementation="eager"
@@ -86,13 +91,18 @@ def counted_by_torch(config: dict[str, Any], mode: str, rank: int | None = None)
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 @pytest.mark.parametrize("config", [LLAMA, GPT2, MIXTRAL], ids=lambda config: config["model_type"])
 def test_executed_flops_are_those_that_torch_counts(config, mode):
-    assert count_work(setup(config, activation_checkpointing=mode)).flops == counted_by_torch(config, mode)
+    assert count_work(setup(config, activation_checkpointing=mode)).flops == counted_by_torch(
+        config, mode
+    )
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_executed_flops_with_adapters_are_those_that_torch_counts_but_for_the_first_input(mode):
-    """Nothing needs the gradient of the first block's input, to which three projections and their adapters add."""
-    message = count_work(setup(activation_checkpointing=mode, adapters=LoraSetup(4, "all-linear"))).flops
+    """Nothing needs the gradient of the first block's input, to which three projections and their
+    adapters add."""
+    message = count_work(
+        setup(activation_checkpointing=mode, adapters=LoraSetup(4, "all-linear"))
+    ).flops
     spared = 2 * MICRO_BATCH * SEQUENCE * (32 * (32 + 16 + 16) + 3 * 4 * 32)
     assert message - spared == counted_by_torch(LLAMA, mode, rank=4)
 
@@ -106,7 +116,9 @@ def test_fused_attention_does_the_causal_half_and_computes_scores_again_in_backw
 
 
 def test_without_recomputation_it_is_the_causal_ruler_less_the_embedding():
-    spec = model_spec({**LLAMA, "num_hidden_layers": 40, "hidden_size": 256, "intermediate_size": 1024})
+    spec = model_spec(
+        {**LLAMA, "num_hidden_layers": 40, "hidden_size": 256, "intermediate_size": 1024}
+    )
     one = setup(spec=spec, kernel="varlen", sequence_length=32)
     ruler = flops_per_token(spec, "causal", 32) - 6 * spec.embedding_parameters
     assert count_work(one).flops / one.tokens_per_step_per_gpu == pytest.approx(ruler, rel=0.01)
@@ -124,18 +136,25 @@ def test_adapters_leave_out_the_gradients_of_frozen_weights():
 def test_of_counted_parameters_alone_six_flops_each_are_known():
     spec = spec_from_counts(1000, 400)
     assert count_work(setup(spec=spec)).flops == 6 * 400 * SEQUENCE * MICRO_BATCH
-    assert count_work(setup(spec=spec, activation_checkpointing="full")).flops == 8 * 400 * SEQUENCE * MICRO_BATCH
+    assert (
+        count_work(setup(spec=spec, activation_checkpointing="full")).flops
+        == 8 * 400 * SEQUENCE * MICRO_BATCH
+    )
 
 
 def test_compiling_moves_fewer_bytes_and_checkpointing_more():
-    eager, compiled = count_work(setup(precision="bf16")), count_work(setup(precision="bf16", compiled=True))
+    eager, compiled = (
+        count_work(setup(precision="bf16")),
+        count_work(setup(precision="bf16", compiled=True)),
+    )
     again = count_work(setup(precision="bf16", compiled=True, activation_checkpointing="full"))
     assert compiled.elementwise_bytes < eager.elementwise_bytes / 2
     assert compiled.elementwise_bytes < again.elementwise_bytes
 
 
 def test_a_compiled_block_moves_these_bytes():
-    """Per token and bf16 element, forward: two norms and residual sums in and out, rotated queries and keys, SwiGLU."""
+    """Per token and bf16 element, forward: two norms and residual sums in and out, rotated queries
+    and keys, SwiGLU."""
     block = count_work(setup(precision="bf16", kernel="varlen", compiled=True)).blocks[0]
     hidden, rotated, width = 32, 32 + 16, 88
     assert block.forward_bytes == 2 * (8 * hidden + 2 * rotated + 3 * width)
@@ -168,12 +187,19 @@ def test_fsdp_copies_what_it_gathers_and_reduces():
     micro_batch=st.integers(1, 8),
     accumulation=st.integers(1, 4),
 )
-def test_work_adds_up_over_tokens_and_blocks(layers, hidden, width, vocabulary, sequence, micro_batch, accumulation):
+def test_work_adds_up_over_tokens_and_blocks(
+    layers, hidden, width, vocabulary, sequence, micro_batch, accumulation
+):
     shape = {"hidden_size": hidden, "intermediate_size": width, "vocab_size": vocabulary}
-    sizes = {"sequence_length": sequence, "micro_batch_size": micro_batch, "gradient_accumulation": accumulation}
+    sizes = {
+        "sequence_length": sequence,
+        "micro_batch_size": micro_batch,
+        "gradient_accumulation": accumulation,
+    }
     spec = model_spec({**LLAMA, **shape, "num_hidden_layers": layers})
     modes = [
-        count_work(setup(spec=spec, activation_checkpointing=mode, **sizes)) for mode in ("none", "selective", "full")
+        count_work(setup(spec=spec, activation_checkpointing=mode, **sizes))
+        for mode in ("none", "selective", "full")
     ]
     none, selective, full = (work.flops for work in modes)
     assert none <= selective <= full <= 4 / 3 * none

@@ -13,7 +13,13 @@ from drillyard.config.sweep_grammar import parse_axes
 from drillyard.errors import UserError
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.request import EstimateRequest
-from drillyard.estimation.sweep import SweepEstimate, SweepResult, mark_front, run_sweep, with_settings
+from drillyard.estimation.sweep import (
+    SweepEstimate,
+    SweepResult,
+    mark_front,
+    run_sweep,
+    with_settings,
+)
 from drillyard.estimation.target import accelerator_target
 from drillyard.hardware import catalog
 
@@ -21,7 +27,9 @@ CONFIG = run_config(SMALL, training={"activation_checkpointing": "none"})
 
 
 def swept(keys: str, request: EstimateRequest | None = None) -> SweepResult:
-    return run_sweep(request or request_of(CONFIG, two_nodes("a3-megagpu-8g")), parse_axes(keys.split()))
+    return run_sweep(
+        request or request_of(CONFIG, two_nodes("a3-megagpu-8g")), parse_axes(keys.split())
+    )
 
 
 def by(found: SweepResult, key: str) -> dict[Any, SweepEstimate]:
@@ -44,14 +52,23 @@ def test_a_run_of_unknown_length_is_compared_on_a_billion_tokens() -> None:
 def test_more_nodes_are_faster_and_cost_more_so_both_are_on_the_front() -> None:
     points = by(swept("nodes=1,16"), "nodes")
     few, many = points[1], points[16]
-    assert few.hours is not None and many.hours is not None and few.cost is not None and many.cost is not None
+    assert (
+        few.hours is not None
+        and many.hours is not None
+        and few.cost is not None
+        and many.cost is not None
+    )
     assert many.hours < few.hours and many.cost > few.cost
     assert few.on_front and many.on_front
 
 
 def test_no_point_of_the_front_is_beaten_in_both_and_every_other_is() -> None:
     found = swept("nodes=1..8..x2 micro_batch_size=1..8..x2 activation_checkpointing=none,full")
-    fitting = [point for point in found.points if point.estimate is not None and point.estimate.verdict == "fits"]
+    fitting = [
+        point
+        for point in found.points
+        if point.estimate is not None and point.estimate.verdict == "fits"
+    ]
     assert 0 < len(found.front) < len(fitting)
 
     def beaten(point: SweepEstimate) -> bool:
@@ -61,7 +78,8 @@ def test_no_point_of_the_front_is_beaten_in_both_and_every_other_is() -> None:
 
         hours, cost = place(point)
         return any(
-            place(other) <= (hours, cost) and place(other)[1] <= cost and other is not point for other in fitting
+            place(other) <= (hours, cost) and place(other)[1] <= cost and other is not point
+            for other in fitting
         )
 
     for point in fitting:
@@ -82,7 +100,9 @@ def test_open_settings_are_decided_again_at_every_point() -> None:
 
 
 def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -> None:
-    request = request_of(run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g"))
+    request = request_of(
+        run_config(SMALL, training={"global_batch_size": 128}), two_nodes("a3-megagpu-8g")
+    )
     points = by(swept("micro_batch_size=2,3", request), "micro_batch_size")
     assert points[2].estimate is not None
     assert points[3].estimate is None and says(points[3].refusal, "global_batch_size: 128")
@@ -97,7 +117,10 @@ def test_a_combination_that_cannot_be_is_reported_and_does_not_end_the_sweep() -
     ("keys", "message"),
     [
         ("micro_batch_size=0..2", "--sweep: training.micro_batch_size: found 0"),
-        ("activation_checkpointing=some", "--sweep: training.activation_checkpointing: found 'some'"),
+        (
+            "activation_checkpointing=some",
+            "--sweep: training.activation_checkpointing: found 'some'",
+        ),
         ("training.stpes=1", r"--sweep: training.stpes:.*'steps'"),
         ("sequence_length=1.5", "--sweep: data.sequence_length"),
     ],
@@ -127,7 +150,9 @@ def test_without_a_price_for_all_gpu_hours_are_compared() -> None:
 
 def test_times_hold_failures_where_that_is_known_of_every_point() -> None:
     assert swept("nodes=1,2").with_failures
-    assert not swept("micro_batch_size=1", request_of(CONFIG, accelerator_target("h100", 8, catalog()))).with_failures
+    assert not swept(
+        "micro_batch_size=1", request_of(CONFIG, accelerator_target("h100", 8, catalog()))
+    ).with_failures
 
 
 def bounded(point: SweepEstimate) -> SweepEstimate:

@@ -22,7 +22,11 @@ def cluster(**changes: object) -> ClusterConfig:
 def test_a_cluster_config_says_machine_nodes_consumption_and_region() -> None:
     target = cluster_target(cluster(), catalog())
     assert (target.machine.name, target.num_nodes, target.num_gpus) == ("a4-highgpu-8g", 4, 32)
-    assert (target.consumption, target.region, target.accelerator.name) == ("spot", "us-central1", "b200")
+    assert (target.consumption, target.region, target.accelerator.name) == (
+        "spot",
+        "us-central1",
+        "b200",
+    )
     assert target.title == "4 x a4-highgpu-8g (32 b200)"
 
 
@@ -37,7 +41,9 @@ def test_another_machine_or_number_changes_the_config_that_quotas_are_counted_fo
 def test_a_machine_that_is_not_sold_so_is_refused_with_the_ways_that_there_are() -> None:
     for make in (
         lambda: machine_target("a4-highgpu-8g", 2, catalog(), consumption="on-demand"),
-        lambda: two_nodes("a3-megagpu-8g", consumption="on-demand").with_machine("a4-highgpu-8g", catalog()),
+        lambda: two_nodes("a3-megagpu-8g", consumption="on-demand").with_machine(
+            "a4-highgpu-8g", catalog()
+        ),
         lambda: cluster_target(cluster(), catalog(), machine="a4x-highgpu-4g"),
     ):
         with pytest.raises(UserError, match=r"'(on-demand|spot)'.*reservation"):
@@ -53,10 +59,17 @@ def test_no_nodes_are_no_place(nodes: int) -> None:
 
 def test_an_accelerator_alone_fills_nodes_of_eight() -> None:
     target = accelerator_target("h100", 12, catalog())
-    assert (target.num_nodes, target.gpus_per_node, target.num_gpus, target.made_up) == (2, 8, 12, True)
+    assert (target.num_nodes, target.gpus_per_node, target.num_gpus, target.made_up) == (
+        2,
+        8,
+        12,
+        True,
+    )
     assert target.title == "12 x h100"
     assert accelerator_target("h100", 4, catalog()).gpus_per_node == 4
-    assert accelerator_target("NVIDIA H100 80GB HBM3", 12, catalog(), gpus_per_node=4).num_nodes == 3
+    assert (
+        accelerator_target("NVIDIA H100 80GB HBM3", 12, catalog(), gpus_per_node=4).num_nodes == 3
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Which answers count as the accepted calls, and in which category the others fall: the rules of the BFCL."""
+"""Which answers count as the accepted calls, and in which category the others fall: the rules of
+the BFCL."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ STOP = {"name": "stop", "arguments": {}}
 
 
 def outcome(*calls: tuple[str, dict[str, Any]], accepted: Any = (ORDER,)) -> str:
-    text = "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in calls)
+    text = "".join(
+        f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>"
+        for name, given in calls
+    )
     return judge_calls(TOOLS, list(accepted), text).outcome
 
 
@@ -108,12 +112,18 @@ def test_names_and_numbers_of_calls() -> None:
     assert outcome() == "wrong_count"
     assert outcome(order(), order()) == "wrong_count"
     assert judge_calls(TOOLS, [ORDER], "I am sorry.").outcome == "wrong_count"
-    assert judge_calls(TOOLS, [ORDER], '<tool_call>{"name": "shop.order", "argu').outcome == "unparseable"
+    assert (
+        judge_calls(TOOLS, [ORDER], '<tool_call>{"name": "shop.order", "argu').outcome
+        == "unparseable"
+    )
     assert judge_calls(TOOLS, [], "Hello.").outcome == "unjudged"
 
 
 def test_an_optional_parameter_that_the_accepted_call_names_must_be_there() -> None:
-    accepted = {"name": "shop.order", "arguments": {"item": ["cheese"], "count": [2], "gift": [True]}}
+    accepted = {
+        "name": "shop.order",
+        "arguments": {"item": ["cheese"], "count": [2], "gift": [True]},
+    }
     assert outcome(order(), accepted=[accepted]) == "missing_parameter"
     assert outcome(order(gift=True), accepted=[accepted]) == "correct"
 
@@ -122,7 +132,9 @@ def test_several_calls_count_in_any_order_and_each_once() -> None:
     other = {"name": "shop.order", "arguments": {"item": ["bread"], "count": [1, 2]}}
     calls = [order(), order(item="bread", count=1), ("stop", {})]
     accepted = [ORDER, other, STOP]
-    assert {outcome(*some, accepted=accepted) for some in itertools.permutations(calls)} == {"correct"}
+    assert {outcome(*some, accepted=accepted) for some in itertools.permutations(calls)} == {
+        "correct"
+    }
     assert outcome(order(), order(), ("stop", {}), accepted=accepted) == "wrong_value"
 
 
@@ -140,7 +152,12 @@ def test_a_value_may_have_another_type_than_the_schema_where_the_reference_has()
 
 
 def test_accuracy_leaves_out_what_cannot_be_judged() -> None:
-    verdicts = [CallVerdict("correct"), CallVerdict("wrong_type"), CallVerdict("unjudged"), CallVerdict("correct")]
+    verdicts = [
+        CallVerdict("correct"),
+        CallVerdict("wrong_type"),
+        CallVerdict("unjudged"),
+        CallVerdict("correct"),
+    ]
     figures = call_accuracy(verdicts)
     assert (figures["judged"], figures["wrong_type"], figures["unjudged"]) == (3, 1, 1)
     assert figures["accuracy"] == pytest.approx(2 / 3)

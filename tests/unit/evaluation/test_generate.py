@@ -1,4 +1,5 @@
-"""Greedy generation: the tokens of transformers' own `generate`, in the order of the prompts, within positions."""
+"""Greedy generation: the tokens of transformers' own `generate`, in the order of the prompts,
+within positions."""
 
 from __future__ import annotations
 
@@ -18,14 +19,27 @@ ONE_RANK = Ranks(0, 1, 0, 1, torch.device("cpu"), None, 1)  # type: ignore[arg-t
 
 def llama() -> PreTrainedModel:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)).eval()
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.5, **sizes)
+    ).eval()
 
 
 def gpt2(positions: int = 64) -> PreTrainedModel:
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=VOCABULARY, bos_token_id=EOS, eos_token_id=EOS, n_embd=32, n_layer=2, n_head=4, n_positions=positions
+        vocab_size=VOCABULARY,
+        bos_token_id=EOS,
+        eos_token_id=EOS,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=positions,
     )
     config.initializer_range = 0.5
     return GPT2LMHeadModel(config).eval()
@@ -39,7 +53,12 @@ def ours(model: PreTrainedModel, prompts: list[list[int]], **changes: Any) -> li
 def theirs(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     output = model.generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12, eos_token_id=EOS, pad_token_id=PAD
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=12,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
     )
     tokens: list[int] = output[0, len(prompt) :].tolist()
     return tokens[: tokens.index(EOS)] if EOS in tokens else tokens
@@ -50,7 +69,8 @@ def test_gives_the_tokens_of_transformers_for_prompts_of_all_lengths(make: Any) 
     model = make()
     generator = torch.Generator().manual_seed(1)
     prompts = [
-        torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in (9, 2, 5, 17, 3, 8, 1)
+        torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+        for length in (9, 2, 5, 17, 3, 8, 1)
     ]
     assert ours(model, prompts) == [theirs(model, prompt) for prompt in prompts]
 

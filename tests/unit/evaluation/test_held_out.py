@@ -19,13 +19,18 @@ from drillyard.parallel.ranks import Ranks
 
 ONE_RANK = Ranks(0, 1, 0, 1, torch.device("cpu"), None, 1)  # type: ignore[arg-type]
 ROWS = [
-    {"schema": f"CREATE TABLE {name} (a INT); INSERT INTO {name} VALUES (1);", "question": "a?", "sql": "SELECT 1"}
+    {
+        "schema": f"CREATE TABLE {name} (a INT); INSERT INTO {name} VALUES (1);",
+        "question": "a?",
+        "sql": "SELECT 1",
+    }
     for name in ("t", "tt", "a_table_with_a_long_name")
 ]
 
 
 def tokenizer_without_pad() -> PreTrainedTokenizerFast:
-    """Bytes as tokens, and an end-of-text token that is no pad token: the layout of GPT-2 and Llama 3."""
+    """Bytes as tokens, and an end-of-text token that is no pad token: the layout of GPT-2 and Llama
+    3."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate([*alphabet, "<eos>"])}
     backend = Tokenizer(models.BPE(vocabulary, []))
@@ -52,12 +57,22 @@ def held_out(tmp_path: Path) -> HeldOutEvaluator:
             "evaluation": {"metrics": ["sql-execution"], "max_new_tokens": 4, "batch_size": 2},
         }
     )
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes))
     data: Any = SimpleNamespace(tokenizer=tokenizer, held_out={"rows": None})
     return HeldOutEvaluator(
-        config, data, LanguageModelLoss(model), ONE_RANK, tmp_path / "evaluations", attention="eager"
+        config,
+        data,
+        LanguageModelLoss(model),
+        ONE_RANK,
+        tmp_path / "evaluations",
+        attention="eager",
     )
 
 

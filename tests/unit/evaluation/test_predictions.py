@@ -27,13 +27,17 @@ def test_predictions_replace_earlier_ones_and_no_data(tmp_path: Path) -> None:
     path = tmp_path / "final" / "test.jsonl"
     for predicted in ("one", "two"):
         assert write(tmp_path, predicted) == []
-        assert [json.loads(line)["predicted"] for line in path.read_text().splitlines()] == [predicted]
+        assert [json.loads(line)["predicted"] for line in path.read_text().splitlines()] == [
+            predicted
+        ]
     path.write_text('{"question": "?", "sql": "SELECT 1"}\n')
     assert str(path) in write(tmp_path, "three")[0]
     assert path.read_text() == '{"question": "?", "sql": "SELECT 1"}\n'
 
 
-def test_a_path_that_cannot_be_looked_at_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_cannot_be_looked_at_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only rank 0 writes: an error there would end the run, with the other ranks waiting for it."""
     real = os.stat
 

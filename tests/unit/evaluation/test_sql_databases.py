@@ -1,4 +1,5 @@
-"""Facts about generated rows for schemas without rows: the reference finds something, other queries something else."""
+"""Facts about generated rows for schemas without rows: the reference finds something, other queries
+something else."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from drillyard.evaluation.sql_databases import generated_databases
 from drillyard.evaluation.sql_scoring import QueryJudge, judge
 
 SCHEMA = (
-    'CREATE TABLE "stadium" ("Stadium_ID" INTEGER, "Name" TEXT, "Capacity" INTEGER, "Opened" DATE); '
-    'CREATE TABLE "concert" ("concert_ID" INTEGER, "Title" TEXT, "Stadium_ID" TEXT, "Year" TEXT, "fee" REAL); '
-    'CREATE TABLE "ticket" ("id" INTEGER PRIMARY KEY, "owner" TEXT UNIQUE, "concert" TEXT)'
+    'CREATE TABLE "stadium" ("Stadium_ID" INTEGER, "Name" TEXT, "Capacity" INTEGER, "Opened" DATE);'
+    ' CREATE TABLE "concert" ("concert_ID" INTEGER, "Title" TEXT, "Stadium_ID" TEXT, "Year" TEXT,'
+    ' "fee" REAL); CREATE TABLE "ticket" ("id" INTEGER PRIMARY KEY, "owner" TEXT UNIQUE, "concert"'
+    " TEXT)"
 )
 
 
@@ -23,16 +25,25 @@ def row(sql: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reference", "wrong"),
     [
-        ("SELECT count(*) FROM concert WHERE Year = '2014'", "SELECT count(*) FROM concert WHERE Year = '2015'"),
+        (
+            "SELECT count(*) FROM concert WHERE Year = '2014'",
+            "SELECT count(*) FROM concert WHERE Year = '2015'",
+        ),
         ('SELECT Name FROM stadium WHERE Name = "Azadi Park"', "SELECT Name FROM stadium"),
-        ("SELECT Name FROM stadium WHERE Capacity > 60000", "SELECT Name FROM stadium WHERE Capacity >= 60000"),
+        (
+            "SELECT Name FROM stadium WHERE Capacity > 60000",
+            "SELECT Name FROM stadium WHERE Capacity >= 60000",
+        ),
         (
             "SELECT Name FROM stadium WHERE Capacity BETWEEN 500 AND 900",
             "SELECT Name FROM stadium WHERE Capacity < 900",
         ),
         ("SELECT Title FROM concert WHERE Title LIKE '%free_x%'", "SELECT Title FROM concert"),
         (
-            "SELECT Title FROM concert AS c JOIN stadium AS s ON c.Stadium_ID = s.Stadium_ID WHERE s.Name = 'Ayr'",
+            (
+                "SELECT Title FROM concert AS c JOIN stadium AS s ON c.Stadium_ID = s.Stadium_ID"
+                " WHERE s.Name = 'Ayr'"
+            ),
             "SELECT Title FROM concert",
         ),
         (
@@ -43,7 +54,10 @@ def row(sql: str) -> dict[str, Any]:
             "SELECT Name FROM stadium WHERE Stadium_ID NOT IN (SELECT Stadium_ID FROM concert)",
             "SELECT Name FROM stadium",
         ),
-        ("SELECT concert_ID FROM concert EXCEPT SELECT id FROM ticket", "SELECT concert_ID FROM concert"),
+        (
+            "SELECT concert_ID FROM concert EXCEPT SELECT id FROM ticket",
+            "SELECT concert_ID FROM concert",
+        ),
         ("SELECT avg(Year) FROM concert", "SELECT max(Year) FROM concert"),
         (
             "SELECT Year FROM concert GROUP BY Year HAVING count(*) > 50",
@@ -72,7 +86,8 @@ def test_a_reference_that_fails_or_finds_nothing_is_unjudged() -> None:
 def test_rows_are_the_same_every_time() -> None:
     reference = "SELECT * FROM stadium JOIN concert USING (Stadium_ID)"
     rows = [
-        [found.execute(reference).fetchall() for found in generated_databases(SCHEMA, reference)[0]] for _ in range(2)
+        [found.execute(reference).fetchall() for found in generated_databases(SCHEMA, reference)[0]]
+        for _ in range(2)
     ]
     assert rows[0] == rows[1] and len(rows[0]) == 3
     assert rows[0][0] != rows[0][1]

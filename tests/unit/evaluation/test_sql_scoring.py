@@ -1,4 +1,5 @@
-"""Facts about SQL execution accuracy: which results are equal, what a prediction may do, and that none can harm."""
+"""Facts about SQL execution accuracy: which results are equal, what a prediction may do, and that
+none can harm."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from drillyard.evaluation.sql_scoring import (
 )
 
 CONTEXT = (
-    "CREATE TABLE shops (name TEXT, city TEXT, price INT, share REAL);"
-    "INSERT INTO shops VALUES ('Nova', 'Oslo', 10, 0.1), ('Vega', 'Rome', 30, 0.2), ('Luna', 'Oslo', 20, NULL)"
+    "CREATE TABLE shops (name TEXT, city TEXT, price INT, share REAL);INSERT INTO shops VALUES"
+    " ('Nova', 'Oslo', 10, 0.1), ('Vega', 'Rome', 30, 0.2), ('Luna', 'Oslo', 20, NULL)"
 )
 
 
@@ -39,9 +40,21 @@ def outcome(reference: str, predicted: str) -> str:
     ("reference", "predicted", "expected"),
     [
         ("SELECT name FROM shops", "SELECT name FROM shops ORDER BY price DESC", "correct"),
-        ("SELECT name FROM shops ORDER BY price", "SELECT name FROM shops ORDER BY price DESC", "wrong"),
-        ("SELECT name FROM shops ORDER BY price", "select name from shops order by share is null, price;", "wrong"),
-        ("SELECT name FROM (SELECT name FROM shops ORDER BY price)", "SELECT name FROM shops ORDER BY name", "correct"),
+        (
+            "SELECT name FROM shops ORDER BY price",
+            "SELECT name FROM shops ORDER BY price DESC",
+            "wrong",
+        ),
+        (
+            "SELECT name FROM shops ORDER BY price",
+            "select name from shops order by share is null, price;",
+            "wrong",
+        ),
+        (
+            "SELECT name FROM (SELECT name FROM shops ORDER BY price)",
+            "SELECT name FROM shops ORDER BY name",
+            "correct",
+        ),
         ("SELECT name, price FROM shops", "SELECT price, name FROM shops", "wrong"),
         ("SELECT name FROM shops", "SELECT name, price FROM shops", "wrong"),
         ("SELECT city FROM shops", "SELECT DISTINCT city FROM shops", "wrong"),
@@ -49,14 +62,22 @@ def outcome(reference: str, predicted: str) -> str:
         ("SELECT AVG(price) FROM shops", "SELECT 20.00001", "correct"),
         ("SELECT AVG(price) FROM shops", "SELECT 20.001", "wrong"),
         ("SELECT price FROM shops WHERE name = 'Nova'", "SELECT '10'", "wrong"),
-        ("SELECT share FROM shops", "SELECT share FROM shops WHERE share IS NOT NULL UNION ALL SELECT NULL", "correct"),
+        (
+            "SELECT share FROM shops",
+            "SELECT share FROM shops WHERE share IS NOT NULL UNION ALL SELECT NULL",
+            "correct",
+        ),
         ("SELECT share FROM shops", "SELECT coalesce(share, 0) FROM shops", "wrong"),
         ("SELECT name FROM shops", "SELECT nme FROM shops", "invalid"),
         ("SELECT name FROM shops", "", "invalid"),
         ("SELECT name FROM shops", "-- nothing", "invalid"),
         ("SELECT name FROM shops", "Sure! Here is the query: SELECT name FROM shops", "invalid"),
         ("SELECT nme FROM shops", "SELECT name FROM shops", "unjudged"),
-        ("SELECT name FROM shops WHERE price > 99", "SELECT name FROM shops WHERE price > 99", "unjudged"),
+        (
+            "SELECT name FROM shops WHERE price > 99",
+            "SELECT name FROM shops WHERE price > 99",
+            "unjudged",
+        ),
         ("SELECT MAX(price) FROM shops WHERE price > 99", "SELECT NULL", "unjudged"),
         ("WITH a AS (SELECT price FROM shops) SELECT SUM(price) FROM a", "SELECT 60", "correct"),
     ],
@@ -103,7 +124,9 @@ def test_verdicts(reference: str, predicted: str, expected: str) -> None:
         "SELECT :name",
     ],
 )
-def test_a_prediction_that_does_more_than_read_is_invalid_and_changes_nothing(predicted: str) -> None:
+def test_a_prediction_that_does_more_than_read_is_invalid_and_changes_nothing(
+    predicted: str,
+) -> None:
     referee = QueryJudge(row("SELECT name, city, price, share FROM shops"))
     assert referee.judge(predicted).outcome == "invalid"
     assert referee.judge("SELECT * FROM shops").outcome == "correct"
@@ -123,7 +146,9 @@ def test_a_query_that_does_not_end_is_stopped(predicted: str) -> None:
 
 
 def test_the_step_limit_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+    endless = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n"
+    )
     monkeypatch.setattr("drillyard.evaluation.sql_sandbox.MAX_SECONDS", 1e9)
     reasons = {judge(row("SELECT COUNT(*) FROM shops"), endless).reason for _ in range(3)}
     assert len(reasons) == 1 and "steps" in reasons.pop()
@@ -132,7 +157,7 @@ def test_the_step_limit_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyP
 SQL_WORDS = """
 SELECT FROM WHERE shops name price city * ( ) , ; ' " ` [ -- /* */ 1 -1 9e999 x'ff' NULL ORDER BY GROUP HAVING LIMIT
 UNION ALL JOIN ON USING WITH RECURSIVE AS VALUES COUNT(*) AVG( CAST LIKE % IN BETWEEN AND OR NOT DELETE PRAGMA ? : @ $a
-"""
+"""  # noqa: E501
 SQL_SOUP = st.lists(st.sampled_from(SQL_WORDS.split()), max_size=25).map(" ".join)
 
 
@@ -145,12 +170,18 @@ def test_no_text_raises(predicted: str) -> None:
     referee.close()
 
 
-VALUES = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.0, 1e300]), st.sampled_from("ab1"))
-RESULTS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=8))
+VALUES = st.one_of(
+    st.none(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.0, 1e300]), st.sampled_from("ab1")
+)
+RESULTS = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=8)
+)
 
 
 @given(RESULTS, st.randoms(use_true_random=False))
-def test_a_shuffled_and_slightly_rounded_result_is_equal_unless_order_counts(rows: list[Any], random: Any) -> None:
+def test_a_shuffled_and_slightly_rounded_result_is_equal_unless_order_counts(
+    rows: list[Any], random: Any
+) -> None:
     other = [tuple(v * (1 + 1e-8) if isinstance(v, float) else v for v in found) for found in rows]
     assert result_difference(rows, other, ordered=True) == ""
     random.shuffle(other)
@@ -167,12 +198,17 @@ def test_a_changed_value_is_a_difference(rows: list[Any], data: Any) -> None:
 
 def test_rows_that_are_close_but_sort_differently_are_paired() -> None:
     near = 1.0 + 1e-9
-    assert result_difference([(1.0, 2.0), (near, 1.0)], [(near, 2.0), (1.0, 1.0)], ordered=False) == ""
-    assert result_difference([(1.0, 2.0), (near, 1.0)], [(near, 2.0), (1.0, 3.0)], ordered=False) != ""
+    assert (
+        result_difference([(1.0, 2.0), (near, 1.0)], [(near, 2.0), (1.0, 1.0)], ordered=False) == ""
+    )
+    assert (
+        result_difference([(1.0, 2.0), (near, 1.0)], [(near, 2.0), (1.0, 3.0)], ordered=False) != ""
+    )
 
 
 def test_the_built_in_set_is_judged_on_three_databases() -> None:
-    """A query that is right on the shown database by luck alone is found out by the further fills."""
+    """A query that is right on the shown database by luck alone is found out by the further
+    fills."""
     found_out = 0
     for example in documents("text-to-sql", {"held_out_examples": 60}, "questions"):
         assert judge(example, example["sql"]).outcome == "correct"
@@ -180,7 +216,11 @@ def test_the_built_in_set_is_judged_on_three_databases() -> None:
         shown, *_ = judging.databases(example)
         assert shown[0] is not None
         values = judging.run_query(shown[0], example["sql"])
-        constant = "SELECT * FROM (VALUES " + ", ".join(f"({', '.join(map(literal, found))})" for found in values) + ")"
+        constant = (
+            "SELECT * FROM (VALUES "
+            + ", ".join(f"({', '.join(map(literal, found))})" for found in values)
+            + ")"
+        )
         verdict = referee.judge(constant)
         assert verdict.outcome == "wrong"
         assert not verdict.reason.endswith("on database 1 of 3")
@@ -212,7 +252,10 @@ def test_accuracy_counts_what_could_be_judged() -> None:
     ]
     figures = accuracy(verdicts)
     assert (
-        figures["judged"] == 4 and figures["accuracy"] == 0.5 and figures["unjudged"] == 1 and figures["invalid"] == 0
+        figures["judged"] == 4
+        and figures["accuracy"] == 0.5
+        and figures["unjudged"] == 1
+        and figures["invalid"] == 0
     )
 
 
@@ -222,8 +265,10 @@ def test_accuracy_counts_what_could_be_judged() -> None:
         "CREATE TABLE a (x INT) ENGINE=InnoDB",
         "ATTACH DATABASE '/tmp/never.db' AS b",
         "PRAGMA writable_schema = ON",
-        "CREATE TABLE a (x); INSERT INTO a "
-        "WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
+        (
+            "CREATE TABLE a (x); INSERT INTO a "
+            "WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+        ),
         "not SQL",
     ],
 )
@@ -238,7 +283,10 @@ def test_a_row_without_a_schema_names_its_columns() -> None:
 
 
 def test_results_over_the_row_limit_are_stopped() -> None:
-    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) SELECT i FROM n"
+    many = (
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) SELECT i"
+        " FROM n"
+    )
     verdict = judge(row("SELECT name FROM shops"), many)
     assert verdict == SqlVerdict("timeout", "more than 10,000 rows")
 

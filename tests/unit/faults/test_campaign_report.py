@@ -31,7 +31,9 @@ def result() -> CampaignResult:
     late = "while shards are written, from step 52"
     return CampaignResult(
         verdicts=[
-            FaultVerdict(killed, "step 44, between last shard and manifest", of_kill, True, 4, 8.25),
+            FaultVerdict(
+                killed, "step 44, between last shard and manifest", of_kill, True, 4, 8.25
+            ),
             FaultVerdict(flipped, "50% into step 21", of_flip, True, 5, 9.75, [another_loss]),
             FaultVerdict(full, late, "not hit", False, problems=["the run had ended before"]),
         ],
@@ -48,7 +50,9 @@ def shown(result: CampaignResult) -> str:
     return stream.getvalue()
 
 
-def test_the_table_fits_in_a_hundred_columns_and_is_plain_when_piped(result: CampaignResult) -> None:
+def test_the_table_fits_in_a_hundred_columns_and_is_plain_when_piped(
+    result: CampaignResult,
+) -> None:
     text = shown(result)
     table = text[: text.index("2: step 17")]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 100

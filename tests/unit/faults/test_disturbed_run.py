@@ -1,4 +1,5 @@
-"""Processes left by a start are exactly those that have its mark; phase files say which faults are pending."""
+"""Processes left by a start are exactly those that have its mark; phase files say which faults are
+pending."""
 
 from __future__ import annotations
 
@@ -37,9 +38,17 @@ def started(**environment: str) -> subprocess.Popen[bytes]:
 
 def test_only_processes_with_the_mark_are_found_and_killed() -> None:
     mark = new_mark()
-    ours, unmarked, other = started(**{MARK_VARIABLE: mark}), started(), started(**{MARK_VARIABLE: new_mark()})
+    ours, unmarked, other = (
+        started(**{MARK_VARIABLE: mark}),
+        started(),
+        started(**{MARK_VARIABLE: new_mark()}),
+    )
     try:
-        assert [is_marked(process.pid, mark) for process in (ours, unmarked, other)] == [True, False, False]
+        assert [is_marked(process.pid, mark) for process in (ours, unmarked, other)] == [
+            True,
+            False,
+            False,
+        ]
         assert marked_processes(mark, MARK_VARIABLE) == [ours.pid]
         kill_marked_processes(mark, MARK_VARIABLE)
         assert ours.wait(10) == -signal.SIGKILL
@@ -60,7 +69,9 @@ def test_a_short_mark_is_refused(mark: str, tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
-def test_a_process_left_by_a_start_is_reported_and_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_left_by_a_start_is_reported_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("drillyard.faults.disturbed_run._GONE_WITHIN_SECONDS", 0.2)
     # In the middle of exec a process has no environment to be found by.
     leave = f"""
@@ -82,14 +93,18 @@ def test_a_start_that_hangs_is_killed(tmp_path: Path) -> None:
     assert start.hung and start.exit_code == -signal.SIGKILL
 
 
-def phases_in(directory: Path, ballast: Path | None = None, planned: PlannedRun = PLANNED) -> PhaseFiles:
+def phases_in(
+    directory: Path, ballast: Path | None = None, planned: PlannedRun = PLANNED
+) -> PhaseFiles:
     phases = PhaseFiles(directory / "phases")
     phases.write_settings(FaultSettings(planned, directory / "checkpoints", 0.1, 1000, ballast))
     return phases
 
 
 def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert phases_in(tmp_path).settings() == FaultSettings(PLANNED, tmp_path / "checkpoints", 0.1, 1000, None)
+    assert phases_in(tmp_path).settings() == FaultSettings(
+        PLANNED, tmp_path / "checkpoints", 0.1, 1000, None
+    )
     assert phases_in(tmp_path, tmp_path / "ballast").settings().ballast == tmp_path / "ballast"
     for planned in draw_faults(FAULT_KINDS, 30, 3, RunShape(60, 4, 2)):
         assert phases_in(tmp_path, planned=planned).settings().planned == planned
@@ -99,7 +114,9 @@ def test_an_attempt_has_the_faults_up_to_the_first_that_ends_it(tmp_path: Path) 
     phases = phases_in(tmp_path)
     assert phases.pending(PLANNED) == [FULL, KILL]
     phases.put(FULL, "hit")
-    assert not phases.is_complete(FULL), "the kill that follows waits until the failed save is verified"
+    assert not phases.is_complete(FULL), (
+        "the kill that follows waits until the failed save is verified"
+    )
     phases.put(FULL, "after")
     assert phases.pending(PLANNED) == [KILL]
     phases.put(KILL, "hit", step=13)
@@ -117,4 +134,9 @@ def test_a_phase_has_its_time_and_fields(tmp_path: Path) -> None:
     assert phases.get(KILL, "hit") is None
     phases.put(KILL, "hit", step=13, complete=[8, 12])
     hit = phases.get(KILL, "hit")
-    assert hit is not None and hit["step"] == 13 and hit["complete"] == [8, 12] and hit["time"].endswith("Z")
+    assert (
+        hit is not None
+        and hit["step"] == 13
+        and hit["complete"] == [8, 12]
+        and hit["time"].endswith("Z")
+    )

@@ -1,4 +1,5 @@
-"""When a fault passes, and which problems are reported if it does not: from logs and phases alone."""
+"""When a fault passes, and which problems are reported if it does not: from logs and phases
+alone."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ KILLED = [
 
 
 def judged(fault: Fault = KILL, **changes: Any) -> FaultVerdict:
-    """One fault: rank 1 killed at second 5 in step 7, resumed at step 4; `changes` to the evidence of that."""
+    """One fault: rank 1 killed at second 5 in step 7, resumed at step 4; `changes` to the evidence
+    of that."""
     evidence: dict[str, Any] = {
         "events": KILLED,
         "metrics": [*steps(3, 1, 6), *steps(10, 5, 12)],
@@ -54,7 +56,9 @@ def judged(fault: Fault = KILL, **changes: Any) -> FaultVerdict:
         "problems": [],
         "end": event_microseconds({"time": at(20)}),
     }
-    (verdict,) = judge_faults(PlannedRun("chaos-01", (fault,)), REFERENCE, Evidence(**{**evidence, **changes}))
+    (verdict,) = judge_faults(
+        PlannedRun("chaos-01", (fault,)), REFERENCE, Evidence(**{**evidence, **changes})
+    )
     return verdict
 
 
@@ -102,7 +106,9 @@ def test_a_step_that_was_never_logged_fails() -> None:
 
 
 def test_what_the_end_shows_fails_the_last_fault() -> None:
-    assert each_says(judged(problems=["final/ is not the undisturbed run's"]).problems, ["final/ is not"])
+    assert each_says(
+        judged(problems=["final/ is not the undisturbed run's"]).problems, ["final/ is not"]
+    )
 
 
 def test_a_place_that_was_not_hit_fails() -> None:
@@ -111,7 +117,9 @@ def test_a_place_that_was_not_hit_fails() -> None:
 
 
 def test_a_run_that_did_not_continue_fails() -> None:
-    verdict = judged(events=KILLED[:2], metrics=steps(3, 1, 6), stopped="the command ended with exit code 1")
+    verdict = judged(
+        events=KILLED[:2], metrics=steps(3, 1, 6), stopped="the command ended with exit code 1"
+    )
     assert says(verdict.reaction, "not continue")
     assert each_says(verdict.problems, ["0 new starts ... instead of 1", "... exit code 1"])
 
@@ -128,7 +136,9 @@ def test_sigterm_must_lose_no_step() -> None:
     fault = Fault(1, "term", "step", 0, 0, 6, 0.5)
     signalled = [event(0, "run_start"), event(5, "signal", step=6), event(6, "run_start")]
     assert judged(
-        fault, events=[*signalled, event(9, "resume", step=6)], metrics=[*steps(3, 1, 6), *steps(10, 7, 12)]
+        fault,
+        events=[*signalled, event(9, "resume", step=6)],
+        metrics=[*steps(3, 1, 6), *steps(10, 7, 12)],
     ).passed
     verdict = judged(fault, events=[*signalled, event(9, "resume", step=4)])
     assert each_says(verdict.problems, ["resumed at step 4 ... step 6"])
@@ -152,9 +162,16 @@ def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
     older = [*KILLED[:3], damaged, event(9, "resume", step=2)]
     verdict = judged(fault, phases=phases, events=older, metrics=metrics)
     assert verdict.passed, verdict.problems
-    silent = judged(fault, phases=phases, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics)
+    silent = judged(
+        fault, phases=phases, events=[*KILLED[:3], event(9, "resume", step=2)], metrics=metrics
+    )
     assert each_says(silent.problems, ["no warning ... __0_0.distcp of checkpoint 4"])
-    used = judged(fault, phases=phases, events=[*KILLED[:3], damaged, event(9, "resume", step=4)], metrics=metrics)
+    used = judged(
+        fault,
+        phases=phases,
+        events=[*KILLED[:3], damaged, event(9, "resume", step=4)],
+        metrics=metrics,
+    )
     assert each_says(used.problems, ["resumed at step 4 ... checkpoint 2"])
     never = judged(fault, phases={(1, "hit"): hit(4.9, 7, [2, 4])}, events=older, metrics=metrics)
     assert each_says(never.problems, ["... second part (flipped)"])
@@ -162,14 +179,23 @@ def test_a_flip_must_be_reported_and_the_older_checkpoint_used() -> None:
 
 def test_a_full_disk_must_be_reported_and_leave_the_earlier_checkpoint_intact() -> None:
     fault = Fault(1, "disk-full", "manifest", 0, 0, 6, 0.5)
-    failed = event(5, "checkpoint_failed", step=6, reason="rank 0: OSError: [Errno 28] No space left on device")
-    phases = {(1, "hit"): hit(4.9, 7, [4]), (1, "after"): {"newest": 4, "damaged": [], "time": at(5)}}
+    failed = event(
+        5, "checkpoint_failed", step=6, reason="rank 0: OSError: [Errno 28] No space left on device"
+    )
+    phases = {
+        (1, "hit"): hit(4.9, 7, [4]),
+        (1, "after"): {"newest": 4, "damaged": [], "time": at(5)},
+    }
     undisturbed = {"events": [event(0, "run_start"), failed], "metrics": steps(3, 1, 12)}
     verdict = judged(fault, phases=phases, **undisturbed)
     assert verdict.passed and verdict.seconds_lost is None
-    assert says(verdict.reaction, "save of step 6 failed (No space left on device) ... step 4 intact")
+    assert says(
+        verdict.reaction, "save of step 6 failed (No space left on device) ... step 4 intact"
+    )
     broken = {**phases, (1, "after"): {"newest": 4, "damaged": ["__1_0.distcp"], "time": at(5)}}
-    assert judged(fault, phases=broken, **undisturbed).problems == ["checkpoint 4 was damaged: __1_0.distcp"]
+    assert judged(fault, phases=broken, **undisturbed).problems == [
+        "checkpoint 4 was damaged: __1_0.distcp"
+    ]
     silent = judged(fault, phases=phases, events=[event(0, "run_start")], metrics=steps(3, 1, 12))
     assert each_says(silent.problems, ["no event ... failed save"])
 
@@ -178,7 +204,12 @@ def test_a_problem_belongs_to_the_fault_in_whose_time_it_is() -> None:
     second = Fault(2, "kill", "step", 0, 0, 10, 0.5)
     metrics = [*steps(3, 1, 6), *steps(10, 5, 10), *steps(20, 9, 12)]
     metrics[-1] = {**metrics[-1], "loss": 0.0}
-    events = [*KILLED, event(12, "failure", failed_rank=0), event(12.1, "restart"), event(19, "resume", step=8)]
+    events = [
+        *KILLED,
+        event(12, "failure", failed_rank=0),
+        event(12.1, "restart"),
+        event(19, "resume", step=8),
+    ]
     phases = {(1, "hit"): hit(4.9, 7, [4]), (2, "hit"): hit(11.9, 11, [4, 8])}
     evidence = Evidence(events, metrics, phases, "", [], event_microseconds({"time": at(30)}))
     first, other = judge_faults(PlannedRun("chaos-01", (KILL, second)), REFERENCE, evidence)

@@ -62,10 +62,18 @@ def test_every_patched_function_exists(tmp_path: Path, patches: Patches) -> None
         for fault in planned.faults:
             faults.install(fault)
     assert set(patches.wrappers) == {
-        "Trainer.train_step", "_HashingStream._write_now", "write_manifest", "write_durably", "remove_checkpoint",
-        "_PartWriter.finish", "_write_manifest", "_finish",
-        "export_directory.put_in_place", "CheckpointWriter.write_data", "Checkpointer._failed",
-    }  # fmt: skip
+        "Trainer.train_step",
+        "_HashingStream._write_now",
+        "write_manifest",
+        "write_durably",
+        "remove_checkpoint",
+        "_PartWriter.finish",
+        "_write_manifest",
+        "_finish",
+        "export_directory.put_in_place",
+        "CheckpointWriter.write_data",
+        "Checkpointer._failed",
+    }
     resume = Fault(1, "kill", "resume", 0, 0, 5, 0.5)
     faults.phases.put(resume, "hit")
     faults.install(resume)
@@ -82,7 +90,9 @@ def test_a_signal_never_reaches_a_process_without_the_mark(monkeypatch: pytest.M
     sleeper = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     with (
         subprocess.Popen(sleeper, stdout=subprocess.PIPE) as ours,
-        subprocess.Popen(sleeper, stdout=subprocess.PIPE, env={**os.environ, MARK_VARIABLE: new_mark()}) as other,
+        subprocess.Popen(
+            sleeper, stdout=subprocess.PIPE, env={**os.environ, MARK_VARIABLE: new_mark()}
+        ) as other,
     ):
         try:
             for process in (ours, other):
@@ -105,7 +115,9 @@ def test_half_a_manifest_is_half_of_its_bytes(
     path = tmp_path / "step-00000004" / "manifest.json"
     path.parent.mkdir()
     monkeypatch.setattr(
-        faults, "strike", lambda *_, **detail: found.extend(p.read_bytes() for p in path.parent.iterdir())
+        faults,
+        "strike",
+        lambda *_, **detail: found.extend(p.read_bytes() for p in path.parent.iterdir()),
     )
     faults.install(fault)
     patches.call("write_durably", path, b"0123456789")
@@ -126,7 +138,9 @@ def test_a_limit_on_file_sizes_simulates_a_full_disk_until_the_save_has_failed(
     monkeypatch.setattr(injection_points, "verify", lambda info: [])
     directory = tmp_path / "step-00000008"
     directory.mkdir()
-    patches.originals["write_manifest"] = lambda path: (path / "shard").write_bytes(bytes(SHARD_BYTES))
+    patches.originals["write_manifest"] = lambda path: (path / "shard").write_bytes(
+        bytes(SHARD_BYTES)
+    )
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     faults.install(FULL)
     try:
@@ -161,7 +175,9 @@ def test_of_several_full_disks_in_one_attempt_each_is_freed_for_itself(
             patches.call("write_manifest", tmp_path / f"step-{step:08}")
             assert faults.phases.get(fault, "after") is None
             patches.call("Checkpointer._failed")
-            assert faults.phases.get(fault, "after") is not None and faults.phases.is_complete(fault)
+            assert faults.phases.get(fault, "after") is not None and faults.phases.is_complete(
+                fault
+            )
             assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -1,4 +1,5 @@
-"""Which faults a campaign draws: every kind and place has its share, and each can strike where it is put."""
+"""Which faults a campaign draws: every kind and place has its share, and each can strike where it
+is put."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ AT_THE_ENDS = ("cache", "export")
 
 
 def drawn_of(planned_runs: list[PlannedRun]) -> Counter[tuple[str, str]]:
-    return Counter((fault.kind, fault.place) for planned in planned_runs for fault in planned.faults)
+    return Counter(
+        (fault.kind, fault.place) for planned in planned_runs for fault in planned.faults
+    )
 
 
 @given(
@@ -54,7 +57,10 @@ def test_every_fault_can_strike_where_it_is_put(
         between = [fault for fault in planned.faults if fault.place not in AT_THE_ENDS]
         intervals = [(fault.step - 1) // save_every for fault in between]
         assert intervals == sorted(set(intervals))
-        assert all(fault.first_interval <= k < saves - 2 for fault, k in zip(between, intervals, strict=True))
+        assert all(
+            fault.first_interval <= k < saves - 2
+            for fault, k in zip(between, intervals, strict=True)
+        )
         places = [fault.place for fault in planned.faults]
         assert places.count("cache") <= 2 and places.count("export") <= 2
         assert places == sorted(places, key=lambda place: (place != "cache", place == "export"))
@@ -75,17 +81,25 @@ def test_a_hundred_faults_strike_every_place_and_every_target_there() -> None:
     assert counts["kill", "step"] >= 8
     assert all(counts["kill", place] >= 6 for place in INJECTION_POINTS)
     targets = {
-        (fault.place, fault.target) for planned in planned_runs for fault in planned.faults if fault.kind == "kill"
+        (fault.place, fault.target)
+        for planned in planned_runs
+        for fault in planned.faults
+        if fault.kind == "kill"
     }
     assert targets == {(place, target) for place in INJECTION_POINTS for target in (0, 1, None)}
     asked = {
-        (fault.place, fault.target) for planned in planned_runs for fault in planned.faults if fault.kind == "term"
+        (fault.place, fault.target)
+        for planned in planned_runs
+        for fault in planned.faults
+        if fault.kind == "term"
     }
     assert asked == {(place, target) for place in ("step", "shards") for target in (0, 1, None)}
 
 
 def test_a_kill_in_the_resumed_attempt_and_a_flip_take_two_parts() -> None:
-    faults = [fault for planned in draw_faults(FAULT_KINDS, 100, 0, SHAPE) for fault in planned.faults]
+    faults = [
+        fault for planned in draw_faults(FAULT_KINDS, 100, 0, SHAPE) for fault in planned.faults
+    ]
     assert {fault.restarts for fault in faults if fault.place == "resume"} == {2}
     assert {fault.phases for fault in faults if fault.kind == "flip"} == {("hit", "flipped")}
     assert {fault.restarts for fault in faults if fault.kind == "disk-full"} == {0}
@@ -93,7 +107,9 @@ def test_a_kill_in_the_resumed_attempt_and_a_flip_take_two_parts() -> None:
 
 def test_where_file_sizes_stand_for_the_disk_the_metrics_of_rank_0_are_spared() -> None:
     planned_runs = draw_faults(["disk-full"], 5, 0, RunShape(60, 4, 2, "file-size"))
-    assert {(fault.place, fault.actor) for planned in planned_runs for fault in planned.faults} == {("shards", 1)}
+    assert {(fault.place, fault.actor) for planned in planned_runs for fault in planned.faults} == {
+        ("shards", 1)
+    }
 
 
 def test_a_run_that_saves_too_rarely_is_refused() -> None:
@@ -117,13 +133,23 @@ def test_fewer_faults_than_kinds_are_refused() -> None:
         ("flip", "step", 0, 1, ("hit", "flipped"), 2, 3, "flip, kill rank 0"),
         ("term", "shards", 0, 1, ("hit",), 0, 0, "term rank 0"),
     ],
-)  # fmt: skip
+)
 def test_what_each_fault_needs_and_costs(
-    kind: Any, place: Any, target: int | None, restarts: int, phases: tuple[str, ...], checkpoints: int, first: int,
+    kind: Any,
+    place: Any,
+    target: int | None,
+    restarts: int,
+    phases: tuple[str, ...],
+    checkpoints: int,
+    first: int,
     name: str,
-) -> None:  # fmt: skip
+) -> None:
     fault = Fault(1, kind, place, target, 0, 8, 0.5)
-    assert (fault.restarts, fault.phases, fault.checkpoints_needed) == (restarts, phases, checkpoints)
+    assert (fault.restarts, fault.phases, fault.checkpoints_needed) == (
+        restarts,
+        phases,
+        checkpoints,
+    )
     assert (fault.first_interval, fault.name) == (first, name)
     run = PlannedRun("chaos-01", (fault, fault))
     assert run.restarts == 2 * restarts and run.has(kind) and run.has(place) and not run.has("stop")
@@ -132,10 +158,13 @@ def test_what_each_fault_needs_and_costs(
 @pytest.mark.parametrize(
     ("kinds", "count", "numbers"),
     [
-        (FAULT_KINDS, 5, [1, 1, 1, 1, 1]), (FAULT_KINDS, 19, [12, 1, 2, 2, 2]), (FAULT_KINDS, 38, [24, 2, 4, 4, 4]),
-        (("kill", "stop"), 13, [12, 1]), (("stop",), 7, [7]),
+        (FAULT_KINDS, 5, [1, 1, 1, 1, 1]),
+        (FAULT_KINDS, 19, [12, 1, 2, 2, 2]),
+        (FAULT_KINDS, 38, [24, 2, 4, 4, 4]),
+        (("kill", "stop"), 13, [12, 1]),
+        (("stop",), 7, [7]),
     ],
-)  # fmt: skip
+)
 def test_kinds_have_their_shares(kinds: Any, count: int, numbers: list[int]) -> None:
     planned = draw_faults(kinds, count, 1, SHAPE)
     found = Counter(fault.kind for one in planned for fault in one.faults)

@@ -80,7 +80,12 @@ def test_form_factors_of_one_gpu_differ_where_their_datasheets_do():
 
 def test_every_name_leads_to_one_row():
     for accelerator in catalog().accelerators.values():
-        for name in (accelerator.name, accelerator.title, *accelerator.aliases, *accelerator.reported_as):
+        for name in (
+            accelerator.name,
+            accelerator.title,
+            *accelerator.aliases,
+            *accelerator.reported_as,
+        ):
             assert find_accelerator(name) is (accelerator if accelerator.name != "cpu" else None)
 
 
@@ -101,7 +106,9 @@ def test_lower_precision_is_never_slower_and_fp8_is_twice_bf16():
         assert peaks == sorted(peaks)
         if "fp8" in accelerator.peak_flops:
             # NVIDIA rounds the two of the L40S differently: 362 and 733.
-            assert accelerator.peak_flops["fp8"] == pytest.approx(2 * accelerator.peak_flops["bf16"], rel=0.013)
+            assert accelerator.peak_flops["fp8"] == pytest.approx(
+                2 * accelerator.peak_flops["bf16"], rel=0.013
+            )
 
 
 def test_peaks_are_unverified_by_precision():

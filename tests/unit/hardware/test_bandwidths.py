@@ -1,4 +1,5 @@
-"""Bus bandwidth: the published curves, what lies between their points, and the bound by line rates."""
+"""Bus bandwidth: the published curves, what lies between their points, and the bound by line
+rates."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.hardware import catalog
-from drillyard.hardware.bandwidths import MIB, Bandwidth, bus_bandwidth, bus_bandwidth_bound, bus_factor
+from drillyard.hardware.bandwidths import (
+    MIB,
+    Bandwidth,
+    bus_bandwidth,
+    bus_bandwidth_bound,
+    bus_factor,
+)
 from drillyard.hardware.facts import FactSource, Provenance
 
 A4 = catalog().machine("a4-highgpu-8g")
@@ -18,7 +25,13 @@ CURVES = st.dictionaries(st.integers(1, 2**14), st.floats(0.1, 1000), min_size=1
 
 
 def bandwidth(gb_per_s, **changes):
-    values = {"collective": "all_gather", "nodes": 2, "num_accelerators": 16, "machine": "a4-highgpu-8g", **changes}
+    values = {
+        "collective": "all_gather",
+        "nodes": 2,
+        "num_accelerators": 16,
+        "machine": "a4-highgpu-8g",
+        **changes,
+    }
     return Bandwidth.create(SOURCE, gb_per_s=gb_per_s, **values)
 
 
@@ -59,13 +72,18 @@ def test_another_collective_is_no_substitute():
     assert reference(A4, "alltoall", 2, MIB) is None
     assert reference(A4, "all_reduce", 2, MIB) is None
     mega = catalog().machine("a3-megagpu-8g")
-    reduce, gather = (reference(mega, one, 2, 2**34).gb_per_s.value for one in ("all_reduce", "all_gather"))
+    reduce, gather = (
+        reference(mega, one, 2, 2**34).gb_per_s.value for one in ("all_reduce", "all_gather")
+    )
     assert reduce / gather == pytest.approx(1.8, abs=0.01)
 
 
 def test_the_nearest_number_of_nodes_below_wins():
     rows = [bandwidth({8: 100.0}), bandwidth({8: 50.0}, nodes=16, num_accelerators=128)]
-    values = {nodes: bus_bandwidth(rows, A4, "all_gather", nodes, 8 * MIB).gb_per_s.value for nodes in (2, 8, 16, 1000)}
+    values = {
+        nodes: bus_bandwidth(rows, A4, "all_gather", nodes, 8 * MIB).gb_per_s.value
+        for nodes in (2, 8, 16, 1000)
+    }
     assert values == {2: 100.0, 8: 100.0, 16: 50.0, 1000: 50.0}
     assert bus_bandwidth(rows, A4, "all_gather", 1, 8 * MIB) is None
 
@@ -76,14 +94,18 @@ def test_algorithm_bandwidth_is_turned_into_bus_bandwidth():
 
 
 @given(CURVES, st.floats(1, 2**36), st.floats(1, 2**36))
-def test_between_points_bandwidth_is_monotone_and_time_never_shrinks_with_size(gb_per_s, size, other):
+def test_between_points_bandwidth_is_monotone_and_time_never_shrinks_with_size(
+    gb_per_s, size, other
+):
     row = bandwidth(gb_per_s)
     small, large = sorted((size, other))
     slow, fast = row.bus_gb_per_s(small).value, row.bus_gb_per_s(large).value
     assert 0 < slow <= fast * (1 + 1e-9)
     assert fast <= max(gb_per_s.values()) * (1 + 1e-9)
     if small < min(gb_per_s) * MIB:
-        assert small / slow == pytest.approx(min(gb_per_s) * MIB / gb_per_s[min(gb_per_s)], rel=1e-6)
+        assert small / slow == pytest.approx(
+            min(gb_per_s) * MIB / gb_per_s[min(gb_per_s)], rel=1e-6
+        )
 
 
 @given(CURVES)

@@ -1,4 +1,5 @@
-"""The capacity of a cluster config: its machine is known and sold in that way, and what counts against quotas."""
+"""The capacity of a cluster config: its machine is known and sold in that way, and what counts
+against quotas."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
 from drillyard.hardware.capacity import consumption_problem, machine_of, quota_needed
 
-GCE = "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption: spot\n"
+GCE = (
+    "name: g\nplatform: gce\nlocation: {project: p, zone: z}\nmachine: a4-highgpu-8g\nconsumption:"
+    " spot\n"
+)
 
 
 def load(directory: Path, text: str) -> ClusterConfig:
@@ -26,7 +30,9 @@ def test_a_machine_that_is_sold_so_is_found(tmp_path: Path) -> None:
     assert machine_of(load(tmp_path, GCE), catalog()) is catalog().machine("a4-highgpu-8g")
 
 
-def test_a_way_of_buying_that_there_is_not_is_reported_at_its_line_with_those_that_there_are(tmp_path: Path) -> None:
+def test_a_way_of_buying_that_there_is_not_is_reported_at_its_line_with_those_that_there_are(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError) as caught:
         machine_of(load(tmp_path, GCE.replace("spot", "on-demand")), catalog())
     assert says(
@@ -36,11 +42,15 @@ def test_a_way_of_buying_that_there_is_not_is_reported_at_its_line_with_those_th
     )
 
 
-def test_an_unknown_machine_is_reported_at_its_line_with_the_nearest_and_how_to_give_ones_own(tmp_path: Path) -> None:
+def test_an_unknown_machine_is_reported_at_its_line_with_the_nearest_and_how_to_give_ones_own(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError) as caught:
         machine_of(load(tmp_path, GCE.replace("a4-highgpu-8g", "a4-higpu-8g")), catalog())
     first, second = str(caught.value).splitlines()
-    assert says(first, f"{tmp_path / 'cluster.yaml'}:4: machine: ... 'a4-higpu-8g' ... a4-highgpu-8g")
+    assert says(
+        first, f"{tmp_path / 'cluster.yaml'}:4: machine: ... 'a4-higpu-8g' ... a4-highgpu-8g"
+    )
     assert "--hardware FILE" in second
 
 
@@ -51,7 +61,10 @@ def test_a_cluster_without_a_machine_is_reported_what_to_do() -> None:
 
 def test_ones_own_machine_may_be_had_in_any_way(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
-    own.write_text("machines: [{name: mine, accelerator: h100, num_accelerators: 8, network_stack: infiniband}]\n")
+    own.write_text(
+        "machines: [{name: mine, accelerator: h100, num_accelerators: 8, network_stack:"
+        " infiniband}]\n"
+    )
     assert consumption_problem("spot", load_catalog(own).machine("mine")) is None
     assert consumption_problem(None, catalog().machine("a4-highgpu-8g")) is None
 
@@ -62,7 +75,10 @@ def test_machines_of_ones_own_have_a_machine_and_a_hardware_file_that_any_copy_o
     text = "name: s\nplatform: ssh\nssh: {hosts: [a]}\nmachine: mine\nhardware: facts/own.yaml\n"
     (tmp_path / "facts").mkdir()
     own = tmp_path / "facts" / "own.yaml"
-    own.write_text("machines: [{name: mine, accelerator: h100, num_accelerators: 8, network_stack: infiniband}]\n")
+    own.write_text(
+        "machines: [{name: mine, accelerator: h100, num_accelerators: 8, network_stack:"
+        " infiniband}]\n"
+    )
     cluster = load(tmp_path, text)
     assert cluster.hardware == str(own)
     assert machine_of(cluster, load_catalog(cluster.hardware)).name == "mine"
@@ -74,13 +90,21 @@ HOME = {"project": "p", "region": "us-central1"}
 def cluster(machine="a4-highgpu-8g", consumption="spot", platform="gke", nodes=2, **fields):
     location = fields.pop("location", HOME)
     return ClusterConfig(
-        name="c", platform=platform, machine=machine, consumption=consumption, nodes=nodes, location=location, **fields
+        name="c",
+        platform=platform,
+        machine=machine,
+        consumption=consumption,
+        nodes=nodes,
+        location=location,
+        **fields,
     )
 
 
 def needed(*arguments, **fields):
     quotas = quota_needed(cluster(*arguments, **fields))
-    assert all(quota.amount > 0 and quota.reason and quota.source.text and quota.unit for quota in quotas)
+    assert all(
+        quota.amount > 0 and quota.reason and quota.source.text and quota.unit for quota in quotas
+    )
     return {quota.metric: quota for quota in quotas}
 
 
@@ -119,8 +143,13 @@ def test_on_demand_of_newer_gpus_is_a_family_of_one_metric_and_counts_globally_t
 
 
 def test_on_demand_of_older_gpus_has_a_metric_of_its_own_and_counts_vcpus():
-    quotas = needed("a2-highgpu-8g", "on-demand", "gce", location={"project": "p", "zone": "us-central1-b"})
-    assert (quotas["NVIDIA_A100_GPUS"].amount, quotas["NVIDIA_A100_GPUS"].region) == (16, "us-central1")
+    quotas = needed(
+        "a2-highgpu-8g", "on-demand", "gce", location={"project": "p", "zone": "us-central1-b"}
+    )
+    assert (quotas["NVIDIA_A100_GPUS"].amount, quotas["NVIDIA_A100_GPUS"].region) == (
+        16,
+        "us-central1",
+    )
     assert quotas["A2_CPUS"].amount == 192
     assert "A2_CPUS" not in needed("a3-highgpu-8g", "on-demand")
 
@@ -134,7 +163,12 @@ def test_what_a_reservation_holds_is_not_counted_again(consumption):
 
 @pytest.mark.parametrize(
     ("machine", "networks", "subnets"),
-    [("a3-highgpu-8g", 4, 4), ("a3-megagpu-8g", 8, 8), ("a4-highgpu-8g", 2, 9), ("a4x-highgpu-4g", 2, 5)],
+    [
+        ("a3-highgpu-8g", 4, 4),
+        ("a3-megagpu-8g", 8, 8),
+        ("a4-highgpu-8g", 2, 9),
+        ("a4x-highgpu-4g", 2, 5),
+    ],
 )
 def test_data_nics_need_networks_of_their_own(machine, networks, subnets):
     quotas = needed(machine, "reservation", reservation="mine")
@@ -156,13 +190,17 @@ def test_vertex_counts_training_gpus_and_says_which_names_are_unverified():
     assert {metric: quota.amount for metric, quota in spot.items()} == {
         "custom_model_training_preemptible_nvidia_h100_mega_gpus": 16
     }
-    on_demand = needed("a3-ultragpu-8g", "on-demand", "vertex")["custom_model_training_nvidia_h200_gpus"]
+    on_demand = needed("a3-ultragpu-8g", "on-demand", "vertex")[
+        "custom_model_training_nvidia_h200_gpus"
+    ]
     assert on_demand.source.unverified
     assert not spot["custom_model_training_preemptible_nvidia_h100_mega_gpus"].source.unverified
 
 
 def test_nebius_counts_gpus_machines_disks_and_the_gpu_cluster():
-    quotas = needed("gpu-h100-sxm", "on-demand", "nebius", location={"project": "p", "region": "eu-north1"})
+    quotas = needed(
+        "gpu-h100-sxm", "on-demand", "nebius", location={"project": "p", "region": "eu-north1"}
+    )
     assert {metric: quota.amount for metric, quota in quotas.items()} == {
         "compute.instance.gpu.h100": 16,
         "compute.instance.count": 2,
@@ -170,21 +208,30 @@ def test_nebius_counts_gpus_machines_disks_and_the_gpu_cluster():
         "compute.gpucluster.count": 1,
     }
     assert "compute.gpucluster.count" not in needed("gpu-h100-sxm", "on-demand", "nebius", nodes=1)
-    assert "compute.instance.gpu.h100" not in needed("gpu-h100-sxm", "reservation", "nebius", reservation="mine")
+    assert "compute.instance.gpu.h100" not in needed(
+        "gpu-h100-sxm", "reservation", "nebius", reservation="mine"
+    )
 
 
 def test_aws_counts_vcpus_by_family():
     zone = {"project": "p", "zone": "us-east-1a"}
-    on_demand = needed("p5.48xlarge", "on-demand", "slurm", location=zone)["Running On-Demand P instances"]
+    on_demand = needed("p5.48xlarge", "on-demand", "slurm", location=zone)[
+        "Running On-Demand P instances"
+    ]
     assert (on_demand.amount, on_demand.unit, on_demand.region) == (384, "vCPUs", "us-east-1")
-    assert list(needed("p4d.24xlarge", "spot", "slurm", location=zone)) == ["All P4, P3 and P2 Spot Instance Requests"]
+    assert list(needed("p4d.24xlarge", "spot", "slurm", location=zone)) == [
+        "All P4, P3 and P2 Spot Instance Requests"
+    ]
 
 
 def test_machines_that_are_there_already_need_nothing():
     assert quota_needed(ClusterConfig(name="c", platform="local")) == []
     assert quota_needed(ClusterConfig(name="c", platform="ssh", machine="a4-highgpu-8g")) == []
     assert quota_needed(ClusterConfig(name="c", platform="slurm", nodes=4)) == []
-    assert quota_needed(ClusterConfig(name="c", platform="slurm", machine="a3-megagpu-8g", nodes=4)) == []
+    assert (
+        quota_needed(ClusterConfig(name="c", platform="slurm", machine="a3-megagpu-8g", nodes=4))
+        == []
+    )
 
 
 def test_a_machine_of_another_cloud_is_an_error():

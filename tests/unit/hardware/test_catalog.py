@@ -1,4 +1,5 @@
-"""The whole catalog is consistent: every value has a source, sums add up, nothing exceeds what the hardware can do."""
+"""The whole catalog is consistent: every value has a source, sums add up, nothing exceeds what the
+hardware can do."""
 
 from __future__ import annotations
 
@@ -24,18 +25,30 @@ ALL_ROWS = [
     *OURS.bandwidths,
     *OURS.prices,
 ]
-every_row = pytest.mark.parametrize("row", [pytest.param(row, id=getattr(row, "name", None)) for row in ALL_ROWS])
-ACCELERATORS = "a100-40gb a100-80gb h100 h100-pcie h100-nvl h200 h20 b200 b300 gb200 l4 l40s rtx-4090 a10g mi300x cpu"
+every_row = pytest.mark.parametrize(
+    "row", [pytest.param(row, id=getattr(row, "name", None)) for row in ALL_ROWS]
+)
+ACCELERATORS = (
+    "a100-40gb a100-80gb h100 h100-pcie h100-nvl h200 h20 b200 b300 gb200 l4 l40s rtx-4090 a10g"
+    " mi300x cpu"
+)
 MACHINES = """
 a2-highgpu-8g a2-ultragpu-8g a3-highgpu-8g a3-megagpu-8g a3-ultragpu-8g a4-highgpu-8g a4x-highgpu-4g g2-standard-96
 p4d.24xlarge p4de.24xlarge p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge
-gpu-h100-sxm gpu-h200-sxm gpu-b200-sxm"""
+gpu-h100-sxm gpu-h200-sxm gpu-b200-sxm"""  # noqa: E501
 
 
 def test_the_catalog_has_what_it_is_for():
     assert set(ACCELERATORS.split()) <= set(catalog().accelerators)
     assert set(MACHINES.split()) <= set(catalog().machines)
-    assert set(catalog().network_stacks) == {"ethernet", "tcpx", "tcpxo", "gib", "infiniband", "efa"}
+    assert set(catalog().network_stacks) == {
+        "ethernet",
+        "tcpx",
+        "tcpxo",
+        "gib",
+        "infiniband",
+        "efa",
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +84,9 @@ def test_a_row_of_ours_must_name_a_known_source():
 
 def test_every_source_is_used():
     raws = [row for kind in (*KINDS, "quotas", "images") for row in raw_rows(kind)]
-    used = {row["source"] for row in raws} | {key for row in raws for key in row.get("sources", {}).values()}
+    used = {row["source"] for row in raws} | {
+        key for row in raws for key in row.get("sources", {}).values()
+    }
     assert set(sources()) == used
 
 
@@ -87,7 +102,9 @@ def test_peaks_with_sparsity_are_twice_the_dense_ones():
     for accelerator in catalog().accelerators.values():
         for precision in {"bf16", "fp8"} & set(accelerator.sparse_tflops):
             dense = accelerator.peak_tflops[precision]
-            assert accelerator.sparse_tflops[precision] == pytest.approx(2 * dense, rel=0.002), accelerator.name
+            assert accelerator.sparse_tflops[precision] == pytest.approx(2 * dense, rel=0.002), (
+                accelerator.name
+            )
             seen += 1
     assert seen >= 20
 
@@ -95,7 +112,11 @@ def test_peaks_with_sparsity_are_twice_the_dense_ones():
 def test_no_matmul_was_measured_above_the_peak():
     for accelerator in catalog().accelerators.values():
         for precision in accelerator.achievable_tflops:
-            assert 0.5 < accelerator.achievable_tflops[precision] / accelerator.peak_tflops[precision] < 1
+            assert (
+                0.5
+                < accelerator.achievable_tflops[precision] / accelerator.peak_tflops[precision]
+                < 1
+            )
 
 
 def test_the_driver_reports_no_more_memory_than_was_sold():
@@ -120,14 +141,19 @@ def test_reference_bandwidths_stay_below_what_line_rates_allow():
             machines = [
                 machine
                 for machine in catalog().machines.values()
-                if machine.accelerator == row.accelerator and machine.num_accelerators == row.num_accelerators
+                if machine.accelerator == row.accelerator
+                and machine.num_accelerators == row.num_accelerators
             ]
         for machine in machines:
-            bound = bus_bandwidth_bound(machine, catalog().accelerator_of(machine), row.collective, row.nodes)
+            bound = bus_bandwidth_bound(
+                machine, catalog().accelerator_of(machine), row.collective, row.nodes
+            )
             assert max(row.gb_per_s.values()) < bound.value
             assert row.num_accelerators == row.nodes * machine.num_accelerators
             seen += 1
-    assert seen >= len(catalog().bandwidths) - 2  # no machine of ours carries the H100 NVL or the MI300X
+    assert (
+        seen >= len(catalog().bandwidths) - 2
+    )  # no machine of ours carries the H100 NVL or the MI300X
 
 
 def test_bandwidth_grows_with_the_message():
@@ -179,13 +205,20 @@ def test_stacks_carry_the_versions_that_their_images_have():
             assert stack.images["installer"].endswith(f":v{stack.versions['plugin']}")
         if "rxdm" in stack.versions:
             assert stack.images["sidecar"].endswith(f":v{stack.versions['rxdm']}")
-            assert {"plugin": stack.versions["plugin"], "rxdm": stack.versions["rxdm"]} in stack.coupled_versions
+            assert {
+                "plugin": stack.versions["plugin"],
+                "rxdm": stack.versions["rxdm"],
+            } in stack.coupled_versions
 
 
 def test_settings_of_a_stack_can_depend_on_the_machine():
     gib = catalog().network_stack("gib")
-    assert gib.environment_on("a4-highgpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a4.txtpb")
-    assert gib.environment_on("a3-ultragpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith("tuner_config_a3u.txtpb")
+    assert gib.environment_on("a4-highgpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith(
+        "tuner_config_a4.txtpb"
+    )
+    assert gib.environment_on("a3-ultragpu-8g")["NCCL_TUNER_CONFIG_PATH"].endswith(
+        "tuner_config_a3u.txtpb"
+    )
     assert gib.environment_on("a4-highgpu-8g")["NCCL_NET"] == "gIB"
 
 
@@ -211,7 +244,11 @@ def test_a_stack_with_a_script_has_it_on_hosts_too_with_libraries_and_volumes():
 
 
 def test_newer_accelerators_need_a_newer_cuda():
-    floors = {name: row.min_cuda for name, row in catalog().accelerators.items() if row.min_cuda is not None}
+    floors = {
+        name: row.min_cuda
+        for name, row in catalog().accelerators.items()
+        if row.min_cuda is not None
+    }
     assert floors == {"b200": "12.8", "gb200": "12.8", "b300": "12.9", "gb300": "12.9"}
 
 
@@ -227,8 +264,12 @@ def test_nodes_share_what_their_storage_can_take():
 def test_a_gpus_share_of_the_nics():
     assert catalog().machine("a4-highgpu-8g").nic_gb_per_s_per_accelerator().value == 50
     assert catalog().machine("a3-highgpu-8g").nic_gb_per_s_per_accelerator().value == 12.5
-    assert catalog().machine("a2-highgpu-8g").nic_gb_per_s_per_accelerator().value == pytest.approx(12.5 / 8)
-    assert catalog().machine("gpu-h100-sxm_1gpu-16vcpu-200gb").nic_gb_per_s_per_accelerator() is None
+    assert catalog().machine("a2-highgpu-8g").nic_gb_per_s_per_accelerator().value == pytest.approx(
+        12.5 / 8
+    )
+    assert (
+        catalog().machine("gpu-h100-sxm_1gpu-16vcpu-200gb").nic_gb_per_s_per_accelerator() is None
+    )
 
 
 def test_a_machine_is_found_by_its_platform_and_preset():
@@ -261,10 +302,9 @@ def test_nothing_of_ones_own_is_our_catalog():
 
 def test_lookups_import_neither_torch_nor_the_models_of_configs():
     code = (
-        "import sys\n"
-        "from drillyard.hardware import catalog, find_accelerator\n"
-        "assert find_accelerator('NVIDIA H200') and catalog().machine('a4-highgpu-8g') and catalog().prices\n"
-        "print(*{'torch', 'numpy', 'drillyard.config'} & set(sys.modules))"
+        "import sys\nfrom drillyard.hardware import catalog, find_accelerator\nassert"
+        " find_accelerator('NVIDIA H200') and catalog().machine('a4-highgpu-8g') and"
+        " catalog().prices\nprint(*{'torch', 'numpy', 'drillyard.config'} & set(sys.modules))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == ""

@@ -1,4 +1,5 @@
-"""The catalog as text: how a value of each kind is written, what is left out, and which rows belong to an entry."""
+"""The catalog as text: how a value of each kind is written, what is left out, and which rows belong
+to an entry."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from tests.facts import says
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog, load_catalog
-from drillyard.hardware.catalog_output import entry_json, entry_text, find_entry, list_json, list_text
+from drillyard.hardware.catalog_output import (
+    entry_json,
+    entry_text,
+    find_entry,
+    list_json,
+    list_text,
+)
 
 OWN = """
 accelerators:
@@ -26,7 +33,7 @@ prices:
 bandwidths:
   - {machine: pod, collective: all_reduce, nodes: 2, num_accelerators: 8, gb_per_s: {1: 10.5, 1024: 400}}
   - {machine: pod, collective: all_gather, nodes: 2, num_accelerators: 8, role: minimum, gb_per_s: {1024: 300}}
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +44,8 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def rows_of(text: str) -> dict[str, str]:
-    """The values of an entry's text by their paths, as they are written before the number of their source."""
+    """The values of an entry's text by their paths, as they are written before the number of their
+    source."""
     lines = (line.strip().partition("  ") for line in text.splitlines() if "  [" in line[4:])
     return {path: rest.strip().partition("  [")[0] for path, _, rest in lines}
 
@@ -52,9 +60,15 @@ def test_a_name_that_is_none_is_refused_with_what_is_near_or_where_all_are(own: 
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("big", "big"), ("bigger", "big"), ("Big Other", "big"), ("pod", "pod"), ("infiniband", "infiniband"),
-     ("cpu", "cpu")],
-)  # fmt: skip
+    [
+        ("big", "big"),
+        ("bigger", "big"),
+        ("Big Other", "big"),
+        ("pod", "pod"),
+        ("infiniband", "infiniband"),
+        ("cpu", "cpu"),
+    ],
+)
 def test_an_entry_is_found_by_each_of_its_names(own: Any, name: str, found: str) -> None:
     assert find_entry(own, name).name == found
 
@@ -62,14 +76,22 @@ def test_an_entry_is_found_by_each_of_its_names(own: Any, name: str, found: str)
 @pytest.mark.parametrize(
     ("entry", "path", "written"),
     [
-        ("big", "memory_bandwidth_gb_per_s", "3000"), ("big", "peak_tflops.bf16", "1234.5"),
-        ("big", "memory_gib", "2,000,000"), ("pod", "data_nics.count", "4"), ("pod", "network_stack", "infiniband"),
-        ("gib", "networks.firewall", "no"), ("tcpxo", "coupled_versions", "plugin 1.0.15, rxdm 1.0.21"),
-        ("gib", "volumes", "name nvidia, mount_path /usr/local/nvidia, host_path /home/kubernetes/bin/nvidia"),
-        ("tcpxo", "profile_environment.NCCL_MIN_NCHANNELS", "4"), ("tcpxo", "superseded",
-         "NCCL_ALGO, NCCL_DYNAMIC_CHUNK_SIZE"),
+        ("big", "memory_bandwidth_gb_per_s", "3000"),
+        ("big", "peak_tflops.bf16", "1234.5"),
+        ("big", "memory_gib", "2,000,000"),
+        ("pod", "data_nics.count", "4"),
+        ("pod", "network_stack", "infiniband"),
+        ("gib", "networks.firewall", "no"),
+        ("tcpxo", "coupled_versions", "plugin 1.0.15, rxdm 1.0.21"),
+        (
+            "gib",
+            "volumes",
+            "name nvidia, mount_path /usr/local/nvidia, host_path /home/kubernetes/bin/nvidia",
+        ),
+        ("tcpxo", "profile_environment.NCCL_MIN_NCHANNELS", "4"),
+        ("tcpxo", "superseded", "NCCL_ALGO, NCCL_DYNAMIC_CHUNK_SIZE"),
     ],
-)  # fmt: skip
+)
 def test_how_a_value_is_written(own: Any, entry: str, path: str, written: str) -> None:
     assert rows_of(entry_text(own, find_entry(own, entry)))[path] == written
 
@@ -77,8 +99,9 @@ def test_how_a_value_is_written(own: Any, entry: str, path: str, written: str) -
 def test_defaults_and_our_own_names_are_no_facts(own: Any) -> None:
     paths = set(rows_of(entry_text(own, find_entry(own, "pod"))))
     assert {"accelerator", "num_accelerators", "data_nics.gbps", "network_gbps"} == paths - {
-        "network_stack", "data_nics.count",
-    }  # fmt: skip
+        "network_stack",
+        "data_nics.count",
+    }
     assert set(entry_json(own, find_entry(own, "bare"))["facts"]) == {"memory_gib"}
 
 
@@ -101,7 +124,9 @@ def test_the_lines_of_a_machine(own: Any) -> None:
     assert rates[0].startswith("all_reduce, 2 x 4 GPUs, measured: 1: 10.5, 1024: 400  (")
     assert rates[1].startswith("all_gather, 2 x 4 GPUs, at least: 1024: 300  (")
     prices = lines[lines.index("prices") + 1 :]
-    assert prices[0].startswith("on-demand, any region: $20.00 per node-hour, $5.00 per GPU-hour  (")
+    assert prices[0].startswith(
+        "on-demand, any region: $20.00 per node-hour, $5.00 per GPU-hour  ("
+    )
     assert prices[0].endswith("contract, 2026-10-01)")
     assert prices[1].startswith("spot, here: $8.50 per node-hour, $2.12 per GPU-hour  (")
     assert prices[1].endswith(")  unverified")
@@ -136,8 +161,13 @@ def test_the_tables_of_the_list(own: Any) -> None:
 
 
 def test_json_of_each_kind_has_the_rows_that_belong_to_it(own: Any) -> None:
-    pod, big, stack = (entry_json(own, find_entry(own, name)) for name in ("pod", "big", "infiniband"))
-    assert [row["consumption"] for row in pod["prices"]] == ["on-demand", "spot"] and "machines" not in pod
+    pod, big, stack = (
+        entry_json(own, find_entry(own, name)) for name in ("pod", "big", "infiniband")
+    )
+    assert [row["consumption"] for row in pod["prices"]] == [
+        "on-demand",
+        "spot",
+    ] and "machines" not in pod
     assert [row["collective"] for row in pod["bandwidths"]] == ["all_reduce", "all_gather"]
     assert big["machines"] == ["pod"] and big["bandwidths"] == [] and "prices" not in big
     assert "pod" in stack["machines"] and "bandwidths" not in stack

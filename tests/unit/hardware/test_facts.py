@@ -21,7 +21,12 @@ FACTS = st.builds(Fact, NUMBERS, SOURCES)
 
 def test_a_sum_names_every_source_once_and_is_as_old_as_the_oldest():
     fact = Fact(3.0, (PAGE,)) + Fact(4.0, (TABLE,)) + Fact(5.0, (PAGE,))
-    assert (fact.value, fact.source, fact.date, fact.unverified) == (12.0, "page; table", "2025-12-31", False)
+    assert (fact.value, fact.source, fact.date, fact.unverified) == (
+        12.0,
+        "page; table",
+        "2025-12-31",
+        False,
+    )
 
 
 def test_numbers_bring_no_source():
@@ -32,7 +37,9 @@ def test_numbers_bring_no_source():
 @given(FACTS, FACTS)
 def test_one_unverified_operand_makes_the_result_unverified(left, right):
     expected = left.unverified or right.unverified
-    assert [fact.unverified for fact in (left + right, left - right, left * right, left / right)] == [expected] * 4
+    assert [
+        fact.unverified for fact in (left + right, left - right, left * right, left / right)
+    ] == [expected] * 4
     assert (left * right).value == left.value * right.value
     assert set((left / right).sources) == {*left.sources, *right.sources}
 

@@ -60,7 +60,9 @@ def test_releases_are_in_order_and_never_go_back():
     for row in raw_rows("images"):
         for field in ("first", "ubuntu", "cuda"):
             values = [release[field] for release in row.get("releases", [])]
-            assert all(version_at_least(later, earlier) for earlier, later in itertools.pairwise(values))
+            assert all(
+                version_at_least(later, earlier) for earlier, later in itertools.pairwise(values)
+            )
 
 
 @pytest.mark.parametrize(

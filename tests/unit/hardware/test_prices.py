@@ -23,7 +23,10 @@ def test_a_price_is_dated():
 
 
 def test_queued_flex_start_is_billed_as_flex_start():
-    flex, queued = (catalog().price("a4-highgpu-8g", one, "us-central1") for one in ("flex-start", "flex-start-queued"))
+    flex, queued = (
+        catalog().price("a4-highgpu-8g", one, "us-central1")
+        for one in ("flex-start", "flex-start-queued")
+    )
     assert flex is queued is not None
 
 

@@ -1,4 +1,5 @@
-"""A user's own hardware is laid over the catalog, and every mistake in its file is reported with its line."""
+"""A user's own hardware is laid over the catalog, and every mistake in its file is reported with
+its line."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ prices:
   - {machine: my-node, consumption: on-demand, usd_per_node_hour: 20, source: contract, date: 2026-10-01}
 bandwidths:
   - {machine: my-node, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {1024: 400.5}}
-"""
+"""  # noqa: E501
 
 
 RUN = """
@@ -40,17 +41,20 @@ model: {init: random, config: {architecture: llama, vocab_size: 32000, hidden_si
 data: {source: "builtin:text-to-sql", format: text-to-sql, sequence_length: 1024,
   tokenizer: {train: bpe, vocab_size: 512}}
 training: {steps: 100, optimizer: {learning_rate: 1.0e-4}}
-"""
+"""  # noqa: E501
 CLUSTER = """
 {name: lab, platform: slurm, nodes: 2, machine: my-node, hardware: own.yaml, storage: {directory: /shared},
  slurm: {login_host: login, gres: "gpu:my-gpu:8"}}
-"""
+"""  # noqa: E501
 STEP = "Step: {} | Time: 2.0s | TFLOPs/s/GPU: 1.0 | Tokens/s/GPU: 4096 | Loss: 1.0\n"
 
 
 def test_a_new_accelerator_is_a_row_and_no_code(tmp_path):
-    """Memory, speed, cost, launch checks and MFU of a GPU and a machine that are in a user's file only."""
-    own, run, cluster, log = (tmp_path / name for name in ("own.yaml", "run.yaml", "cluster.yaml", "run.log"))
+    """Memory, speed, cost, launch checks and MFU of a GPU and a machine that are in a user's file
+    only."""
+    own, run, cluster, log = (
+        tmp_path / name for name in ("own.yaml", "run.yaml", "cluster.yaml", "run.log")
+    )
     own.write_text(NODE)
     run.write_text(RUN)
     cluster.write_text(CLUSTER)
@@ -58,10 +62,16 @@ def test_a_new_accelerator_is_a_row_and_no_code(tmp_path):
 
     estimate = drillyard.estimate(run, machine="my-node", nodes=2, hardware=own)
     assert (estimate.verdict, estimate.available_gib.value) == ("fits", 94)
-    assert (estimate.step_time.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (True, 2.5)
+    assert (estimate.step_time.seconds.low.value > 0, estimate.cost.price.of_gpu.value) == (
+        True,
+        2.5,
+    )
 
     plan = drillyard.plan(run, cluster)
-    assert (plan.job.processes_per_node, "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content) == (8, True)
+    assert (
+        plan.job.processes_per_node,
+        "#SBATCH --gres=gpu:my-gpu:8" in plan.files[0].content,
+    ) == (8, True)
     cluster.write_text(CLUSTER.replace("gpu:my-gpu:8", "gpu:my-gpu:16"))
     with pytest.raises(UserError, match=r"slurm\.gres: .*16.*my-node.*8"):
         drillyard.plan(run, cluster)
@@ -123,7 +133,9 @@ def test_a_known_name_changes_only_what_is_given(load):
 
 
 def test_of_a_mapping_only_the_given_values_change(load):
-    own = load("accelerators: [{name: b200, peak_tflops: {bf16: 2000, fp4: 8000}}]").accelerator("b200")
+    own = load("accelerators: [{name: b200, peak_tflops: {bf16: 2000, fp4: 8000}}]").accelerator(
+        "b200"
+    )
     ours = catalog().accelerator("b200")
     assert own.peak_tflops == {**ours.peak_tflops, "bf16": 2000, "fp4": 8000}
     assert own.fact("peak_tflops.fp8") == ours.fact("peak_tflops.fp8")
@@ -133,17 +145,24 @@ def test_of_a_mapping_only_the_given_values_change(load):
 
 
 def test_a_doubt_about_a_value_that_was_not_given_stays(load):
-    own = load("accelerators: [{name: b200, memory_gb: 192, unverified: [memory_gb]}]").accelerator("b200")
+    own = load("accelerators: [{name: b200, memory_gb: 192, unverified: [memory_gb]}]").accelerator(
+        "b200"
+    )
     assert own.fact("peak_tflops.fp4").unverified
     assert own.fact("memory_gb").unverified
     assert not own.fact("peak_tflops.bf16").unverified
-    everything = load("accelerators: [{name: b200, memory_gb: 192, unverified: true}]").accelerator("b200")
+    everything = load("accelerators: [{name: b200, memory_gb: 192, unverified: true}]").accelerator(
+        "b200"
+    )
     assert everything.fact("memory_gb").unverified
     assert not everything.fact("peak_tflops.bf16").unverified
 
 
 def test_an_own_price_comes_before_ours(load):
-    prices = "prices: [{machine: p5.48xlarge, consumption: on-demand, region: us-east-1, usd_per_gpu_hour: 3}]"
+    prices = (
+        "prices: [{machine: p5.48xlarge, consumption: on-demand, region: us-east-1,"
+        " usd_per_gpu_hour: 3}]"
+    )
     own = load(prices)
     p5 = own.machine("p5.48xlarge")
     assert own.price("p5.48xlarge", "on-demand", "us-east-1").node_hour(p5).value == 24
@@ -156,8 +175,7 @@ def test_an_own_price_comes_before_ours(load):
 
 def test_every_mistake_is_reported_with_its_line(mistakes):
     assert each_says(
-        mistakes(
-            """machines:
+        mistakes("""machines:
   - name: my-node
     acelerator: h100
     num_accelerators: "8"
@@ -172,16 +190,16 @@ def test_every_mistake_is_reported_with_its_line(mistakes):
 prices:
   - {machine: my-node, consumption: on-demand, usd_per_node_hour: 0}
   - 17
-"""
-        ),
+"""),
         [
             ":3: machines.0.acelerator: ... 'accelerator'",
             ":4: machines.0.num_accelerators: ... '8' ... > 0",
             ":6: machines.0.data_nics.count: ... -1 ... >= 0",
             ":9: machines.1.num_accelerators: ... 0 ... > 0",
-            ":11: machines.1.consumption.0: ... 'on-demnd'"
-            " ... 'on-demand', 'reservation', 'spot', 'flex-start', 'flex-start-queued' ... 'calendar'"
-            " ... 'on-demand'",
+            (
+                ":11: machines.1.consumption.0: ... 'on-demnd' ... 'on-demand', 'reservation',"
+                " 'spot', 'flex-start', 'flex-start-queued' ... 'calendar' ... 'on-demand'"
+            ),
             ":12: machines.1.date: ... 'yesterday' ... 2026-11-21",
             ":14: prices.0.usd_per_node_hour: ... 0 ... > 0 ... null",
             ":15: prices.1: ... 17 ... mapping",
@@ -191,8 +209,7 @@ prices:
 
 def test_rows_that_do_not_fit_each_other_are_reported_with_what_was_meant(mistakes):
     assert each_says(
-        mistakes(
-            """machines:
+        mistakes("""machines:
   - name: my-node
     accelerator: h10
     num_accelerators: 8
@@ -203,8 +220,7 @@ prices:
   - {machine: my-nod, consumption: on-demand, usd_per_gpu_hour: 1, usd_per_node_hour: 8}
 bandwidths:
   - {accelerator: h100, collective: all_reduce, nodes: 2, num_accelerators: 16, gb_per_s: {}}
-"""
-        ),
+"""),
         [
             ":3: machines.0.accelerator: 'h10' ... h100",
             ":5: machines.0.network_stack: 'infinband' ... infiniband",
@@ -229,23 +245,38 @@ bandwidths:
         ("machines: {name: x}", ":1: machines: ... mapping (name) ... list"),
         ("machines:\n  - {name: b200\n", ":3: not valid YAML"),
         (
-            "prices:\n  - &a {machine: p5.48xlarge, consumption: spot, usd_per_gpu_hour: 1}\n  - *a\n",
+            (
+                "prices:\n  - &a {machine: p5.48xlarge, consumption: spot, usd_per_gpu_hour: 1}\n "
+                " - *a\n"
+            ),
             "prices.1: ... same row ... 1",
         ),
-        ("accelerators:\n  - {name: g, title: G, title: H}", ":2: accelerators.0.title: given twice"),
-        ("accelerators: [{name: g, title: G, memory_gib: .inf}]", "memory_gib: ... Infinity ... > 0"),
+        (
+            "accelerators:\n  - {name: g, title: G, title: H}",
+            ":2: accelerators.0.title: given twice",
+        ),
+        (
+            "accelerators: [{name: g, title: G, memory_gib: .inf}]",
+            "memory_gib: ... Infinity ... > 0",
+        ),
         ("accelerators: [{name: g, title: G, sources: 3}]", "sources: ... 3"),
         ("accelerators: [{name: g, title: G, sources: {peak: 'x'}}]", "sources.peak: 'peak'"),
         ("accelerators: [{name: g, title: G, unverified: [memory]}]", "unverified: 'memory'"),
         (
-            "machines: [{name: m, cloud: gcp, accelerator: h100, num_accelerators: 8, network_stack: gib}]",
+            (
+                "machines: [{name: m, cloud: gcp, accelerator: h100, num_accelerators: 8,"
+                " network_stack: gib}]"
+            ),
             "cloud: ... gpu_quota",
         ),
         ("accelerators: [{name: [g], title: G}]", "accelerators.0.name: ... list of 1 ... text"),
         ("accelerators: [{name: g, title: G, source: []}]", "source: ... empty list ... text"),
         ("accelerators: [{name: g, title: G, source: 4}]", "source: ... 4 ... text"),
         (
-            "bandwidths: [{accelerator: h100, collective: alltoall, nodes: 1, num_accelerators: 8, gb_per_s: {1G: 2}}]",
+            (
+                "bandwidths: [{accelerator: h100, collective: alltoall, nodes: 1, num_accelerators:"
+                " 8, gb_per_s: {1G: 2}}]"
+            ),
             "gb_per_s.1G",
         ),
     ],
@@ -261,15 +292,30 @@ def test_a_file_that_is_not_there_is_reported_as_such(tmp_path):
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 FIELDS = st.sampled_from(
-    ["name", "accelerator", "data_nics", "storage", "vcpus", "consumption", "source", "sources", "x"]
+    [
+        "name",
+        "accelerator",
+        "data_nics",
+        "storage",
+        "vcpus",
+        "consumption",
+        "source",
+        "sources",
+        "x",
+    ]
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=200,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(st.dictionaries(FIELDS, VALUES, max_size=6))
 def test_any_row_is_either_read_or_refused_at_its_keys(tmp_path, raw):
     path = tmp_path / "own.yaml"
@@ -277,4 +323,6 @@ def test_any_row_is_either_read_or_refused_at_its_keys(tmp_path, raw):
     try:
         load_catalog(path)
     except UserError as error:
-        assert all(re.match(r".*own\.yaml:\d+: machines\.0", line) for line in str(error).splitlines())
+        assert all(
+            re.match(r".*own\.yaml:\d+: machines\.0", line) for line in str(error).splitlines()
+        )

@@ -18,7 +18,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_remembered_is_known_with_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = request(cluster(environment="{TOKEN: '${env:MY_TOKEN}'}")).cluster
 
     remember_cluster(config)
@@ -57,7 +59,9 @@ def test_an_address_book_that_cannot_be_written_keeps_nobody_from_launching(
 
 
 def test_a_new_run_comes_first_and_others_stay() -> None:
-    old, new, other = (Handle("slurm", name, run) for name, run in (("a", "old"), ("a", "new"), ("b", "other")))
+    old, new, other = (
+        Handle("slurm", name, run) for name, run in (("a", "old"), ("a", "new"), ("b", "other"))
+    )
     remember_runs("a", [old])
     remember_runs("b", [other])
 

@@ -1,9 +1,10 @@
-"""Whole dry runs as files: one per machine and launcher, and one per recipe. What is sent changes on purpose only.
+"""Whole dry runs as files: one per machine and launcher, and one per recipe. What is sent changes
+on purpose only.
 
     DRILLYARD_UPDATE_GOLDEN=1 pytest tests/unit/launch/test_golden.py     # rewrites them; then read the difference
 
 What belongs to the version and not to the plan is left out: the agent's files and their number.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -30,9 +31,15 @@ RECIPES = sorted(path.parent for path in (ROOT / "recipes").glob("*/run.yaml"))
 
 SHARED = {"storage": "{directory: /shared}"}
 IMAGE = {"image": "nvcr.io/nvidia/pytorch:25.12-py3"}
-SOPERATOR = {"slurm": '{partition: main, gres: "gpu:nvidia_h100_80gb_hbm3:8", time_limit: "1-00:00:00"}', **SHARED}
+SOPERATOR = {
+    "slurm": '{partition: main, gres: "gpu:nvidia_h100_80gb_hbm3:8", time_limit: "1-00:00:00"}',
+    **SHARED,
+}
 ZONED = {"location": "{project: p, region: us-central1, zone: us-central1-a}"}
-FLEX = {"consumption": "flex-start", "vertex": "{timeout_hours: 24, max_wait_hours: 12, labels: {team: research}}"}
+FLEX = {
+    "consumption": "flex-start",
+    "vertex": "{timeout_hours: 24, max_wait_hours: 12, labels: {team: research}}",
+}
 RESERVED = {"consumption": "reservation", "reservation": "mine", **ZONED}
 
 VOLUME = {
@@ -52,12 +59,18 @@ def gke(machine: str, consumption: str, section: str = "", **more: str) -> str:
 CASES = {
     "slurm-a3-megagpu-8g": cluster(**SHARED, slurm="{partition: a3mega}"),
     "slurm-a3-megagpu-8g-image": cluster(**SHARED, **IMAGE, mounts="[/data, /raw:/raw:ro]"),
-    "slurm-a3-ultragpu-8g": cluster(machine="a3-ultragpu-8g", **SHARED, **IMAGE, slurm="{partition: a3ultra}"),
-    "slurm-a4-highgpu-8g": cluster(machine="a4-highgpu-8g", **SHARED, **IMAGE, slurm="{partition: a4high}"),
+    "slurm-a3-ultragpu-8g": cluster(
+        machine="a3-ultragpu-8g", **SHARED, **IMAGE, slurm="{partition: a3ultra}"
+    ),
+    "slurm-a4-highgpu-8g": cluster(
+        machine="a4-highgpu-8g", **SHARED, **IMAGE, slurm="{partition: a4high}"
+    ),
     "slurm-gpu-h100-sxm": cluster(machine="gpu-h100-sxm", **SOPERATOR),
     "slurm-p5.48xlarge": cluster(machine="p5.48xlarge", nodes=4, **SHARED, **IMAGE),
     "slurm-login-host": cluster(
-        machine="gpu-h100-sxm", **SHARED, slurm="{login_host: login.example, directory: /shared/project, exclude: [n7]}"
+        machine="gpu-h100-sxm",
+        **SHARED,
+        slurm="{login_host: login.example, directory: /shared/project, exclude: [n7]}",
     ),
     "vertex-a3-megagpu-8g-on-demand": cluster("vertex"),
     "vertex-a3-megagpu-8g-spot": cluster("vertex", consumption="spot", nodes=1),
@@ -66,9 +79,15 @@ CASES = {
     "ssh-a3-megagpu-8g": cluster("ssh", **SHARED),
     "ssh-gpu-h100-sxm-image": cluster("ssh", "gpu-h100-sxm", **SHARED, **IMAGE),
     "gke-a3-highgpu-8g": gke("a3-highgpu-8g", "spot"),
-    "gke-a3-megagpu-8g": gke("a3-megagpu-8g", "reservation", reservation="mine", mounts="[/mnt/ssd:/ssd]"),
-    "gke-a3-ultragpu-8g-dranet": gke("a3-ultragpu-8g", "flex-start", "pod_network: dranet, network_libraries: image"),
-    "gke-a4-highgpu-8g-flex-start-queued": gke("a4-highgpu-8g", "flex-start-queued", "max_run_hours: 24"),
+    "gke-a3-megagpu-8g": gke(
+        "a3-megagpu-8g", "reservation", reservation="mine", mounts="[/mnt/ssd:/ssd]"
+    ),
+    "gke-a3-ultragpu-8g-dranet": gke(
+        "a3-ultragpu-8g", "flex-start", "pod_network: dranet, network_libraries: image"
+    ),
+    "gke-a4-highgpu-8g-flex-start-queued": gke(
+        "a4-highgpu-8g", "flex-start-queued", "max_run_hours: 24"
+    ),
     "gke-a4-highgpu-8g-host": gke("a4-highgpu-8g", "spot", "pod_network: host"),
     "gke-a4x-highgpu-4g": gke("a4x-highgpu-4g", "reservation", reservation="mine"),
     "kubernetes-gpu-h100-sxm": cluster("kubernetes", "gpu-h100-sxm", **VOLUME),
@@ -79,8 +98,12 @@ CASES = {
 
 def normalised(plan: Plan) -> str:
     """The plan's text without what belongs to the version: the chart is the same for every plan."""
-    plan = replace(plan, files=tuple(file for file in plan.files if not file.path.startswith("chart/")))
-    text = re.sub(r"^# \d+ files in ", "# files in ", plan_text(plan, whole_files=True), flags=re.MULTILINE)
+    plan = replace(
+        plan, files=tuple(file for file in plan.files if not file.path.startswith("chart/"))
+    )
+    text = re.sub(
+        r"^# \d+ files in ", "# files in ", plan_text(plan, whole_files=True), flags=re.MULTILINE
+    )
     text = re.sub(r"by drillyard \d[\w.]*", "by drillyard VERSION", text)
     text = re.sub(r'(drillyard-version(?:"|\\"): (?:"|\\"))[\w-]+', r"\1VERSION", text)
     text = re.sub(r"^# \d+ files more in ", "# files more in ", text, flags=re.MULTILINE)
@@ -97,7 +120,9 @@ def compare(name: str, text: str) -> None:
     path = GOLDEN / f"{name}.txt"
     if UPDATE:
         path.write_text(text, encoding="utf-8")
-    assert path.exists(), f"no golden file {path.name}: run with DRILLYARD_UPDATE_GOLDEN=1 and read what it writes"
+    assert path.exists(), (
+        f"no golden file {path.name}: run with DRILLYARD_UPDATE_GOLDEN=1 and read what it writes"
+    )
     assert text == path.read_text(encoding="utf-8")
 
 
@@ -139,7 +164,10 @@ def test_the_dry_run_of_each_recipe_is_as_it_was(directory, monkeypatch):
 def test_a_recipe_is_headed_by_the_command_that_runs_it(directory):
     head = (directory / "run.yaml").read_text(encoding="utf-8")
     command = re.sub(r"\s*\\\n#\s*", " ", head[: head.index("\n#\n")])
-    assert re.search(rf"drillyard \w+ recipes/{directory.name}/run.yaml --cluster recipes/{directory.name}/", command)
+    assert re.search(
+        rf"drillyard \w+ recipes/{directory.name}/run.yaml --cluster recipes/{directory.name}/",
+        command,
+    )
 
 
 def test_no_golden_file_is_left_over():
@@ -152,7 +180,9 @@ def test_what_bash_is_to_read_it_can_read(name):
     asked = request(CASES[name])
     for file in launcher_for(asked.cluster).plan(asked).files:
         if file.path.endswith((".sh", ".sbatch")):
-            checked = subprocess.run(["bash", "-n"], input=file.content, text=True, capture_output=True)
+            checked = subprocess.run(
+                ["bash", "-n"], input=file.content, text=True, capture_output=True
+            )
             assert checked.returncode == 0, f"{file.path}: {checked.stderr}"
 
 
@@ -161,6 +191,10 @@ def test_every_stack_with_facts_of_hosts_has_a_golden_file():
     named = {
         machines[match[0]].network_stack
         for name in CASES
-        if (match := re.findall(r"(?:a3|a4|gpu|p5)[\w.-]+?(?=-image|-on|-spot|-flex|-res|-dranet|-host|$)", name))
+        if (
+            match := re.findall(
+                r"(?:a3|a4|gpu|p5)[\w.-]+?(?=-image|-on|-spot|-flex|-res|-dranet|-host|$)", name
+            )
+        )
     }
     assert {"tcpxo", "gib", "infiniband", "efa"} <= named

@@ -1,6 +1,8 @@
-"""What a run on Kubernetes promises, and the tests that show it on real pods, on kwok's nodes or on the rendered chart.
+"""What a run on Kubernetes promises, and the tests that show it on real pods, on kwok's nodes or on
+the rendered chart.
 
-A promise without a test fails here, and so does a test of tests/integration/kubernetes that shows none of them.
+A promise without a test fails here, and so does a test of tests/integration/kubernetes that shows
+none of them.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[2] / "integration/kubernetes"
 PROMISES = {
-    "two nodes train to the end; killed, deleted, evicted or drained, a run resumes with the same bits": [
+    "two nodes train to the end; killed, deleted, evicted or drained, a run resumes with the same bits": [  # noqa: E501
         "test_a_disturbed_run_resumes_and_its_losses_are_those_of_an_undisturbed_one",
         "test_a_killed_run_on_a_bucket_resumes_with_the_same_bits",
     ],
@@ -22,7 +24,9 @@ PROMISES = {
     "a plain Job runs where there is no JobSet, and says that nothing restarts it": [
         "test_a_plain_job_is_never_restarted_and_says_so",
     ],
-    "85 again without a newer checkpoint counts": ["test_stops_with_nothing_saved_count_from_the_second_on"],
+    "85 again without a newer checkpoint counts": [
+        "test_stops_with_nothing_saved_count_from_the_second_on"
+    ],
     "a lost node is named with the command that frees it, and two attempts never write": [
         "test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers",
         "test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_again",
@@ -31,7 +35,9 @@ PROMISES = {
         "test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits",
         "test_a_volume_that_a_node_cannot_mount_is_named_while_the_run_waits",
     ],
-    "a full volume is the cause that status shows": ["test_a_full_volume_is_the_cause_that_status_shows"],
+    "a full volume is the cause that status shows": [
+        "test_a_full_volume_is_the_cause_that_status_shows"
+    ],
     "runs are read, watched, cancelled, resumed and forgotten, and nothing is left": [
         "test_a_cancelled_run_is_read_and_resumed",
         "test_a_finished_run_is_read_and_watched",
@@ -52,7 +58,7 @@ PROMISES = {
         "test_a_run_over_the_quota_says_so",
         "test_a_run_at_its_time_limit_says_so",
     ],
-    "the chart passes lint and its rules on every machine, and its profiles are those of the table": [
+    "the chart passes lint and its rules on every machine, and its profiles are those of the table": [  # noqa: E501
         "test_the_chart_passes_lint",
         "test_every_machine_of_the_catalog_passes_lint_and_all_rules",
         "test_a_profile_is_as_the_table_has_it",
@@ -88,7 +94,9 @@ PROMISES = {
         "test_the_recipe_of_70b_on_a3_mega_is_as_published",
         "test_512_gpus_are_one_override_and_bf16_is_two_arguments",
     ],
-    "a killed cluster of the tests leaves nothing": ["test_a_killed_cluster_leaves_no_process_mount_or_bridge"],
+    "a killed cluster of the tests leaves nothing": [
+        "test_a_killed_cluster_leaves_no_process_mount_or_bridge"
+    ],
 }
 
 

@@ -21,10 +21,17 @@ def plan(target: Path, here: Path) -> Plan:
     return Plan(
         Job("run", "here", "slurm", 1, 1, "/runs/run", "/runs/run/launch", []),
         code="there already",
-        files=(PlanFile("job.json", "{}\n"), PlanFile("agent/__main__.py", "print('it''s')\n", 0o755)),
+        files=(
+            PlanFile("job.json", "{}\n"),
+            PlanFile("agent/__main__.py", "print('it''s')\n", 0o755),
+        ),
         steps=(
             Program("carry the files", unpack, sends=("job.json", "agent/__main__.py")),
-            Program("carry this directory", ("tar", "-C", f"{target}/code", "-xf", "-"), sends_directory=str(here)),
+            Program(
+                "carry this directory",
+                ("tar", "-C", f"{target}/code", "-xf", "-"),
+                sends_directory=str(here),
+            ),
             Program("submit", ("sh", "-c", f'echo "it\'s" submitted >{target}/said')),
         ),
     )
@@ -40,7 +47,10 @@ def test_apply_carries_the_files_and_executes_every_step(tmp_path: Path) -> None
     subprocess.run(["sh", str(tmp_path / "out" / "apply.sh")], check=True)
     assert (target / "job.json").read_text() == "{}\n"
     assert os.access(target / "agent" / "__main__.py", os.X_OK)
-    assert len((target / "secret").read_text()) == 64 and (target / "secret").stat().st_mode & 0o077 == 0
+    assert (
+        len((target / "secret").read_text()) == 64
+        and (target / "secret").stat().st_mode & 0o077 == 0
+    )
     assert (target / "code" / "train.py").is_file()
     assert (target / "said").read_text() == "it's submitted\n"
 
@@ -49,7 +59,9 @@ def test_a_call_is_written_as_its_body_and_a_request(tmp_path: Path) -> None:
     call = Call("create the job", "POST", "https://service/v1/jobs", {"displayName": "run"})
     one = plan(tmp_path, tmp_path)
     write_plan(Plan(**{**one.__dict__, "steps": (call,)}), tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "requests" / "01.json").read_text()) == {"displayName": "run"}
+    assert json.loads((tmp_path / "out" / "requests" / "01.json").read_text()) == {
+        "displayName": "run"
+    }
     script = (tmp_path / "out" / "apply.sh").read_text()
     assert "-d @../requests/01.json https://service/v1/jobs" in script
     subprocess.run(["sh", "-n", str(tmp_path / "out" / "apply.sh")], check=True)
@@ -83,16 +95,25 @@ def test_an_edited_plan_is_replaced_only_on_request(tmp_path: Path) -> None:
 
 
 def shown_plan(
-    *steps: Program | Call, files: tuple[PlanFile, ...] = (), fields: tuple[ExplainedField, ...] = (), script: str = ""
+    *steps: Program | Call,
+    files: tuple[PlanFile, ...] = (),
+    fields: tuple[ExplainedField, ...] = (),
+    script: str = "",
 ) -> Plan:
     job = Job("llama-8b", "h100", "slurm", 2, 8, "/r", "/r/launch", [])
-    return Plan(job, files, fields, ("first\nsecond",), code="there already: /p", steps=steps, script=script)
+    return Plan(
+        job, files, fields, ("first\nsecond",), code="there already: /p", steps=steps, script=script
+    )
 
 
 def test_a_plan_shows_steps_as_shell_lines_and_calls_with_their_bodies() -> None:
     text = plan_text(
         shown_plan(
-            Program("write", ("tar", "-C", "/a dir", "-x"), sends=("job.json", "agent/a.py", "agent/b.py")),
+            Program(
+                "write",
+                ("tar", "-C", "/a dir", "-x"),
+                sends=("job.json", "agent/a.py", "agent/b.py"),
+            ),
             Program("start n0", ("ssh", "n0", "go"), parallel=True),
             Program("start n1", ("ssh", "n1", "go"), parallel=True),
             Program("carry", ("tar", "x"), sends_directory="/p"),
@@ -112,9 +133,14 @@ def test_a_plan_shows_steps_as_shell_lines_and_calls_with_their_bodies() -> None
 
 
 def test_a_plan_shows_its_script_first_and_other_files_by_size_unless_all_are_wanted() -> None:
-    files: tuple[PlanFile, ...] = (PlanFile("job.json", "{}\n"), PlanFile("job.sbatch", "#!/bin/sh\nexit 0", 0o755))
+    files: tuple[PlanFile, ...] = (
+        PlanFile("job.json", "{}\n"),
+        PlanFile("job.sbatch", "#!/bin/sh\nexit 0", 0o755),
+    )
     plan = shown_plan(
-        Program("go", ("go",)), files=(*files, PlanFile("agent/a.py", "import os\n")), script="job.sbatch"
+        Program("go", ("go",)),
+        files=(*files, PlanFile("agent/a.py", "import os\n")),
+        script="job.sbatch",
     )
 
     short, whole = plan_text(plan), plan_text(plan, whole_files=True)
@@ -128,12 +154,15 @@ def test_a_plan_shows_its_script_first_and_other_files_by_size_unless_all_are_wa
 
 
 def test_every_field_is_explained() -> None:
-    field = ExplainedField("environment: NCCL_NET", "gIB", "the machine's stack", "https://cloud.google.com")
+    field = ExplainedField(
+        "environment: NCCL_NET", "gIB", "the machine's stack", "https://cloud.google.com"
+    )
     script = ExplainedField("job.sbatch: setup", "one\ntwo", "as set", "cluster.yaml: slurm.setup")
 
     text = explain_text(shown_plan(fields=(field, script)))
 
     assert (
-        "\nenvironment: NCCL_NET = gIB\n    why:    the machine's stack\n    source: https://cloud.google.com\n" in text
+        "\nenvironment: NCCL_NET = gIB\n    why:    the machine's stack\n    source: https://cloud.google.com\n"
+        in text
     )
     assert "\njob.sbatch: setup = one\n    | two\n    why:    as set\n" in text

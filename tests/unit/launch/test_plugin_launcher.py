@@ -1,4 +1,5 @@
-"""Another distribution (plugin_launcher/) adds a launcher without a change of `src/`; a broken one costs a line."""
+"""Another distribution (plugin_launcher/) adds a launcher without a change of `src/`; a broken one
+costs a line."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ put)
 list) cat "$ACME_SPOOL"/* 2>/dev/null || : ;;
 delete) sed -i 's/ running / cancelled /' "$ACME_SPOOL/$2" ;;
 esac
-"""
+"""  # noqa: E501
 RUN = "name: {name}\nworkload: {{command: [echo, hello], per: node}}\n"
 CLUSTER = """\
 name: lab
@@ -51,14 +52,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(DISTRIBUTION, source, dirs_exist_ok=True)
     build = "import sys, hatchling.build as build; print(build.build_wheel(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", build, str(source)], cwd=source, capture_output=True, text=True, check=True
+        [sys.executable, "-c", build, str(source)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return source / done.stdout.split()[-1]
 
 
 @pytest.fixture
 def install(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install the distribution into a directory of sys.path, with another module or entry point name where given."""
+    """Install the distribution into a directory of sys.path, with another module or entry point
+    name where given."""
     before = set(sys.modules)
 
     def install(source: str = MODULE, name: str = "acme") -> None:
@@ -83,7 +89,8 @@ def install(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The scheduler on PATH, and a working directory with both configs. Returns its spool directory."""
+    """The scheduler on PATH, and a working directory with both configs. Returns its spool
+    directory."""
     for name in ("bin", "spool", "here"):
         (tmp_path / name).mkdir()
     program = tmp_path / "bin" / "acme"
@@ -151,7 +158,9 @@ def test_plan_checks_submit_status_logs_and_cancel_work_through_the_commands(
     assert "first running" in (queue / "first").read_text()
 
 
-def test_the_public_functions_do_what_the_commands_do(install: Install, queue: Path, tmp_path: Path) -> None:
+def test_the_public_functions_do_what_the_commands_do(
+    install: Install, queue: Path, tmp_path: Path
+) -> None:
     install()
     plan = drillyard.plan("run.yaml", "cluster.yaml")
     assert str(plan.handle) == "acme://lab/first" and plan.file("job.sh").mode == 0o755
@@ -159,7 +168,9 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
     assert handle == "acme://lab/second"
     assert drillyard.status(handle).state == "running"
     assert list(drillyard.logs("second", tail=1)) == ["0: 2026-01-31T12:00:00.000000Z step 1 of 10"]
-    assert list(drillyard.logs("second", since="2026-02-01T00:00:00Z", cluster="cluster.yaml")) == []
+    assert (
+        list(drillyard.logs("second", since="2026-02-01T00:00:00Z", cluster="cluster.yaml")) == []
+    )
     for wanted in ({"sync": True}, {"after": handle}):
         with pytest.raises(drillyard.UserError, match=r"platform acme.*slurm"):
             drillyard.plan("run.yaml", **wanted)  # type: ignore[arg-type]
@@ -179,12 +190,19 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
         (MODULE.replace("def plan(", "def other("), "acme", "plan"),
         (MODULE.replace("    facts = ", "    other = "), "acme", "facts"),
         ("class AcmeLauncher: pass\n", "acme", "Launcher"),
-        (MODULE.replace("    facts = PlatformFacts(", "    facts = dict("), "acme", "PlatformFacts"),
+        (
+            MODULE.replace("    facts = PlatformFacts(", "    facts = dict("),
+            "acme",
+            "PlatformFacts",
+        ),
         ("import sys\nsys.exit(3)\n", "acme", "3"),
         (MODULE, "_acme", "_acme"),
         (MODULE, "slurm", "slurm"),
         (MODULE, "gke", "gke"),
-        *((MODULE, name, "key of cluster.yaml") for name in ("storage", "name", "hardware", "nodes", "cloud", "json")),
+        *(
+            (MODULE, name, "key of cluster.yaml")
+            for name in ("storage", "name", "hardware", "nodes", "cloud", "json")
+        ),
         (with_facts("section=None"), "acme", "facts.section is None"),
         (with_facts("section=dict"), "acme", "facts.section is <class 'dict'>"),
         (with_facts("capabilities=None"), "acme", "facts.capabilities is None"),
@@ -193,7 +211,11 @@ def test_the_public_functions_do_what_the_commands_do(install: Install, queue: P
         (with_facts("required=('zzz.q',)"), "acme", "zzz.q"),
         (with_facts("required=('storage.q',)"), "acme", "storage.q"),
         (with_facts("optional=('acme.q',)"), "acme", "acme.q"),
-        (MODULE.replace("priority: int = Field(default=5,", "priority: int = Field("), "acme", "acme.priority"),
+        (
+            MODULE.replace("priority: int = Field(default=5,", "priority: int = Field("),
+            "acme",
+            "acme.priority",
+        ),
         (MODULE.replace("priority: int", 'priority: "Unknown"'), "acme", "Unknown"),
         (MODULE.replace("priority: int", "priority: Machine"), "acme", "Machine"),
     ],

@@ -32,7 +32,9 @@ def workload(**settings) -> str:
 def test_a_training_run_is_the_trainer_once_per_node_and_the_agents_restart_it():
     job = prepared().job
     words = " ".join(job.command)
-    assert words.startswith("/project/.venv/bin/python -m drillyard train {launch_directory}/run.yaml")
+    assert words.startswith(
+        "/project/.venv/bin/python -m drillyard train {launch_directory}/run.yaml"
+    )
     assert "--nproc-per-node 8" in words
     assert "--max-restarts 0" in words
     assert "--nnodes {nodes} --node-rank {node_rank}" in words
@@ -42,7 +44,10 @@ def test_a_training_run_is_the_trainer_once_per_node_and_the_agents_restart_it()
 def test_a_newer_checkpoint_is_a_newer_manifest():
     assert prepared().job.checkpoints == "/shared/runs/llama-8b/checkpoints/*/manifest.json"
     assert prepared(run=workload()).job.checkpoints is None
-    assert prepared(run=workload(checkpoints="ckpt/*.pt")).job.checkpoints == "/shared/runs/w/ckpt/*.pt"
+    assert (
+        prepared(run=workload(checkpoints="ckpt/*.pt")).job.checkpoints
+        == "/shared/runs/w/ckpt/*.pt"
+    )
 
 
 def test_a_workload_is_its_command_with_its_arguments():
@@ -68,14 +73,20 @@ def test_a_command_per_gpu_is_started_by_torchrun_with_a_pipe_for_each_rank(comm
     words = prepared(run=run).job.command
     assert words[:3] == ["/project/.venv/bin/python", "-m", "torch.distributed.run"]
     assert "--nproc-per-node={processes_per_node}" in words
-    assert words[-len(command) - 2 :] == ["{launch_directory}/agent/exec_command.py", "--rank", *command]
+    assert words[-len(command) - 2 :] == [
+        "{launch_directory}/agent/exec_command.py",
+        "--rank",
+        *command,
+    ]
     assert "agent/exec_command.py" in {file.path for file in prepared(run=run).files}
 
 
 def test_files_of_a_workload_travel_with_the_plan(tmp_path):
     (tmp_path / "go.sh").write_text("echo hi\n")
     (tmp_path / "conf.yaml").write_text("a: 1\n")
-    run = yaml.safe_dump({"name": "w", "workload": {"launcher_file": "go.sh", "files": {"conf/a.yaml": "conf.yaml"}}})
+    run = yaml.safe_dump(
+        {"name": "w", "workload": {"launcher_file": "go.sh", "files": {"conf/a.yaml": "conf.yaml"}}}
+    )
     found = prepared(run=run, here=str(tmp_path))
     files = {file.path: file for file in found.files}
     assert files["files/go.sh"].mode == 0o755
@@ -83,7 +94,9 @@ def test_files_of_a_workload_travel_with_the_plan(tmp_path):
     assert found.job.command == ["bash", "{launch_directory}/files/go.sh"]
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read"), (b"\xff\xfe\x00", "is not a text file")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot be read"), (b"\xff\xfe\x00", "is not a text file")]
+)
 def test_a_file_that_cannot_travel_is_named(tmp_path: Path, content, said):
     if content is not None:
         (tmp_path / "f").write_bytes(content)
@@ -93,7 +106,9 @@ def test_a_file_that_cannot_travel_is_named(tmp_path: Path, content, said):
 
 def test_settings_of_the_cluster_win_over_the_workloads_and_those_over_the_network_stacks():
     chosen = cluster(environment="{NCCL_SOCKET_IFNAME: mine, A: cluster}")
-    environment = prepared(chosen, workload(environment={"A": "run", "B": "run", "NCCL_LIB_DIR": "/x"})).job.environment
+    environment = prepared(
+        chosen, workload(environment={"A": "run", "B": "run", "NCCL_LIB_DIR": "/x"})
+    ).job.environment
     assert environment["NCCL_SOCKET_IFNAME"] == "mine"
     assert environment["A"] == "cluster"
     assert (environment["B"], environment["NCCL_LIB_DIR"]) == ("run", "/x")
@@ -101,7 +116,9 @@ def test_settings_of_the_cluster_win_over_the_workloads_and_those_over_the_netwo
 
 def test_what_a_config_sets_is_put_back_after_the_stacks_script():
     script = next(
-        file for file in prepared(cluster(environment="{NCCL_DEBUG: INFO}")).files if file.path == "network.sh"
+        file
+        for file in prepared(cluster(environment="{NCCL_DEBUG: INFO}")).files
+        if file.path == "network.sh"
     )
     assert 'export NCCL_DEBUG="$kept_NCCL_DEBUG"' in script.content
     assert "INFO" not in script.content
@@ -109,7 +126,13 @@ def test_what_a_config_sets_is_put_back_after_the_stacks_script():
 
 def test_mounts_are_those_of_run_stack_and_cluster_and_only_a_container_has_them():
     found = prepared(cluster(image="i:1", mounts="[/data, /project]"))
-    assert found.mounts == ("/shared/runs", "/project", "/var/lib/tcpxo/lib64", "/dev/aperture_devices", "/data")
+    assert found.mounts == (
+        "/shared/runs",
+        "/project",
+        "/var/lib/tcpxo/lib64",
+        "/dev/aperture_devices",
+        "/data",
+    )
     assert prepared().mounts == ()
 
 
@@ -151,7 +174,11 @@ def test_a_job_of_another_format_is_refused(tmp_path):
 
 
 def test_warnings_of_the_checks_reach_the_plan():
-    assert [line for line in prepared(cluster()).warnings if "the run directory is runs/llama-8b" in line]
+    assert [
+        line
+        for line in prepared(cluster()).warnings
+        if "the run directory is runs/llama-8b" in line
+    ]
 
 
 def test_a_run_that_does_not_fit_its_ranks_is_refused():
@@ -170,7 +197,9 @@ def test_a_handle_is_read_as_it_is_written_and_has_a_port_of_its_own(platform, n
     assert 20000 <= port_of(handle) < 40000
 
 
-@pytest.mark.parametrize("text", ["", "slurm://c", "slurm:/c/r", "slurm://c/r/x", "Slurm://c/r", "slurm://c/.r"])
+@pytest.mark.parametrize(
+    "text", ["", "slurm://c", "slurm:/c/r", "slurm://c/r/x", "Slurm://c/r", "slurm://c/.r"]
+)
 def test_what_is_no_handle_is_refused(text):
     with pytest.raises(UserError, match="is not a run's handle"):
         parse_handle(text)

@@ -7,10 +7,15 @@ from pathlib import Path
 from drillyard.launch.remote_files import LocalFiles, artifacts_of
 
 
-def test_artifacts_are_what_a_run_made_and_was_made_from_without_secrets_and_what_agents_keep_order_with(
+def test_artifacts_are_what_a_run_made_and_was_made_from_without_secrets_and_what_agents_keep_order_with(  # noqa: E501
     tmp_path: Path,
 ) -> None:
-    made = ["final/model.safetensors", "launch/exits/0001-0000.node-0.json", "launch/job.json", "launch/node-0.log"]
+    made = [
+        "final/model.safetensors",
+        "launch/exits/0001-0000.node-0.json",
+        "launch/job.json",
+        "launch/node-0.log",
+    ]
     others = [
         "launch/agent/leader.py",
         "launch/agents/h0.node-0.json",

@@ -30,10 +30,14 @@ def test_a_cancelled_run_did_not_end_because_of_an_earlier_failure() -> None:
     cancelled = status(State.cancelled, failure=failure, since=NOW - 60)
     assert headline(cancelled, NOW) == "cancelled 60 s ago"
     assert "  failure        rank 3 on n2: exit code 7\n" in status_text(cancelled, now=NOW)
-    assert headline(status(State.failed, failure=failure, since=NOW - 60), NOW).endswith("rank 3 on n2: exit code 7")
+    assert headline(status(State.failed, failure=failure, since=NOW - 60), NOW).endswith(
+        "rank 3 on n2: exit code 7"
+    )
 
 
-def test_a_cluster_is_named_in_full_above_runs_of_short_names_and_no_state_is_its_own_reason() -> None:
+def test_a_cluster_is_named_in_full_above_runs_of_short_names_and_no_state_is_its_own_reason() -> (
+    None
+):
     short = RunStatus(Handle("local", "workstation", "a"), State.cancelled, 1, reason="cancelled")
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(runs_table([short], width=60))
@@ -50,7 +54,9 @@ def test_a_rank_is_named_once() -> None:
 
 def test_what_was_the_agent_of_a_run_that_is_over_is_not_reported() -> None:
     native = {"job": 17, "agent": "gone", "launch_directory": "/r/launch"}
-    assert "  scheduler      job 17\n" in status_text(status(State.succeeded, native=native), now=NOW)
+    assert "  scheduler      job 17\n" in status_text(
+        status(State.succeeded, native=native), now=NOW
+    )
     assert "  agent          gone\n  scheduler      job 17\n" in status_text(
         status(State.running, native=native), now=NOW
     )
@@ -65,7 +71,10 @@ def status(state: State, **fields: object) -> RunStatus:
 def test_headlines_say_state_and_age_in_words() -> None:
     killed = RunFailure("killed by SIGKILL", rank=3, node="n2", exit_code=137)
 
-    assert headline(status(State.queued, since=NOW - 300, reason="Priority"), NOW) == "queued for 5 min (Priority)"
+    assert (
+        headline(status(State.queued, since=NOW - 300, reason="Priority"), NOW)
+        == "queued for 5 min (Priority)"
+    )
     assert headline(status(State.running, since=NOW - 9000), NOW) == "running for 2 h"
     assert headline(status(State.starting), NOW) == "starting"
     assert headline(status(State.cancelled, since=NOW - 5), NOW) == "cancelled 5 s ago"
@@ -113,16 +122,22 @@ def test_a_reason_says_only_what_the_headline_does_not() -> None:
 
     def reasons(reason: str) -> list[str]:
         shown = status_text(status(State.failed, reason=reason, failure=failure), now=NOW)
-        return [line.split(None, 1)[1] for line in shown.splitlines() if line.startswith("  reason ")]
+        return [
+            line.split(None, 1)[1] for line in shown.splitlines() if line.startswith("  reason ")
+        ]
 
     assert reasons("rank 3: exit code 7") == []
-    assert reasons("node 1 (n2): rank 3: exit code 7; all 3 restarts are used") == ["all 3 restarts are used"]
+    assert reasons("node 1 (n2): rank 3: exit code 7; all 3 restarts are used") == [
+        "all 3 restarts are used"
+    ]
     assert reasons("time limit; rank 3: exit code 7") == ["time limit"]
     assert reasons("lost capacity") == ["lost capacity"]
 
 
 @pytest.mark.parametrize("exit_code", [126, 127])
-def test_a_command_that_is_not_there_is_corrected_before_the_run_is_started_again(exit_code: int) -> None:
+def test_a_command_that_is_not_there_is_corrected_before_the_run_is_started_again(
+    exit_code: int,
+) -> None:
     shown = status_text(status(State.failed, failure=RunFailure("x", exit_code=exit_code)), now=NOW)
     assert "fix the cause first" in shown and "runs logs" in shown
 
@@ -145,7 +160,12 @@ def rendered(statuses: list[RunStatus], width: int) -> list[str]:
 STATUSES = st.lists(
     st.builds(
         RunStatus,
-        handle=st.builds(Handle, st.just("slurm"), st.sampled_from("ab"), st.text("abc-", min_size=1, max_size=63)),
+        handle=st.builds(
+            Handle,
+            st.just("slurm"),
+            st.sampled_from("ab"),
+            st.text("abc-", min_size=1, max_size=63),
+        ),
         state=st.sampled_from(State),
         nodes=st.integers(1, 4096),
         reason=st.none() | st.text("abc ()", max_size=120),
@@ -157,7 +177,9 @@ STATUSES = st.lists(
 
 @settings(max_examples=60)
 @given(STATUSES, st.integers(70, 200))
-def test_a_table_fits_the_terminal_with_a_line_for_each_run(statuses: list[RunStatus], width: int) -> None:
+def test_a_table_fits_the_terminal_with_a_line_for_each_run(
+    statuses: list[RunStatus], width: int
+) -> None:
     lines = rendered(statuses, width)
 
     assert all(len(line) <= width for line in lines)
@@ -171,7 +193,9 @@ def test_elsewhere_every_line_is_whole_and_has_the_handle() -> None:
     title, first, second = runs_text([waiting, odd], now=NOW).splitlines()
     assert title.split() == ["RUN", "STATE", "FOR", "NODES", "WHY"]
     assert first == f"slurm://h100/llama-8b  queued  5 min      2  {'x' * 300}"
-    assert second == "slurm://h100/llama-8b  failed   60 s      2  ab c", "without what moves the cursor"
+    assert second == "slurm://h100/llama-8b  failed   60 s      2  ab c", (
+        "without what moves the cursor"
+    )
 
 
 def test_names_keep_both_ends() -> None:
@@ -194,9 +218,23 @@ def test_ages_have_two_of_their_unit_at_least() -> None:
 
 def test_json_has_the_handle_as_text_and_in_parts_and_every_field() -> None:
     message = json.loads(
-        json.dumps(status_json(status(State.failed, attempt=3, failure=RunFailure("x", lines=("l",)))))
+        json.dumps(
+            status_json(status(State.failed, attempt=3, failure=RunFailure("x", lines=("l",))))
+        )
     )
 
-    assert message["handle"] == "slurm://h100/llama-8b" and message["run"] == "llama-8b" and message["over"] is True
-    assert message["failure"] == {"reason": "x", "rank": None, "node": None, "exit_code": None, "lines": ["l"]}
-    assert set(RunStatus.__dataclass_fields__) - {"attempt"} <= set(message) and message["round"] == 3
+    assert (
+        message["handle"] == "slurm://h100/llama-8b"
+        and message["run"] == "llama-8b"
+        and message["over"] is True
+    )
+    assert message["failure"] == {
+        "reason": "x",
+        "rank": None,
+        "node": None,
+        "exit_code": None,
+        "lines": ["l"],
+    }
+    assert (
+        set(RunStatus.__dataclass_fields__) - {"attempt"} <= set(message) and message["round"] == 3
+    )

@@ -1,10 +1,11 @@
 """Traps that real launchers fell into, and that plans for slurm, ssh, vertex and local must not.
 
-Not covered here, because nothing of these four launchers can meet them: how Kueue and JobSet read annotations,
-admission checks and gangs, container 0 of a pod, restart policies of Jobs, generated JSON of pod annotations (rules of
-tests/integration/kubernetes/manifest_rules.py, for every machine); reservation affinity of node pools, networks that
-outlive their cluster, empty groups of instances, calendar requests that cannot be cancelled (provisioning). Sparse
-peaks and prices of 0 are refused in hardware and estimate. Nodes that the scheduler set down for good are the Slurm
+Not covered here, because nothing of these four launchers can meet them: how Kueue and JobSet read
+annotations, admission checks and gangs, container 0 of a pod, restart policies of Jobs, generated
+JSON of pod annotations (rules of tests/integration/kubernetes/manifest_rules.py, for every
+machine); reservation affinity of node pools, networks that outlive their cluster, empty groups of
+instances, calendar requests that cannot be cancelled (provisioning). Sparse peaks and prices of 0
+are refused in hardware and estimate. Nodes that the scheduler set down for good are the Slurm
 launcher's states.
 """
 
@@ -70,9 +71,15 @@ def test_gib_takes_its_settings_from_its_own_script(platform, machine):
 
 def test_settings_of_two_versions_of_tcpxo_are_never_mixed():
     stack = catalog().network_stack("tcpxo")
-    assert not set(stack.superseded) & {*stack.environment, *stack.host_environment, *stack.profile_environment}
+    assert not set(stack.superseded) & {
+        *stack.environment,
+        *stack.host_environment,
+        *stack.profile_environment,
+    }
     for platform in ("slurm", "vertex"):
-        assert not [name for name in stack.superseded if name in everything(plan(cluster(platform)))]
+        assert not [
+            name for name in stack.superseded if name in everything(plan(cluster(platform)))
+        ]
 
 
 def test_a_plan_pins_no_version_of_plugin_or_daemon_beside_the_one_on_the_nodes():
@@ -108,7 +115,10 @@ def test_rendezvous_is_static_so_no_node_has_to_recognise_its_own_name(platform)
 
 def test_the_leader_is_a_name_of_the_allocation_and_not_one_of_several_addresses():
     script = sbatch(cluster())
-    assert 'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"' in script and "first=${hosts%%,*}" in script
+    assert (
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST"' in script
+        and "first=${hosts%%,*}" in script
+    )
     assert "--ip-address" not in script
     assert "hostname -I" not in script
 
@@ -119,7 +129,9 @@ def test_nodes_wait_for_the_leader_whose_name_may_not_resolve_yet():
 
 
 def test_ports_differ_between_runs_and_repeat_with_a_plan():
-    ports = {job(plan(cluster(), TRAINING.replace("llama-8b", f"run-{n}")))["port"] for n in range(20)}
+    ports = {
+        job(plan(cluster(), TRAINING.replace("llama-8b", f"run-{n}")))["port"] for n in range(20)
+    }
     assert len(ports) > 15
     assert job(plan(cluster()))["port"] == job(plan(cluster()))["port"]
     assert all(1024 < port < 65536 - 16 for port in ports)
@@ -201,7 +213,9 @@ def test_flex_start_never_asks_for_more_than_seven_days():
 
 def test_the_first_worker_pool_of_vertex_is_the_chief_alone():
     (call,) = [
-        step for step in plan(cluster("vertex", nodes=4)).steps if isinstance(step, Call) and "jobSpec" in step.body
+        step
+        for step in plan(cluster("vertex", nodes=4)).steps
+        if isinstance(step, Call) and "jobSpec" in step.body
     ]
     pools = call.body["jobSpec"]["workerPoolSpecs"]
     assert [int(pool["replicaCount"]) for pool in pools] == [1, 3]

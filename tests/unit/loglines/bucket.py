@@ -15,13 +15,15 @@ import pytest
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """The calls of the Cloud Storage JSON API that reading needs: list objects, look at one, and read a range of it."""
+    """The calls of the Cloud Storage JSON API that reading needs: list objects, look at one, and
+    read a range of it."""
 
     objects: ClassVar[dict[str, bytes]] = {}
     requested: ClassVar[list[tuple[int, int]]] = []
     """First and last byte of what was read."""
     before: ClassVar[list[Callable[[], int | None]]] = []
-    """What happens before the next requests for an object, one each; a status that it gives is the answer."""
+    """What happens before the next requests for an object, one each; a status that it gives is the
+    answer."""
 
     def do_GET(self) -> None:
         url = urlparse(self.path)
@@ -66,7 +68,9 @@ class Bucket(BaseHTTPRequestHandler):
             self.answer(416, b"")
             return
         self.requested.append((first, last))
-        self.answer(206, whole[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(whole)}"})
+        self.answer(
+            206, whole[first : last + 1], {"Content-Range": f"bytes {first}-{last}/{len(whole)}"}
+        )
 
     def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)

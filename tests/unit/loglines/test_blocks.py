@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from drillyard.loglines import blocks as module
 from drillyard.loglines.blocks import LineSplitter, without_colours
 
-LINES = st.lists(st.sampled_from(["", "a", "bc d", "\x1b[31mred\x1b[0m", "x\ry", "\r", "long " * 9]), max_size=12)
+LINES = st.lists(
+    st.sampled_from(["", "a", "bc d", "\x1b[31mred\x1b[0m", "x\ry", "\r", "long " * 9]), max_size=12
+)
 
 
 @given(LINES, st.lists(st.integers(1, 40), max_size=20), st.booleans())

@@ -22,7 +22,9 @@ def polled(follower) -> list[bytes | None]:
     return list(follower.poll())
 
 
-def test_a_file_is_awaited_read_on_and_begun_again_when_truncated_or_replaced(tmp_path: Path) -> None:
+def test_a_file_is_awaited_read_on_and_begun_again_when_truncated_or_replaced(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.log"
     follower = FileFollower(path)
     assert follower.absent() and polled(follower) == []
@@ -144,11 +146,16 @@ def test_an_object_that_is_replaced_while_it_is_read_is_looked_at_again(
         follower = CloudFollower("gs://bucket/run.log", seconds=0)
         longer = b"one\ntwo\nmore\n"
         # Looked at, first piece; then it is another one.
-        Bucket.before[:] = [lambda: None, lambda: None, now_and_then(objects, None if gone else longer)]
+        Bucket.before[:] = [
+            lambda: None,
+            lambda: None,
+            now_and_then(objects, None if gone else longer),
+        ]
         assert polled(follower) == [b"one\n"]
         objects["run.log"] = longer
         assert polled(follower) == [b"two\n", b"more", b"\n"] and polled(follower) == []
-        # The same where the look at what is known meets another object, and what is there then is not new.
+        # The same where the look at what is known meets another object, and what is there then is
+        # not new.
         objects["run.log"] += b"last\n"
         longest = objects["run.log"]
         Bucket.before[:] = [lambda: None, now_and_then(objects, None if gone else longest + b"!\n")]

@@ -1,4 +1,5 @@
-"""Launchers' prefixes tell rank and time, in any nesting; a shape matches all prefixes that look the same."""
+"""Launchers' prefixes tell rank and time, in any nesting; a shape matches all prefixes that look
+the same."""
 
 from __future__ import annotations
 
@@ -27,18 +28,38 @@ from drillyard.loglines.prefixes import NOWHERE, Origin, parse_origin, shape_of,
         (b"1: [default3]: ", Origin(None, ((1, ""), (3, ""))), None),
         (b"[pod/job-0-2/main] ", Origin(None, ((2, "job-0-2"),)), None),
         (b"(worker1, rank=1, pid=3432, ip=10.0.0.2) ", Origin(None, ((1, ""),)), None),
-        (b"(head, rank=0, pid=1) [1,2]<stdout>:[default3]: ", Origin(None, ((0, ""), (2, ""), (3, ""))), None),
+        (
+            b"(head, rank=0, pid=1) [1,2]<stdout>:[default3]: ",
+            Origin(None, ((0, ""), (2, ""), (3, ""))),
+            None,
+        ),
         (b"2026-01-02T03:04:05.123456789Z [rank3]:", Origin(3), b"2026-01-02T03:04:05.123456789Z"),
         (b"2026-01-02T03:04:05.123456789Z 3: ", Origin(3), b"2026-01-02T03:04:05.123456789Z"),
-        (b"INFO 2026-01-02T03:04:05Z [resource.labels.containerName: job] ", NOWHERE, b"2026-01-02T03:04:05Z"),
+        (
+            b"INFO 2026-01-02T03:04:05Z [resource.labels.containerName: job] ",
+            NOWHERE,
+            b"2026-01-02T03:04:05Z",
+        ),
         (
             b"INFO 2026-01-02T03:04:05Z [resource.labels.podName: job-0-1] ",
             Origin(None, ((1, "job-0-1"),)),
             b"2026-01-02T03:04:05Z",
         ),
-        (b"[rank1]:[titan] 2026-01-02 03:04:05,123 - root - INFO - ", Origin(1), b"2026-01-02 03:04:05,123"),
-        (b"[2026-01-02 03:04:05,1] [INFO] [a.b:12] [PID:1] [RANK:5] ", Origin(5), b"2026-01-02 03:04:05,1"),
-        (b"I0317 10:00:12.743313 125344476638336 metric_logger.py:181] ", NOWHERE, b"I0317 10:00:12.743313"),
+        (
+            b"[rank1]:[titan] 2026-01-02 03:04:05,123 - root - INFO - ",
+            Origin(1),
+            b"2026-01-02 03:04:05,123",
+        ),
+        (
+            b"[2026-01-02 03:04:05,1] [INFO] [a.b:12] [PID:1] [RANK:5] ",
+            Origin(5),
+            b"2026-01-02 03:04:05,1",
+        ),
+        (
+            b"I0317 10:00:12.743313 125344476638336 metric_logger.py:181] ",
+            NOWHERE,
+            b"I0317 10:00:12.743313",
+        ),
         (b"12:34:56 some text 9/9 ", NOWHERE, None),
     ],
 )
@@ -46,7 +67,10 @@ def test_prefixes(prefix: bytes, expected: Origin, stamp: bytes | None) -> None:
     shape = shape_of(prefix)
     match = re.fullmatch(shape.pattern, prefix)
     assert match is not None
-    assert parse_origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))]) == expected
+    assert (
+        parse_origin(shape.parts, [match[f"o{index}"] for index in range(len(shape.parts))])
+        == expected
+    )
     assert (match["stamp"] if shape.style else None) == stamp
 
 
@@ -56,7 +80,12 @@ def test_a_shape_matches_what_differs_in_numbers_only() -> None:
     match = re.fullmatch(shape.pattern, other)
     assert match is not None
     assert (match["o0"], match["stamp"]) == (b"12", b"2027-11-12 13:14:15")
-    assert re.fullmatch(shape.pattern, b"3: [NeMo W 2026-01-02 03:04:05 nemo_logging:393] took 1.5 s; ") is None
+    assert (
+        re.fullmatch(
+            shape.pattern, b"3: [NeMo W 2026-01-02 03:04:05 nemo_logging:393] took 1.5 s; "
+        )
+        is None
+    )
 
 
 @given(st.binary(max_size=80))
@@ -88,5 +117,7 @@ def test_split_leaves_the_message() -> None:
         (b"1: [2026-01-02 03:04:05,1] [INFO] saved", Origin(1)),
     ],
 )
-def test_a_line_whose_message_is_not_known_has_the_origin_of_the_others(line: bytes, expected: Origin) -> None:
+def test_a_line_whose_message_is_not_known_has_the_origin_of_the_others(
+    line: bytes, expected: Origin
+) -> None:
     assert split_prefix(line)[2] == expected

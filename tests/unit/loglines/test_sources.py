@@ -1,4 +1,5 @@
-"""Paths name files, directories, stdin and cloud objects; compression is recognised by the content."""
+"""Paths name files, directories, stdin and cloud objects; compression is recognised by the
+content."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def test_cloud_objects(bucket: dict[str, bytes]) -> None:
     assert content("gs://bucket/runs/a/log.txt") == b"hello\n" * 9
     assert content("gs://bucket/runs/a/log.txt.gz") == b"packed\n"
     files = find_files(["gs://bucket/runs/a"])
-    assert [file.name for file in files] == ["gs://bucket/runs/a/log.txt", "gs://bucket/runs/a/log.txt.gz"]
+    assert [file.name for file in files] == [
+        "gs://bucket/runs/a/log.txt",
+        "gs://bucket/runs/a/log.txt.gz",
+    ]
     assert files[0].size == 54
     with pytest.raises(UserError, match="no such object"):
         find_files(["gs://bucket/elsewhere"])

@@ -16,7 +16,9 @@ RANDOM = random.Random(1)
 TEXT = b"".join(b"line %d has %d\n" % (number, RANDOM.getrandbits(60)) for number in range(40_000))
 THIRD = len(TEXT) // 3
 THIRDS = [TEXT[:THIRD], TEXT[THIRD : 2 * THIRD], TEXT[2 * THIRD :]]
-KINDS = pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor(write_checksum=True).compress])
+KINDS = pytest.mark.parametrize(
+    "compress", [gzip.compress, zstandard.ZstdCompressor(write_checksum=True).compress]
+)
 ZSTD_BLOCK = 128 << 10
 
 

@@ -21,7 +21,10 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 def perf(step: int, seconds: float = 1.0, loss: float = 2.0) -> str:
-    return f"Step: {step} | Time: {seconds:.2f}s | TFLOPs/s/GPU: 9.5 | Tokens/s/GPU: 100 | Loss: {loss:.4f}"
+    return (
+        f"Step: {step} | Time: {seconds:.2f}s | TFLOPs/s/GPU: 9.5 | Tokens/s/GPU: 100 | Loss:"
+        f" {loss:.4f}"
+    )
 
 
 def at(second: float) -> str:
@@ -35,7 +38,15 @@ def as_rows(log: ParsedLog) -> list[tuple[Any, ...]]:
     steps = log.steps
     return [
         tuple(None if value != value else value.item() for value in row)
-        for row in zip(steps.step, steps.attempt, steps.seconds, steps.loss, steps.time_us, steps.line, strict=True)
+        for row in zip(
+            steps.step,
+            steps.attempt,
+            steps.seconds,
+            steps.loss,
+            steps.time_us,
+            steps.line,
+            strict=True,
+        )
     ]
 
 
@@ -47,4 +58,6 @@ def read_bytes(content: bytes) -> ParsedLog:
 
 
 SAMPLES = Path(__file__).parent / "samples"
-WHOLE = {path.name: path.read_bytes() for path in sorted(SAMPLES.glob("*.*")) if path.suffix != ".md"}
+WHOLE = {
+    path.name: path.read_bytes() for path in sorted(SAMPLES.glob("*.*")) if path.suffix != ".md"
+}

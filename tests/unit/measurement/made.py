@@ -21,10 +21,13 @@ NEW_YEAR = 1_798_761_600 * SECOND
 
 
 def run_log(
-    events: list[LogEvent] | None = None, facts: dict[str, Any] | None = None, format: str = "megatron", **columns
+    events: list[LogEvent] | None = None,
+    facts: dict[str, Any] | None = None,
+    format: str = "megatron",
+    **columns,
 ):
-    """A log with these columns of steps; `step` counts from 1 and `line` from 11 unless given. `resolution_us` is the
-    clock's."""
+    """A log with these columns of steps; `step` counts from 1 and `line` from 11 unless given.
+    `resolution_us` is the clock's."""
     resolution_us = columns.pop("resolution_us", 1)
     length = len(next(iter(columns.values())))
     columns = {"step": list(range(1, length + 1)), "line": list(range(11, length + 11))} | columns
@@ -35,10 +38,18 @@ def run_log(
     attempts = []
     for number in numbers:
         times = [int(time) for time in steps.time_us[steps.attempt == number] if time != NO_TIME]
-        attempts.append(LoggedAttempt(number, times[0] if times else None, times[-1] if times else None))
+        attempts.append(
+            LoggedAttempt(number, times[0] if times else None, times[-1] if times else None)
+        )
     clock = LogClock("stated" if stamped else "none", first, last, resolution_us)
     return ParsedLog(
-        steps, events or [], LogFacts(**(facts or {})), attempts, [ReadSource("run.log", format)], clock, format
+        steps,
+        events or [],
+        LogFacts(**(facts or {})),
+        attempts,
+        [ReadSource("run.log", format)],
+        clock,
+        format,
     )
 
 

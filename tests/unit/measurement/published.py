@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from drillyard.measurement.user_facts import UserFacts
 
-# The log published with a tutorial on fine-tuning Llama-3.1-70B on 16 B200s of GKE with DWS (2025-09-09): the facts of
-# its lines, and its launcher's prefix.
+# The log published with a tutorial on fine-tuning Llama-3.1-70B on 16 B200s of GKE with DWS
+# (2025-09-09): the facts of its lines, and its launcher's prefix.
 PUBLISHED = (
     ("16:10:48.625736211", 1, 27.02, 513.3, 1213, 1.3697),
     ("16:11:03.741677921", 2, 15.12, 917.7, 2168, 1.3077),

@@ -8,7 +8,14 @@ from typer.testing import CliRunner
 from drillyard.cli.main import app
 from drillyard.errors import UserError
 
-RECIPE = ("--format", "gpu-recipes", "--batch_size=2", "--num_accelerators=8", "--model_flops=1e15", "--max_flops=989")
+RECIPE = (
+    "--format",
+    "gpu-recipes",
+    "--batch_size=2",
+    "--num_accelerators=8",
+    "--model_flops=1e15",
+    "--max_flops=989",
+)
 
 
 def metrics(*arguments):
@@ -42,7 +49,12 @@ def test_flags_that_gpu_recipes_does_not_have_are_not_ignored(log, flags):
 
 
 def test_the_flags_of_gpu_recipes_are_taken(log):
-    ended = metrics(f"--file={log}", *RECIPE, "--start_step=1", "--end_step", "20", "--precision=fp8")
+    ended = metrics(
+        f"--file={log}", *RECIPE, "--start_step=1", "--end_step", "20", "--precision=fp8"
+    )
     assert ended.exception is None, ended.exception
-    assert ended.stdout == "Average step time: 4.00000000\nTFLOPS/Accelerator: 62.50000000\nMFU: 0.06319515\n"
+    assert (
+        ended.stdout
+        == "Average step time: 4.00000000\nTFLOPS/Accelerator: 62.50000000\nMFU: 0.06319515\n"
+    )
     assert isinstance(metrics(log, f"--file={log}", *RECIPE).exception, UserError)

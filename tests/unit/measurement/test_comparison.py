@@ -1,4 +1,5 @@
-"""Comparison: what is faster and by how much, whose loss is lower by which measure, and what cannot be compared."""
+"""Comparison: what is faster and by how much, whose loss is lower by which measure, and what cannot
+be compared."""
 
 from __future__ import annotations
 
@@ -21,14 +22,24 @@ ASKED = UserFacts(num_gpus=8, global_batch_size=64, sequence_length=4096, price_
 
 
 def run(
-    name: str, *, seed: int, step_seconds=10.0, noise=0.02, steps=200, loss_offset=0.0, asked=ASKED, **facts
+    name: str,
+    *,
+    seed: int,
+    step_seconds=10.0,
+    noise=0.02,
+    steps=200,
+    loss_offset=0.0,
+    asked=ASKED,
+    **facts,
 ) -> RunResult:
     """A run whose loss falls as 5 / step^0.3, both with noise that neighbouring steps share."""
     draw = np.random.default_rng(seed)
     seconds = step_seconds * (1 + noise * draw.standard_normal(steps))
     number = np.arange(1, steps + 1)
     loss = 5 / number**0.3 + loss_offset + 0.02 * draw.standard_normal(steps)
-    log = run_log(step=number, seconds=seconds, loss=loss, time_us=stamps(seconds.tolist()), facts=facts)
+    log = run_log(
+        step=number, seconds=seconds, loss=loss, time_us=stamps(seconds.tolist()), facts=facts
+    )
     log.clock.first_time_us = NEW_YEAR
     log.sources[0].name = name
     return measure(log, asked)
@@ -47,7 +58,9 @@ def test_a_faster_run_is_found_with_its_interval():
     assert against.of == "tokens_per_second_per_gpu"
     assert faster.low < 10 / 9.5 - 1 < faster.high
     assert faster.certain and 0.003 < faster.high - faster.low < 0.03
-    assert "b.log: 5." in printed(comparison) and "more tokens/s/GPU than a.log" in printed(comparison)
+    assert "b.log: 5." in printed(comparison) and "more tokens/s/GPU than a.log" in printed(
+        comparison
+    )
 
 
 def test_equal_runs_are_distinguished_as_rarely_as_the_interval_promises():
@@ -76,14 +89,18 @@ def test_few_steps_have_no_interval():
 @pytest.mark.parametrize(("steps", "blocks"), [(9, 4), (11, 5), (13, 6)])
 def test_five_blocks_of_two_steps_have_an_interval(steps, blocks):
     # The first step is left out.
-    (against,) = compare_runs([run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]).against
+    (against,) = compare_runs(
+        [run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]
+    ).against
     assert against.faster.blocks == blocks
     assert (against.faster.low is not None) == (blocks >= 5)
 
 
 @pytest.mark.parametrize(("steps", "blocks"), [(20, 4), (24, 5), (26, 6)])
 def test_five_differences_of_the_loss_have_an_interval(steps, blocks):
-    (against,) = compare_runs([run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]).against
+    (against,) = compare_runs(
+        [run("a", seed=1, steps=steps), run("b", seed=2, steps=steps)]
+    ).against
     assert against.loss["step"].blocks == blocks
     assert (against.loss["step"].low is not None) == (blocks >= 5)
 
@@ -134,15 +151,25 @@ def test_a_restart_costs_time_in_the_comparison_by_time():
 @pytest.mark.parametrize(
     ("ours", "theirs", "word"),
     [
-        ({"model": "Llama-3.1-8B"}, {"model": "Llama-3.1-70B"}, "model: Llama-3.1-8B (a), Llama-3.1-70B (b)"),
-        ({"sequence_length": 4096}, {"sequence_length": 8192}, "sequence length: 4096 (a), 8192 (b)"),
+        (
+            {"model": "Llama-3.1-8B"},
+            {"model": "Llama-3.1-70B"},
+            "model: Llama-3.1-8B (a), Llama-3.1-70B (b)",
+        ),
+        (
+            {"sequence_length": 4096},
+            {"sequence_length": 8192},
+            "sequence length: 4096 (a), 8192 (b)",
+        ),
         ({"precision": "bf16"}, {"precision": "fp8"}, "precision: bf16 (a), fp8 (b)"),
         ({"tokenizer": "llama"}, {"tokenizer": "gpt2"}, "tokenizer: llama (a), gpt2 (b)"),
     ],
 )
 def test_runs_that_mean_different_things_are_called_not_comparable(ours, theirs, word):
     asked = UserFacts(num_gpus=8)
-    comparison = compare_runs([run("a", seed=1, asked=asked, **ours), run("b", seed=2, asked=asked, **theirs)])
+    comparison = compare_runs(
+        [run("a", seed=1, asked=asked, **ours), run("b", seed=2, asked=asked, **theirs)]
+    )
     assert not comparison.comparable
     assert comparison.differ == (word,)
     assert printed(comparison).startswith("Not comparable")
@@ -162,7 +189,10 @@ def test_what_nobody_states_is_said_and_stands_against_nothing():
 
 def test_runs_have_names_that_tell_them_apart():
     paths = ("/x/one/run.log", "/x/two/run.log")
-    assert compare_runs([run(path, seed=1) for path in paths]).names == ("one/run.log", "two/run.log")
+    assert compare_runs([run(path, seed=1) for path in paths]).names == (
+        "one/run.log",
+        "two/run.log",
+    )
     assert compare_runs([run("run.log", seed=1)] * 2).names == ("1: run.log", "2: run.log")
 
 
@@ -175,7 +205,10 @@ def test_the_document_has_all_runs_and_strict_numbers():
 
 def test_a_run_that_has_no_loss_yet_where_the_other_ends_has_no_difference_there():
     # One step of the first run takes longer than all of the second.
-    slow, fast = run("slow", seed=1, step_seconds=1000.0, steps=10), run("fast", seed=2, step_seconds=0.1)
+    slow, fast = (
+        run("slow", seed=1, step_seconds=1000.0, steps=10),
+        run("fast", seed=2, step_seconds=0.1),
+    )
     comparison = compare_runs([slow, fast])
     (against,) = comparison.against
     assert set(against.loss) == {"step", "tokens"}

@@ -1,4 +1,5 @@
-"""Lines beside the steps in which something else stands where a number should: they say nothing, and break nothing."""
+"""Lines beside the steps in which something else stands where a number should: they say nothing,
+and break nothing."""
 
 from __future__ import annotations
 
@@ -46,10 +47,30 @@ NOTES = {
         "Config param global_batch_size_to_train_on: {}",
     ],
     "perflogger.log": ["[PerfLogger] Using {} parameters for TFLOPs calculation."],
-    "nemo2.log": ["Starting with {} processes", "Global Checkpoint Save : Iteration: {} : Save duration: {}s"],
+    "nemo2.log": [
+        "Starting with {} processes",
+        "Global Checkpoint Save : Iteration: {} : Save duration: {}s",
+    ],
 }
 ODD = st.one_of(
-    st.sampled_from(["", ".", "-", "e", "+E-", "1.2.3", ",", "0", "-1", "nan", "inf", "1e999", "9" * 400, "9" * 5000]),
+    st.sampled_from(
+        [
+            "",
+            ".",
+            "-",
+            "e",
+            "+E-",
+            "1.2.3",
+            ",",
+            "0",
+            "-1",
+            "nan",
+            "inf",
+            "1e999",
+            "9" * 400,
+            "9" * 5000,
+        ]
+    ),
     st.text("0123456789.,+-eEnaif ", max_size=6),
 )
 
@@ -68,12 +89,17 @@ def test_a_note_without_its_number_changes_no_step(data: st.DataObject, sample: 
 @pytest.mark.parametrize("size", ["0", "-4", "1e999"])
 def test_sizes_that_no_run_has_are_not_known(size: str, tmp_path: Path) -> None:
     lines = [f"[PerfLogger] Using {size} parameters", *map(perf, range(1, 9))]
-    assert read_logs([write(tmp_path / "run.log", "\n".join(lines) + "\n")]).facts.parameters is None
+    assert (
+        read_logs([write(tmp_path / "run.log", "\n".join(lines) + "\n")]).facts.parameters is None
+    )
 
 
 @pytest.mark.parametrize("moment", ["1e999", "1e300", "NaN", "-5", "now", ""])
 def test_a_time_of_day_that_is_none_is_no_time(moment: str, tmp_path: Path) -> None:
-    records = [{"timestamp": moment, "type": "LOG", "step": step, "data": {"loss": 1.0}} for step in range(3)]
+    records = [
+        {"timestamp": moment, "type": "LOG", "step": step, "data": {"loss": 1.0}}
+        for step in range(3)
+    ]
     text = "".join(f"DLLL {json.dumps(record)}\n" for record in records)
     log = read_logs([write(tmp_path / "dllogger.json", text)])
     assert log.steps.step.tolist() == [0, 1, 2] and not log.steps.has("time_us")

@@ -1,4 +1,5 @@
-"""A separate distribution adds a log format; one that cannot be used costs a line on stderr and nothing else."""
+"""A separate distribution adds a log format; one that cannot be used costs a line on stderr and
+nothing else."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ class Acme(DocumentFormat):
     def read(self, name, file, stream):
         return 5
 '''
-LOG = b"acme gpus 16\n" + b"".join(b"acme step=%d loss=%.2f took_ms=500\n" % (step, 9 / step) for step in (10, 20, 30))
+LOG = b"acme gpus 16\n" + b"".join(
+    b"acme step=%d loss=%.2f took_ms=500\n" % (step, 9 / step) for step in (10, 20, 30)
+)
 Install = Callable[..., None]
 
 
@@ -88,7 +91,9 @@ def _forget() -> None:
     load_plugins.cache_clear()
 
 
-def test_a_format_of_another_distribution_is_read_behind_every_prefix(install: Install, tmp_path: Path) -> None:
+def test_a_format_of_another_distribution_is_read_behind_every_prefix(
+    install: Install, tmp_path: Path
+) -> None:
     install(FORMAT, acme="acme_logs:Acme")
     assert list(log_formats())[:3] == ["drillyard", "acme", "dllogger"]
     for launcher, prefix in PREFIXES.items():
@@ -99,7 +104,11 @@ def test_a_format_of_another_distribution_is_read_behind_every_prefix(install: I
         assert log.facts.num_gpus == 16
     assert read_logs([tmp_path / "run.log"], framework="acme").format == "acme"
     document = measure(log).as_json()
-    assert (document["format"], document["step_seconds"]["p50"], document["num_gpus"]) == ("acme", 0.5, 16)
+    assert (document["format"], document["step_seconds"]["p50"], document["num_gpus"]) == (
+        "acme",
+        0.5,
+        16,
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +130,10 @@ def test_a_format_of_another_distribution_is_read_behind_every_prefix(install: I
         (FORMAT.replace("found = ", "found = 1 / 0  # "), "acme"),
         (FORMAT.replace("return found and ", "return "), "acme"),
         (FORMAT.replace("return found and ", "return 5 or "), "acme"),
-        (FORMAT.replace("    def step", "    def __init__(self):\n        pass\n\n    def step"), "acme"),
+        (
+            FORMAT.replace("    def step", "    def __init__(self):\n        pass\n\n    def step"),
+            "acme",
+        ),
         (DOCUMENT.replace("matches(head)", "matches()"), "acme"),
         (DOCUMENT.replace("DocumentFormat", "LogFormat"), "acme"),
     ],

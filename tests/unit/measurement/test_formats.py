@@ -1,4 +1,5 @@
-"""Every format is read right, also from lines of real public logs, and behind every launcher's prefix."""
+"""Every format is read right, also from lines of real public logs, and behind every launcher's
+prefix."""
 
 from __future__ import annotations
 
@@ -73,10 +74,22 @@ EXPECTED = {
     ),
     "megatron_openseek.log": Expected(
         "megatron",
-        {"step": [1], "seconds": [271.607], "printed_tflops_per_gpu": [40.4], "loss": [11.92634], "samples": [1024]},
+        {
+            "step": [1],
+            "seconds": [271.607],
+            "printed_tflops_per_gpu": [40.4],
+            "loss": [11.92634],
+            "samples": [1024],
+        },
     ),
     "megatron_mindspeed.log": Expected(
-        "megatron", {"step": [11], "seconds": [52.7281], "printed_tflops_per_gpu": [167.52], "grad_norm": [459.628]}
+        "megatron",
+        {
+            "step": [11],
+            "seconds": [52.7281],
+            "printed_tflops_per_gpu": [167.52],
+            "grad_norm": [459.628],
+        },
     ),
     "nemo2.log": Expected(
         "nemo2",
@@ -93,7 +106,8 @@ EXPECTED = {
         },
     ),
     "nemo2_srun.log": Expected(
-        "nemo2", {"step": [28, 29, 30], "seconds": [0.189, 0.1903, 0.1915], "loss": [2.778, 2.782, 2.709]}
+        "nemo2",
+        {"step": [28, 29, 30], "seconds": [0.189, 0.1903, 0.1915], "loss": [2.778, 2.782, 2.709]},
     ),
     "nemo1.log": Expected(
         "nemo1",
@@ -107,7 +121,9 @@ EXPECTED = {
         },
     ),
     "nemo1_e_notation.log": Expected("nemo1", {"step": [1999], "seconds": [1.9], "loss": [2.6]}),
-    "nemo1_no_total.log": Expected("nemo1", {"step": [1], "seconds": [3.37], "elapsed_seconds": [4]}),
+    "nemo1_no_total.log": Expected(
+        "nemo1", {"step": [1], "seconds": [3.37], "elapsed_seconds": [4]}
+    ),
     "torchtitan.log": Expected(
         "torchtitan",
         {
@@ -124,7 +140,9 @@ EXPECTED = {
     "torchtitan_no_grad_norm.log": Expected(
         "torchtitan", {"step": [23, 24], "printed_tokens_per_second_per_gpu": [212462, 209645]}
     ),
-    "torchtitan_unnamed_ranks.log": Expected("torchtitan", {"step": [4, 5], "loss": [7.62585, 7.07623]}),
+    "torchtitan_unnamed_ranks.log": Expected(
+        "torchtitan", {"step": [4, 5], "loss": [7.62585, 7.07623]}
+    ),
     "torchtune.log": Expected(
         "torchtune",
         {
@@ -140,8 +158,12 @@ EXPECTED = {
         {},
         ["round_start", "evaluation", "checkpoint_end"],
     ),
-    "torchtune_bar.log": Expected("torchtune", {"step": [4, 5], "elapsed_seconds": [5, 8], "loss": [1.8, 1.7]}),
-    "neox.log": Expected("megatron", {"step": [10, 20], "loss": [10.98, math.nan], "flags": [0, NONFINITE]}),
+    "torchtune_bar.log": Expected(
+        "torchtune", {"step": [4, 5], "elapsed_seconds": [5, 8], "loss": [1.8, 1.7]}
+    ),
+    "neox.log": Expected(
+        "megatron", {"step": [10, 20], "loss": [10.98, math.nan], "flags": [0, NONFINITE]}
+    ),
     "hf_trainer.log": Expected(
         "hf_trainer",
         {"step": [1, 2, 3], "loss": [4.75, 2.0312, 0.8984], "memory_gib": [25.45, 34.89, 34.89]},
@@ -207,7 +229,9 @@ def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> Non
 
 def test_the_stamp_before_a_redrawn_line_is_no_drawings_time(tmp_path: Path) -> None:
     path = tmp_path / "run.log"
-    path.write_bytes(prefixed((SAMPLES / "nemo1.log").read_bytes(), PREFIXES["kubectl --timestamps"]))
+    path.write_bytes(
+        prefixed((SAMPLES / "nemo1.log").read_bytes(), PREFIXES["kubectl --timestamps"])
+    )
     assert read_logs([path]).steps.time_us.tolist() == [NO_TIME] * 3
     bar = b"Epoch 0: :  47%|###| 7/15 [06:19<07:13, global_step=5.000, train_step_timing in s=9.5]"
     path.write_bytes(STAMP + b" " + bar + b"\n")
@@ -216,7 +240,9 @@ def test_the_stamp_before_a_redrawn_line_is_no_drawings_time(tmp_path: Path) -> 
 
 def test_numbered_lines_are_said_to_be(tmp_path: Path) -> None:
     assert "numbered" in read_logs([SAMPLES / "hf_trainer.log"]).warnings[0]
-    assert not any("numbered" in text for text in read_logs([SAMPLES / "hf_trainer_bar.log"]).warnings)
+    assert not any(
+        "numbered" in text for text in read_logs([SAMPLES / "hf_trainer_bar.log"]).warnings
+    )
 
 
 def write(path: Path, text: str) -> Path:
@@ -225,21 +251,32 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_megatron_line_without_its_loss_is_a_step_that_is_not_finite(tmp_path: Path) -> None:
-    line = " iteration {0:8}/ 10 | elapsed time per iteration (ms): 500.0 |{1} number of skipped iterations: {2} |\n"
-    text = line.format(1, " lm loss: 2.0E+00 |", 0) + line.format(2, "", 0) + line.format(3, " lm loss: 1.9E+00 |", 1)
+    line = (
+        " iteration {0:8}/ 10 | elapsed time per iteration (ms): 500.0 |{1} number of skipped"
+        " iterations: {2} |\n"
+    )
+    text = (
+        line.format(1, " lm loss: 2.0E+00 |", 0)
+        + line.format(2, "", 0)
+        + line.format(3, " lm loss: 1.9E+00 |", 1)
+    )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.flags.tolist() == [0, NONFINITE, SKIPPED]
     assert math.isnan(log.steps.loss[1])
 
 
 def test_a_megatron_log_that_never_prints_a_loss_has_no_nonfinite_steps(tmp_path: Path) -> None:
-    text = "".join(f" iteration {step}/ 9 | elapsed time per iteration (ms): 500.0 |\n" for step in (1, 2))
+    text = "".join(
+        f" iteration {step}/ 9 | elapsed time per iteration (ms): 500.0 |\n" for step in (1, 2)
+    )
     assert read_logs([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
 
 
 def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path: Path) -> None:
     line = " iteration {0}/ 99 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"
-    log = read_logs([write(tmp_path / "run.log", "".join(line.format(step) for step in (10, 20, 30, 35)))])
+    log = read_logs(
+        [write(tmp_path / "run.log", "".join(line.format(step) for step in (10, 20, 30, 35)))]
+    )
     assert log.steps.window_steps.tolist() == [10, 10, 10, 5]
 
 
@@ -248,19 +285,43 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
     [
         "completed step: 3, seconds: 1.5e0, TFLOP/s/device: 1.0, Tokens/s/device: 2.0, loss: {}",
         "Step: 3 | Time: 1.5s | TFLOPs/s/GPU: 9.5 | Tokens/s/GPU: 100 | Loss: {}",
-        "[titan] step:  3  loss:  {}  grad_norm:  1.2  memory: 45.12GiB(57.01%)  tps: 5,762  mfu: 33.75%",
-        " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: {} | grad norm: 1.2 |",
-        "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: {} | train_step_timing in s: 1.5",
+        (
+            "[titan] step:  3  loss:  {}  grad_norm:  1.2  memory: 45.12GiB(57.01%)  tps: 5,762 "
+            " mfu: 33.75%"
+        ),
+        (
+            " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: {} | grad norm:"
+            " 1.2 |"
+        ),
+        (
+            "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: {} |"
+            " train_step_timing in s: 1.5"
+        ),
         "{{'loss': {}, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.1, 'step': 3}}",
         "Step 3 | loss:{} lr:2e-05 tokens_per_second_per_gpu:405.04 ",
-        " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss: {} | loss scale: 1.0 |",
-        "Epoch 0: :  47%|#| 4/15 [06:19<07:13, reduced_train_loss={}, global_step=3.0, train_step_timing in s=1.5]",
-        'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": "{}", "train_step_timing in s": 1.5}}}}',
+        (
+            " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss:"
+            " {} | loss scale: 1.0 |"
+        ),
+        (
+            "Epoch 0: :  47%|#| 4/15 [06:19<07:13, reduced_train_loss={}, global_step=3.0,"
+            " train_step_timing in s=1.5]"
+        ),
+        (
+            'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": "{}", "train_step_timing in'
+            ' s": 1.5}}}}'
+        ),
     ],
 )
 @pytest.mark.parametrize(
     ("printed", "value"),
-    [("nan", math.nan), ("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf), ("-Infinity", -math.inf)],
+    [
+        ("nan", math.nan),
+        ("NaN", math.nan),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        ("-Infinity", -math.inf),
+    ],
 )
 def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_path: Path) -> None:
     log = read_logs([write(tmp_path / "run.log", line.format(printed) + "\n")])
@@ -272,11 +333,26 @@ def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_p
 @pytest.mark.parametrize(
     "line",
     [
-        "[titan] step:  3  loss:  1.5  grad_norm:  {}  memory: 45.12GiB(57.01%)  tps: 5,762  mfu: 33.75%",
-        " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: 1.5 | grad norm: {} |",
-        " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss: 1.5 | grad_norm: {} |",
-        "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: 1.5 | grad_norm: {}",
-        "Epoch 0: :  47%|#| 4/15 [06:19<07:13, global_step=3.0, train_step_timing in s=1.5, grad_norm={}]",
+        (
+            "[titan] step:  3  loss:  1.5  grad_norm:  {}  memory: 45.12GiB(57.01%)  tps: 5,762 "
+            " mfu: 33.75%"
+        ),
+        (
+            " iteration 3/ 9 | elapsed time per iteration (ms): 1500.0 | lm loss: 1.5 | grad norm:"
+            " {} |"
+        ),
+        (
+            " samples/sec: 9.1 | iteration 3/ 9 | elapsed time per iteration (ms): 7.0 | lm_loss:"
+            " 1.5 | grad_norm: {} |"
+        ),
+        (
+            "Training epoch 0, iteration 3/9 | global_step: 3 | reduced_train_loss: 1.5 |"
+            " grad_norm: {}"
+        ),
+        (
+            "Epoch 0: :  47%|#| 4/15 [06:19<07:13, global_step=3.0, train_step_timing in s=1.5,"
+            " grad_norm={}]"
+        ),
         "{{'loss': 1.5, 'grad_norm': {}, 'learning_rate': 1e-05, 'epoch': 0.1, 'step': 3}}",
         "Step 3 | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:405.04 grad_norm:{} ",
         'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": 1.5, "grad_norm": "{}"}}}}',
@@ -291,8 +367,9 @@ def test_gradient_norms_that_are_not_finite(line: str, printed: str, tmp_path: P
 
 def test_torchtune_lines_of_other_keys_alone_are_no_steps(tmp_path: Path) -> None:
     text = (
-        "Step 1 | lr:2e-05\nStep 1 | loss:2.5\nStep 2 | val_loss:nan \nStep 2 | loss:2.25 lr:2e-05 grad_norm:1.5 \n"
-        "Step 3 | class_loss:0.5 loss:2.125 rewards/chosen:-0.25 \nStep by step | loss:1 \n"
+        "Step 1 | lr:2e-05\nStep 1 | loss:2.5\nStep 2 | val_loss:nan \nStep 2 | loss:2.25 lr:2e-05"
+        " grad_norm:1.5 \nStep 3 | class_loss:0.5 loss:2.125 rewards/chosen:-0.25 \nStep by step |"
+        " loss:1 \n"
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
@@ -302,7 +379,10 @@ def test_torchtune_lines_of_other_keys_alone_are_no_steps(tmp_path: Path) -> Non
 
 def test_torchtune_writes_a_file_per_start(tmp_path: Path) -> None:
     line = "Step {} | loss:{} lr:2e-05 tokens_per_second_per_gpu:405.04 \n"
-    for name, steps in {"log_1751444966.txt": range(1, 11), "log_1751448888.txt": range(6, 16)}.items():
+    for name, steps in {
+        "log_1751444966.txt": range(1, 11),
+        "log_1751448888.txt": range(6, 16),
+    }.items():
         write(tmp_path / name, "".join(line.format(step, 2 - step / 20) for step in steps))
     log = read_logs([tmp_path])
     assert log.steps.attempt.tolist() == [0] * 10 + [1] * 10
@@ -311,10 +391,9 @@ def test_torchtune_writes_a_file_per_start(tmp_path: Path) -> None:
 
 def test_torchtitan_without_mfu_and_in_colour(tmp_path: Path) -> None:
     text = (
-        "\x1b[32m[titan] 2026-08-01 12:00:00,123 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1  "
-        "\x1b[38;2;180;60;0mgrad_norm:  1.2  \x1b[38;2;54;234;195mmemory: 45.12GiB(57.01%)  \x1b[34mtps: 5,762  "
-        "\x1b[36mtflops: 1,333.75"
-        "  \x1b[35mmfu: N/A\x1b[39m\n"
+        "\x1b[32m[titan] 2026-08-01 12:00:00,123 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss: "
+        " 8.1  \x1b[38;2;180;60;0mgrad_norm:  1.2  \x1b[38;2;54;234;195mmemory: 45.12GiB(57.01%) "
+        " \x1b[34mtps: 5,762  \x1b[36mtflops: 1,333.75  \x1b[35mmfu: N/A\x1b[39m\n"
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.printed_tflops_per_gpu.tolist() == [1333.75]
@@ -323,17 +402,21 @@ def test_torchtitan_without_mfu_and_in_colour(tmp_path: Path) -> None:
 
 def test_torchtitan_validation_is_no_step(tmp_path: Path) -> None:
     text = (
-        "[titan] 2026-08-01 12:00:00,123 - root - INFO - step: 10  loss:  8.1  memory: 45.12GiB(57.01%)  tps: 5,762\n"
-        "[titan] 2026-08-01 12:00:05,123 - root - INFO - validate step: 10  loss:  7.9  memory: 45.12GiB(57.01%)  "
-        "tps: 9,762\n"
+        "[titan] 2026-08-01 12:00:00,123 - root - INFO - step: 10  loss:  8.1  memory:"
+        " 45.12GiB(57.01%)  tps: 5,762\n[titan] 2026-08-01 12:00:05,123 - root - INFO - validate"
+        " step: 10  loss:  7.9  memory: 45.12GiB(57.01%)  tps: 9,762\n"
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [10]
-    assert [(event.kind, event.step, dict(event.values)) for event in log.events] == [("evaluation", 10, {"loss": 7.9})]
+    assert [(event.kind, event.step, dict(event.values)) for event in log.events] == [
+        ("evaluation", 10, {"loss": 7.9})
+    ]
 
 
 def test_nemo2_numbers_steps_over_epochs(tmp_path: Path) -> None:
-    line = "Training epoch {}, iteration {}/1 | lr: 1e-6 | global_step: {} | reduced_train_loss: 1.0\n"
+    line = (
+        "Training epoch {}, iteration {}/1 | lr: 1e-6 | global_step: {} | reduced_train_loss: 1.0\n"
+    )
     text = line.format(0, 0, 0) + line.format(0, 1, 1) + line.format(1, 0, 2) + line.format(1, 1, 3)
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [0, 1, 2, 3]
@@ -349,7 +432,10 @@ def test_dllogger_with_nan_lists_and_other_lines(tmp_path: Path) -> None:
         {"type": "METADATA", "metric": "train_loss", "metadata": {"unit": None}},
         {"type": "LOG", "step": 7, "data": {"val_loss": 1.0}},
     ]
-    text = "".join("DLLL " + json.dumps(line) + "\n" for line in lines) + 'DLLL {"type": "LOG", "step"\n'
+    text = (
+        "".join("DLLL " + json.dumps(line) + "\n" for line in lines)
+        + 'DLLL {"type": "LOG", "step"\n'
+    )
     log = read_logs([write(tmp_path / "dllogger.json", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.window_steps.tolist() == [1, 1, 1]
@@ -358,11 +444,11 @@ def test_dllogger_with_nan_lists_and_other_lines(tmp_path: Path) -> None:
 
 def test_hf_lines_with_quoted_numbers_and_bars_on_the_same_line(tmp_path: Path) -> None:
     text = (
-        "  0%|          | 0/60 [00:00<?, ?it/s]\r  3%|3         | 2/60 [00:12<05:52,  6.07s/it]"
-        "{'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05', 'num_tokens': '4096'}\n"
-        "  7%|6         | 4/60 [00:24<05:40,  6.07s/it]"
-        "{'loss': '0.6347', 'grad_norm': 'nan', 'learning_rate': '1.05e-05', 'num_tokens': '8192'}\n"
-        "{'eval_loss': '0.7', 'eval_runtime': '9.2', 'epoch': '0.19'}\n"
+        "  0%|          | 0/60 [00:00<?, ?it/s]\r  3%|3         | 2/60 [00:12<05:52, "
+        " 6.07s/it]{'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05',"
+        " 'num_tokens': '4096'}\n  7%|6         | 4/60 [00:24<05:40,  6.07s/it]{'loss': '0.6347',"
+        " 'grad_norm': 'nan', 'learning_rate': '1.05e-05', 'num_tokens': '8192'}\n{'eval_loss':"
+        " '0.7', 'eval_runtime': '9.2', 'epoch': '0.19'}\n"
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [2, 4]
@@ -392,8 +478,16 @@ def test_drillyards_lines(tmp_path: Path) -> None:
         "memory_gib": 3.5,
         "formula": "6N",
     }
-    second = record | {"step": 2, "round": 1, "skipped_steps": 1, "loss": None, "nonfinite": {"loss": "nan"}}
-    console = {"event": "step", "total_steps": 10} | record | {"step": 3, "round": 1, "skipped_steps": 1}
+    second = record | {
+        "step": 2,
+        "round": 1,
+        "skipped_steps": 1,
+        "loss": None,
+        "nonfinite": {"loss": "nan"},
+    }
+    console = (
+        {"event": "step", "total_steps": 10} | record | {"step": 3, "round": 1, "skipped_steps": 1}
+    )
     text = "".join(json.dumps(line) + "\n" for line in (record, second, console))
     log = read_logs([write(tmp_path / "metrics.jsonl", text)])
     assert log.format == "drillyard"

@@ -1,4 +1,5 @@
-"""TensorBoard event files are read as TensorBoard's own writer wrote them; damage ends the file and is reported."""
+"""TensorBoard event files are read as TensorBoard's own writer wrote them; damage ends the file and
+is reported."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ def write(directory: Path, events: list[tuple[float, int, list[Summary.Value]]])
 def test_scalars_of_one_step_are_one_record(value, tmp_path: Path) -> None:
     events = []
     for step in (1, 2, 3):
-        events.append((NOON + step, step, [value("iteration-time", 0.5 * step), value("lm loss", 2.0 / step)]))
-        events.append((NOON + step + 0.1, step, [value("learning-rate", 1e-5), value("something else", 7.0)]))
+        events.append(
+            (NOON + step, step, [value("iteration-time", 0.5 * step), value("lm loss", 2.0 / step)])
+        )
+        events.append(
+            (NOON + step + 0.1, step, [value("learning-rate", 1e-5), value("something else", 7.0)])
+        )
     write(tmp_path, events)
     log = read_logs([tmp_path])
     assert log.format == "tensorboard"
@@ -56,7 +61,9 @@ def test_scalars_of_one_step_are_one_record(value, tmp_path: Path) -> None:
 
 def test_a_restart_that_does_steps_again(tmp_path: Path) -> None:
     for number, steps in enumerate([(1, 2, 3), (3, 4)]):
-        events = [(NOON + 100 * number + step, step, [simple("train/loss", step)]) for step in steps]
+        events = [
+            (NOON + 100 * number + step, step, [simple("train/loss", step)]) for step in steps
+        ]
         write(tmp_path / f"version_{number}", events)
     log = read_logs([tmp_path])
     assert log.steps.step.tolist() == [1, 2, 3, 3, 4]
@@ -108,7 +115,9 @@ def test_the_checksum_is_crc32c() -> None:
     st.integers(-5, 2**40),
     st.lists(st.tuples(st.text(max_size=9), st.floats(width=32, allow_nan=False)), max_size=4),
 )
-def test_events_are_decoded_as_protobuf_does(wall_time: float, step: int, values: list[tuple[str, float]]) -> None:
+def test_events_are_decoded_as_protobuf_does(
+    wall_time: float, step: int, values: list[tuple[str, float]]
+) -> None:
     summary = Summary(value=[simple(tag, value) for tag, value in values])
     event = Event(wall_time=wall_time, step=step, summary=summary)
     assert scalars(event.SerializeToString()) == (wall_time, step, values)
@@ -118,5 +127,11 @@ def test_tensors_in_their_other_shapes() -> None:
     double = TensorProto(dtype=2, double_val=[2.5])
     content = TensorProto(dtype=1, tensor_content=struct.pack("<f", 1.5))
     several = TensorProto(dtype=1, float_val=[1.0, 2.0])
-    values = [Summary.Value(tag=tag, tensor=one) for tag, one in (("d", double), ("c", content), ("s", several))]
-    assert scalars(Event(summary=Summary(value=values)).SerializeToString())[2] == [("d", 2.5), ("c", 1.5)]
+    values = [
+        Summary.Value(tag=tag, tensor=one)
+        for tag, one in (("d", double), ("c", content), ("s", several))
+    ]
+    assert scalars(Event(summary=Summary(value=values)).SerializeToString())[2] == [
+        ("d", 2.5),
+        ("c", 1.5),
+    ]

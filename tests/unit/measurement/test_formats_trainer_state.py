@@ -37,11 +37,19 @@ def trainer_state(steps: int, **entry: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_trainer_state(indent: int | None, tmp_path: Path) -> None:
-    log = read_logs([write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))])
+    log = read_logs(
+        [write(tmp_path / "trainer_state.json", json.dumps(trainer_state(50), indent=indent))]
+    )
     assert log.format == "hf_trainer_state"
     np.testing.assert_array_equal(log.steps.loss, [2 / step for step in range(1, 51)])
-    assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (4, 12.5, 50)
-    assert [(event.kind, dict(event.values)) for event in log.events] == [("evaluation", {"loss": 0.5})]
+    assert (log.facts.micro_batch_size, log.facts.train_runtime_seconds, log.facts.total_steps) == (
+        4,
+        12.5,
+        50,
+    )
+    assert [(event.kind, dict(event.values)) for event in log.events] == [
+        ("evaluation", {"loss": 0.5})
+    ]
 
 
 def test_trainer_state_of_many_pieces_with_nested_objects(tmp_path: Path) -> None:
@@ -62,7 +70,11 @@ def test_the_end_of_the_list_is_found_wherever_a_piece_ends(
     text = text.replace('}], "logging_steps"', "}" + " " * blanks + '], "logging_steps"')
     log = read_logs([write(tmp_path / "trainer_state.json", text)])
     assert log.steps.step.tolist() == list(range(1, 10))
-    assert (log.facts.total_steps, log.facts.train_runtime_seconds, log.sources[0].unfinished_lines) == (9, 12.5, 0)
+    assert (
+        log.facts.total_steps,
+        log.facts.train_runtime_seconds,
+        log.sources[0].unfinished_lines,
+    ) == (9, 12.5, 0)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def test_gates(text, trips):
 def test_a_gate_on_what_is_not_known_is_closed_and_names_the_flag():
     why = parse_gate("mfu<0.38").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
     assert why is not None and says(why, "mfu ... not known") and "--accelerator" in why
-    why = parse_gate("seconds_by_category.stalled>5").trips(measure(run_log(seconds=[1.0] * 10)).as_json())
+    why = parse_gate("seconds_by_category.stalled>5").trips(
+        measure(run_log(seconds=[1.0] * 10)).as_json()
+    )
     # No flag gives it: the reason is that of goodput.
     assert why is not None and says(why, "no time stamps") and "()" not in why
 

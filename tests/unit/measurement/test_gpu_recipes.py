@@ -1,4 +1,5 @@
-"""`--format gpu-recipes`: the bytes of an independent re-implementation of the tool, on random DLLogger files."""
+"""`--format gpu-recipes`: the bytes of an independent re-implementation of the tool, on random
+DLLogger files."""
 
 from __future__ import annotations
 
@@ -10,11 +11,19 @@ from hypothesis import strategies as st
 from tests.facts import says
 
 from drillyard.errors import UserError
-from drillyard.measurement.gpu_recipes import FLOPS_PER_SAMPLE, PEAK_TFLOPS, GpuRecipesRequest, gpu_recipes_lines
+from drillyard.measurement.gpu_recipes import (
+    FLOPS_PER_SAMPLE,
+    PEAK_TFLOPS,
+    GpuRecipesRequest,
+    gpu_recipes_lines,
+)
 
 
-def as_the_tool_does(text: str, flops: float, batch: int, accelerators: int, peak: float, start: int, end: int) -> str:
-    """What process_training_results.py of gpu-recipes@2e1fd5e does with a file that it can read, in code of our own."""
+def as_the_tool_does(
+    text: str, flops: float, batch: int, accelerators: int, peak: float, start: int, end: int
+) -> str:
+    """What process_training_results.py of gpu-recipes@2e1fd5e does with a file that it can read, in
+    code of our own."""
     seconds, steps = 0, 0
     for line in text.splitlines():
         entry = json.loads(line[len("DLLL") :])
@@ -34,13 +43,21 @@ def as_the_tool_does(text: str, flops: float, batch: int, accelerators: int, pea
 
 def entry(step, seconds, kind="LOG") -> str:
     data = {"reduced_train_loss": 7.9, "train_step_timing in s": seconds, "epoch": 0}
-    record = {"timestamp": "1728595441.95", "elapsedtime": "12.3", "type": kind, "step": step, "data": data}
+    record = {
+        "timestamp": "1728595441.95",
+        "elapsedtime": "12.3",
+        "type": kind,
+        "step": step,
+        "data": data,
+    }
     return f"DLLL {json.dumps(record)}\n"
 
 
 # Thirds have bits in every place: the last digits then show in which order the tool divides.
 timings = st.one_of(st.integers(1, 10**9).map(lambda number: number / 3e5), st.integers(1, 300))
-files = st.lists(st.one_of(st.tuples(st.integers(0, 60), timings), st.just(("PARAMETER", 1.0))), max_size=60)
+files = st.lists(
+    st.one_of(st.tuples(st.integers(0, 60), timings), st.just(("PARAMETER", 1.0))), max_size=60
+)
 
 
 @given(
@@ -49,12 +66,15 @@ files = st.lists(st.one_of(st.tuples(st.integers(0, 60), timings), st.just(("PAR
     batch=st.integers(1, 10_000),
     accelerators=st.integers(1, 20_000),
     model=st.one_of(
-        st.sampled_from(sorted(FLOPS_PER_SAMPLE)), st.integers(10**12, 10**18).map(lambda number: number / 3)
+        st.sampled_from(sorted(FLOPS_PER_SAMPLE)),
+        st.integers(10**12, 10**18).map(lambda number: number / 3),
     ),
     device=st.one_of(st.sampled_from(sorted(PEAK_TFLOPS)), st.floats(1, 1e4)),
     steps=st.one_of(st.just((None, None)), st.tuples(st.integers(0, 20), st.integers(20, 60))),
 )
-def test_the_bytes_are_those_of_the_tool(tmp_path_factory, entries, anchor, batch, accelerators, model, device, steps):
+def test_the_bytes_are_those_of_the_tool(
+    tmp_path_factory, entries, anchor, batch, accelerators, model, device, steps
+):
     text = "".join(entry(*one) for one in [*entries, (20, anchor)])
     file = tmp_path_factory.mktemp("dllogger") / "dllogger.json"
     file.write_text(text)
@@ -71,21 +91,36 @@ def test_the_bytes_are_those_of_the_tool(tmp_path_factory, entries, anchor, batc
         start_step=steps[0],
         end_step=steps[1],
     )
-    flops, peak = FLOPS_PER_SAMPLE[model][0] if by_name else model, PEAK_TFLOPS[device] if known else device
+    flops, peak = (
+        FLOPS_PER_SAMPLE[model][0] if by_name else model,
+        PEAK_TFLOPS[device] if known else device,
+    )
     start, end = (10, 30) if steps == (None, None) else steps
-    assert gpu_recipes_lines(request)[0] == as_the_tool_does(text, flops, batch, accelerators, peak, start, end)
+    assert gpu_recipes_lines(request)[0] == as_the_tool_does(
+        text, flops, batch, accelerators, peak, start, end
+    )
 
 
 def ask(tmp_path, text: str, **flags) -> tuple[str, list[str]]:
     file = tmp_path / "dllogger.json"
     file.write_text(text)
-    flags = {"model_type": "gpt3-175b", "accelerator_type": "h100", "batch_size": 1024, "num_accelerators": 128} | flags
+    flags = {
+        "model_type": "gpt3-175b",
+        "accelerator_type": "h100",
+        "batch_size": 1024,
+        "num_accelerators": 128,
+    } | flags
     return gpu_recipes_lines(GpuRecipesRequest(file=str(file), **flags))
 
 
 def test_the_readmes_example_and_the_doubt_about_its_precision(tmp_path):
-    lines, doubts = ask(tmp_path, entry(10, 17_600 / 692.98463368))  # the README rounds the time that it prints
-    assert lines == "Average step time: 25.39738855\nTFLOPS/Accelerator: 692.98463368\nMFU: 0.70069225\n"
+    lines, doubts = ask(
+        tmp_path, entry(10, 17_600 / 692.98463368)
+    )  # the README rounds the time that it prints
+    assert (
+        lines
+        == "Average step time: 25.39738855\nTFLOPS/Accelerator: 692.98463368\nMFU: 0.70069225\n"
+    )
     assert doubts == []
     lines, _ = ask(tmp_path, entry(10, 17_600 / 692.98463368), precision="fp8")
     assert lines.endswith("MFU: 0.35034612\n")
@@ -99,7 +134,9 @@ def test_lines_that_end_the_tool_are_passed_over_and_counted(tmp_path):
         "Epoch 0: 100%\n",
         'DLLL {"type": "LOG", "step": 13, "da\n',
     ]
-    lines, doubts = ask(tmp_path, "".join([odd[0], entry(11, 2.0), *odd[1:], "0: " + entry(14, 4.0)]))
+    lines, doubts = ask(
+        tmp_path, "".join([odd[0], entry(11, 2.0), *odd[1:], "0: " + entry(14, 4.0)])
+    )
     assert lines.startswith("Average step time: 3.00000000\n")
     assert says(doubts[0], "5 lines")
 

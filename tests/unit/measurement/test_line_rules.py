@@ -13,7 +13,10 @@ def _note(name: str, literal: bytes, pattern: bytes = b".", *, once: bool = Fals
 def _found(search: RuleSearch, text: bytes, notes: list[LineRule]) -> list[tuple[str, int]]:
     names = {note.action: name for name, note in zip("abcdefg", notes, strict=False)}
     block = LineBlock(text, text, 1, line_ends(text))
-    return [(names[action], text.count(b"\n", 0, begin) + 1) for begin, _, _, action in search.find(block)]
+    return [
+        (names[action], text.count(b"\n", 0, begin) + 1)
+        for begin, _, _, action in search.find(block)
+    ]
 
 
 def test_each_note_of_a_line_is_found_once_and_lines_come_in_order() -> None:
@@ -33,7 +36,17 @@ def test_each_note_of_a_line_is_found_once_and_lines_come_in_order() -> None:
         b"checkpoint at 9"
         b"\n"
     )
-    expected = [("a", 2), ("b", 2), ("c", 2), ("c", 3), ("d", 3), ("d", 4), ("e", 4), ("b", 6), ("c", 6)]
+    expected = [
+        ("a", 2),
+        ("b", 2),
+        ("c", 2),
+        ("c", 3),
+        ("d", 3),
+        ("d", 4),
+        ("e", 4),
+        ("b", 6),
+        ("c", 6),
+    ]
     assert _found(RuleSearch(notes), text, notes) == expected
 
 

@@ -1,4 +1,5 @@
-"""A run that was started again in the same file, in every format of lines, with and without a word of the start."""
+"""A run that was started again in the same file, in every format of lines, with and without a word
+of the start."""
 
 from __future__ import annotations
 
@@ -19,17 +20,23 @@ FIRST_STEP, DIED, STARTED, LOADED = 60.0, 255.0, 295.0, 325.0
 
 def megatron(step: int, elapsed: float) -> str:
     return (
-        f" iteration {step:8}/ 40 | consumed samples: {step * 8} | elapsed time per iteration (ms): 10000.0 |"
-        " global batch size: 8 | lm loss: 2.0E+00 |"
+        f" iteration {step:8}/ 40 | consumed samples: {step * 8} | elapsed time per iteration (ms):"
+        " 10000.0 | global batch size: 8 | lm loss: 2.0E+00 |"
     )
 
 
 def torchtitan(step: int, elapsed: float) -> str:
-    return f"[titan] step: {step:2}  loss:  8.1  grad_norm:  1.2  memory: 45.12GiB(57.01%)  tps: 5,762  mfu: 33.75%"
+    return (
+        f"[titan] step: {step:2}  loss:  8.1  grad_norm:  1.2  memory: 45.12GiB(57.01%)  tps: 5,762"
+        "  mfu: 33.75%"
+    )
 
 
 def maxtext(step: int, elapsed: float) -> str:
-    return f"completed step: {step - 1}, seconds: 10.000, TFLOP/s/device: 15.2, Tokens/s/device: 579.0, loss: 13.652"
+    return (
+        f"completed step: {step - 1}, seconds: 10.000, TFLOP/s/device: 15.2, Tokens/s/device:"
+        " 579.0, loss: 13.652"
+    )
 
 
 def nemo2(step: int, elapsed: float) -> str:
@@ -42,19 +49,25 @@ def nemo2(step: int, elapsed: float) -> str:
 def nemo1(step: int, elapsed: float) -> str:
     clock = f"{int(elapsed) // 60:02}:{int(elapsed) % 60:02}"
     return (
-        f"Epoch 0: :  10%|#  | {step}/2000 [{clock}<43:24:54, reduced_train_loss=0.139, global_step={step - 1}.0,"
-        " train_step_timing in s=10.00]"
+        f"Epoch 0: :  10%|#  | {step}/2000 [{clock}<43:24:54, reduced_train_loss=0.139,"
+        f" global_step={step - 1}.0, train_step_timing in s=10.00]"
     )
 
 
 def dllogger(step: int, elapsed: float) -> str:
     data = {"loss": 11.0, "train_step_timing in s": 10.0, "global_step": step}
-    return f"DLLL {json.dumps({'elapsedtime': str(elapsed), 'type': 'LOG', 'step': step, 'data': data})}"
+    return (
+        "DLLL"
+        f" {json.dumps({'elapsedtime': str(elapsed), 'type': 'LOG', 'step': step, 'data': data})}"
+    )
 
 
 def hf_trainer(step: int, elapsed: float) -> str:
     clock = f"{int(elapsed) // 60:02}:{int(elapsed) % 60:02}"
-    return f" 10%|#  | {step}/60 [{clock}<05:28, 10.00s/it]{{'loss': 2.2, 'learning_rate': 1.1e-05, 'epoch': 0.1}}"
+    return (
+        f" 10%|#  | {step}/60 [{clock}<05:28, 10.00s/it]{{'loss': 2.2, 'learning_rate': 1.1e-05,"
+        " 'epoch': 0.1}"
+    )
 
 
 def torchtune(step: int, elapsed: float) -> str:
@@ -75,19 +88,26 @@ STEPS: dict[str, Callable[[int, float], str]] = {
 BANNERS = {
     "megatron": "using world size: 16, data-parallel size: 2",
     "torchtitan": "[titan] Starting job: Llama 3 8B training",
-    "torchtune": "INFO:torchtune.utils._logging:Running FullFinetuneRecipeDistributed with resolved config:",
+    "torchtune": (
+        "INFO:torchtune.utils._logging:Running FullFinetuneRecipeDistributed with resolved config:"
+    ),
     "maxtext": "Num_devices: 16, shape (1, 16)",
     "perflogger": "Starting FSDP training for 10 epoch(s)...",
     "nemo2": "All distributed processes registered. Starting with 16 processes",
     "nemo1": "All distributed processes registered. Starting with 16 processes",
-    "dllogger": 'DLLL {"elapsedtime": "0.1", "type": "LOG", "step": "PARAMETER", "data": {"global_batch_size": 8}}',
+    "dllogger": (
+        'DLLL {"elapsedtime": "0.1", "type": "LOG", "step": "PARAMETER", "data":'
+        ' {"global_batch_size": 8}}'
+    ),
     "hf_trainer": "***** Running training *****",
 }
 RESUMED = {
     "megatron": "  successfully loaded checkpoint from /ckpt [ t 1/8, p 1/1 ] at iteration {last}",
     "torchtitan": "[titan] Finished loading the checkpoint in 3.21 seconds.",
     "maxtext": "restoring from this run's directory step {index}",
-    "nemo2": "Restored all states from the checkpoint at /ckpt/step={index}-consumed_samples=1.0-last",
+    "nemo2": (
+        "Restored all states from the checkpoint at /ckpt/step={index}-consumed_samples=1.0-last"
+    ),
     "nemo1": "Restored all states from the checkpoint at /ckpt/step={index}.ckpt",
     "hf_trainer": "  Continuing training from global step {last}",
 }
@@ -116,7 +136,9 @@ def measured(path: Path, log: Iterable[tuple[float, str]], prefix: str = ""):
 
 @EVERY_FORMAT
 @pytest.mark.parametrize("repeated", [0, REPEATED])
-def test_a_start_that_the_log_tells_of_is_another_attempt(format: str, repeated: int, tmp_path: Path) -> None:
+def test_a_start_that_the_log_tells_of_is_another_attempt(
+    format: str, repeated: int, tmp_path: Path
+) -> None:
     got = measured(tmp_path / "run.log", lines(format, repeated, message=True))
     assert got["restarts"] == 1
     assert got["step_seconds"]["p50"] == 10.0
@@ -130,13 +152,15 @@ def test_a_start_that_the_log_tells_of_is_another_attempt(format: str, repeated:
 
 
 @EVERY_FORMAT
-def test_steps_that_come_again_are_another_attempt_without_a_word(format: str, tmp_path: Path) -> None:
+def test_steps_that_come_again_are_another_attempt_without_a_word(
+    format: str, tmp_path: Path
+) -> None:
     got = measured(tmp_path / "run.log", lines(format, REPEATED, message=False))
     assert got["restarts"] == 1
     by_category = got["microseconds_by_category"]
     assert sum(by_category.values()) == got["wall_seconds"] * SECOND
-    # The clock of the program tells when it began; else nothing tells of the first step of an attempt that prints no
-    # duration of its own.
+    # The clock of the program tells when it began; else nothing tells of the first step of an
+    # attempt that prints no duration of its own.
     own_duration = format not in ("torchtitan", "torchtune", "nemo1", "nemo2")
     assert by_category["recomputation"] == (50 if own_duration else 40) * SECOND
     assert by_category["productive"] == 390 * SECOND
@@ -156,7 +180,10 @@ def test_the_clock_of_a_bar_that_begins_again_with_each_epoch_tells_nothing(tmp_
 
 def test_a_failure_that_the_launcher_tells_of_ends_an_attempt(tmp_path: Path) -> None:
     rows = list(lines("maxtext", 0, message=False))
-    failed = "E0801 12:04:15.000000 1 torch/elastic/api.py:914] failed (exitcode: -9) local_rank: 0 (pid: 7) of binary"
+    failed = (
+        "E0801 12:04:15.000000 1 torch/elastic/api.py:914] failed (exitcode: -9) local_rank: 0"
+        " (pid: 7) of binary"
+    )
     got = measured(tmp_path / "run.log", [*rows[:DONE], (DIED, failed), *rows[DONE:]])
     assert got["restarts"] == 1
     assert got["seconds_by_category"]["recomputation"] == DIED - 250
@@ -170,7 +197,9 @@ def test_what_all_ranks_say_of_a_start_is_one_start_in_any_order(tmp_path: Path)
     late = [row for row in merged if "[rank3]" in row[1]]
     others = [row for row in merged if "[rank3]" not in row[1]]
     at_once = measured(tmp_path / "merged.log", merged)
-    one_by_one = measured(tmp_path / "late.log", [*others[:3], *others[3:21], *late[:6], *others[21:], *late[6:]])
+    one_by_one = measured(
+        tmp_path / "late.log", [*others[:3], *others[3:21], *late[:6], *others[21:], *late[6:]]
+    )
     alone = measured(tmp_path / "alone.log", rows)
     for name in ("restarts", "microseconds_by_category", "step_seconds"):
         assert at_once[name] == one_by_one[name] == alone[name]
@@ -178,7 +207,9 @@ def test_what_all_ranks_say_of_a_start_is_one_start_in_any_order(tmp_path: Path)
 
 def test_the_banner_of_a_rank_that_prints_no_steps_counts_for_those_that_do(tmp_path: Path) -> None:
     rows = list(lines("megatron", 0, message=True))
-    merged = [(second, f"[rank{7 if 'iteration ' in line[:12] else 0}]:{line}") for second, line in rows]
+    merged = [
+        (second, f"[rank{7 if 'iteration ' in line[:12] else 0}]:{line}") for second, line in rows
+    ]
     # The first banner may come after the first step only by its place in the file.
     merged.insert(3, merged.pop(0))
     log = tmp_path / "run.log"
@@ -192,7 +223,9 @@ def test_the_banner_of_a_rank_that_prints_no_steps_counts_for_those_that_do(tmp_
     assert [steps.line[steps.attempt == attempt][0] for attempt in (0, 1)] == [1, DONE + 4]
 
 
-def test_steps_of_the_attempt_before_that_come_after_the_banner_are_not_of_the_new_one(tmp_path: Path) -> None:
+def test_steps_of_the_attempt_before_that_come_after_the_banner_are_not_of_the_new_one(
+    tmp_path: Path,
+) -> None:
     rows = list(lines("perflogger", 0, message=True))
     banner = rows.index((STARTED, BANNERS["perflogger"]))
     rows[banner - 2 : banner + 1] = [rows[banner], *rows[banner - 2 : banner]]
@@ -212,5 +245,7 @@ def test_a_log_that_was_rotated_is_one_attempt(tmp_path: Path) -> None:
     # With a word of a start, or after a while, it is another one.
     (tmp_path / "run.log").write_text(f"{at(209)} {BANNERS['perflogger']}\n" + "".join(rows[20:]))
     assert measure(read_logs([tmp_path])).as_json()["restarts"] == 1
-    (tmp_path / "run.log").write_text("".join(f"{at(10 * step + 60)} {perf(step, 10.0)}\n" for step in range(21, 31)))
+    (tmp_path / "run.log").write_text(
+        "".join(f"{at(10 * step + 60)} {perf(step, 10.0)}\n" for step in range(21, 31))
+    )
     assert measure(read_logs([tmp_path])).as_json()["restarts"] == 1

@@ -1,4 +1,5 @@
-"""Goodput of logs: generated timelines with known truth are accounted for to the microsecond, whatever events tell."""
+"""Goodput of logs: generated timelines with known truth are accounted for to the microsecond,
+whatever events tell."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from drillyard.telemetry import StepRecord, append_event
 
 @pytest.fixture
 def run_directory(tmp_path) -> Path:
-    """Two attempts as the trainer and the supervisor log them: steps 1-4, a failure, resume from 2, steps 3-6."""
+    """Two attempts as the trainer and the supervisor log them: steps 1-4, a failure, resume from 2,
+    steps 3-6."""
     directory = tmp_path / "trial"
     directory.mkdir()
     config = RunConfig.model_validate(
@@ -41,7 +43,9 @@ def run_directory(tmp_path) -> Path:
     )
     append_event(directory, "run_start")
     for attempt, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
-        with telemetry.RunLog(directory, rank=0, config=config, console="none", attempt=attempt) as log:
+        with telemetry.RunLog(
+            directory, rank=0, config=config, console="none", attempt=attempt
+        ) as log:
             log.event("round_start")
             log.parameters(70_000, 70_000, "6N", 420_000.0, find_accelerator("b200"))
             if attempt:
@@ -62,11 +66,20 @@ def run_directory(tmp_path) -> Path:
 def test_a_run_directory_has_the_figures_of_its_summary(run_directory):
     summary = write_summary(run_directory)
     got = measure(read_logs([run_directory])).as_json()
-    for name in ("goodput", "wall_seconds", "seconds_by_category", "restarts", "steps_redone", "clock_steps_back"):
+    for name in (
+        "goodput",
+        "wall_seconds",
+        "seconds_by_category",
+        "restarts",
+        "steps_redone",
+        "clock_steps_back",
+    ):
         assert got[name] == summary[name], name
     assert summary["steps_redone"] == 2 and summary["restarts"] == 1
     assert got["mfu"] == pytest.approx(summary["mfu"], rel=1e-9)
-    assert got["tokens_per_second_per_gpu"] == pytest.approx(summary["tokens_per_second_per_gpu"], rel=1e-9)
+    assert got["tokens_per_second_per_gpu"] == pytest.approx(
+        summary["tokens_per_second_per_gpu"], rel=1e-9
+    )
 
 
 def test_the_steps_and_marks_of_a_run_directory_lead_to_the_same_sum_as_its_events(run_directory):
@@ -86,7 +99,11 @@ STEP_TIMES = st.sampled_from([900_000, SECOND, 1_100_000, 9 * SECOND])
 @given(data=st.data(), timed=st.booleans())
 @settings(max_examples=200)
 def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
-    run, saved, total = Timeline(), data.draw(st.sampled_from([-1, 0])), data.draw(st.integers(1, 15))
+    run, saved, total = (
+        Timeline(),
+        data.draw(st.sampled_from([-1, 0])),
+        data.draw(st.integers(1, 15)),
+    )
     run.highest = saved
     save_every, evaluate_every = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
     while True:
@@ -101,7 +118,9 @@ def test_generated_timelines_are_accounted_for_to_the_microsecond(data, timed):
             run.spend(data.draw(duration), "evaluation")
             run.event("evaluation_end")
             run.spend(data.draw(duration), launch)
-        fails_at = data.draw(st.none() | st.integers(saved + 1, total)) if len(run.attempts) < 4 else None
+        fails_at = (
+            data.draw(st.none() | st.integers(saved + 1, total)) if len(run.attempts) < 4 else None
+        )
         while step < total and step + 1 != fails_at:
             step += 1
             took = data.draw(STEP_TIMES) if timed else SECOND
@@ -161,7 +180,9 @@ def test_every_microsecond_has_one_category_whatever_the_steps_are(drawn, tick, 
     steps, at, number = [], 0, position
     for after, advance, seconds, slack in drawn:
         at, number = at + after, number + advance
-        steps.append(Moment(at, "step", number, None if math.isnan(seconds) else seconds, None, slack))
+        steps.append(
+            Moment(at, "step", number, None if math.isnan(seconds) else seconds, None, slack)
+        )
     begin = [Moment(0, "run_start"), Moment(0, "resume", position)]
     again = [Moment(30 * SECOND, "failure"), Moment(31 * SECOND, "resume", position)]
     found = account([*begin, *steps, *again, *steps], tick_microseconds=tick)
@@ -169,8 +190,11 @@ def test_every_microsecond_has_one_category_whatever_the_steps_are(drawn, tick, 
     assert all(microseconds >= 0 for microseconds in found.times.values())
 
 
-def steady(seconds: float, num_steps: int, tick_us: int = 1, precision: float = 0.0, **columns) -> ParsedLog:
-    """Steps of equal length from the first line on, stamped by a clock with this tick, printed to this precision."""
+def steady(
+    seconds: float, num_steps: int, tick_us: int = 1, precision: float = 0.0, **columns
+) -> ParsedLog:
+    """Steps of equal length from the first line on, stamped by a clock with this tick, printed to
+    this precision."""
     unit = 2 * precision or 1e-9
     run = Timeline()
     run.start()
@@ -188,7 +212,9 @@ def test_rounded_durations_make_no_time_unknown():
     assert result.goodput > 0.98
 
 
-@pytest.mark.parametrize(("step_seconds", "precision"), [(0.3, 0.005), (0.7, 0.05), (1.6, 0.0), (14.5, 0.005)])
+@pytest.mark.parametrize(
+    ("step_seconds", "precision"), [(0.3, 0.005), (0.7, 0.05), (1.6, 0.0), (14.5, 0.005)]
+)
 def test_stamps_in_whole_seconds_neither_stall_steps_nor_hide_them(step_seconds, precision):
     times = goodput_of_log(steady(step_seconds, 400, tick_us=SECOND, precision=precision)).times
     assert times["stalled"] == 0
@@ -245,7 +271,9 @@ def test_other_ranks_of_the_attempt_before_may_go_on_after_the_next_began():
     run.event("failure", text="rank 0")
     run.start()
     run.spend(5 * SECOND, "restart")
-    run.events.append(LogEvent("failure", run.clock, 1, 7, attempt=0, text="rank 1 in a file of its own", rank=1))
+    run.events.append(
+        LogEvent("failure", run.clock, 1, 7, attempt=0, text="rank 1 in a file of its own", rank=1)
+    )
     run.step(4, SECOND, "restart")
     run.step(5, SECOND, None)
     result = goodput_of_log(run.log(last_time_us=run.clock - SECOND))
@@ -257,7 +285,11 @@ def test_a_traceback_without_a_stamp_is_put_at_the_last_stamp_of_its_attempt():
     run = after_three_steps()
     run.spend(7 * SECOND, "recomputation")
     run.attempts[0] = LoggedAttempt(0, NEW_YEAR, run.clock)
-    run.events.append(LogEvent("failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"))
+    run.events.append(
+        LogEvent(
+            "failure", None, 0, run.line(), attempt=0, text="Traceback (most recent call last):"
+        )
+    )
     run.spend(60 * SECOND, "restart")
     run.start()
     run.step(3, SECOND, "restart")
@@ -327,7 +359,8 @@ def test_without_time_stamps_there_is_no_goodput():
 
 
 def test_a_log_of_lines_that_tells_all_leaves_nothing_unknown(tmp_path):
-    """A PerfLogger's log behind gcloud's prefix: two starts, a killed rank in between, a step done again."""
+    """A PerfLogger's log behind gcloud's prefix: two starts, a killed rank in between, a step done
+    again."""
     clock, lines = datetime(2026, 1, 31, 23, 58, tzinfo=UTC), []
 
     def say(after_seconds: float, text: str) -> None:
@@ -337,7 +370,11 @@ def test_a_log_of_lines_that_tells_all_leaves_nothing_unknown(tmp_path):
         lines.append(f"INFO {stamp} [resource.labels.containerName: job] {text}\n")
 
     def step(number: int, seconds: float, after_seconds: float) -> None:
-        say(after_seconds, f"Step: {number} | Time: {seconds:.2f}s | TFLOPs/s/GPU: 9.0 | Tokens/s/GPU: 9 | Loss: 1.0")
+        say(
+            after_seconds,
+            f"Step: {number} | Time: {seconds:.2f}s | TFLOPs/s/GPU: 9.0 | Tokens/s/GPU: 9 |"
+            " Loss: 1.0",
+        )
 
     say(0, "[PerfLogger] Using 70.55B parameters for TFLOPs calculation.")
     step(1, 27.02, 30.5)

@@ -1,4 +1,5 @@
-"""Runs in several files: directories, compression, copies, other formats of the same run; and logs that still grow."""
+"""Runs in several files: directories, compression, copies, other formats of the same run; and logs
+that still grow."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from drillyard.measurement.run_result import measure
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_compressed_logs(compress: Any, tmp_path: Path) -> None:
     text = "".join(perf(step) + "\n" for step in range(1, 2001)).encode()
-    log = read_logs([write(tmp_path / "run.log.compressed", compress(text[:9000]) + compress(text[9000:]))])
+    log = read_logs(
+        [write(tmp_path / "run.log.compressed", compress(text[:9000]) + compress(text[9000:]))]
+    )
     assert log.steps.step.tolist() == list(range(1, 2001))
 
 
@@ -117,7 +120,13 @@ def test_a_drillyard_run_directory(tmp_path: Path) -> None:
         },
         {"time": at(1), "event": "step", "round": 0, "step": 1, "step_seconds": 0.5},
         {"time": at(2), "event": "loss_spike", "round": 0, "step": 2, "loss": 9.0},
-        {"time": at(2.5), "event": "evaluation", "round": 0, "step": 2, "results": {"held": {"loss": 0.5}}},
+        {
+            "time": at(2.5),
+            "event": "evaluation",
+            "round": 0,
+            "step": 2,
+            "results": {"held": {"loss": 0.5}},
+        },
         {"time": at(3), "event": "end", "status": "completed"},
     ]
     write(tmp_path / "events.jsonl", "".join(json.dumps(event) + "\n" for event in events))
@@ -136,9 +145,22 @@ def test_a_drillyard_run_directory(tmp_path: Path) -> None:
 
 
 def test_events_alone_are_steps_too(tmp_path: Path) -> None:
-    event = {"time": at(1), "event": "step", "round": 0, "step": 1, "step_seconds": 0.5, "window_steps": 1}
+    event = {
+        "time": at(1),
+        "event": "step",
+        "round": 0,
+        "step": 1,
+        "step_seconds": 0.5,
+        "window_steps": 1,
+    }
     spike = {"time": at(2), "event": "loss_spike", "round": 0, "step": 2, "loss": 9.0}
-    log = read_logs([write(tmp_path / "events.jsonl", "".join(json.dumps(one) + "\n" for one in (event, spike)))])
+    log = read_logs(
+        [
+            write(
+                tmp_path / "events.jsonl", "".join(json.dumps(one) + "\n" for one in (event, spike))
+            )
+        ]
+    )
     assert (log.steps.step.tolist(), log.steps.seconds.tolist()) == ([1], [0.5])
 
 
@@ -209,7 +231,9 @@ def test_what_cannot_be_followed_is_refused_and_what_is_not_there_named(tmp_path
 
 def test_documents_and_event_files_are_followed_too(tmp_path: Path) -> None:
     history = [{"step": step, "loss": 1.0 / step} for step in range(1, 9)]
-    state = write(tmp_path / "trainer_state.json", json.dumps({"log_history": history[:3], "max_steps": 8}))
+    state = write(
+        tmp_path / "trainer_state.json", json.dumps({"log_history": history[:3], "max_steps": 8})
+    )
     tail = Tail([state])
     assert tail.poll().steps.step.tolist() == [1, 2, 3]
     assert tail.poll() is None
@@ -221,7 +245,9 @@ def test_documents_and_event_files_are_followed_too(tmp_path: Path) -> None:
     later = Tail([events])
     for step in (1, 2):
         loss = Summary.Value(tag="train/loss", simple_value=0.5)
-        writer.add_event(Event(wall_time=NOON / SECOND + step, step=step, summary=Summary(value=[loss])))
+        writer.add_event(
+            Event(wall_time=NOON / SECOND + step, step=step, summary=Summary(value=[loss]))
+        )
         writer.flush()
         assert later.poll().steps.step.tolist() == list(range(1, step + 1))
     writer.close()
@@ -246,12 +272,15 @@ def test_a_date_in_a_name_is_no_rank(name: str, tmp_path: Path) -> None:
     assert log.steps.step.tolist() == list(range(1, 17)) and log.ranks == ()
 
 
-def test_files_that_come_into_a_directory_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_come_into_a_directory_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading_of_files, "_SECONDS_BETWEEN_LOOKS", 0.0)
     log = write(tmp_path / "run.log", f"{at(1)} {perf(1)}\n{at(2)} {perf(2)}\n")
     tail = Tail([tmp_path])
     assert tail.poll().steps.step.tolist() == [1, 2]
-    # Rotated: what the old file held is found under its new name. What is packed, or no log, is passed over.
+    # Rotated: what the old file held is found under its new name. What is packed, or no log, is
+    # passed over.
     log.rename(tmp_path / "run.log.1")
     write(log, f"{at(3)} {perf(3)}\n")
     with gzip.open(tmp_path / "run.log.2.gz", "wt") as packed:
@@ -265,7 +294,9 @@ def test_files_that_come_into_a_directory_are_followed(tmp_path: Path, monkeypat
     assert tail.poll().steps.step.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_a_directory_that_goes_away_keeps_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_goes_away_keeps_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading_of_files, "_SECONDS_BETWEEN_LOOKS", 0.0)
     directory = tmp_path / "logs"
     directory.mkdir()
@@ -289,7 +320,12 @@ def test_what_holds_no_log_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_document_is_followed_that_is_there_in_part_at_first(tmp_path: Path) -> None:
     state = tmp_path / "trainer_state.json"
-    whole = json.dumps({"log_history": [{"step": step, "loss": 1.0 / step} for step in range(1, 9)], "max_steps": 8})
+    whole = json.dumps(
+        {
+            "log_history": [{"step": step, "loss": 1.0 / step} for step in range(1, 9)],
+            "max_steps": 8,
+        }
+    )
     tail = Tail([state])
     for content, steps in (
         ("", None),
@@ -337,9 +373,15 @@ def test_standard_input_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "empty"), (b"hello\n", "no step found"), (gzip.compress(b"hello", mtime=0), "is compressed")],
+    [
+        (b"", "empty"),
+        (b"hello\n", "no step found"),
+        (gzip.compress(b"hello", mtime=0), "is compressed"),
+    ],
 )
-def test_standard_input_without_steps_is_an_error(content, words, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_without_steps_is_an_error(
+    content, words, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, writing = os.pipe()
     with open(reading) as stdin, open(writing, "wb", buffering=0) as writer:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -352,7 +394,9 @@ def test_standard_input_without_steps_is_an_error(content, words, monkeypatch: p
 def test_a_second_run_from_the_beginning_is_doubted_and_a_restart_is_not(tmp_path: Path) -> None:
     first = "".join(f"{at(step)} {perf(step)}\n" for step in range(1, 9))
     write(tmp_path / "a.log", first)
-    other = write(tmp_path / "b.log", "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(1, 9)))
+    other = write(
+        tmp_path / "b.log", "".join(f"{at(30 + step)} {perf(step, 2.0)}\n" for step in range(1, 9))
+    )
     assert each_says(
         [text for text in read_logs([tmp_path]).warnings if "--compare" in text],
         [f"{other} ... step 1 again ... restart ... --compare"],

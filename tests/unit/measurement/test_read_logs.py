@@ -1,4 +1,5 @@
-"""Whole runs are read right: ranks, restarts, directories, cut and foreign files; fast reading equals slow reading."""
+"""Whole runs are read right: ranks, restarts, directories, cut and foreign files; fast reading
+equals slow reading."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from drillyard.loglines.prefixes import NOWHERE
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.read_logs import read_logs
 
-# -- equal to a slow reference ------------------------------------------------------------------------------------
+# -- equal to a slow reference
+# ------------------------------------------------------------------------------------
 
 _F = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf"
 SLOW = {
@@ -27,7 +29,8 @@ SLOW = {
         rf"\s*Loss:\s*({_F})(?=\s|$)"
     ),
     "maxtext": re.compile(
-        rf"completed step:\s*(\d+), seconds:\s*({_F}), TFLOP/s/device:\s*({_F}), Tokens/s/device:\s*({_F})"
+        rf"completed step:\s*(\d+), seconds:\s*({_F}), TFLOP/s/device:\s*({_F}),"
+        rf" Tokens/s/device:\s*({_F})"
         rf"(?:, total_weights:\s*\d+)?, loss:\s*({_F})(?=\s|$)"
     ),
 }
@@ -43,7 +46,9 @@ def slow(text: str, format: str) -> list[tuple[Any, ...]]:
             prefix = _SLOW_PREFIX.match(line)
             rank = int(prefix[2]) if prefix and prefix[2] else -1
             seconds, _, tokens, loss = (float(value) for value in match.groups()[1:])
-            rows.append((int(match[1]), seconds, tokens, None if loss != loss else loss, rank, number))
+            rows.append(
+                (int(match[1]), seconds, tokens, None if loss != loss else loss, rank, number)
+            )
     return rows
 
 
@@ -71,16 +76,24 @@ NOISE = st.sampled_from(
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from(sorted(SLOW)), st.sampled_from(["", "2026-08-01T12:00:00.000Z ", "0: ", " 3: "]))
+@given(
+    st.data(),
+    st.sampled_from(sorted(SLOW)),
+    st.sampled_from(["", "2026-08-01T12:00:00.000Z ", "0: ", " 3: "]),
+)
 def test_reading_equals_slow_reading(data: st.DataObject, format: str, prefix: str) -> None:
     lines = []
     for step in range(1, data.draw(st.integers(1, 12)) + 1):
         a, b, c, d = (data.draw(NUMBERS) for _ in range(4))
         if format == "perflogger":
-            lines.append(f"{prefix}Step: {step} | Time: {a}s | TFLOPs/s/GPU: {b} | Tokens/s/GPU: {c} | Loss: {d}")
+            lines.append(
+                f"{prefix}Step: {step} | Time: {a}s | TFLOPs/s/GPU: {b} | Tokens/s/GPU: {c} |"
+                f" Loss: {d}"
+            )
         else:
             lines.append(
-                f"{prefix}completed step: {step}, seconds: {a}, TFLOP/s/device: {b}, Tokens/s/device: {c}, loss: {d}"
+                f"{prefix}completed step: {step}, seconds: {a}, TFLOP/s/device: {b},"
+                f" Tokens/s/device: {c}, loss: {d}"
             )
         lines += [prefix + noise for noise in data.draw(st.lists(NOISE, max_size=2))]
     text = "\n".join(lines) + "\n"
@@ -116,13 +129,18 @@ def test_a_long_log_of_only_steps_equals_slow_reading(tmp_path: Path) -> None:
     np.testing.assert_allclose(log.steps.seconds_precision, 0.005, rtol=1e-6)
 
 
-# -- cut anywhere --------------------------------------------------------------------------------------------------
+# -- cut anywhere
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150)
 @given(st.sampled_from(sorted(WHOLE)), st.sampled_from(sorted(PREFIXES)), st.floats(0, 1))
-def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(sample: str, launcher: str, where: float) -> None:
-    content = b"".join(PREFIXES[launcher] + line + b"\n" for line in WHOLE[sample].split(b"\n")[:-1])
+def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(
+    sample: str, launcher: str, where: float
+) -> None:
+    content = b"".join(
+        PREFIXES[launcher] + line + b"\n" for line in WHOLE[sample].split(b"\n")[:-1]
+    )
     whole = as_rows(read_bytes(content))
     try:
         log = read_bytes(content[: int(len(content) * where)])
@@ -144,23 +162,35 @@ def test_a_line_torn_inside_a_number_is_no_step(tmp_path: Path) -> None:
 
 
 def test_prefixes_that_differ_on_every_line_are_read_too(tmp_path: Path) -> None:
-    names = ["".join(chr(97 + (step * n) % 26) for n in (3, 5, 7, 11, 13)) for step in range(1, 301)]
-    text = "".join(f"<{name}> {at(step)} from {name}: {perf(step)}\n" for step, name in enumerate(names, 1))
+    names = [
+        "".join(chr(97 + (step * n) % 26) for n in (3, 5, 7, 11, 13)) for step in range(1, 301)
+    ]
+    text = "".join(
+        f"<{name}> {at(step)} from {name}: {perf(step)}\n" for step, name in enumerate(names, 1)
+    )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == list(range(1, 301))
     assert log.steps.time_us.tolist() == [NOON + step * SECOND for step in range(1, 301)]
 
 
-# -- ranks ---------------------------------------------------------------------------------------------------------
+# -- ranks
+# --------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from(["{}: ", "[rank{}]: ", "[pod/job-0-{}/main] ", "(worker{0}, rank={0}, pid=7) "]))
+@given(
+    st.data(),
+    st.sampled_from(
+        ["{}: ", "[rank{}]: ", "[pod/job-0-{}/main] ", "(worker{0}, rank={0}, pid=7) "]
+    ),
+)
 def test_any_interleaving_of_ranks_gives_the_same_steps(data: st.DataObject, prefix: str) -> None:
     ranks = data.draw(st.integers(2, 4))
     first = list(range(1, data.draw(st.integers(2, 5)) + 1))
     again = list(range(data.draw(st.integers(1, len(first))), len(first) + 3))
-    seconds = {(rank, n): data.draw(st.integers(1, 900)) / 100 for rank in range(ranks) for n in range(20)}
+    seconds = {
+        (rank, n): data.draw(st.integers(1, 900)) / 100 for rank in range(ranks) for n in range(20)
+    }
     queues = [
         [
             prefix.format(rank) + perf(step, seconds[rank, n], loss=rank + step / 100)
@@ -180,7 +210,11 @@ def test_any_interleaving_of_ranks_gives_the_same_steps(data: st.DataObject, pre
 
 
 def test_ranks_without_names_that_print_the_same_step_are_one_step(tmp_path: Path) -> None:
-    text = "".join(f"{at(step + rank / 100)} {perf(step, 1 + rank)}\n" for step in (1, 2, 3) for rank in range(4))
+    text = "".join(
+        f"{at(step + rank / 100)} {perf(step, 1 + rank)}\n"
+        for step in (1, 2, 3)
+        for rank in range(4)
+    )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert log.steps.step.tolist() == [1, 2, 3]
     assert log.steps.seconds.tolist() == [4.0] * 3
@@ -189,14 +223,18 @@ def test_ranks_without_names_that_print_the_same_step_are_one_step(tmp_path: Pat
 
 def test_ranks_in_files_of_their_own(tmp_path: Path) -> None:
     for rank in (0, 1):
-        write(tmp_path / f"rank-{rank}.log", "".join(perf(step, 1 + rank, loss=rank) + "\n" for step in (1, 2)))
+        write(
+            tmp_path / f"rank-{rank}.log",
+            "".join(perf(step, 1 + rank, loss=rank) + "\n" for step in (1, 2)),
+        )
     log = read_logs([tmp_path])
     assert log.ranks == (0, 1)
     assert log.steps.seconds.tolist() == [2.0, 2.0]
     assert log.steps.loss.tolist() == [0.0, 0.0]
 
 
-# -- restarts ------------------------------------------------------------------------------------------------------
+# -- restarts
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_restart_in_one_file_marks_repeated_steps(tmp_path: Path) -> None:
@@ -207,15 +245,23 @@ def test_a_restart_in_one_file_marks_repeated_steps(tmp_path: Path) -> None:
     assert log.steps.step.tolist() == [1, 2, 3, 4, 3, 4, 5]
     assert log.steps.attempt.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert log.steps.again.tolist() == [False] * 4 + [True, True, False]
-    assert [(attempt.number, attempt.first_time_us, attempt.last_time_us) for attempt in log.attempts] == [
+    assert [
+        (attempt.number, attempt.first_time_us, attempt.last_time_us) for attempt in log.attempts
+    ] == [
         (0, NOON + 1 * SECOND, NOON + 4 * SECOND),
         (1, NOON + 33 * SECOND, NOON + 35 * SECOND),
     ]
 
 
 def test_restarts_in_several_files_are_joined_in_time(tmp_path: Path) -> None:
-    write(tmp_path / "b.log", f"{at(0)} start\n" + "".join(f"{at(step)} {perf(step)}\n" for step in (1, 2, 3)))
-    write(tmp_path / "a.log", f"{at(50)} start\n" + "".join(f"{at(60 + step)} {perf(step)}\n" for step in (4, 5)))
+    write(
+        tmp_path / "b.log",
+        f"{at(0)} start\n" + "".join(f"{at(step)} {perf(step)}\n" for step in (1, 2, 3)),
+    )
+    write(
+        tmp_path / "a.log",
+        f"{at(50)} start\n" + "".join(f"{at(60 + step)} {perf(step)}\n" for step in (4, 5)),
+    )
     log = read_logs([tmp_path])
     assert log.steps.step.tolist() == [1, 2, 3, 4, 5]
     assert log.steps.attempt.tolist() == [0, 0, 0, 1, 1]
@@ -247,14 +293,21 @@ def test_marks_belong_to_their_attempts(tmp_path: Path) -> None:
     assert log.facts.num_gpus == 8
 
 
-# -- bad input -----------------------------------------------------------------------------------------------------
+# -- bad input
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "empty"), (b"hello\nworld\n", "Formats tried: .*Megatron-LM.*TensorBoard"), (b"\0\1\2" * 999, "binary")],
+    [
+        (b"", "empty"),
+        (b"hello\nworld\n", "Formats tried: .*Megatron-LM.*TensorBoard"),
+        (b"\0\1\2" * 999, "binary"),
+    ],
 )
-def test_what_is_no_log_is_an_error_that_names_the_formats(content: bytes, words: str, tmp_path: Path) -> None:
+def test_what_is_no_log_is_an_error_that_names_the_formats(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=words):
         read_logs([write(tmp_path / "x.log", content)])
 
@@ -269,8 +322,14 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60)
-@given(st.binary(max_size=300), st.lists(st.sampled_from(sorted(WHOLE)), max_size=3), st.integers(0, 2**32))
-def test_damaged_logs_are_read_or_refused_but_never_break(junk: bytes, names: list[str], seed: int) -> None:
+@given(
+    st.binary(max_size=300),
+    st.lists(st.sampled_from(sorted(WHOLE)), max_size=3),
+    st.integers(0, 2**32),
+)
+def test_damaged_logs_are_read_or_refused_but_never_break(
+    junk: bytes, names: list[str], seed: int
+) -> None:
     content = bytearray(b"".join(WHOLE[name] for name in names) + junk)
     draw = np.random.default_rng(seed)
     for _ in range(draw.integers(0, 9) if content else 0):
@@ -287,15 +346,33 @@ def test_damaged_logs_are_read_or_refused_but_never_break(junk: bytes, names: li
     [
         (perf(99999999999999999999999) + "\n" + perf(2) + "\n", [2]),
         (
-            '{"log_history": [{"step": "x", "loss": {}}, {"step": 2, "loss": "nan"}, {"step": 1e400, "loss": 1}, 7]}',
+            (
+                '{"log_history": [{"step": "x", "loss": {}}, {"step": 2, "loss": "nan"}, {"step":'
+                ' 1e400, "loss": 1}, 7]}'
+            ),
             [2],
         ),
         (
-            'DLLL [1]\nDLLL {"type": 3, "step": {}, "data": 5}\nDLLL {"type": "LOG", "step": 1, "data": {"loss": 1}}\n',
+            (
+                'DLLL [1]\nDLLL {"type": 3, "step": {}, "data": 5}\nDLLL {"type": "LOG", "step": 1,'
+                ' "data": {"loss": 1}}\n'
+            ),
             [1],
         ),
-        ('{"step": 1, "step_seconds": "x", "loss": []}\n{"step": 2, "step_seconds": 1, "time": "2026-99-01"}\n', [2]),
-        ("{'loss': 1.0, 'grad_norm': None}\n{'loss': 'abc', 'epoch': 1}\n{'loss': 0.5, 'epoch': 0.1}\n", [1]),
+        (
+            (
+                '{"step": 1, "step_seconds": "x", "loss": []}\n{"step": 2, "step_seconds": 1,'
+                ' "time": "2026-99-01"}\n'
+            ),
+            [2],
+        ),
+        (
+            (
+                "{'loss': 1.0, 'grad_norm': None}\n{'loss': 'abc', 'epoch': 1}\n{'loss': 0.5,"
+                " 'epoch': 0.1}\n"
+            ),
+            [1],
+        ),
         (" iteration 1/2 | lm loss: 1.0E+ |\n iteration 2/2 | lm loss: 1.0 |\n", [2]),
         ("Training epoch 0, iteration 1/2 | global_step: 1e300 | lr: 1\n" + perf(1) + "\n", [1]),
     ],
@@ -306,7 +383,12 @@ def test_values_that_are_none_are_passed_over(text: str, steps: list[int], tmp_p
 
 def test_lines_passed_over_are_counted(tmp_path: Path) -> None:
     log = read_logs(
-        [write(tmp_path / "run.log", "a\nb\n" + perf(1) + "\nc\n" + perf(2).replace("9.5", "9.5.5") + "\n")]
+        [
+            write(
+                tmp_path / "run.log",
+                "a\nb\n" + perf(1) + "\nc\n" + perf(2).replace("9.5", "9.5.5") + "\n",
+            )
+        ]
     )
     assert (log.lines, log.sources[0].lines_passed_over, log.sources[0].damaged_lines) == (5, 4, 1)
     assert "1 damaged" in log.warnings[0]
@@ -316,7 +398,10 @@ def test_a_mixed_log_is_read_by_the_format_with_the_most_steps(tmp_path: Path) -
     text = (
         perf(1)
         + "\n"
-        + "".join(f"completed step: {step}, seconds: 1.0, TFLOP/s/device: 1.0, loss: 1.0\n" for step in range(9))
+        + "".join(
+            f"completed step: {step}, seconds: 1.0, TFLOP/s/device: 1.0, loss: 1.0\n"
+            for step in range(9)
+        )
     )
     log = read_logs([write(tmp_path / "run.log", text)])
     assert (log.format, len(log.steps)) == ("maxtext", 9)
@@ -330,13 +415,20 @@ def test_time_zones(tmp_path: Path) -> None:
     assert zurich.clock.zone == "given"
     assert zurich.steps.time_us.tolist() == [NOON - 2 * 3600 * SECOND + 250_000]
     assert zurich.clock.resolution_us == 1000
-    stated = read_logs([write(tmp_path / "zoned.log", f"2026-08-01T12:00:00+02:00 {perf(1)}\n")], timezone="Asia/Tokyo")
-    assert (stated.clock.zone, stated.steps.time_us.tolist()) == ("stated", [NOON - 2 * 3600 * SECOND])
+    stated = read_logs(
+        [write(tmp_path / "zoned.log", f"2026-08-01T12:00:00+02:00 {perf(1)}\n")],
+        timezone="Asia/Tokyo",
+    )
+    assert (stated.clock.zone, stated.steps.time_us.tolist()) == (
+        "stated",
+        [NOON - 2 * 3600 * SECOND],
+    )
     with pytest.raises(UserError, match="time zone"):
         read_logs([path], timezone="Mars/Base")
 
 
-# -- beyond a million steps ----------------------------------------------------------------------------------------
+# -- beyond a million steps
+# ----------------------------------------------------------------------------------------
 
 
 def test_more_steps_than_fit_are_folded_within_the_stated_error(

@@ -1,4 +1,5 @@
-"""What a run achieved: the worked example, what is missing by flag, contradictions, costs, the document."""
+"""What a run achieved: the worked example, what is missing by flag, contradictions, costs, the
+document."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts, moment_us
 
 
-@pytest.mark.parametrize("around", ["", "# Tutorial\n\n```\nkubectl logs -l app=torch-job -f\n```\n| 16 | 8192 |\n"])
+@pytest.mark.parametrize(
+    "around", ["", "# Tutorial\n\n```\nkubectl logs -l app=torch-job -f\n```\n| 16 | 8192 |\n"]
+)
 def test_the_worked_example(tmp_path, around):
     path = tmp_path / "job.log"
     path.write_text(around + published_log() + around)
@@ -44,7 +47,13 @@ def test_the_worked_example(tmp_path, around):
 
     detected = measure(read_logs([path]), EXAMPLE).as_json()
     assert detected["step_seconds"]["left_out"] == 3
-    for name in ("tokens_per_second_per_gpu", "tflops_per_gpu", "mfu", "cost_per_step", "cost_per_million_tokens"):
+    for name in (
+        "tokens_per_second_per_gpu",
+        "tflops_per_gpu",
+        "mfu",
+        "cost_per_step",
+        "cost_per_million_tokens",
+    ):
         assert detected[name] == pytest.approx(got[name], rel=0.005)
 
 
@@ -55,7 +64,11 @@ def flags_for(result: dict[str, Any], field: str) -> set[str]:
 def test_what_a_log_lacks_is_null_and_asked_for_by_flag():
     got = measure(run_log(seconds=[10.0] * 10, loss=[1.0] * 10)).as_json()
     for field, flags in {
-        "tokens_per_second_per_gpu": {"--batch-size-per-gpu", "--global-batch-size", "--sequence-length"},
+        "tokens_per_second_per_gpu": {
+            "--batch-size-per-gpu",
+            "--global-batch-size",
+            "--sequence-length",
+        },
         "tflops_per_gpu": {"--params", "--config"},
         "mfu": {"--accelerator", "--params", "--config"},
         "cost_per_step": {"--price-per-gpu-hour", "--price-per-node-hour"},
@@ -70,7 +83,11 @@ def test_what_a_log_lacks_is_null_and_asked_for_by_flag():
 @pytest.mark.parametrize(
     ("asked", "field", "flag"),
     [
-        ({"global_batch_size": 128, "sequence_length": 4096}, "tokens_per_second_per_gpu", "--num-gpus"),
+        (
+            {"global_batch_size": 128, "sequence_length": 4096},
+            "tokens_per_second_per_gpu",
+            "--num-gpus",
+        ),
         ({"batch_size_per_gpu": 8}, "tokens_per_second_per_gpu", "--sequence-length"),
         ({"price_per_gpu_hour": 8.05}, "cost_per_step", "--num-gpus"),
         ({"price_per_node_hour": 64.4, "num_gpus": 16}, "cost_per_step", "--gpus-per-node"),
@@ -96,7 +113,8 @@ def test_every_flag_that_is_listed_as_missing_makes_its_figure_known():
 def test_a_batch_of_all_gpus_is_divided_among_them():
     per_gpu = measure(run_log(seconds=[10.0] * 10), EXAMPLE).speed
     of_all = measure(
-        run_log(seconds=[10.0] * 10), replace(EXAMPLE, batch_size_per_gpu=None, global_batch_size=128)
+        run_log(seconds=[10.0] * 10),
+        replace(EXAMPLE, batch_size_per_gpu=None, global_batch_size=128),
     ).speed
     assert of_all.tokens_per_second_per_gpu == per_gpu.tokens_per_second_per_gpu == 8 * 4096 / 10
     with pytest.raises(UserError, match="is not --batch-size-per-gpu"):
@@ -111,7 +129,10 @@ def test_flags_go_before_the_log_and_differences_are_reported():
     assert len(result.warnings) == 1
 
 
-LINE = "Megatron: iteration {}/ 99 | elapsed time per iteration (ms): 5000.0 | global batch size: 128 | lm loss: 2.0 |"
+LINE = (
+    "Megatron: iteration {}/ 99 | elapsed time per iteration (ms): 5000.0 | global batch size: 128"
+    " | lm loss: 2.0 |"
+)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +149,13 @@ def test_a_batch_flag_that_the_lines_contradict_is_reported(tmp_path, flags):
     result = measure(read_logs([path]), UserFacts(**flags))
     message = [warning for warning in result.warnings if "128" in warning]
     assert len(message) == 1 and "run.log:1" in message[0] and "batch-size" in message[0]
-    right = {"global_batch_size": 128} if "global_batch_size" in flags else {"batch_size_per_gpu": 8}
-    assert not any("batch" in warning for warning in measure(read_logs([path]), UserFacts(**flags | right)).warnings)
+    right = (
+        {"global_batch_size": 128} if "global_batch_size" in flags else {"batch_size_per_gpu": 8}
+    )
+    assert not any(
+        "batch" in warning
+        for warning in measure(read_logs([path]), UserFacts(**flags | right)).warnings
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,13 +180,25 @@ def test_a_batch_is_compared_in_whatever_unit_the_log_has(columns, facts, given)
     ("flag", "given", "same", "facts"),
     [
         ("--precision", {"precision": "fp8"}, {"precision": "bfloat16"}, {"precision": "bf16"}),
-        ("--accelerator", {"accelerator": "b200"}, {"accelerator": "h100"}, {"accelerator": "NVIDIA H100 80GB HBM3"}),
-        ("--params", {"params": 8_030_000_000}, {"params": 70_600_000_000}, {"parameters": 70.55e9}),
+        (
+            "--accelerator",
+            {"accelerator": "b200"},
+            {"accelerator": "h100"},
+            {"accelerator": "NVIDIA H100 80GB HBM3"},
+        ),
+        (
+            "--params",
+            {"params": 8_030_000_000},
+            {"params": 70_600_000_000},
+            {"parameters": 70.55e9},
+        ),
     ],
 )
 def test_a_flag_that_contradicts_the_log_on_model_or_hardware_is_reported(flag, given, same, facts):
     log = run_log(seconds=[10.0] * 10, facts=facts)
-    assert len([one for one in measure(log, UserFacts(**given)).warnings if one.startswith(flag)]) == 1
+    assert (
+        len([one for one in measure(log, UserFacts(**given)).warnings if one.startswith(flag)]) == 1
+    )
     assert not any(one.startswith(flag) for one in measure(log, UserFacts(**same)).warnings)
 
 
@@ -176,7 +214,9 @@ def test_an_unknown_accelerator_has_no_mfu():
     got = measure(run_log(seconds=[14.54] * 10, tokens=[524_288.0] * 10, facts=facts)).as_json()
     assert (got["mfu"], got["peak_tflops"]) == (None, None)
     assert got["tflops_per_gpu"] == pytest.approx(954.0, abs=0.3)
-    assert "'Fancy GPU'" in next(item["reason"] for item in got["missing"] if item["field"] == "mfu")
+    assert "'Fancy GPU'" in next(
+        item["reason"] for item in got["missing"] if item["field"] == "mfu"
+    )
     with pytest.raises(UserError, match="not known"):
         measure(run_log(seconds=[14.54] * 10), replace(EXAMPLE, accelerator="fancy"))
 
@@ -200,7 +240,12 @@ def test_adapters_count_frozen_weights_with_four():
     ],
 )
 def test_named_formulas_of_a_model_by_its_config(tmp_path, formula, tflops):
-    sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    sizes = {
+        "hidden_size": 8192,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    }
     config = {"model_type": "llama", **sizes, "intermediate_size": 28672, "vocab_size": 128256}
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     asked = replace(EXAMPLE, params=None, config=tmp_path / "config.json", formula=formula)
@@ -229,12 +274,18 @@ def test_more_than_the_hardware_can_do_is_doubted():
 def test_a_rate_that_its_own_step_time_contradicts_is_a_warning():
     seconds = [14.54] * 10
     printed = [2254.0] * 10
-    assert not measure(run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE).warnings
+    assert not measure(
+        run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE
+    ).warnings
     printed[6] = 2300.0
-    (warning,) = measure(run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE).warnings
+    (warning,) = measure(
+        run_log(seconds=seconds, printed_tokens_per_second_per_gpu=printed), EXAMPLE
+    ).warnings
     assert warning.startswith("1 line prints tokens/s/GPU") and "run.log:17 2300" in warning
     # Without knowing the tokens: all lines must show the same work.
-    (warning,) = measure(run_log(seconds=seconds, printed_tflops_per_gpu=[*[954.0] * 9, 975.0])).warnings
+    (warning,) = measure(
+        run_log(seconds=seconds, printed_tflops_per_gpu=[*[954.0] * 9, 975.0])
+    ).warnings
     assert "run.log:20 975" in warning
     # '0.06s' is good to 8 %: 1 % off proves nothing.
     coarse = {"seconds": [0.06] * 10, "seconds_precision": [0.005] * 10}
@@ -249,9 +300,9 @@ def test_a_price_per_node_is_divided_by_its_gpus():
     result = measure(run_log(seconds=[14.54] * 10, time_us=stamps([14.54] * 10)), asked)
     assert result.cost.per_step == pytest.approx(0.5202, abs=0.0001)
     assert any("a node has 8 GPUs" in warning for warning in result.warnings)
-    assert measure(run_log(seconds=[14.54] * 10), replace(asked, gpus_per_node=4)).cost.per_step == pytest.approx(
-        1.0404, abs=1e-4
-    )
+    assert measure(
+        run_log(seconds=[14.54] * 10), replace(asked, gpus_per_node=4)
+    ).cost.per_step == pytest.approx(1.0404, abs=1e-4)
     assert result.cost.so_far == pytest.approx(9 * 14.54 / 3600 * 8.05 * 16)
 
 
@@ -265,13 +316,19 @@ def test_losses_are_those_of_the_steps_that_led_to_the_model():
     )
     got = measure(log).as_json()
     assert got["loss"] == {
-        "first": 3.0, "last": 1.7, "lowest": 1.7, "lowest_step": 4, "curve": [[1, 3.0], [2, 1.9], [4, 1.7]],
-    }  # fmt: skip
+        "first": 3.0,
+        "last": 1.7,
+        "lowest": 1.7,
+        "lowest_step": 4,
+        "curve": [[1, 3.0], [2, 1.9], [4, 1.7]],
+    }
     assert got["skipped"] == got["nonfinite"] == [{"step": 3, "place": "run.log:15"}]
 
 
 def test_long_curves_are_thinned_and_keep_their_ends():
-    curve = measure(run_log(seconds=[1.0] * 5000, loss=np.linspace(9, 1, 5000))).as_json()["loss"]["curve"]
+    curve = measure(run_log(seconds=[1.0] * 5000, loss=np.linspace(9, 1, 5000))).as_json()["loss"][
+        "curve"
+    ]
     assert len(curve) == 200
     assert (curve[0], curve[-1]) == ([1, 9.0], [5000, 1.0])
 
@@ -289,17 +346,37 @@ def test_waits_count_once_whichever_ranks_say_so():
     ]
     got = measure(run_log(events=events, time_us=time_us)).as_json()
     assert got["checkpoints"] == {
-        "count": 2, "median_seconds": 4.0, "longest_seconds": 5.0, "total_seconds": 8.0,
-        "written": 1, "median_written_seconds": 42.0,
-    }  # fmt: skip
-    assert got["evaluations"] == {"count": 1, "median_seconds": None, "longest_seconds": None, "total_seconds": None}
+        "count": 2,
+        "median_seconds": 4.0,
+        "longest_seconds": 5.0,
+        "total_seconds": 8.0,
+        "written": 1,
+        "median_written_seconds": 42.0,
+    }
+    assert got["evaluations"] == {
+        "count": 1,
+        "median_seconds": None,
+        "longest_seconds": None,
+        "total_seconds": None,
+    }
 
 
 def test_what_evaluations_found_is_the_last_and_for_losses_the_lowest():
     events = [
-        LogEvent("evaluation", None, 0, 12, step=1, values={"rows": {"loss": 2.0, "accuracy": 0.1}}),
-        LogEvent("evaluation", None, 0, 14, step=2, values={"rows": {"loss": 1.5, "accuracy": 0.3}}),
-        LogEvent("evaluation", None, 0, 16, step=3, values={"rows": {"loss": 1.7, "accuracy": float("nan")}}),
+        LogEvent(
+            "evaluation", None, 0, 12, step=1, values={"rows": {"loss": 2.0, "accuracy": 0.1}}
+        ),
+        LogEvent(
+            "evaluation", None, 0, 14, step=2, values={"rows": {"loss": 1.5, "accuracy": 0.3}}
+        ),
+        LogEvent(
+            "evaluation",
+            None,
+            0,
+            16,
+            step=3,
+            values={"rows": {"loss": 1.7, "accuracy": float("nan")}},
+        ),
     ]
     result = measure(run_log(events=events, seconds=[1.0] * 3))
     assert result.as_json()["held_out"] == {
@@ -352,12 +429,26 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
     }
     steps = st.lists(st.integers(0, 40), min_size=length, max_size=length, unique=True)
     columns["step"] = sorted(data.draw(steps))
-    columns["window_steps"] = data.draw(st.lists(st.integers(0, 3), min_size=length, max_size=length))
+    columns["window_steps"] = data.draw(
+        st.lists(st.integers(0, 3), min_size=length, max_size=length)
+    )
     if data.draw(st.booleans()):
-        columns["time_us"] = data.draw(st.lists(st.integers(0, 10**14), min_size=length, max_size=length))
-    columns["attempt"] = sorted(data.draw(st.lists(st.integers(0, 2), min_size=length, max_size=length)))
+        columns["time_us"] = data.draw(
+            st.lists(st.integers(0, 10**14), min_size=length, max_size=length)
+        )
+    columns["attempt"] = sorted(
+        data.draw(st.lists(st.integers(0, 2), min_size=length, max_size=length))
+    )
     kinds = st.sampled_from(
-        ["checkpoint_begin", "checkpoint_end", "evaluation_end", "failure", "waiting", "end", "resume"]
+        [
+            "checkpoint_begin",
+            "checkpoint_end",
+            "evaluation_end",
+            "failure",
+            "waiting",
+            "end",
+            "resume",
+        ]
     )
     events = data.draw(
         st.lists(
@@ -374,8 +465,14 @@ def test_whatever_a_log_holds_the_result_is_strict_and_its_goodput_sums(data):
             max_size=8,
         )
     )
-    facts = {"global_batch_size": 4096, "sequence_length": 1} if data.draw(st.booleans()) else {"parameters": 7e9}
-    asked = data.draw(st.sampled_from([EXAMPLE, UserFacts(), UserFacts(accelerator="h100", num_gpus=8)]))
+    facts = (
+        {"global_batch_size": 4096, "sequence_length": 1}
+        if data.draw(st.booleans())
+        else {"parameters": 7e9}
+    )
+    asked = data.draw(
+        st.sampled_from([EXAMPLE, UserFacts(), UserFacts(accelerator="h100", num_gpus=8)])
+    )
     result = measure(run_log(events=events, facts=facts, **columns), asked)
     got = result.as_json()
     json.dumps([got, compare_runs([result, result]).as_json()], allow_nan=False)
@@ -404,9 +501,13 @@ def test_a_range_without_steps_has_no_rates_either():
 
 def test_every_figure_that_is_null_is_listed_as_missing():
     instant = measure(run_log(seconds=[1.0], time_us=stamps([1.0]))).as_json()
-    assert instant["goodput"] is None and "goodput" in [missing["field"] for missing in instant["missing"]]
+    assert instant["goodput"] is None and "goodput" in [
+        missing["field"] for missing in instant["missing"]
+    ]
     # The time of the whole run alone, as the HF Trainer prints it at the end.
-    whole = measure(run_log(facts={"train_runtime_seconds": 40.0}, format="hf_trainer_state", loss=[1.0] * 4)).as_json()
+    whole = measure(
+        run_log(facts={"train_runtime_seconds": 40.0}, format="hf_trainer_state", loss=[1.0] * 4)
+    ).as_json()
     assert whole["step_seconds"]["mean"] == 10.0
     fields = [missing["field"] for missing in whole["missing"]]
     nulls = [name for name in ("p50", "p95", "p99") if whole["step_seconds"][name] is None]

@@ -1,4 +1,5 @@
-"""Later starts and clocks that are set back, as whole logs: the figures are those of the run, not of its stamps."""
+"""Later starts and clocks that are set back, as whole logs: the figures are those of the run, not
+of its stamps."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_the_step_time_of_a_run_directory_rests_on_the_steps_that_its_summary_ta
         for step in range(1, 31):
             seconds = 9.0 if step in (1, 20) else 1.0 + 1.0 / step
             compiling = 8.0 if step == 20 else None
-            log.step(StepRecord(step, 1.0, 1e-4, None, seconds, 4096, 4096, 1, compile_seconds=compiling))
+            log.step(
+                StepRecord(step, 1.0, 1e-4, None, seconds, 4096, 4096, 1, compile_seconds=compiling)
+            )
     # Killed, and started by hand at the step after the last: nothing in metrics.jsonl tells that.
     append_event(directory, "run_start", round=0)
     with telemetry.RunLog(directory, rank=0, config=config, console="none") as log:
@@ -75,13 +78,15 @@ def test_a_clock_that_is_set_back_adds_no_time_to_a_log(tmp_path, back):
         stamp = datetime(2027, 1, 1, 12, tzinfo=UTC) + timedelta(seconds=seconds)
         return (
             f" [{stamp:%Y-%m-%d %H:%M:%S.%f}] iteration {step}/ 40 | consumed samples: {step * 8} |"
-            f" elapsed time per iteration (ms): 10000.0 | global batch size: 8 | lm loss: 2.0E+00 |\n"
+            " elapsed time per iteration (ms): 10000.0 | global batch size: 8 | lm loss:"
+            " 2.0E+00 |\n"
         )
 
     log = tmp_path / "run.log"
     log.write_text("".join(line(step, 10 * step - back * (step >= 20)) for step in range(1, 41)))
     got = measure(read_logs([log])).as_json()
-    # 18 steps before the clock was set back and 20 after it; the time of the step in between is hidden.
+    # 18 steps before the clock was set back and 20 after it; the time of the step in between is
+    # hidden.
     assert got["wall_seconds"] == 380.0
     assert got["clock_steps_back"] == 1
     assert got["seconds_by_category"]["startup"] == 0.0

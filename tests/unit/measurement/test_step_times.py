@@ -1,4 +1,5 @@
-"""Step times: which durations are trusted, what is left out, and what is never said of windows and averages."""
+"""Step times: which durations are trusted, what is left out, and what is never said of windows and
+averages."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ STEADY = [10.0 + (index * 7 % 5) / 100 for index in range(20)]
 def test_weighted_quantiles_are_those_of_the_repeated_values(rows, shares):
     values, weight = (np.array(column) for column in zip(*rows, strict=True))
     repeated = np.repeat(values, weight)
-    assert quantiles(values, weight, tuple(shares)) == pytest.approx(np.quantile(repeated, shares).tolist())
+    assert quantiles(values, weight, tuple(shares)) == pytest.approx(
+        np.quantile(repeated, shares).tolist()
+    )
 
 
 def test_the_first_step_of_every_attempt_and_slow_ones_after_it_are_warm_up():
@@ -45,7 +48,9 @@ def test_a_run_that_slows_down_keeps_its_first_half():
 
 
 def test_a_range_is_taken_as_it_is():
-    times = measure_step_times(run_log(seconds=[60.0, 15.0, *STEADY]), start_step=2, end_step=4).times
+    times = measure_step_times(
+        run_log(seconds=[60.0, 15.0, *STEADY]), start_step=2, end_step=4
+    ).times
     assert (times.steps, times.left_out, times.p50) == (3, 19, 10.02)
     assert (times.first_step, times.last_step) == (2, 4)
 
@@ -67,16 +72,23 @@ def test_percentiles_and_jitter_of_single_steps():
 
 
 def test_windows_have_a_median_and_say_nothing_of_single_steps():
-    times = measure_step_times(run_log(seconds=STEADY, step=list(range(10, 210, 10)), window_steps=[10] * 20)).times
+    times = measure_step_times(
+        run_log(seconds=STEADY, step=list(range(10, 210, 10)), window_steps=[10] * 20)
+    ).times
     assert (times.basis, times.window_steps) == ("windows", 10)
     assert times.p50 == pytest.approx(np.median(STEADY[1:]))
     assert (times.p95, times.p99, times.jitter, times.slow_fraction) == (None, None, None, None)
 
 
 def test_a_moving_average_is_replaced_by_the_time_stamps():
-    # NeMo's timing runs five steps behind: steps 46 and 47 took 59.3 and 261.4 s and show as 31.65 and 32.47.
+    # NeMo's timing runs five steps behind: steps 46 and 47 took 59.3 and 261.4 s and show as 31.65
+    # and 32.47.
     true = [*STEADY[:10], 59.3, 261.4, *STEADY[:8]]
-    log = run_log(seconds=[10.0] * 10 + [31.65, 32.47] + [30.0] * 8, window_steps=[0] * 20, time_us=stamps(true))
+    log = run_log(
+        seconds=[10.0] * 10 + [31.65, 32.47] + [30.0] * 8,
+        window_steps=[0] * 20,
+        time_us=stamps(true),
+    )
     found = measure_step_times(log)
     assert (found.times.basis, found.times.window_steps) == ("time stamps", 1)
     assert found.times.p50 == pytest.approx(np.median(true[1:]))
@@ -120,12 +132,16 @@ def test_stamps_in_whole_seconds_are_compared_over_many_steps():
 
 
 def test_a_progress_bars_clock_is_better_than_nothing():
-    times = measure_step_times(run_log(elapsed_seconds=[float(second) for second in range(6, 600, 6)])).times
+    times = measure_step_times(
+        run_log(elapsed_seconds=[float(second) for second in range(6, 600, 6)])
+    ).times
     assert (times.basis, times.p50) == ("progress clock", 6.0)
 
 
 def test_only_the_time_of_the_whole_loop_gives_a_mean():
-    log = run_log(loss=[2.0, 1.0], step=[10, 60], facts={"train_runtime_seconds": 364.5}, format="hf_trainer")
+    log = run_log(
+        loss=[2.0, 1.0], step=[10, 60], facts={"train_runtime_seconds": 364.5}, format="hf_trainer"
+    )
     times = measure_step_times(log).times
     assert (times.basis, times.mean, times.p50, times.steps) == ("whole run", 364.5 / 60, None, 60)
     assert times.typical == times.mean
@@ -139,7 +155,9 @@ def test_stalls_are_over_three_medians_with_their_lines():
     seconds = [99.0, *STEADY]
     seconds[8], seconds[12] = 30.3, 29.9
     stalls = measure_step_times(run_log(seconds=seconds, time_us=stamps(seconds))).stalls
-    assert [(stall.step, stall.seconds, stall.place) for stall in stalls] == [(9, 30.3, "run.log:19")]
+    assert [(stall.step, stall.seconds, stall.place) for stall in stalls] == [
+        (9, 30.3, "run.log:19")
+    ]
     assert stalls[0].time_us == NEW_YEAR + round(sum(seconds[:9]) * SECOND)
 
 

@@ -1,4 +1,5 @@
-"""Timelines with known truth: what each microsecond of a made-up run was spent on, and the log that the run leaves."""
+"""Timelines with known truth: what each microsecond of a made-up run was spent on, and the log that
+the run leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import statistics
 from dataclasses import dataclass, field
 
 from drillyard.goodput import CATEGORIES
-from drillyard.measurement.parsed_log import LogClock, LogEvent, LogFacts, LoggedAttempt, ParsedLog, ReadSource, Steps
+from drillyard.measurement.parsed_log import (
+    LogClock,
+    LogEvent,
+    LogFacts,
+    LoggedAttempt,
+    ParsedLog,
+    ReadSource,
+    Steps,
+)
 
 SECOND = 1_000_000
 NEW_YEAR = 1_798_761_600 * SECOND
@@ -14,14 +23,17 @@ NEW_YEAR = 1_798_761_600 * SECOND
 
 @dataclass
 class Timeline:
-    """A run that knows what each of its microseconds was spent on, and the log it leaves: rows, events, attempts."""
+    """A run that knows what each of its microseconds was spent on, and the log it leaves: rows,
+    events, attempts."""
 
     clock: int = NEW_YEAR
     truth: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     rows: list[dict] = field(default_factory=list)
     events: list[LogEvent] = field(default_factory=list)
     attempts: list[LoggedAttempt] = field(default_factory=list)
-    steps: list[tuple[int, bool, str | None]] = field(default_factory=list)  # microseconds, done before, launch
+    steps: list[tuple[int, bool, str | None]] = field(
+        default_factory=list
+    )  # microseconds, done before, launch
     lines: int = 0
     highest: int = 0
 
@@ -41,11 +53,21 @@ class Timeline:
         attempt = len(self.attempts) - 1
         self.events.append(LogEvent(kind, self.clock, 0, self.line(), attempt=attempt, **fields))
 
-    def step(self, number: int, microseconds: int, launch: str | None, timed: bool = True, **columns) -> None:
+    def step(
+        self, number: int, microseconds: int, launch: str | None, timed: bool = True, **columns
+    ) -> None:
         self.clock += microseconds
         self.steps.append((microseconds, number <= self.highest, launch))
-        row = {"step": number, "time_us": self.clock, "attempt": len(self.attempts) - 1, "line": self.line()}
-        row |= {"again": number <= self.highest, "seconds": microseconds / 1e6 if timed else float("nan")}
+        row = {
+            "step": number,
+            "time_us": self.clock,
+            "attempt": len(self.attempts) - 1,
+            "line": self.line(),
+        }
+        row |= {
+            "again": number <= self.highest,
+            "seconds": microseconds / 1e6 if timed else float("nan"),
+        }
         self.rows.append(row | columns)
         self.highest = max(self.highest, number)
 
@@ -65,7 +87,9 @@ class Timeline:
         return self.truth
 
     def log(self, **clock) -> ParsedLog:
-        columns = {name: [row[name] for row in self.rows] for name in (self.rows[0] if self.rows else ())}
+        columns = {
+            name: [row[name] for row in self.rows] for name in (self.rows[0] if self.rows else ())
+        }
         clock = {"zone": "stated", "first_time_us": NEW_YEAR, "last_time_us": self.clock} | clock
         steps = Steps.of(**columns)
         return ParsedLog(

@@ -1,4 +1,5 @@
-"""What is exported, transformers reads back to the bit; what transformers saves, is loaded to the bit."""
+"""What is exported, transformers reads back to the bit; what transformers saves, is loaded to the
+bit."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from tests.facts import says
 from tests.unit.models.tiny import CONFIGS, meta_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
@@ -44,7 +50,10 @@ def blank(architecture: str, **options: Any) -> PreTrainedModel:
 
 def assert_equal(model: PreTrainedModel, expected: PreTrainedModel) -> None:
     """Every parameter and buffer equal to the bit, under the same names."""
-    for found, wanted in ((model.state_dict(), expected.state_dict()), (buffers(model), buffers(expected))):
+    for found, wanted in (
+        (model.state_dict(), expected.state_dict()),
+        (buffers(model), buffers(expected)),
+    ):
         assert found.keys() == wanted.keys()
         for name, tensor in found.items():
             assert tensor.dtype == wanted[name].dtype, name
@@ -75,7 +84,9 @@ def test_transformers_reads_an_export_to_the_bit_and_would_write_the_same_layout
     assert_equal(read, model)
     read.save_pretrained(tmp_path / "theirs")
     assert stored(tmp_path / "ours") == stored(tmp_path / "theirs")
-    configs = [json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs")]
+    configs = [
+        json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs")
+    ]
     assert configs[0] == configs[1]
     assert configs[0]["use_cache"] is True and configs[0]["architectures"] == [type(read).__name__]
 
@@ -94,26 +105,41 @@ def test_a_model_saved_by_transformers_is_loaded_as_from_pretrained_does(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral"])
-def test_frozen_weights_are_those_of_the_files_and_stay_in_them(architecture: str, tmp_path: Path) -> None:
+def test_frozen_weights_are_those_of_the_files_and_stay_in_them(
+    architecture: str, tmp_path: Path
+) -> None:
     made(architecture).save_pretrained(tmp_path)
     model = blank(architecture)
     model.requires_grad_(False)
     load_pretrained(model, tmp_path)
     assert_equal(model, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    maps = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(tmp_path) in line
+    ]
     places = [[int(end, 16) for end in words[0].split("-")] for words in maps]
-    mapped = {name for name, tensor in model.named_parameters() if any(a <= tensor.data_ptr() < b for a, b in places)}
+    mapped = {
+        name
+        for name, tensor in model.named_parameters()
+        if any(a <= tensor.data_ptr() < b for a, b in places)
+    }
     # Files hold each expert apart, so stacked ones are read.
     assert mapped == {name for name, _ in model.named_parameters() if "experts" not in name}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_half_precision_files_are_widened_to_the_master_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_files_are_widened_to_the_master_precision(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     made("mixtral").to(torch.bfloat16).save_pretrained(tmp_path)
     model = blank("mixtral", dtype=dtype)
     load_pretrained(model, tmp_path)
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, expected.state_dict()[name])
+        for name, tensor in model.state_dict().items()
+    )
 
 
 def test_an_export_in_half_precision_is_rounded_once(tmp_path: Path) -> None:
@@ -126,7 +152,8 @@ def test_an_export_in_half_precision_is_rounded_once(tmp_path: Path) -> None:
 
 
 def test_base_model_names_without_their_prefix_are_understood(tmp_path: Path) -> None:
-    """The files of GPT-2 on the hub name `h.0...`, not `transformer.h.0...`, and hold old mask buffers."""
+    """The files of GPT-2 on the hub name `h.0...`, not `transformer.h.0...`, and hold old mask
+    buffers."""
     model = made("gpt2")
     export(model, tmp_path / "new")
     tensors = load_file(tmp_path / "new" / "model.safetensors")
@@ -139,7 +166,9 @@ def test_base_model_names_without_their_prefix_are_understood(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_weights_are_read_from_whichever_name_the_files_have(kept: str, tmp_path: Path) -> None:
+def test_tied_weights_are_read_from_whichever_name_the_files_have(
+    kept: str, tmp_path: Path
+) -> None:
     model = made("llama", tie_word_embeddings=True)
     export(model, tmp_path / "tied")
     path = tmp_path / "tied" / "model.safetensors"
@@ -171,7 +200,11 @@ def edit(directory: Path, change: Any) -> None:
     [
         ("llama", lambda t: t.pop("model.norm.weight"), r"lacks model\.norm\.weight"),
         ("llama", lambda t: t.update(extra=torch.ones(2)), "extra"),
-        ("llama", lambda t: t.update({"model.norm.weight": torch.ones(5)}), r"shape \[5\] .*\[32\]"),
+        (
+            "llama",
+            lambda t: t.update({"model.norm.weight": torch.ones(5)}),
+            r"shape \[5\] .*\[32\]",
+        ),
         (
             "mixtral",
             lambda t: t.pop("model.layers.0.block_sparse_moe.experts.3.w2.weight"),
@@ -209,7 +242,9 @@ def test_missing_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    )
     model = made("llama")
     # Settings that transformers warns of and models on the hub have: sampling's, without sampling.
     model.generation_config.temperature = 0.6
@@ -221,9 +256,16 @@ def test_the_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> N
 
 def test_each_parameter_is_written_in_a_dtype_of_its_own(tmp_path: Path) -> None:
     model = made("qwen3_moe")
-    export(model, tmp_path / "mixed", dtype={"model.norm.weight": torch.float16, "lm_head.weight": torch.bfloat16})
+    export(
+        model,
+        tmp_path / "mixed",
+        dtype={"model.norm.weight": torch.float16, "lm_head.weight": torch.bfloat16},
+    )
     read = load_file(tmp_path / "mixed" / "model.safetensors")
-    assert read["model.norm.weight"].dtype == torch.float16 and read["lm_head.weight"].dtype == torch.bfloat16
+    assert (
+        read["model.norm.weight"].dtype == torch.float16
+        and read["lm_head.weight"].dtype == torch.bfloat16
+    )
     assert read["model.embed_tokens.weight"].dtype == torch.float32
     assert json.loads((tmp_path / "mixed" / "config.json").read_text())["dtype"] == "float32"
 
@@ -254,7 +296,9 @@ def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> Non
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_failed_export_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made("llama")
     target = tmp_path / "final"
     export(model, target)
@@ -273,7 +317,10 @@ def test_a_directory_below_a_file_is_refused_with_one_path_and_a_way_out(tmp_pat
     with pytest.raises(UserError) as refused:
         export(made("llama"), tmp_path / "file" / "model")
     assert str(refused.value).count(str(tmp_path)) == 1
-    assert says(str(refused.value), f"{tmp_path}/file/model: Not a directory: ... is a file; choose another path")
+    assert says(
+        str(refused.value),
+        f"{tmp_path}/file/model: Not a directory: ... is a file; choose another path",
+    )
 
 
 def full_disk_at(number: int) -> Callable[[int], None]:
@@ -291,7 +338,9 @@ class Killed(BaseException):
     """What ends a process at once."""
 
 
-def killed_after(moments: int, calls: Iterator[int], function: Callable[..., Any]) -> Callable[..., Any]:
+def killed_after(
+    moments: int, calls: Iterator[int], function: Callable[..., Any]
+) -> Callable[..., Any]:
     """`function`, until it and its like have been called so often."""
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -306,7 +355,8 @@ def killed_after(moments: int, calls: Iterator[int], function: Callable[..., Any
 def test_an_export_that_is_killed_anywhere_is_done_by_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before its first rename or deletion, its second, and so on: never both models gone, never a mixture."""
+    """Killed before its first rename or deletion, its second, and so on: never both models gone,
+    never a mixture."""
     old, new = made("llama"), made("gpt2")
     whole = tmp_path / "whole"
     export(new, whole)

@@ -30,8 +30,17 @@ def run_config(inline: dict, precision: str) -> RunConfig:
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architecture_gets_the_kernel_that_it_trains_with(architecture: str) -> None:
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4} if architecture == "gpt2" else {**COMMON, **CONFIGS[architecture]}
-    extremes = [{}, {"attention_dropout": 0.2}, {"attn_logit_softcapping": None}, {"attn_pdrop": 0.0}]
+    shape = (
+        {"n_embd": 32, "n_layer": 2, "n_head": 4}
+        if architecture == "gpt2"
+        else {**COMMON, **CONFIGS[architecture]}
+    )
+    extremes = [
+        {},
+        {"attention_dropout": 0.2},
+        {"attn_logit_softcapping": None},
+        {"attn_pdrop": 0.0},
+    ]
     for changes, device, precision in product(extremes, ("cpu", "cuda"), DTYPES):
         declared = CONFIG_MAPPING[architecture]().to_dict()
         fields = {**shape, **{key: value for key, value in changes.items() if key in declared}}
@@ -44,7 +53,9 @@ def test_every_architecture_gets_the_kernel_that_it_trains_with(architecture: st
             memory_gib=None,
             device_type=device,
         )
-        expected = resolve_attention("auto", device, DTYPES[precision], CONFIG_MAPPING[architecture](**fields))
+        expected = resolve_attention(
+            "auto", device, DTYPES[precision], CONFIG_MAPPING[architecture](**fields)
+        )
         assert resolved.setup.kernel == expected, (changes, device, precision)
 
 
@@ -63,7 +74,13 @@ def test_a_config_json_of_a_hub_model_decides_where_it_is_given() -> None:
     options = {"num_gpus": 1, "gpus_per_node": 1, "memory_gib": None, "device_type": "cuda"}
     spec = spec_from_counts(10)
     assert resolve_setup(config, spec, **options).setup.kernel == "varlen"
-    assert resolve_setup(config, spec, **options, model_config={"attention_dropout": 0.1}).setup.kernel == "sdpa"
+    assert (
+        resolve_setup(config, spec, **options, model_config={"attention_dropout": 0.1}).setup.kernel
+        == "sdpa"
+    )
     capped = {"text_config": {"attn_logit_softcapping": 30.0}}
     assert resolve_setup(config, spec, **options, model_config=capped).setup.kernel == "flex"
-    assert resolve_setup(config, spec, **options, model_config=capped, kernel="eager").setup.kernel == "eager"
+    assert (
+        resolve_setup(config, spec, **options, model_config=capped, kernel="eager").setup.kernel
+        == "eager"
+    )

@@ -22,7 +22,13 @@ from drillyard.training.model_setup import attention_kernel
 
 
 def build(config: ModelConfig, **changes: Any) -> Any:
-    options = {"vocab_size": 48, "dtype": torch.float32, "attention": "sdpa", "sequence_length": 24, **changes}
+    options = {
+        "vocab_size": 48,
+        "dtype": torch.float32,
+        "attention": "sdpa",
+        "sequence_length": 24,
+        **changes,
+    }
     return build_model(config, **options)
 
 
@@ -36,7 +42,9 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_parameters_are_on_meta_in_the_master_precision(architecture: str, dtype: torch.dtype) -> None:
+def test_parameters_are_on_meta_in_the_master_precision(
+    architecture: str, dtype: torch.dtype
+) -> None:
     model = meta_model(architecture, dtype=dtype)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -52,7 +60,10 @@ def test_vocabulary_comes_from_the_tokenizer_unless_the_config_gives_one() -> No
 
 def test_positions_grow_with_the_sequence_only_without_trained_weights(saved: Path) -> None:
     for architecture in ("llama", "gpt2"):
-        assert build(model_config(architecture), sequence_length=100).config.max_position_embeddings == 100
+        assert (
+            build(model_config(architecture), sequence_length=100).config.max_position_embeddings
+            == 100
+        )
     with pytest.raises(UserError, match=r"sequence_length 100 .*64 positions"):
         build(ModelConfig(id=str(saved)), sequence_length=100)
 
@@ -77,7 +88,9 @@ def test_positions_grow_with_the_sequence_only_without_trained_weights(saved: Pa
         ({"architecture": "gemma3_text", "use_bidirectional_attention": True}, "not causal"),
     ],
 )
-def test_a_config_that_cannot_be_right_is_refused_in_two_lines(config: dict[str, Any], message: str) -> None:
+def test_a_config_that_cannot_be_right_is_refused_in_two_lines(
+    config: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as caught:
         build(ModelConfig(config=config, init="random"))
     assert len(str(caught.value).splitlines()) <= 2
@@ -97,21 +110,32 @@ def test_a_directory_of_an_unproven_architecture_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_a_models_wish_for_an_auxiliary_loss_is_reported_and_set_aside(asked_for: bool, tmp_path: Path) -> None:
+def test_a_models_wish_for_an_auxiliary_loss_is_reported_and_set_aside(
+    asked_for: bool, tmp_path: Path
+) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
-    config = CONFIG_MAPPING["mixtral"](**{**model_config("mixtral").config, "output_router_logits": asked_for})
+    config = CONFIG_MAPPING["mixtral"](
+        **{**model_config("mixtral").config, "output_router_logits": asked_for}
+    )
     config.save_pretrained(directory)
     from_directory = ModelConfig(id=str(directory), init="random")
     notes = settings_without_effect(load_config(from_directory))
-    assert ["auxiliary loss" in note and "output_router_logits: true" in note for note in notes] == [True] * asked_for
+    assert [
+        "auxiliary loss" in note and "output_router_logits: true" in note for note in notes
+    ] == [True] * asked_for
     assert build(from_directory).config.output_router_logits is False
 
 
-def test_looking_for_settings_without_effect_brings_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers warns of some names whenever they are read, and users would see it in every export."""
+def test_looking_for_settings_without_effect_brings_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers warns of some names whenever they are read, and users would see it in every
+    export."""
     warnings: list[str] = []
-    monkeypatch.setattr(configuration_utils.logger, "warning_once", lambda text, *_, **__: warnings.append(text))
+    monkeypatch.setattr(
+        configuration_utils.logger, "warning_once", lambda text, *_, **__: warnings.append(text)
+    )
     assert settings_without_effect(load_config(model_config("gpt2"))) == []
     assert warnings == []
 
@@ -132,7 +156,9 @@ def test_a_rope_table_that_follows_the_longest_document_is_refused() -> None:
 
 def test_an_id_gives_its_config_and_its_generation_settings(saved: Path) -> None:
     settings = json.loads((saved / "generation_config.json").read_text())
-    (saved / "generation_config.json").write_text(json.dumps({**settings, "do_sample": True, "temperature": 0.3}))
+    (saved / "generation_config.json").write_text(
+        json.dumps({**settings, "do_sample": True, "temperature": 0.3})
+    )
     model = build(ModelConfig(id=str(saved)))
     assert model.config.hidden_size == 32
     assert model.generation_config.temperature == 0.3
@@ -140,7 +166,11 @@ def test_an_id_gives_its_config_and_its_generation_settings(saved: Path) -> None
 
 def test_special_tokens_are_the_tokenizers_where_weights_are_random() -> None:
     model = build(model_config("llama"), bos_token_id=None, eos_token_id=7, pad_token_id=3)
-    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (None, 7, 3)
+    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (
+        None,
+        7,
+        3,
+    )
     assert model.generation_config.eos_token_id == 7
 
 
@@ -159,14 +189,23 @@ def test_auto_attention_is_the_fastest_kernel_that_trains() -> None:
     capped = meta_model("gemma2", head_dim=16).config
     assert resolve_attention("auto", "cpu", torch.float32, capped) == "eager"
     assert resolve_attention("auto", "cuda", torch.bfloat16, capped) == "flex"
-    assert resolve_attention("auto", "cuda", torch.bfloat16, meta_model("gpt2", attn_pdrop=0.1).config) == "sdpa"
+    assert (
+        resolve_attention("auto", "cuda", torch.bfloat16, meta_model("gpt2", attn_pdrop=0.1).config)
+        == "sdpa"
+    )
 
 
 @pytest.mark.parametrize(
     ("attention", "device", "dtype"),
-    [("varlen", "cpu", torch.bfloat16), ("flex", "cpu", torch.float32), ("varlen", "cuda", torch.float32)],
+    [
+        ("varlen", "cpu", torch.bfloat16),
+        ("flex", "cpu", torch.float32),
+        ("varlen", "cuda", torch.float32),
+    ],
 )
-def test_a_kernel_that_cannot_train_here_is_refused(attention: str, device: str, dtype: torch.dtype) -> None:
+def test_a_kernel_that_cannot_train_here_is_refused(
+    attention: str, device: str, dtype: torch.dtype
+) -> None:
     with pytest.raises(UserError, match=f"{attention} cannot train"):
         resolve_attention(attention, device, dtype)
 
@@ -189,7 +228,9 @@ def test_gpus_before_ampere_train_with_sdpa(monkeypatch: pytest.MonkeyPatch) -> 
             "training": {"steps": 1, "precision": "bf16", "optimizer": {"learning_rate": 1e-3}},
         }
     )
-    asked = config.model_copy(update={"model": config.model.model_copy(update={"attention": "varlen"})})
+    asked = config.model_copy(
+        update={"model": config.model.model_copy(update={"attention": "varlen"})}
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert attention_kernel(config, torch.device("cuda")) == "sdpa"
     with pytest.raises(UserError, match=r"8\.0 .*7\.5\n.*sdpa"):

@@ -15,7 +15,8 @@ from drillyard.models.nf4 import LEVELS, pack, pack_into, unpack
 
 
 def defined(values: np.ndarray) -> np.ndarray:
-    """Each number as the nearest level times the largest magnitude of its 64, in fp32; of two the lower one."""
+    """Each number as the nearest level times the largest magnitude of its 64, in fp32; of two the
+    lower one."""
     levels = np.array(LEVELS, np.float32)
     blocks = values.astype(np.float32).reshape(-1, 64)
     largest = np.abs(blocks).max(1, keepdims=True)
@@ -25,7 +26,9 @@ def defined(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("part", [2**20, 100, 1])
-def test_numbers_are_those_of_the_definition_to_the_bit(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+def test_numbers_are_those_of_the_definition_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
     monkeypatch.setattr(nf4, "LARGEST_PART_ELEMENTS", part)
     values = torch.randn(37, 192, generator=torch.Generator().manual_seed(0)) * 0.02
     values[3] = 0
@@ -90,7 +93,8 @@ else:
 
 @pytest.mark.parametrize("how", ["interpreted", "compiled"])
 def test_the_kernel_of_gpus(how: str) -> None:
-    """Its numbers, where triton interprets it on the CPU (whose bf16 is not that of a GPU), and that it compiles."""
+    """Its numbers, where triton interprets it on the CPU (whose bf16 is not that of a GPU), and
+    that it compiles."""
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if how == "interpreted" else {})
     command = [sys.executable, "-c", KERNEL, how]
     subprocess.run(command, env=environment, check=True, timeout=300)

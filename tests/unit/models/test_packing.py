@@ -1,4 +1,5 @@
-"""Documents of a packed batch do not know of each other: values and gradients, every architecture and CPU kernel."""
+"""Documents of a packed batch do not know of each other: values and gradients, every architecture
+and CPU kernel."""
 
 from __future__ import annotations
 
@@ -9,19 +10,29 @@ from tests.unit.models.tiny import CONFIGS, LENGTH, Packed, filled_model, packed
 from torch.nn import functional as F
 
 from drillyard.models import attention
-from drillyard.models.attention import document_mask, packed_attention_inputs, varlen_attention, varlen_inputs
+from drillyard.models.attention import (
+    document_mask,
+    packed_attention_inputs,
+    varlen_attention,
+    varlen_inputs,
+)
 from drillyard.models.loss import final_hidden, head_logits
 
 CPU = torch.device("cpu")
 LENGTHS = [[7, 9, 3], [LENGTH], [5], [1, 1, 10, 12]]
-# Mixtures multiply the tokens of one expert as one matrix, so another document changes the shapes of matrix products.
+# Mixtures multiply the tokens of one expert as one matrix, so another document changes the shapes
+# of matrix products.
 MIXTURES = ("mixtral", "qwen3_moe")
 
 
 def hidden_of(model, batch: Packed, attention: str) -> torch.Tensor:
-    attention = model.config._attn_implementation if model.config.model_type == "gemma2" else attention
+    attention = (
+        model.config._attn_implementation if model.config.model_type == "gemma2" else attention
+    )
     inputs = packed_attention_inputs(batch, model, attention, CPU)
-    return final_hidden(model, torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids), inputs)
+    return final_hidden(
+        model, torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids), inputs
+    )
 
 
 def document_losses(model, batch: Packed, attention: str) -> torch.Tensor:
@@ -32,7 +43,9 @@ def document_losses(model, batch: Packed, attention: str) -> torch.Tensor:
     same &= batch.document_ids[:, 1:] >= 0
     labels[:, :-1][same] = batch.input_ids[:, 1:][same]
     logits = head_logits(model, hidden.flatten(0, 1))
-    return F.cross_entropy(logits, torch.from_numpy(labels).flatten(), ignore_index=-100, reduction="sum")
+    return F.cross_entropy(
+        logits, torch.from_numpy(labels).flatten(), ignore_index=-100, reduction="sum"
+    )
 
 
 def alone(batch: Packed) -> list[Packed]:
@@ -42,7 +55,9 @@ def alone(batch: Packed) -> list[Packed]:
         for number in range(batch.document_ids[row].max() + 1):
             here = batch.document_ids[row] == number
             ids = batch.input_ids[row][here][None]
-            documents.append(Packed(ids, np.arange(ids.shape[1])[None], np.zeros(ids.shape, np.int32)))
+            documents.append(
+                Packed(ids, np.arange(ids.shape[1])[None], np.zeros(ids.shape, np.int32))
+            )
     return documents
 
 
@@ -60,7 +75,8 @@ def test_packed_loss_is_the_sum_of_the_documents_alone(architecture: str, attent
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_documents_alone_are_what_the_library_computes_without_our_masks(architecture: str) -> None:
-    """The window and the causal order are transformers' own: no mask of ours is compared with itself."""
+    """The window and the causal order are transformers' own: no mask of ours is compared with
+    itself."""
     model = filled_model(architecture, "sdpa", torch.float32)
     batch = packed_batch([[LENGTH]])
     ids = torch.from_numpy(batch.input_ids)
@@ -86,7 +102,10 @@ def test_another_document_changes_no_bit_of_this_one(architecture: str, attentio
         hidden = hidden_of(model, case, attention)[:, other]
         hidden.square().sum().backward()
         results.append(
-            [hidden.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+            [
+                hidden.detach(),
+                *(parameter.grad for parameter in model.parameters() if parameter.grad is not None),
+            ]
         )
     same = (
         (lambda a, b: torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6))
@@ -100,7 +119,9 @@ def test_another_document_changes_no_bit_of_this_one(architecture: str, attentio
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_a_sequence_of_padding_gives_finite_values_and_gradients(architecture: str, attention: str) -> None:
+def test_a_sequence_of_padding_gives_finite_values_and_gradients(
+    architecture: str, attention: str
+) -> None:
     model = filled_model(architecture, attention, torch.float32)
     batch = packed_batch([[], [3]])
     hidden_of(model, batch, attention).sum().backward()
@@ -115,7 +136,11 @@ def test_mask_lets_a_position_see_its_document_up_to_itself_within_the_window() 
         mask = document_mask(documents, window)[0, 0]
         for q in range(6):
             for k in range(6):
-                seen = k <= q and documents[0, q] == documents[0, k] and (window is None or q - k < window)
+                seen = (
+                    k <= q
+                    and documents[0, q] == documents[0, k]
+                    and (window is None or q - k < window)
+                )
                 assert bool(mask[q, k]) == seen
 
 
@@ -141,8 +166,8 @@ def test_varlen_offsets_hold_every_document_however_many_there_are() -> None:
 def test_varlen_attention_hands_the_kernel_what_sdpa_computes(
     monkeypatch: pytest.MonkeyPatch, window: int | None, groups_heads: bool
 ) -> None:
-    """The kernel runs on CUDA only; a stand-in with its documented arguments shows that ours mean what SDPA does: with
-    torch's argument for grouped heads, and without it as in torch 2.11."""
+    """The kernel runs on CUDA only; a stand-in with its documented arguments shows that ours mean
+    what SDPA does: with torch's argument for grouped heads, and without it as in torch 2.11."""
 
     def reference(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, **grouping):
         assert torch.equal(cu_q, cu_k)
@@ -155,7 +180,9 @@ def test_varlen_attention_hands_the_kernel_what_sdpa_computes(
             distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
             seen = (distance >= 0) & ((distance <= left) if left >= 0 else True)
             part = [x[start:end].transpose(0, 1)[None] for x in (q, k, v)]
-            result = F.scaled_dot_product_attention(*part, attn_mask=seen, scale=scale, enable_gqa=True)
+            result = F.scaled_dot_product_attention(
+                *part, attn_mask=seen, scale=scale, enable_gqa=True
+            )
             output[start:end] = result[0].transpose(0, 1)
         return output
 
@@ -166,14 +193,19 @@ def test_varlen_attention_hands_the_kernel_what_sdpa_computes(
     query = torch.randn(2, 4, LENGTH, 8, generator=generator)
     key, value = (torch.randn(2, 2, LENGTH, 8, generator=generator) for _ in range(2))
     inputs = varlen_inputs(batch.document_ids, CPU)
-    ours, _ = varlen_attention(torch.nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window, **inputs)
+    ours, _ = varlen_attention(
+        torch.nn.Module(), query, key, value, None, scaling=0.3, sliding_window=window, **inputs
+    )
     mask = document_mask(torch.from_numpy(batch.document_ids), window)
-    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    expected = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
+    )
     torch.testing.assert_close(ours, expected.transpose(1, 2))
 
 
 def test_varlen_arguments_reach_every_attention_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers hands keyword arguments of the base model down to the attention function, for every architecture."""
+    """transformers hands keyword arguments of the base model down to the attention function, for
+    every architecture."""
     calls: list[int | None] = []
 
     def recorded(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, **grouping):
@@ -181,7 +213,13 @@ def test_varlen_arguments_reach_every_attention_layer(monkeypatch: pytest.Monkey
         return torch.zeros_like(q)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", recorded)
-    windows = {"mistral": [4, 4], "gemma3_text": [4, None], "qwen3": [4, None], "mixtral": [4, 4], "phi3": [4, 4]}
+    windows = {
+        "mistral": [4, 4],
+        "gemma3_text": [4, None],
+        "qwen3": [4, None],
+        "mixtral": [4, 4],
+        "phi3": [4, 4],
+    }
     for architecture in CONFIGS:
         if architecture == "gemma2":
             continue

@@ -1,4 +1,5 @@
-"""Random weights follow each model's own scheme, depend on the seed and the module alone, and leave nothing unset."""
+"""Random weights follow each model's own scheme, depend on the seed and the module alone, and leave
+nothing unset."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_every_parameter_and_buffer_is_set(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-def test_each_parameter_has_the_distribution_that_the_model_itself_gives_it(architecture: str) -> None:
+def test_each_parameter_has_the_distribution_that_the_model_itself_gives_it(
+    architecture: str,
+) -> None:
     model = materialised(architecture)
     init_random(model, seed=1)
     torch.manual_seed(0)
@@ -42,10 +45,13 @@ def test_each_parameter_has_the_distribution_that_the_model_itself_gives_it(arch
         if other.unique().numel() <= 2:
             assert torch.equal(parameter, other), name
             continue
-        # Two estimates of one standard deviation from n draws each differ by less than five of their errors.
+        # Two estimates of one standard deviation from n draws each differ by less than five of
+        # their errors.
         error = 5 * math.sqrt(1 / parameter.numel())
         assert float(parameter.std() / other.std()) == pytest.approx(1, abs=error), name
-        assert abs(float(parameter.mean())) < 5 * float(other.std()) / math.sqrt(parameter.numel()), name
+        assert abs(float(parameter.mean())) < 5 * float(other.std()) / math.sqrt(
+            parameter.numel()
+        ), name
     buffers = dict(own.named_buffers())
     assert dict(model.named_buffers()).keys() == buffers.keys()
     for name, buffer in model.named_buffers():
@@ -56,7 +62,9 @@ def test_gpt2_scales_the_projections_that_feed_the_residual_stream() -> None:
     model = materialised("gpt2")
     init_random(model, seed=1)
     block = model.transformer.h[0]
-    assert float(block.attn.c_proj.weight.std() / block.attn.c_attn.weight.std()) == pytest.approx(0.5, abs=0.06)
+    assert float(block.attn.c_proj.weight.std() / block.attn.c_attn.weight.std()) == pytest.approx(
+        0.5, abs=0.06
+    )
 
 
 def test_gemma_norms_start_at_zero_and_llama_norms_at_one() -> None:

@@ -11,9 +11,20 @@ from drillyard.modelspec import all_families, flops_per_token, model_spec
 
 
 def test_a_family_without_a_row_is_counted_as_it_is_built():
-    # Like Llama: two tables of 48000 x 2560, 24 times four square matrices, three of 2560 x 7040 and two norms, a norm.
-    config = {"model_type": "helium", "vocab_size": 48000, "hidden_size": 2560, "intermediate_size": 7040}
-    config |= {"num_hidden_layers": 24, "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128}
+    # Like Llama: two tables of 48000 x 2560, 24 times four square matrices, three of 2560 x 7040
+    # and two norms, a norm.
+    config = {
+        "model_type": "helium",
+        "vocab_size": 48000,
+        "hidden_size": 2560,
+        "intermediate_size": 7040,
+    }
+    config |= {
+        "num_hidden_layers": 24,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "head_dim": 128,
+    }
     assert "helium" not in all_families()
     spec = build_spec(config)
     assert spec.total_parameters == spec.active_parameters == 2_172_643_840

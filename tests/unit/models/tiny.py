@@ -30,10 +30,25 @@ LAYERS = ["sliding_attention", "full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "sliding_window": 4, "layer_types": LAYERS},
-    "qwen3": {"head_dim": 8, "use_sliding_window": True, "sliding_window": 4, "layer_types": LAYERS},
+    "qwen3": {
+        "head_dim": 8,
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "layer_types": LAYERS,
+    },
     "mistral": {"head_dim": 8, "sliding_window": 4},
-    "gemma2": {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8, "final_logit_softcapping": 2.0},
-    "gemma3_text": {"head_dim": 8, "sliding_window": 4, "layer_types": LAYERS, "query_pre_attn_scalar": 8},
+    "gemma2": {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 8,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma3_text": {
+        "head_dim": 8,
+        "sliding_window": 4,
+        "layer_types": LAYERS,
+        "query_pre_attn_scalar": 8,
+    },
     "olmo2": {},
     "olmo3": {"sliding_window": 4, "layer_types": LAYERS},
     "cohere": {"logit_scale": 0.25},
@@ -42,7 +57,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 4},
     "smollm3": {"no_rope_layers": [1, 0]},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen3_moe": {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **NO_DROPOUT},
 }
 
@@ -51,14 +71,16 @@ def model_config(architecture: str, **changes: Any) -> ModelConfig:
     """The inline model config of a tiny model."""
     shape = {} if architecture == "gpt2" else COMMON
     return ModelConfig(
-        config={"architecture": architecture, **shape, **CONFIGS[architecture], **changes}, init="random"
+        config={"architecture": architecture, **shape, **CONFIGS[architecture], **changes},
+        init="random",
     )
 
 
 def meta_model(
     architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: Any
 ) -> PreTrainedModel:
-    """A tiny model on the meta device; gemma2 computes its attention eagerly, as no other CPU kernel soft-caps."""
+    """A tiny model on the meta device; gemma2 computes its attention eagerly, as no other CPU
+    kernel soft-caps."""
     attention = "eager" if architecture == "gemma2" else attention
     return build_model(
         model_config(architecture, **changes),
@@ -82,10 +104,13 @@ class Packed:
 
 
 def packed_batch(lengths: list[list[int]], seed: int = 0) -> Packed:
-    """Random tokens in documents of the given lengths, one list per sequence; the rest of each sequence is padding."""
+    """Random tokens in documents of the given lengths, one list per sequence; the rest of each
+    sequence is padding."""
     random = np.random.default_rng(seed)
     shape = (len(lengths), LENGTH)
-    batch = Packed(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1, np.int32))
+    batch = Packed(
+        np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -1, np.int32)
+    )
     for row, documents in enumerate(lengths):
         start = 0
         for number, length in enumerate(documents):
@@ -101,7 +126,8 @@ def packed_batch(lengths: list[list[int]], seed: int = 0) -> Packed:
 def filled_model(
     architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch.float32, **changes: Any
 ) -> PreTrainedModel:
-    """A tiny model with weights a few times larger than at initialisation, so that attention is far from uniform."""
+    """A tiny model with weights a few times larger than at initialisation, so that attention is far
+    from uniform."""
     model = meta_model(architecture, attention, dtype, **changes).to_empty(device="cpu")
     init_random(model, seed=3)
     with torch.no_grad():

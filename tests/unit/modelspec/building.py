@@ -1,4 +1,5 @@
-"""Models as transformers builds them on the meta device, and small configs of every family drawn at random."""
+"""Models as transformers builds them on the meta device, and small configs of every family drawn at
+random."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def transformers_config(config: dict[str, Any]) -> Any:
-    """The config object of transformers for the contents of a config.json; special tokens may be anything."""
+    """The config object of transformers for the contents of a config.json; special tokens may be
+    anything."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[config["model_type"]]
     fields = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     no_tokens = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    return config_class(**no_tokens | {name: value for name, value in fields.items() if name != "model_type"})
+    return config_class(
+        **no_tokens | {name: value for name, value in fields.items() if name != "model_type"}
+    )
 
 
 def built_model(config: Any) -> Any:
@@ -31,10 +35,13 @@ def built_model(config: Any) -> Any:
 
 
 def named_shapes(spec: ModelSpec) -> Shapes:
-    """Every tensor of a spec by its full name, as `named_parameters` of the transformers model gives them."""
+    """Every tensor of a spec by its full name, as `named_parameters` of the transformers model
+    gives them."""
     shapes = {tensor.name: tensor.shape for tensor in spec.root}
     for index, block in enumerate(spec.blocks):
-        shapes |= {f"{spec.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors}
+        shapes |= {
+            f"{spec.blocks_path}.{index}.{tensor.name}": tensor.shape for tensor in block.tensors
+        }
     return shapes
 
 
@@ -47,7 +54,10 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    by_kind = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    by_kind = {
+        "sliding_attention": window,
+        "chunked_attention": getattr(config, "attention_chunk_size", None),
+    }
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         return (window,) * config.num_hidden_layers
@@ -56,13 +66,16 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
 
 @st.composite
 def small_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
-    """A small config of the family: every field that decides shapes is drawn, and some are left out."""
+    """A small config of the family: every field that decides shapes is drawn, and some are left
+    out."""
     layers, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     heads = kv_heads * draw(st.integers(1, 3))
     experts, key_heads = draw(st.integers(1, 5)), draw(st.integers(1, 2))
     some_layers = st.lists(st.integers(0, layers), unique=True)
     width, few = st.integers(1, 40), st.integers(1, 4)
-    kinds = {"qwen3_next": "linear_attention", "llama4_text": "chunked_attention"}.get(family, "sliding_attention")
+    kinds = {"qwen3_next": "linear_attention", "llama4_text": "chunked_attention"}.get(
+        family, "sliding_attention"
+    )
     per_layer = {"min_size": layers, "max_size": layers}
     drawn = {
         "vocab_size": st.integers(1, 90),
@@ -89,7 +102,8 @@ def small_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         "full_attention_interval": few,
         "no_rope_layer_interval": few,
         "no_rope_layers": st.none() | st.lists(st.integers(0, 1), **per_layer),
-        "layer_types": st.none() | st.lists(st.sampled_from(["full_attention", kinds]), **per_layer),
+        "layer_types": st.none()
+        | st.lists(st.sampled_from(["full_attention", kinds]), **per_layer),
         "max_window_layers": st.integers(0, 5),
         "mlp_only_layers": st.none() | some_layers,
         "moe_layers": st.none() | some_layers,
@@ -112,7 +126,10 @@ def small_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         "linear_value_head_dim": few,
         "linear_num_key_heads": st.just(key_heads),
         "linear_num_value_heads": st.integers(1, 2).map(lambda ratio: key_heads * ratio),
-        **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), st.just(experts)),
+        **dict.fromkeys(
+            ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+            st.just(experts),
+        ),
         **dict.fromkeys(("num_experts_per_tok", "moe_k"), st.integers(1, experts)),
     }
     known = all_families()[family]
@@ -125,10 +142,14 @@ def small_configs(draw: st.DrawFn, family: str) -> dict[str, Any]:
         else:
             assert isinstance(default, bool), f"no values to draw for {name} of {family}"
             config[name] = draw(st.booleans())
-    for name in draw(st.lists(st.sampled_from([n for n in config if n not in _NEEDED]), unique=True, max_size=3)):
+    for name in draw(
+        st.lists(st.sampled_from([n for n in config if n not in _NEEDED]), unique=True, max_size=3)
+    ):
         del config[name]
     if family == "exaone4" and config.get("layer_types") is None:
-        config["sliding_window"] = config.get("sliding_window") or 8  # without either, transformers divides by zero
+        config["sliding_window"] = (
+            config.get("sliding_window") or 8
+        )  # without either, transformers divides by zero
     return config
 
 
@@ -142,5 +163,12 @@ _NEEDED = {
     "num_kv_heads",
     "linear_num_key_heads",
     "linear_num_value_heads",
-    *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_k"),
+    *(
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "num_experts_per_tok",
+        "moe_k",
+    ),
 }

@@ -1,8 +1,10 @@
-"""Published models as facts: what the config.json of a Hugging Face repository says, and the parameters it makes.
+"""Published models as facts: what the config.json of a Hugging Face repository says, and the
+parameters it makes.
 
-A row is named by its repository. `CONFIGS` holds the fields of its config.json that decide shapes, as published (fields
-that a file leaves out are left out here too); `TOTALS` the parameters that the repository's weights add up to, where
-the hub shows them. `AS_PUBLISHED` holds whole files with everything else that such files carry.
+A row is named by its repository. `CONFIGS` holds the fields of its config.json that decide shapes,
+as published (fields that a file leaves out are left out here too); `TOTALS` the parameters that the
+repository's weights add up to, where the hub shows them. `AS_PUBLISHED` holds whole files with
+everything else that such files carry.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ Config = dict[str, Any]
 
 
 def decoder(
-    model_type: str, vocab: int, hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, **others: Any
+    model_type: str,
+    vocab: int,
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    **others: Any,
 ) -> Config:
     return {
         "model_type": model_type,
@@ -27,7 +36,11 @@ def decoder(
 
 
 TIED: Config = {"tie_word_embeddings": True}
-QWEN_WINDOW: Config = {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 28}
+QWEN_WINDOW: Config = {
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "max_window_layers": 28,
+}
 
 CONFIGS: dict[str, Config] = {
     "meta-llama/Llama-2-7b-hf": decoder("llama", 32000, 4096, 11008, 32, 32, 32),
@@ -35,12 +48,18 @@ CONFIGS: dict[str, Config] = {
     "meta-llama/Llama-3.1-70B": decoder("llama", 128256, 8192, 28672, 80, 64, 8),
     "meta-llama/Llama-3.1-405B": decoder("llama", 128256, 16384, 53248, 126, 128, 8),
     "meta-llama/Llama-3.2-1B": decoder("llama", 128256, 2048, 8192, 16, 32, 8, head_dim=64, **TIED),
-    "mistralai/Mistral-7B-v0.1": decoder("mistral", 32000, 4096, 14336, 32, 32, 8, sliding_window=4096),
+    "mistralai/Mistral-7B-v0.1": decoder(
+        "mistral", 32000, 4096, 14336, 32, 32, 8, sliding_window=4096
+    ),
     "mistralai/Mistral-Nemo-Base-2407": decoder(
         "mistral", 131072, 5120, 14336, 40, 32, 8, head_dim=128, sliding_window=None
     ),
-    "mistralai/Mixtral-8x7B-v0.1": decoder("mixtral", 32000, 4096, 14336, 32, 32, 8, num_local_experts=8),
-    "mistralai/Mixtral-8x22B-v0.1": decoder("mixtral", 32000, 6144, 16384, 56, 48, 8, num_local_experts=8),
+    "mistralai/Mixtral-8x7B-v0.1": decoder(
+        "mixtral", 32000, 4096, 14336, 32, 32, 8, num_local_experts=8
+    ),
+    "mistralai/Mixtral-8x22B-v0.1": decoder(
+        "mixtral", 32000, 6144, 16384, 56, 48, 8, num_local_experts=8
+    ),
     "Qwen/Qwen2.5-0.5B": decoder("qwen2", 151936, 896, 4864, 24, 14, 2, **TIED, **QWEN_WINDOW),
     "Qwen/Qwen2.5-7B": decoder("qwen2", 152064, 3584, 18944, 28, 28, 4, **QWEN_WINDOW),
     "Qwen/Qwen2.5-72B": decoder("qwen2", 152064, 8192, 29568, 80, 64, 8, **QWEN_WINDOW),
@@ -108,12 +127,25 @@ CONFIGS: dict[str, Config] = {
     ),
     "google/gemma-2b": decoder("gemma", 256000, 2048, 16384, 18, 8, 1, head_dim=256),
     "google/gemma-7b": decoder("gemma", 256000, 3072, 24576, 28, 16, 16, head_dim=256),
-    "google/gemma-2-9b": decoder("gemma2", 256000, 3584, 14336, 42, 16, 8, head_dim=256, sliding_window=4096),
+    "google/gemma-2-9b": decoder(
+        "gemma2", 256000, 3584, 14336, 42, 16, 8, head_dim=256, sliding_window=4096
+    ),
     "google/gemma-3-1b-pt": decoder(
-        "gemma3_text", 262144, 1152, 6912, 26, 4, 1, head_dim=256, sliding_window=512, sliding_window_pattern=6
+        "gemma3_text",
+        262144,
+        1152,
+        6912,
+        26,
+        4,
+        1,
+        head_dim=256,
+        sliding_window=512,
+        sliding_window_pattern=6,
     ),
     "microsoft/phi-2": decoder("phi", 51200, 2560, 10240, 32, 32, 32),
-    "microsoft/Phi-3-mini-4k-instruct": decoder("phi3", 32064, 3072, 8192, 32, 32, 32, sliding_window=2047),
+    "microsoft/Phi-3-mini-4k-instruct": decoder(
+        "phi3", 32064, 3072, 8192, 32, 32, 32, sliding_window=2047
+    ),
     "microsoft/phi-4": decoder("phi3", 100352, 5120, 17920, 40, 40, 10),
     "microsoft/Phi-3.5-MoE-instruct": decoder(
         "phimoe",
@@ -128,9 +160,19 @@ CONFIGS: dict[str, Config] = {
         num_local_experts=16,
         num_experts_per_tok=2,
     ),
-    "openai-community/gpt2": {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257},
+    "openai-community/gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "vocab_size": 50257,
+    },
     "openai-community/gpt2-xl": {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25},
-    "EleutherAI/gpt-neox-20b": {"model_type": "gpt_neox", "hidden_size": 6144, "num_hidden_layers": 44},
+    "EleutherAI/gpt-neox-20b": {
+        "model_type": "gpt_neox",
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+    },
     "EleutherAI/pythia-6.9b": {
         "model_type": "gpt_neox",
         "vocab_size": 50432,
@@ -139,7 +181,13 @@ CONFIGS: dict[str, Config] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
     },
-    "EleutherAI/gpt-j-6b": {"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400},
+    "EleutherAI/gpt-j-6b": {
+        "model_type": "gptj",
+        "n_embd": 4096,
+        "n_layer": 28,
+        "n_head": 16,
+        "vocab_size": 50400,
+    },
     "facebook/opt-350m": {
         "model_type": "opt",
         "hidden_size": 1024,
@@ -157,7 +205,12 @@ CONFIGS: dict[str, Config] = {
         "num_attention_heads": 32,
         "word_embed_proj_dim": 4096,
     },
-    "bigscience/bloom": {"model_type": "bloom", "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112},
+    "bigscience/bloom": {
+        "model_type": "bloom",
+        "n_embed": 14336,
+        "n_layer": 70,
+        "num_attention_heads": 112,
+    },
     "tiiuae/falcon-7b": {
         "model_type": "falcon",
         "vocab_size": 65024,
@@ -188,21 +241,42 @@ CONFIGS: dict[str, Config] = {
         "n_inner": 24576,
         "multi_query": True,
     },
-    "bigcode/starcoder2-3b": decoder("starcoder2", 49152, 3072, 12288, 30, 24, 2, sliding_window=4096),
+    "bigcode/starcoder2-3b": decoder(
+        "starcoder2", 49152, 3072, 12288, 30, 24, 2, sliding_window=4096
+    ),
     "allenai/OLMo-7B-hf": decoder("olmo", 50304, 4096, 11008, 32, 32, 32),
     "allenai/OLMo-2-1124-13B": decoder("olmo2", 100352, 5120, 13824, 40, 40, 40),
-    "allenai/Olmo-3-1025-7B": decoder("olmo3", 100278, 4096, 11008, 32, 32, 32, sliding_window=4096),
-    "allenai/OLMoE-1B-7B-0924": decoder("olmoe", 50304, 2048, 1024, 16, 16, 16, num_experts=64, num_experts_per_tok=8),
-    "stabilityai/stablelm-2-1_6b": decoder("stablelm", 100352, 2048, 5632, 24, 32, 32, use_qkv_bias=True),
+    "allenai/Olmo-3-1025-7B": decoder(
+        "olmo3", 100278, 4096, 11008, 32, 32, 32, sliding_window=4096
+    ),
+    "allenai/OLMoE-1B-7B-0924": decoder(
+        "olmoe", 50304, 2048, 1024, 16, 16, 16, num_experts=64, num_experts_per_tok=8
+    ),
+    "stabilityai/stablelm-2-1_6b": decoder(
+        "stablelm", 100352, 2048, 5632, 24, 32, 32, use_qkv_bias=True
+    ),
     "stabilityai/stablelm-2-12b": decoder(
         "stablelm", 100352, 5120, 13824, 40, 32, 8, use_parallel_residual=True, qk_layernorm=True
     ),
     "CohereLabs/c4ai-command-r-v01": decoder("cohere", 256000, 8192, 22528, 40, 64, 64),
-    "CohereLabs/c4ai-command-r-plus": decoder("cohere", 256000, 12288, 33792, 64, 96, 8, use_qk_norm=True),
-    "CohereLabs/c4ai-command-r7b-12-2024": decoder("cohere2", 256000, 4096, 14336, 32, 32, 8, sliding_window=4096),
+    "CohereLabs/c4ai-command-r-plus": decoder(
+        "cohere", 256000, 12288, 33792, 64, 96, 8, use_qk_norm=True
+    ),
+    "CohereLabs/c4ai-command-r7b-12-2024": decoder(
+        "cohere2", 256000, 4096, 14336, 32, 32, 8, sliding_window=4096
+    ),
     "ibm-granite/granite-3.1-8b-base": decoder("granite", 49155, 4096, 12800, 40, 32, 8, **TIED),
     "ibm-granite/granite-3.0-1b-a400m-base": decoder(
-        "granitemoe", 49155, 1024, 512, 24, 16, 8, num_local_experts=32, num_experts_per_tok=8, **TIED
+        "granitemoe",
+        49155,
+        1024,
+        512,
+        24,
+        16,
+        8,
+        num_local_experts=32,
+        num_experts_per_tok=8,
+        **TIED,
     ),
     "deepseek-ai/DeepSeek-V2-Lite": decoder(
         "deepseek_v2",
@@ -250,7 +324,9 @@ CONFIGS: dict[str, Config] = {
         num_experts_per_tok=8,
         moe_intermediate_size=2048,
     ),
-    "zai-org/GLM-4-9B-0414": decoder("glm4", 151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True),
+    "zai-org/GLM-4-9B-0414": decoder(
+        "glm4", 151552, 4096, 13696, 40, 32, 2, head_dim=128, attention_bias=True
+    ),
     "zai-org/GLM-4.5-Air": decoder(
         "glm4_moe",
         151552,
@@ -269,7 +345,16 @@ CONFIGS: dict[str, Config] = {
         moe_intermediate_size=1408,
     ),
     "openai/gpt-oss-120b": decoder(
-        "gpt_oss", 201088, 2880, 2880, 36, 64, 8, head_dim=64, num_local_experts=128, num_experts_per_tok=4
+        "gpt_oss",
+        201088,
+        2880,
+        2880,
+        36,
+        64,
+        8,
+        head_dim=64,
+        num_local_experts=128,
+        num_experts_per_tok=4,
     ),
     "HuggingFaceTB/SmolLM3-3B": decoder("smollm3", 128256, 2048, 11008, 36, 16, 4),
     "baidu/ERNIE-4.5-0.3B-PT": decoder("ernie4_5", 103424, 1024, 3072, 18, 16, 2, head_dim=128),
@@ -291,10 +376,28 @@ CONFIGS: dict[str, Config] = {
         **TIED,
     ),
     "LGAI-EXAONE/EXAONE-4.0-32B": decoder(
-        "exaone4", 102400, 5120, 27392, 64, 40, 8, head_dim=128, sliding_window=4096, sliding_window_pattern=4
+        "exaone4",
+        102400,
+        5120,
+        27392,
+        64,
+        40,
+        8,
+        head_dim=128,
+        sliding_window=4096,
+        sliding_window_pattern=4,
     ),
     "ByteDance-Seed/Seed-OSS-36B-Base": decoder(
-        "seed_oss", 155136, 5120, 27648, 64, 80, 8, head_dim=128, attention_bias=True, attention_out_bias=False
+        "seed_oss",
+        155136,
+        5120,
+        27648,
+        64,
+        80,
+        8,
+        head_dim=128,
+        attention_bias=True,
+        attention_out_bias=False,
     ),
     "swiss-ai/Apertus-8B-2509": decoder("apertus", 131072, 4096, 21504, 32, 32, 8),
 }
@@ -443,9 +546,18 @@ AS_PUBLISHED: dict[str, Config] = {
         "num_local_experts": 32,
         "output_router_logits": False,
         "pad_token_id": 199999,
-        "quantization_config": {"modules_to_not_convert": ["model.layers.*.self_attn"], "quant_method": "mxfp4"},
+        "quantization_config": {
+            "modules_to_not_convert": ["model.layers.*.self_attn"],
+            "quant_method": "mxfp4",
+        },
         "rms_norm_eps": 1e-05,
-        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False},
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
         "rope_theta": 150000,
         "router_aux_loss_coef": 0.9,
         "sliding_window": 128,
@@ -548,7 +660,10 @@ AS_PUBLISHED: dict[str, Config] = {
         "architectures": ["Phi3ForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoTokenizer": "Xenova/gpt-4o"},
+        "auto_map": {
+            "AutoConfig": "configuration_phi3.Phi3Config",
+            "AutoTokenizer": "Xenova/gpt-4o",
+        },
         "bos_token_id": 199999,
         "embd_pdrop": 0.0,
         "eos_token_id": 199999,
@@ -649,7 +764,12 @@ AS_PUBLISHED: dict[str, Config] = {
             "output_router_logits": False,
             "pad_token_id": 200018,
             "rms_norm_eps": 1e-05,
-            "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"},
+            "rope_scaling": {
+                "factor": 8.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "rope_type": "llama3",
+            },
             "rope_theta": 500000.0,
             "router_aux_loss_coef": 0.001,
             "router_jitter_noise": 0.0,
@@ -660,6 +780,10 @@ AS_PUBLISHED: dict[str, Config] = {
         },
         "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0.dev0",
-        "vision_config": {"hidden_size": 1408, "model_type": "llama4_vision_model", "num_hidden_layers": 34},
+        "vision_config": {
+            "hidden_size": 1408,
+            "model_type": "llama4_vision_model",
+            "num_hidden_layers": 34,
+        },
     },
 }

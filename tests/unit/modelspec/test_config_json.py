@@ -1,4 +1,5 @@
-"""A config.json as it is read: windows, other names of fields, and what a wrong or unknown one gets."""
+"""A config.json as it is read: windows, other names of fields, and what a wrong or unknown one
+gets."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ LLAMA = {"model_type": "llama"}
     [
         ({"model_type": "gemma3_text", "num_hidden_layers": 12}, 10),
         ({"model_type": "gemma3_text", "num_hidden_layers": 4, "sliding_window_pattern": 2}, 2),
-        ({"model_type": "gemma3_text", "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2}, 2),
+        (
+            {
+                "model_type": "gemma3_text",
+                "num_hidden_layers": 2,
+                "layer_types": ["sliding_attention"] * 2,
+            },
+            2,
+        ),
         ({"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window_pattern": "LLLG"}, 6),
         ({"model_type": "exaone4", "num_hidden_layers": 8, "sliding_window": None}, 0),
         ({"model_type": "mistral", "num_hidden_layers": 3}, 3),
@@ -82,14 +90,29 @@ def test_an_inline_config_names_its_architecture():
         ({"model_type": "mistral", "hidden_size": 100, "num_attention_heads": 32}, "100.*32"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9.*8 experts"),
         ({"model_type": "deepseek_v2"}, "num_experts_per_tok.*None"),
-        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "names 1 layers, num_hidden_layers is 26"),
-        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["mamba"]}, "'mamba' .*known"),
-        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]}, "no linear attention"),
+        (
+            {"model_type": "gemma3_text", "layer_types": ["full_attention"]},
+            "names 1 layers, num_hidden_layers is 26",
+        ),
+        (
+            {"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["mamba"]},
+            "'mamba' .*known",
+        ),
+        (
+            {"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+            "no linear attention",
+        ),
         ({"model_type": "qwen3", "layer_types": "full_attention"}, "layer_types.*list"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers names 1 layers"),
-        ({"model_type": "cohere2", "head_dim": 100}, r"head_dim is 100, but cohere2 takes 8192 / 64"),
+        (
+            {"model_type": "cohere2", "head_dim": 100},
+            r"head_dim is 100, but cohere2 takes 8192 / 64",
+        ),
         ({"model_type": "qwen3_next", "linear_num_value_heads": 17}, "17.*linear_num_key_heads 16"),
-        ({"model_type": "gpt2", "n_embd": 8, "hidden_size": 16}, "n_embd is 8, but hidden_size.* is 16"),
+        (
+            {"model_type": "gpt2", "n_embd": 8, "hidden_size": 16},
+            "n_embd is 8, but hidden_size.* is 16",
+        ),
         ({"model_type": "gpt2", "add_cross_attention": True}, "only decoders"),
         (LLAMA | {"is_encoder_decoder": True}, "only decoders"),
     ],
@@ -154,7 +177,9 @@ def test_a_config_is_read_from_a_file_or_its_directory(tmp_path):
     assert read_config(file) == read_config(tmp_path) == LLAMA
 
 
-scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+)
 lists = st.lists(scalars | st.lists(scalars, max_size=2), max_size=3)
 values = scalars | lists | st.dictionaries(st.text(max_size=5), scalars | lists, max_size=2)
 
@@ -187,9 +212,13 @@ def test_a_part_of_a_config_json_is_no_model():
         part = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(UserError, match=f"^cut.json: {meant} missing"):
             model_spec(part, source="cut.json", published=True)
-        assert any(meant in note for note in model_spec(part).notes), "an inline config may leave it to transformers"
+        assert any(meant in note for note in model_spec(part).notes), (
+            "an inline config may leave it to transformers"
+        )
 
 
 def test_sizes_that_are_left_to_transformers_are_named():
-    (note,) = model_spec({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, published=True).notes
+    (note,) = model_spec(
+        {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4}, published=True
+    ).notes
     assert says(note, "vocab_size")

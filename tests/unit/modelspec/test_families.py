@@ -1,4 +1,5 @@
-"""Every family is what transformers builds: names and shapes of all tensors, defaults, windows, ignored fields."""
+"""Every family is what transformers builds: names and shapes of all tensors, defaults, windows,
+ignored fields."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ from drillyard.modelspec.config_fields import is_ignored
 FAMILY_NAMES = sorted(all_families())
 
 # What a config must say before transformers can build the family.
-REQUIRED: dict[str, dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}, "glm4_moe": {"head_dim": 128}}
+REQUIRED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+}
 
 
 @pytest.mark.slow
@@ -37,7 +41,9 @@ def test_tensors_equal_those_of_the_model_built_on_the_meta_device(family, data)
     spec = model_spec(config)
     assert named_shapes(spec) == shapes_of(model)
     assert spec.windows == windows_of(resolved)
-    assert spec.tied == (model.get_input_embeddings().weight is model.get_output_embeddings().weight)
+    assert spec.tied == (
+        model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    )
     assert spec.embedding_parameters == model.get_input_embeddings().weight.numel()
     assert spec.head_matrix_parameters == model.get_output_embeddings().weight.numel()
     assert spec.active_parameters == spec.total_parameters - idle_parameters(model)
@@ -48,8 +54,16 @@ def test_tensors_equal_those_of_the_model_built_on_the_meta_device(family, data)
 
 
 def idle_parameters(model) -> int:
-    """Parameters of the experts that a token does not pass; experts are stacked along the first dimension."""
-    chosen = next((getattr(model.config, n) for n in ("num_experts_per_tok", "moe_k") if hasattr(model.config, n)), 0)
+    """Parameters of the experts that a token does not pass; experts are stacked along the first
+    dimension."""
+    chosen = next(
+        (
+            getattr(model.config, n)
+            for n in ("num_experts_per_tok", "moe_k")
+            if hasattr(model.config, n)
+        ),
+        0,
+    )
     stacked = [p for name, p in model.named_parameters() if ".experts." in name]
     return sum(p.numel() // p.shape[0] * (p.shape[0] - chosen) for p in stacked)
 
@@ -68,7 +82,11 @@ def linear_layers_of(model) -> set[str]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    names = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+    names = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D)
+    }
     return names & dict(model.named_parameters()).keys()
 
 
@@ -82,13 +100,29 @@ def assert_counts_of_units(spec: ModelSpec, model) -> None:
 
 def assert_read_off_the_names(spec: ModelSpec, model) -> None:
     """`--build` finds the same without knowing the family."""
-    names = ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_k")
+    names = (
+        "hidden_size",
+        "vocab_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_experts_per_tok",
+        "moe_k",
+    )
     names += ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     config = {name: getattr(model.config, name, None) for name in names}
     built = spec_from_shapes(shapes_of(model), config)
-    for count in ("total_parameters", "active_parameters", "embedding_parameters", "active_matmul_parameters"):
+    for count in (
+        "total_parameters",
+        "active_parameters",
+        "embedding_parameters",
+        "active_matmul_parameters",
+    ):
         assert getattr(built, count) == getattr(spec, count), count
-    assert (built.blocks_path, len(built.blocks), built.tied) == (spec.blocks_path, len(spec.blocks), spec.tied)
+    assert (built.blocks_path, len(built.blocks), built.tied) == (
+        spec.blocks_path,
+        len(spec.blocks),
+        spec.tied,
+    )
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -128,10 +162,13 @@ def test_ignored_fields_change_no_tensor(family):
     }
     changed = {name: value for name, value in changed.items() if value is not None}
     assert len(changed) >= 3
-    assert shapes_of(built_model(transformers_config(config | changed))) == named_shapes(model_spec(config | changed))
+    assert shapes_of(built_model(transformers_config(config | changed))) == named_shapes(
+        model_spec(config | changed)
+    )
 
 
-# Fields that transformers derives or checks against others, and tokens that must be in the vocabulary.
+# Fields that transformers derives or checks against others, and tokens that must be in the
+# vocabulary.
 _NOT_FREE = {"rope_parameters", "head_dim", "qk_head_dim", "num_key_value_heads"} | {
     f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "eod")
 }
@@ -141,7 +178,9 @@ def own_fields(resolved) -> set[str]:
     """The fields that a config has beyond those of all configs."""
     from transformers import PreTrainedConfig
 
-    common = {field.name for field in dataclasses.fields(PreTrainedConfig)} | PreTrainedConfig().to_dict().keys()
+    common = {
+        field.name for field in dataclasses.fields(PreTrainedConfig)
+    } | PreTrainedConfig().to_dict().keys()
     return {*resolved.to_dict(), *(field.name for field in dataclasses.fields(resolved))} - common
 
 

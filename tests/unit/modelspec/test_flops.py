@@ -1,4 +1,5 @@
-"""FLOPs per token reproduce a published worked example and the field's table, and hold as identities."""
+"""FLOPs per token reproduce a published worked example and the field's table, and hold as
+identities."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ LLAMA2_70B = LLAMA_70B | {"vocab_size": 32000}
         ("hfu-full", 607.38, 1369.8, 60.88),
     ],
 )
-def test_a_70b_run_on_b200_under_each_formula(formula, gflops_per_token, tflops_per_gpu, mfu_percent):
+def test_a_70b_run_on_b200_under_each_formula(
+    formula, gflops_per_token, tflops_per_gpu, mfu_percent
+):
     # 16 B200s (2250 TFLOP/s), 8 sequences of 4096 per GPU, 14.53 s per step.
     assert model_spec(LLAMA_70B).total_parameters == 70_553_706_496
     tokens_per_second = 8 * 4096 / 14.53
@@ -57,8 +60,8 @@ def test_a_70b_run_on_b200_under_each_formula(formula, gflops_per_token, tflops_
     assert flops * tokens_per_second / 2250e12 * 100 == pytest.approx(mfu_percent, abs=0.005)
 
 
-# Entries of a per-sample table used in the field: non-embedding parameters and full attention. They hold at their own
-# sequence length only.
+# Entries of a per-sample table used in the field: non-embedding parameters and full attention. They
+# hold at their own sequence length only.
 @pytest.mark.parametrize(
     ("config", "sequence_length", "flops_per_sample"),
     [
@@ -107,10 +110,13 @@ def test_formulas_differ_by_their_terms(config, length):
     assert flops["6N"] == 6 * spec.total_parameters
     assert flops["palm"] - flops["6N"] == pytest.approx(attention)
     assert flops["causal"] - flops["6N"] == pytest.approx(attention / 2)
-    assert flops["palm"] - flops["torchtitan"] == pytest.approx(0 if spec.tied else 6 * embedding, abs=1e-3)
+    assert flops["palm"] - flops["torchtitan"] == pytest.approx(
+        0 if spec.tied else 6 * embedding, abs=1e-3
+    )
     assert flops["hfu-full"] == pytest.approx(flops["palm"] * 4 / 3)
     assert flops["hfu-attention"] == pytest.approx(flops["palm"] + attention / 3)
-    # Megatron counts the matrices: everything but the input embedding and the norms (llama has no biases).
+    # Megatron counts the matrices: everything but the input embedding and the norms (llama has no
+    # biases).
     assert flops["megatron"] == pytest.approx(
         flops["causal"] - 6 * norms - (0 if spec.tied else 6 * embedding), rel=1e-9, abs=1e-3
     )
@@ -118,7 +124,12 @@ def test_formulas_differ_by_their_terms(config, length):
 
 @given(st.integers(1, 4000), st.integers(1, 4000))
 def test_a_window_attends_to_the_mean_number_of_positions_inside_it(length, window):
-    shape = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 3}
+    shape = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 3,
+    }
     config = {"model_type": "mistral", "sliding_window": window, **shape}
     open_config = config | {"sliding_window": None}
     spec = model_spec(config)
@@ -127,7 +138,9 @@ def test_a_window_attends_to_the_mean_number_of_positions_inside_it(length, wind
         return flops_per_token(model_spec(config), formula, length) - 6 * spec.total_parameters
 
     mean_attended = sum(min(position + 0.5, window) for position in range(length)) / length
-    assert attention_flops(config, "causal") == pytest.approx(12 * 3 * 2 * 4 * mean_attended, rel=1e-6, abs=1e-3)
+    assert attention_flops(config, "causal") == pytest.approx(
+        12 * 3 * 2 * 4 * mean_attended, rel=1e-6, abs=1e-3
+    )
     assert attention_flops(config, "palm") == pytest.approx(
         attention_flops(open_config, "palm") * min(length, window) / length, rel=1e-6, abs=1e-3
     )
@@ -145,7 +158,9 @@ def test_a_chunk_attends_to_its_own_positions_only(length, chunk):
 def test_layers_with_and_without_a_window_are_counted_each_by_its_own():
     # gpt-oss-20b: 12 of 24 layers see 128 positions, 64 query heads of 64.
     spec = model_spec({"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32})
-    assert attention_flops_per_token(spec, 8192, causal=False) == 4 * 64 * 64 * (12 * 128 + 12 * 8192)
+    assert attention_flops_per_token(spec, 8192, causal=False) == 4 * 64 * 64 * (
+        12 * 128 + 12 * 8192
+    )
     assert attention_flops_per_token(spec, 64, causal=False) == 4 * 64 * 64 * 24 * 64
 
 
@@ -167,7 +182,8 @@ def test_of_a_mixture_the_active_parameters_count():
     spec = model_spec({"model_type": "mixtral"})
     assert flops_per_token(spec, "6N", 4096) == 6 * 12_879_925_248
     assert flops_per_token(spec, "megatron", 1) == pytest.approx(
-        6 * (32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 2 * 3 * 4096 * 14336) + 4096 * 32000), rel=1e-4
+        6 * (32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 2 * 3 * 4096 * 14336) + 4096 * 32000),
+        rel=1e-4,
     )
 
 
@@ -178,7 +194,9 @@ def test_frozen_weights_take_two_thirds_of_trained_ones(config, length, adapters
     with_adapters = flops_per_token(spec, formula, length, adapter_parameters=adapters)
     passes = {"hfu-full": 4, "hfu-attention": 4}.get(formula, 3)
     causal = formula in ("causal", "megatron")
-    attention = 0 if formula == "6N" else passes * attention_flops_per_token(spec, length, causal=causal)
+    attention = (
+        0 if formula == "6N" else passes * attention_flops_per_token(spec, length, causal=causal)
+    )
     per_weight = 8 if formula == "hfu-full" else 6
     frozen = (full - attention) * (per_weight - 2) / per_weight
     assert with_adapters == pytest.approx(frozen + per_weight * adapters + attention, rel=1e-9)

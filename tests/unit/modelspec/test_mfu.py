@@ -36,7 +36,8 @@ def test_the_limit_is_the_achievable_rate_or_80_percent_in_bf16_or_the_peak(
 
 
 def test_an_fp8_run_against_the_bf16_peak_is_flagged():
-    # The 128 H100 of a published log: 692.98 TFLOP/s per GPU is 70 % of the bf16 peak and 35 % of the right one.
+    # The 128 H100 of a published log: 692.98 TFLOP/s per GPU is 70 % of the bf16 peak and 35 % of
+    # the right one.
     warning = implausible_mfu(692.98 * 1.2 / 989, "bf16", 794 / 989)
     assert "80.3%" in warning
     assert says(warning, "fp8 peak")

@@ -1,4 +1,5 @@
-"""Published models: the counts of their config.json equal what transformers builds, and what their makers publish."""
+"""Published models: the counts of their config.json equal what transformers builds, and what their
+makers publish."""
 
 from __future__ import annotations
 
@@ -54,9 +55,10 @@ def test_what_is_not_counted_is_noted(repository, note):
     assert any(says(line, note) for line in model_spec(AS_PUBLISHED[repository]).notes)
 
 
-# Active parameters in billions as their makers give them: Mixtral (arXiv 2401.04088), Qwen3 (2505.09388), Qwen1.5-MoE
-# and Phi-3.5-MoE (model cards), DeepSeek-V2 (2405.04434), DeepSeek-V3 (2412.19437), OLMoE (2409.02060), Kimi K2
-# (2507.20534), Llama 4 (model card), gpt-oss (2508.10925).
+# Active parameters in billions as their makers give them: Mixtral (arXiv 2401.04088), Qwen3
+# (2505.09388), Qwen1.5-MoE and Phi-3.5-MoE (model cards), DeepSeek-V2 (2405.04434), DeepSeek-V3
+# (2412.19437), OLMoE (2409.02060), Kimi K2 (2507.20534), Llama 4 (model card), gpt-oss
+# (2508.10925).
 @pytest.mark.parametrize(
     ("repository", "billions"),
     [
@@ -79,7 +81,9 @@ def test_active_parameters_of_published_mixtures(repository, billions):
     assert billions in (round(active, digits), int(active * 10**digits) / 10**digits)
 
 
-@pytest.mark.parametrize(("repository", "billions"), [("openai/gpt-oss-120b", 5.13), ("openai/gpt-oss-20b", 3.61)])
+@pytest.mark.parametrize(
+    ("repository", "billions"), [("openai/gpt-oss-120b", 5.13), ("openai/gpt-oss-20b", 3.61)]
+)
 def test_active_parameters_where_the_maker_leaves_the_input_embedding_out(repository, billions):
     spec = model_spec(CONFIGS.get(repository) or AS_PUBLISHED[repository])
     assert round((spec.active_parameters - spec.embedding_parameters) / 1e9, 2) == billions
@@ -87,6 +91,8 @@ def test_active_parameters_where_the_maker_leaves_the_input_embedding_out(reposi
 
 def test_the_text_part_equals_that_of_the_multimodal_model_built():
     config = AS_PUBLISHED["google/gemma-3-4b-it"]
-    model = built_model(transformers_config({name: config[name] for name in ("model_type", "text_config")}))
+    model = built_model(
+        transformers_config({name: config[name] for name in ("model_type", "text_config")})
+    )
     text = sum(p.numel() for name, p in model.named_parameters() if "language_model" in name)
     assert model_spec(config).total_parameters == text

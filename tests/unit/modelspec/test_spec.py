@@ -15,7 +15,12 @@ SMALL = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 3, "num_atten
 def test_adapters_on_llama_8b():
     # The example of the LoRA configs in the field: rank 8 on q_proj and v_proj of Llama 3.1 8B.
     spec = model_spec(
-        {"model_type": "llama", "vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
+        {
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+        }
     )
     assert adapter_parameters(spec, 8, QUERY_VALUE) == 3_407_872
 
@@ -41,9 +46,13 @@ def test_adapters_on_llama_8b():
 def test_counts_equal_those_of_peft(family, targets):
     from peft import LoraConfig, get_peft_model
 
-    config = {"model_type": family} | SMALL | ({"word_embed_proj_dim": 24} if family == "opt" else {})
+    config = (
+        {"model_type": family} | SMALL | ({"word_embed_proj_dim": 24} if family == "opt" else {})
+    )
     model = built_model(transformers_config(config))
-    peft_model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
+    peft_model = get_peft_model(
+        model, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    )
     trained = sum(p.numel() for p in peft_model.parameters() if p.requires_grad)
     assert adapter_parameters(model_spec(config), 4, targets) == trained
 

@@ -1,4 +1,5 @@
-"""Specs of models that no family describes (that families are read off their tensors too is in test_families.py)."""
+"""Specs of models that no family describes (that families are read off their tensors too is in
+test_families.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ DENSE = {
 }
 # Experts as modules of their own, one of three chosen.
 EXPERTS = {f"model.layers.0.mlp.experts.{n}.w{w}.weight": (4, 8) for n in range(3) for w in (1, 2)}
-SHARED = {"model.layers.0.mlp.shared_experts.w1.weight": (4, 8), "model.layers.0.mlp.gate.weight": (3, 8)}
+SHARED = {
+    "model.layers.0.mlp.shared_experts.w1.weight": (4, 8),
+    "model.layers.0.mlp.gate.weight": (3, 8),
+}
 
 
 @given(st.integers(1, 10**15), st.integers(1, 10**15))
@@ -48,7 +52,9 @@ def test_blocks_are_the_longest_list_and_the_rest_is_root():
 
 
 def test_experts_that_are_modules_of_their_own_are_counted_by_those_chosen():
-    spec = spec_from_shapes(DENSE | EXPERTS | SHARED, CONFIG | {"num_experts": 3, "num_experts_per_tok": 1})
+    spec = spec_from_shapes(
+        DENSE | EXPERTS | SHARED, CONFIG | {"num_experts": 3, "num_experts_per_tok": 1}
+    )
     assert spec.total_parameters - spec.active_parameters == 2 * 64
 
 

@@ -1,4 +1,5 @@
-"""A port on which another program listens: whose mistake it is, and that torch's own words do not reach anybody."""
+"""A port on which another program listens: whose mistake it is, and that torch's own words do not
+reach anybody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks agree on an attempt of their own in a store that dead attempts have used, in any order, whichever dies."""
+"""Ranks agree on an attempt of their own in a store that dead attempts have used, in any order,
+whichever dies."""
 
 from __future__ import annotations
 
@@ -49,7 +50,17 @@ def _forward(name: str) -> Any:
     return lambda self, *arguments: self._request(name, *arguments)
 
 
-for _name in ("set", "get", "add", "wait", "check", "compare_set", "delete_key", "multi_get", "multi_set"):
+for _name in (
+    "set",
+    "get",
+    "add",
+    "wait",
+    "check",
+    "compare_set",
+    "delete_key",
+    "multi_get",
+    "multi_set",
+):
     setattr(Mortal, _name, _forward(_name))
 setattr(Mortal, "deleteKey", _forward("delete_key"))  # noqa: B010 (what torch calls it from C++)
 
@@ -62,8 +73,12 @@ class Ranks:
         self.world_size = world_size
         self._pool = ThreadPoolExecutor(16)
 
-    def start(self, rank: int, *, restarts: int = 0, timeout: timedelta = LONG, store: Any = None) -> Future[Any]:
-        return self._pool.submit(join_attempt, store or self.store, rank, self.world_size, restarts, timeout)
+    def start(
+        self, rank: int, *, restarts: int = 0, timeout: timedelta = LONG, store: Any = None
+    ) -> Future[Any]:
+        return self._pool.submit(
+            join_attempt, store or self.store, rank, self.world_size, restarts, timeout
+        )
 
     def all(self, order: tuple[int, ...] = (0, 1, 2), **options: Any) -> list[JoinedAttempt]:
         """Start all in `order`, a moment apart; the attempts they are in."""
@@ -85,7 +100,11 @@ def test_attempts_in_one_store_are_distinguished_and_counted(order: tuple[int, .
     ranks = Ranks()
     attempts = [ranks.all(order) for _ in range(3)]
     assert len({agreed(of_one_attempt) for of_one_attempt in attempts}) == 3
-    assert [{joined.restarts for joined in of_one_attempt} for of_one_attempt in attempts] == [{0}, {1}, {2}]
+    assert [{joined.restarts for joined in of_one_attempt} for of_one_attempt in attempts] == [
+        {0},
+        {1},
+        {2},
+    ]
 
 
 def test_the_highest_count_of_any_launcher_is_the_count_of_all() -> None:
@@ -104,11 +123,14 @@ def test_what_a_dead_attempt_left_is_not_seen_in_the_next() -> None:
 def test_a_rank_that_dies_at_any_request_is_replaced(dying: int) -> None:
     with ThreadPoolExecutor(16) as pool:
         came_through = list(pool.map(lambda at: replaced_after_death(dying, at), range(1, 26)))
-    assert came_through[0] is False and came_through[-1] is True, "deaths from the first request to the last"
+    assert came_through[0] is False and came_through[-1] is True, (
+        "deaths from the first request to the last"
+    )
 
 
 def replaced_after_death(dying: int, at: int) -> bool:
-    """Let a rank die at its request number `at`, then its successor join; whether it came to the end of joining."""
+    """Let a rank die at its request number `at`, then its successor join; whether it came to the
+    end of joining."""
     ranks = Ranks()
     first = {rank: ranks.start(rank) for rank in range(3) if rank != dying}
     time.sleep(0.03)

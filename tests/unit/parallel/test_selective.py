@@ -1,4 +1,5 @@
-"""Selective checkpointing keeps what is dear to compute: attention, every kernel of it, and every second product."""
+"""Selective checkpointing keeps what is dear to compute: attention, every kernel of it, and every
+second product."""
 
 from __future__ import annotations
 
@@ -19,10 +20,13 @@ def decided(operators: list[Any], *, is_recompute: bool = False) -> list[Checkpo
     return [policy(SimpleNamespace(is_recompute=is_recompute), operator) for operator in operators]
 
 
-@pytest.mark.parametrize("name", ["aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"])
+@pytest.mark.parametrize(
+    "name", ["aten::_scaled_dot_product_flash_attention_for_cpu", "torch_attn::_varlen_attn"]
+)
 def test_outputs_of_attention_are_kept_whatever_its_kernel(name: str) -> None:
     namespace, _, operator = name.partition("::")
-    # The policy looks kernels up by name: the module that registers that of packed documents must come with ours.
+    # The policy looks kernels up by name: the module that registers that of packed documents must
+    # come with ours.
     assert attention.varlen is importlib.import_module("torch.nn.attention.varlen")
     found = getattr(getattr(torch.ops, namespace), operator).default
     assert decided([found]) == [CheckpointPolicy.MUST_SAVE]

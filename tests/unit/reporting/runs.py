@@ -1,4 +1,5 @@
-"""A run directory with everything that a report shows, written without training: 16 GPUs that fail once.
+"""A run directory with everything that a report shows, written without training: 16 GPUs that fail
+once.
 
 Step times, losses and all else are functions of the step, so that tests can say what must come out.
 """
@@ -82,9 +83,14 @@ class _Writer:
 
 
 def write_run(
-    directory: Path, *, steps: int = STEPS, accelerator: str | None = "b200", end: str | None = "completed"
+    directory: Path,
+    *,
+    steps: int = STEPS,
+    accelerator: str | None = "b200",
+    end: str | None = "completed",
 ) -> Path:
-    """Write events.jsonl, metrics.jsonl, run.yaml and cluster.yaml; `end=None` leaves the run in its last step."""
+    """Write events.jsonl, metrics.jsonl, run.yaml and cluster.yaml; `end=None` leaves the run in
+    its last step."""
     writer = _Writer(directory)
     writer.event("run_start", round=0, world_size=16)
     _start_round(writer, 0, steps, accelerator)
@@ -96,10 +102,19 @@ def write_run(
         if step == NOT_FINITE:
             writer.event("nonfinite_step", round=0, step=step, loss=math.nan, grad_norm=1.5)
         if step == FAILED_AFTER and attempt == 0:
-            writer.event("failure", 5.0, round=0, step=step, reason="rank 11 died by SIGKILL", failed_rank=11)
+            writer.event(
+                "failure", 5.0, round=0, step=step, reason="rank 11 died by SIGKILL", failed_rank=11
+            )
             writer.event("restart", round=1, reason="rank 11 died by SIGKILL")
             _start_round(writer, 1, steps, accelerator)
-            writer.event("resume", 20.0, round=1, step=RESUMED_FROM, path="checkpoints/step-00000090", seconds=20.0)
+            writer.event(
+                "resume",
+                20.0,
+                round=1,
+                step=RESUMED_FROM,
+                path="checkpoints/step-00000090",
+                seconds=20.0,
+            )
             step, attempt, first = RESUMED_FROM, 1, True
         elif step % 40 == 0:
             _evaluate(writer, step, attempt)
@@ -129,14 +144,23 @@ def _start_round(writer: _Writer, number: int, steps: int, accelerator: str | No
         peak_flops=PEAK if accelerator else None,
     )
     settings = {"training.compile": True, "parallelism.shard": 16}
-    writer.event("resolved", round=number, settings=settings, reasons={"parallelism.shard": "all ranks"})
-    writer.event("order", round=number, total_steps=steps, global_batch_size=128, hardware="NVIDIA B200")
+    writer.event(
+        "resolved", round=number, settings=settings, reasons={"parallelism.shard": "all ranks"}
+    )
+    writer.event(
+        "order", round=number, total_steps=steps, global_batch_size=128, hardware="NVIDIA B200"
+    )
 
 
 def _evaluate(writer: _Writer, step: int, number: int) -> None:
     writer.event("evaluation_begin", round=number, step=step)
     writer.event("evaluation_end", 30.0, round=number, step=step, seconds=30.0)
-    figures = {"loss": loss_of(step) + 0.1, "perplexity": 2.0, "tokens": 5000, "sql_execution": step / 200}
+    figures = {
+        "loss": loss_of(step) + 0.1,
+        "perplexity": 2.0,
+        "tokens": 5000,
+        "sql_execution": step / 200,
+    }
     writer.event("evaluation", round=number, step=step, results={"questions": figures})
 
 

@@ -28,7 +28,11 @@ def drawn(content):
 
 def values(chart, label):
     series = next(series for series in chart.series if series["label"] == label)
-    return {step: value for step, value in zip(chart.x, series["values"], strict=True) if value is not None}
+    return {
+        step: value
+        for step, value in zip(chart.x, series["values"], strict=True)
+        if value is not None
+    }
 
 
 def long(content, length):
@@ -55,7 +59,9 @@ def test_all_that_a_run_measured_is_drawn(drawn):
 def test_the_loss_is_the_log_s_with_its_mean_and_the_held_out_losses(drawn):
     loss = values(drawn["loss"], "Loss")
     assert loss == {step: runs.loss_of(step) for step in range(1, 161) if step != runs.NOT_FINITE}
-    assert values(drawn["loss"], "Mean of 3 steps")[50] == pytest.approx(sum(map(runs.loss_of, (49, 50, 51))) / 3)
+    assert values(drawn["loss"], "Mean of 3 steps")[50] == pytest.approx(
+        sum(map(runs.loss_of, (49, 50, 51))) / 3
+    )
     assert values(drawn["loss"], "Held out: questions")[40] == runs.loss_of(40) + 0.1
     assert list(values(drawn["loss"], "Skipped, not finite")) == [runs.NOT_FINITE]
     assert drawn["loss"].marks == [runs.RESUMED_FROM]
@@ -73,11 +79,15 @@ def test_stalls_are_marked_and_levels_drawn(drawn):
     assert [row[0] for row in stalls] == [f"{step}" for step in sorted(runs.STALLS)]
 
 
-@pytest.mark.parametrize(("share", "drawn"), [(0.01, False), (0.049, False), (0.051, True), (3.0, True)])
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0.01, False), (0.049, False), (0.051, True), (3.0, True)]
+)
 def test_waits_for_data_are_drawn_where_they_are_a_notable_part_of_a_step(content, share, drawn):
     waits = np.full(len(content.curves.step), 0.0)
     waits[5] = share * content.curves.median_seconds
-    waiting = dataclasses.replace(content, curves=dataclasses.replace(content.curves, data_seconds=waits))
+    waiting = dataclasses.replace(
+        content, curves=dataclasses.replace(content.curves, data_seconds=waits)
+    )
     chart = next(chart for chart in charts(waiting) if chart.name == "step-time")
     assert ("Waiting for data" in [series["label"] for series in chart.series]) == drawn
 
@@ -85,12 +95,13 @@ def test_waits_for_data_are_drawn_where_they_are_a_notable_part_of_a_step(conten
 def test_a_summary_says_in_words_what_a_chart_shows(drawn):
     assert says(
         drawn["step-time"].summary,
-        "160 logged steps: first 60.00 s, last 14.56 s, lowest 14.50 s at step 7, highest 80.00 s at step 130",
+        "160 logged steps: first 60.00 s, last 14.56 s, lowest 14.50 s at step 7, highest 80.00 s"
+        " at step 130",
     )
 
 
 def test_a_long_run_is_drawn_by_its_highs_and_lows_and_the_page_says_so(content):
-    (loss, *_) = charts(long(content, 100_000))
+    loss, *_ = charts(long(content, 100_000))
     shown = values(loss, "Loss")
     assert len(shown) <= MOST_POINTS
     assert shown[778] == 99.0 and shown[50_001] == -99.0

@@ -93,7 +93,16 @@ def test_a_report_goes_into_a_pipe(tmp_path):
 def test_a_log_of_any_framework_gets_one_in_the_working_directory(tmp_path, monkeypatch):
     log = write_log(tmp_path / "run.log")
     monkeypatch.chdir(tmp_path)
-    facts = ("--accelerator", "b200", "--num-gpus", 16, "--params", "70.55B", "--batch-size-per-gpu", 8)
+    facts = (
+        "--accelerator",
+        "b200",
+        "--num-gpus",
+        16,
+        "--params",
+        "70.55B",
+        "--batch-size-per-gpu",
+        8,
+    )
     assert call(log, *facts, "--sequence-length", 4096, "--price-per-gpu-hour", 8.05) == 0
     page = (tmp_path / "report.html").read_text()
     assert "<h1>run.log" in page and "6N" in page and "$8.05 per GPU-hour" in page
@@ -121,16 +130,30 @@ def test_every_flag_that_a_report_asks_for_is_one_it_has(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(log) == 0
     asked = set(
-        re.findall(r"--[a-z][a-z-]+", "".join(re.findall(r"Missing: [^<]*", (tmp_path / "report.html").read_text())))
+        re.findall(
+            r"--[a-z][a-z-]+",
+            "".join(re.findall(r"Missing: [^<]*", (tmp_path / "report.html").read_text())),
+        )
     )
     assert "--price-per-node-hour" in asked
     alone = typer.Typer()
     register(alone)
     command = get_group(alone).commands["report"]
     assert asked <= {flag for option in command.params for flag in option.opts}
-    facts = ("--num-gpus", 16, "--accelerator", "b200", "--params", "70.55B", "--active-params", "10B")
+    facts = (
+        "--num-gpus",
+        16,
+        "--accelerator",
+        "b200",
+        "--params",
+        "70.55B",
+        "--active-params",
+        "10B",
+    )
     range_of_steps = ("--start-step", 4, "--end-step", 9)
-    assert call(log, *facts, *range_of_steps, "--price-per-node-hour", 64.4, "--gpus-per-node", 8) == 0
+    assert (
+        call(log, *facts, *range_of_steps, "--price-per-node-hour", 64.4, "--gpus-per-node", 8) == 0
+    )
     page = (tmp_path / "report.html").read_text()
     assert "$8.05 per GPU-hour" in page
 

@@ -13,7 +13,11 @@ from drillyard.telemetry.events import EventName
 TIME = "2026-01-31T12:00:00.000001Z"
 SHOWN_OTHERWISE = {
     *("step", "first_step", "order"),
-    *(f"{name}_{end}" for name in ("checkpoint", "evaluation", "export") for end in ("begin", "end")),
+    *(
+        f"{name}_{end}"
+        for name in ("checkpoint", "evaluation", "export")
+        for end in ("begin", "end")
+    ),
 }
 
 
@@ -31,18 +35,36 @@ def test_steps_and_pauses_have_none(name):
 
 
 def test_a_failure_names_rank_and_reason():
-    event = {"time": TIME, "event": "failure", "step": 7, "failed_rank": 3, "reason": "killed by SIGKILL"}
+    event = {
+        "time": TIME,
+        "event": "failure",
+        "step": 7,
+        "failed_rank": 3,
+        "reason": "killed by SIGKILL",
+    }
     found = describe_event(event)
-    assert (found.text, found.level, found.step) == ("Rank 3 failed: killed by SIGKILL", "failure", 7)
+    assert (found.text, found.level, found.step) == (
+        "Rank 3 failed: killed by SIGKILL",
+        "failure",
+        7,
+    )
 
 
 def test_a_spike_tells_how_far_it_is_out():
-    event = {"time": TIME, "event": "loss_spike", "step": 7, "loss": 7.12, "median": 2.31, "limit": 2.63}
+    event = {
+        "time": TIME,
+        "event": "loss_spike",
+        "step": 7,
+        "loss": 7.12,
+        "median": 2.31,
+        "limit": 2.63,
+    }
     assert describe_event(event).text == "Loss spike: 7.120 (recent median 2.310, limit 2.630)"
 
 
 @pytest.mark.parametrize(
-    ("status", "level"), [("completed", "good"), ("interrupted", "warning"), ("failed", "failure"), ("other", "note")]
+    ("status", "level"),
+    [("completed", "good"), ("interrupted", "warning"), ("failed", "failure"), ("other", "note")],
 )
 def test_an_end_has_the_colour_of_its_status(status, level):
     assert describe_event({"time": TIME, "event": "end", "status": status}).level == level

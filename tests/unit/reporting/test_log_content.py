@@ -58,7 +58,9 @@ def test_curves_are_the_log_s_steps_and_rates_follow_from_each_step(content, res
     curves = content.curves
     assert curves.step.tolist() == list(range(1, STEPS + 1))
     assert curves.loss.tolist() == [float(f"{3 / step:.4f}") for step in range(1, STEPS + 1)]
-    assert curves.step_seconds.tolist() == [pytest.approx(seconds_of(step)) for step in range(1, STEPS + 1)]
+    assert curves.step_seconds.tolist() == [
+        pytest.approx(seconds_of(step)) for step in range(1, STEPS + 1)
+    ]
     assert np.allclose(curves.tokens_per_second_per_gpu, 8 * 4096 / curves.step_seconds)
     assert np.allclose(curves.mfu, curves.tokens_per_second_per_gpu * 6 * 70.55e9 / 2250e12)
     assert curves.step[curves.stalls].tolist() == list(STALLED)

@@ -68,12 +68,16 @@ def test_nothing_outside_of_the_page_is_named(page):
         assert "src" not in attributes
         assert attributes.get("href", "data:,") == "data:,"
     assert "@import" not in page and not re.search(r"url\(", page)
-    policy = next(a["content"] for _, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for _, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none'")
 
 
 def test_every_chart_has_a_place_a_sentence_and_a_table(page):
-    specs = json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)[1])
+    specs = json.loads(
+        re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)[1]
+    )
     reader = Reader(page)
     places = {a["data-chart"]: a for tag, a in reader.tags if "data-chart" in a}
     assert [spec["name"] for spec in specs] == list(places)
@@ -83,7 +87,12 @@ def test_every_chart_has_a_place_a_sentence_and_a_table(page):
 
 def test_figures_stand_in_the_text(page):
     text = " ".join(Reader(page).text.split())
-    for part in ("16 GPUs (b200)", "rank 11 died by SIGKILL", "Recomputation", "questions: SQL execution accuracy"):
+    for part in (
+        "16 GPUs (b200)",
+        "rank 11 died by SIGKILL",
+        "Recomputation",
+        "questions: SQL execution accuracy",
+    ):
         assert part in text
     assert "training: {steps: 160}" in text
 
@@ -105,7 +114,10 @@ def test_a_run_without_a_step_has_a_page(tmp_path):
 
 def test_events_have_the_time_since_the_run_began(content):
     seconds = {0: "+0:00:00", 59: "+0:00:59", 3600: "+1:00:00", 90_061: "+25:01:01", -5: "+0:00:00"}
-    events = [EventText(content.begin_us + each * 1_000_000, "failure", "failure", "it failed") for each in seconds]
+    events = [
+        EventText(content.begin_us + each * 1_000_000, "failure", "failure", "it failed")
+        for each in seconds
+    ]
     text = Reader(render(dataclasses.replace(content, events=events))).text
     assert re.findall(r"\+\d+:\d\d:\d\d", text) == list(seconds.values())
 
@@ -113,7 +125,9 @@ def test_events_have_the_time_since_the_run_began(content):
 @pytest.mark.parametrize("more", [0, 1, 2])
 def test_of_many_events_the_middle_is_left_out_and_counted(content, more):
     number = MOST_EVENTS + more
-    events = [EventText(None, "failure", "failure", f"it was number {each}") for each in range(number)]
+    events = [
+        EventText(None, "failure", "failure", f"it was number {each}") for each in range(number)
+    ]
     text = Reader(render(dataclasses.replace(content, events=events))).text
     assert text.count("it was number") == MOST_EVENTS
     assert says(text, f"it was number {number - 1}")

@@ -31,9 +31,22 @@ def tile(content, label):
 def test_curves_are_the_last_occurrences_of_every_logged_step(run_directory, content):
     records = read_metrics(run_directory)
     curves = content.curves
-    assert curves.step.tolist() == [record["step"] for record in records] == list(range(1, runs.STEPS + 1))
-    for name in ("loss", "step_seconds", "mfu", "memory_gib", "grad_norm", "tokens_per_second_per_gpu"):
-        assert np.array_equal(getattr(curves, name), [record[name] for record in records], equal_nan=True)
+    assert (
+        curves.step.tolist()
+        == [record["step"] for record in records]
+        == list(range(1, runs.STEPS + 1))
+    )
+    for name in (
+        "loss",
+        "step_seconds",
+        "mfu",
+        "memory_gib",
+        "grad_norm",
+        "tokens_per_second_per_gpu",
+    ):
+        assert np.array_equal(
+            getattr(curves, name), [record[name] for record in records], equal_nan=True
+        )
 
 
 def test_stalls_are_the_long_steps_and_not_the_first_ones(content):
@@ -78,7 +91,10 @@ def test_evaluations_restarts_and_checkpoints_are_there(content):
     assert "questions.tokens" not in content.evaluations
     assert content.resumed == [runs.RESUMED_FROM]
     assert ("Size", "840 GiB") in content.checkpoints.rows
-    assert list(content.resolved.rows) == [("training.compile", "True", ""), ("parallelism.shard", "16", "all ranks")]
+    assert list(content.resolved.rows) == [
+        ("training.compile", "True", ""),
+        ("parallelism.shard", "16", "all ranks"),
+    ]
     assert [name for name, _ in content.documents] == ["run.yaml", "cluster.yaml"]
 
 
@@ -113,7 +129,11 @@ def test_a_directory_without_a_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(14.0, 15.0, "as estimated"), (16.0, 20.0, "9.19% less than estimated"), (7.0, 13.0, "11.8% more than estimated")],
+    [
+        (14.0, 15.0, "as estimated"),
+        (16.0, 20.0, "9.19% less than estimated"),
+        (7.0, 13.0, "11.8% more than estimated"),
+    ],
 )
 def test_an_estimate_is_held_against_what_came(tmp_path, low, high, verdict):
     directory = runs.write_run(tmp_path / "trial")
@@ -125,7 +145,9 @@ def test_an_estimate_is_held_against_what_came(tmp_path, low, high, verdict):
         "step_seconds": {"low": low, "high": high, "is_bound": False},
     }
     lines = (directory / "events.jsonl").read_text().splitlines()
-    (directory / "events.jsonl").write_text("\n".join([*lines[:5], json.dumps(event), *lines[5:], ""]))
+    (directory / "events.jsonl").write_text(
+        "\n".join([*lines[:5], json.dumps(event), *lines[5:], ""])
+    )
     memory, seconds = read_run_directory(directory).estimate.rows
     assert memory == (
         "Memory per GPU, most",
@@ -139,7 +161,12 @@ def test_an_estimate_is_held_against_what_came(tmp_path, low, high, verdict):
 def test_memory_of_a_cpu_is_not_compared_with_an_estimate_of_tensors(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=10, accelerator=None)
     memory = {"low": 0.002, "high": 0.002, "available": 11.8}
-    event = {"time": "2026-01-31T12:00:40.000000Z", "event": "estimate", "verdict": "fits", "memory_gib": memory}
+    event = {
+        "time": "2026-01-31T12:00:40.000000Z",
+        "event": "estimate",
+        "verdict": "fits",
+        "memory_gib": memory,
+    }
     with (directory / "events.jsonl").open("a") as file:
         file.write(json.dumps(event) + "\n")
     (row,) = read_run_directory(directory).estimate.rows
@@ -161,18 +188,22 @@ def test_what_could_not_be_estimated_stands_there_with_its_reason(tmp_path):
 
 
 DAMAGE = {
-    "events.jsonl": b"""{"event": "failure", "time": "nonsense"}
+    "events.jsonl": (
+        b"""{"event": "failure", "time": "nonsense"}
 {"event": "failure", "time": "2026-01-31T12:00:00"}
 {"event": 5, "time": "2026-01-31T12:00:00Z"}
 {"event": ["end"], "time": 7}
 \x00\xff{"event": "end"}
-""",
-    "metrics.jsonl": b"""{"step": 3}
+"""
+    ),
+    "metrics.jsonl": (
+        b"""{"step": 3}
 {"step": 900, "time": "2026-01-31T12:00:00Z"}
 {"step": 901, "time": "2026-01-31T12:00:00Z", "step_seconds": null, "tokens_per_second_per_gpu": "fast", "tokens": 1}
 {"step": "7", "time": "then", "step_seconds": 1.0}
 [1, 2]
-""",
+"""  # noqa: E501
+    ),
 }
 
 
@@ -184,7 +215,11 @@ def watched_run(directory):
 
 def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     directory = runs.write_run(tmp_path / "trial", steps=40)
-    whole, watched, measured = summarize(directory), watched_run(directory), measure(read_logs([directory])).as_json()
+    whole, watched, measured = (
+        summarize(directory),
+        watched_run(directory),
+        measure(read_logs([directory])).as_json(),
+    )
     for name, lines in DAMAGE.items():
         with (directory / name).open("ab") as file:
             file.write(lines)
@@ -194,9 +229,9 @@ def test_lines_that_are_not_of_the_run_change_nothing(tmp_path):
     assert (after.steps, after.account) == (watched.steps, watched.account)
     assert list(after.events) == list(watched.events)
     again = measure(read_logs([directory])).as_json()
-    assert {name: value for name, value in again.items() if name not in ("sources", "warnings")} == {
-        name: value for name, value in measured.items() if name not in ("sources", "warnings")
-    }
+    assert {
+        name: value for name, value in again.items() if name not in ("sources", "warnings")
+    } == {name: value for name, value in measured.items() if name not in ("sources", "warnings")}
 
 
 def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_path):
@@ -207,7 +242,9 @@ def test_the_first_step_after_a_later_start_is_no_stall_whatever_its_round(tmp_p
     with (directory / "metrics.jsonl").open("a") as file:
         for step, seconds in ((41, 500.0), (42, 14.5)):
             time = f"2027-01-01T01:00:{step}Z"
-            file.write(json.dumps(last | {"time": time, "step": step, "step_seconds": seconds}) + "\n")
+            file.write(
+                json.dumps(last | {"time": time, "step": step, "step_seconds": seconds}) + "\n"
+            )
     curves = read_run_directory(directory).curves
     assert curves.step[curves.warm_up].tolist() == [1, 41]
     assert 41 not in curves.step[curves.stalls]
@@ -219,7 +256,10 @@ def test_what_was_not_measured_is_reported(tmp_path):
     failed = {"part": "sql", "metric": "sql-execution", "reason": "rank 1: out of memory"}
     append_event(tmp_path / "run", "evaluation_failed", step=50, stack="...", **failed)
     content = read_run_directory(tmp_path / "run")
-    assert any(says(note, "sql-execution of sql ... step 50: rank 1: out of memory") for note in content.missing)
+    assert any(
+        says(note, "sql-execution of sql ... step 50: rank 1: out of memory")
+        for note in content.missing
+    )
     (message,) = [one for one in content.events if one.name == "evaluation_failed"]
     assert message.level == "warning" and "out of memory" in message.text
 

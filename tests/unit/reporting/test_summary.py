@@ -1,4 +1,5 @@
-"""The summary: computed from the logs alone, every figure with its conditions, readable in 80 columns."""
+"""The summary: computed from the logs alone, every figure with its conditions, readable in 80
+columns."""
 
 from __future__ import annotations
 
@@ -21,21 +22,28 @@ __all__ = ["config", "make_config", "record"]
 
 @pytest.fixture
 def finished_run(tmp_path, config, record):
-    """Two attempts: steps 1-4, a failure, resume from 2, steps 3-6; the first step of each attempt is slow."""
+    """Two attempts: steps 1-4, a failure, resume from 2, steps 3-6; the first step of each attempt
+    is slow."""
     run_directory = tmp_path / "trial"
     run_directory.mkdir()
 
     def run(accelerator="b200", **changes) -> dict:
         append_event(run_directory, "run_start")
         for attempt, steps in ((0, (1, 2, 3, 4)), (1, (3, 4, 5, 6))):
-            with RunLog(run_directory, rank=0, config=config, console="none", attempt=attempt) as log:
+            with RunLog(
+                run_directory, rank=0, config=config, console="none", attempt=attempt
+            ) as log:
                 log.event("round_start")
                 log.parameters(70_000, 70_000, "6N", 420_000.0, find_accelerator(accelerator))
                 if attempt:
                     log.event("resume", 2)
                 for step in steps:
                     seconds = 60.0 if step == steps[0] else 10.0 + step
-                    log.step(replace(record, step=step, loss=10.0 / step, step_seconds=seconds, **changes))
+                    log.step(
+                        replace(
+                            record, step=step, loss=10.0 / step, step_seconds=seconds, **changes
+                        )
+                    )
                     log.evaluation(step, {"sql": {"loss": abs(step - 4.5), "accuracy": step / 10}})
             append_event(run_directory, "end" if attempt else "failure", status="completed")
         return write_summary(run_directory)
@@ -47,13 +55,24 @@ def finished_run(tmp_path, config, record):
 def test_what_the_summary_says(finished_run, record):
     summary = finished_run()
     assert summary == json.loads((finished_run.directory / "summary.json").read_text())
-    assert (summary["version"], summary["name"], summary["status"], summary["steps"]) == (1, "trial", "completed", 6)
+    assert (summary["version"], summary["name"], summary["status"], summary["steps"]) == (
+        1,
+        "trial",
+        "completed",
+        6,
+    )
     assert summary["final_loss"] == 10.0 / 6
-    assert summary["held_out"]["sql.loss"] == {"last": 1.5, "last_step": 6, "best": 0.5, "best_step": 5}
+    assert summary["held_out"]["sql.loss"] == {
+        "last": 1.5,
+        "last_step": 6,
+        "best": 0.5,
+        "best_step": 5,
+    }
     assert summary["held_out"]["sql.accuracy"] == {"last": 0.6, "last_step": 6}
     assert summary["tokens"] == 6 * record.tokens  # each step once, though two were done twice
     assert (summary["restarts"], summary["failures"], summary["steps_redone"]) == (1, 1, 2)
-    # Left out: step 1 of the first attempt and step 3 of the second; kept 12, 13, 14 and 14, 15, 16 seconds.
+    # Left out: step 1 of the first attempt and step 3 of the second; kept 12, 13, 14 and 14, 15, 16
+    # seconds.
     assert summary["step_seconds"] == {
         "median": 14.0,
         "p95": pytest.approx(15.75),
@@ -67,7 +86,8 @@ def test_what_the_summary_says(finished_run, record):
 
 def test_what_was_said_of_the_data_is_in_the_summary(finished_run):
     note = (
-        "train: 10 of 60 rows have no assistant turn, so nothing is learnt from them; the first is train.jsonl, line 7"
+        "train: 10 of 60 rows have no assistant turn, so nothing is learnt from them; the first is"
+        " train.jsonl, line 7"
     )
     finished_run()
     append_event(finished_run.directory, "data", parts={}, notes=[note])
@@ -82,7 +102,9 @@ def test_goodput_is_the_one_sum_over_the_events(finished_run):
     account = goodput(read_events(finished_run.directory))
     assert summary["seconds_by_category"] == account.seconds()
     assert summary["goodput"] == account.goodput
-    assert sum(summary["seconds_by_category"].values()) == pytest.approx(summary["wall_seconds"], abs=1e-9)
+    assert sum(summary["seconds_by_category"].values()) == pytest.approx(
+        summary["wall_seconds"], abs=1e-9
+    )
 
 
 def test_the_text_fits_80_columns_and_names_the_ruler(finished_run):
@@ -162,7 +184,10 @@ def test_a_final_loss_of_nan_is_strict_json(tmp_path, config, record):
         log.step(replace(record, loss=math.nan, skipped_steps=2))
     write_summary(tmp_path)
     stored = json.loads((tmp_path / "summary.json").read_text())
-    assert (stored["final_loss"], stored["nonfinite"]) == (None, {"first_loss": "nan", "final_loss": "nan"})
+    assert (stored["final_loss"], stored["nonfinite"]) == (
+        None,
+        {"first_loss": "nan", "final_loss": "nan"},
+    )
     assert (stored["status"], stored["skipped_steps"]) == ("running or killed", 2)
     assert says((tmp_path / "summary.txt").read_text(), "2 steps ... not finite")
 
@@ -180,7 +205,11 @@ def test_a_summary_that_a_killed_writer_left_half_made_goes_with_the_next(tmp_pa
     for name in ("summary.txt", "summary.json"):
         (tmp_path / f"{name}.tmp").write_text("half")
     write_summary(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "summary.txt", "summary.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "events.jsonl",
+        "summary.txt",
+        "summary.json",
+    }
 
 
 def test_a_directory_of_no_run_is_refused(tmp_path):
@@ -193,10 +222,15 @@ def test_a_failed_evaluation_is_in_the_summary_until_it_is_done_again(tmp_path, 
     for step, fails in ((4, True), (4, False), (6, True)):
         append_event(finished_run.directory, "evaluation_begin", step=step)
         if fails:
-            append_event(finished_run.directory, "evaluation_failed", step=step, stack="...", **failed)
+            append_event(
+                finished_run.directory, "evaluation_failed", step=step, stack="...", **failed
+            )
     summary = finished_run()
     assert summary["failed_evaluations"] == [{"step": 6, **failed}]
-    assert says((finished_run.directory / "summary.txt").read_text(), "loss of sql ... step 6: rank 1: out of memory")
+    assert says(
+        (finished_run.directory / "summary.txt").read_text(),
+        "loss of sql ... step 6: rank 1: out of memory",
+    )
     failure = required_failure(finished_run.directory)
     assert failure is not None and says(failure, "loss of sql ... step 6")
 
@@ -210,13 +244,22 @@ def test_a_required_metric_is_one_of_the_finished_model(finished_run):
     assert required_failure(finished_run.directory) is None
 
 
-@pytest.mark.parametrize(("parts", "more"), [(["sql"], ""), (["sql", "rows"], "(and 1 more: see summary.json)")])
+@pytest.mark.parametrize(
+    ("parts", "more"), [(["sql"], ""), (["sql", "rows"], "(and 1 more: see summary.json)")]
+)
 def test_several_missing_metrics_are_counted(finished_run, parts, more):
     append_event(finished_run.directory, "evaluation_begin", step=6)
     for part in parts:
-        append_event(finished_run.directory, "evaluation_failed", step=6, part=part, metric="loss", reason="no memory")
+        append_event(
+            finished_run.directory,
+            "evaluation_failed",
+            step=6,
+            part=part,
+            metric="loss",
+            reason="no memory",
+        )
     finished_run()
-    (first, _) = str(required_failure(finished_run.directory)).splitlines()
+    first, _ = str(required_failure(finished_run.directory)).splitlines()
     assert first.endswith("no memory" + (f" {more}" if more else ""))
 
 
@@ -231,5 +274,8 @@ def test_a_summary_that_cannot_be_written_is_the_users_to_change(finished_run, n
 def test_the_last_lines_of_a_run_say_losses_model_and_what_to_type(finished_run):
     text = "\n".join(closing_lines(finished_run(), finished_run.directory))
     assert "6 steps, loss 10.00 -> 1.667" in text
-    assert f"drillyard report {finished_run.directory}" in text and f"{finished_run.directory}/final" in text
+    assert (
+        f"drillyard report {finished_run.directory}" in text
+        and f"{finished_run.directory}/final" in text
+    )
     assert required_failure(finished_run.directory) is None

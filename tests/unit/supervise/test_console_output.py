@@ -24,7 +24,9 @@ def forwarded(chunks: list[bytes], log: int) -> str:
     return stream.getvalue()
 
 
-@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r")), st.integers(1, 7))
+@given(
+    st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r")), st.integers(1, 7)
+)
 def test_lines_arrive_whole_wherever_the_bytes_are_cut(text: str, size: int) -> None:
     data = text.encode()
     log = os.open(os.devnull, os.O_WRONLY)
@@ -46,7 +48,9 @@ def test_an_attempt_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
     assert path.read_text() == "cut in the mid\n=== attempt 1\n" and offset == path.stat().st_size
 
 
-def test_a_full_disk_is_said_once_and_lines_still_reach_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_said_once_and_lines_still_reach_the_console(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     assert forwarded([b"one\n", b"two\n"], full) == "one\ntwo\n"
     os.close(full)
@@ -66,7 +70,8 @@ def test_on_a_terminal_lines_stand_above_the_bar_which_follows_the_steps() -> No
     stream = io.StringIO()
     output = TerminalOutput(Console(file=stream, force_terminal=True, width=100), "demo", 200)
     output.lines(
-        "Step: 50 | Time: 0.1000s | TFLOPs/s/GPU: 0.01000 | Tokens/s/GPU: 20.00 | Loss: 2.0000\n[not markup]\n"
+        "Step: 50 | Time: 0.1000s | TFLOPs/s/GPU: 0.01000 | Tokens/s/GPU: 20.00 | Loss:"
+        " 2.0000\n[not markup]\n"
     )
     output.refresh(Heartbeat(1.0, 50, 200, "training"))
     output.close()
@@ -74,7 +79,9 @@ def test_on_a_terminal_lines_stand_above_the_bar_which_follows_the_steps() -> No
     assert "50/200" in shown and "[not markup]" in shown and "Loss: 2.0000" in shown
 
 
-def test_the_bar_shows_the_phase_and_knows_its_total_from_the_rank_and_not_from_the_config() -> None:
+def test_the_bar_shows_the_phase_and_knows_its_total_from_the_rank_and_not_from_the_config() -> (
+    None
+):
     stream = io.StringIO()
     output = TerminalOutput(Console(file=stream, force_terminal=True, width=100), "demo", None)
     output.refresh(Heartbeat(1.0, None, None, "data"))
@@ -110,7 +117,9 @@ class GoneReader(io.StringIO):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_reader_that_is_gone_ends_no_run(watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_gone_ends_no_run(
+    watched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = GoneReader(tmp_path / "gone")
     monkeypatch.setattr("sys.stderr", gone)
     monkeypatch.setattr("sys.stdout", gone)

@@ -23,14 +23,20 @@ def test_each_rank_has_its_place_on_the_board() -> None:
         assert (first.at, third.at, first.step, third.total_steps) == (0.0, 0.0, None, None)
 
 
-@given(st.integers(0, 10**12), st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=32))
+@given(
+    st.integers(0, 10**12), st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=32)
+)
 def test_what_is_shown_is_what_is_read(step: int, phase: str) -> None:
     with HeartbeatBoard(1) as board:
         signs = heartbeat_writer({**board.environment, "LOCAL_RANK": "0"})
         signs.begin(phase)
         signs.step(step, step + 1)
         assert board.read() == [signs.last()]
-        assert (signs.last().step, signs.last().total_steps, signs.last().phase) == (step, step + 1, phase)
+        assert (signs.last().step, signs.last().total_steps, signs.last().phase) == (
+            step,
+            step + 1,
+            phase,
+        )
 
 
 def test_a_new_phase_and_a_new_step_are_later_signs() -> None:

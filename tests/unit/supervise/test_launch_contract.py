@@ -27,7 +27,9 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_end_is_recorded_where_a_launcher_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_recorded_where_a_launcher_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ExitRecord(3, 1, "no launcher asks").write()
     record = tmp_path / "exit.json"
     monkeypatch.setenv(EXIT_RECORD, str(record))

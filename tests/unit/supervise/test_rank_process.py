@@ -21,7 +21,10 @@ from drillyard.supervise.rank_process import silence, unkillable
     ("options", "said"),
     [
         (["--nnodes", "2"], "--master-addr and --master-port"),
-        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "--master-port", "1"], "--node-rank 2"),
+        (
+            ["--nnodes", "2", "--node-rank", "2", "--master-addr", "a", "--master-port", "1"],
+            "--node-rank 2",
+        ),
         (["--node-rank", "1"], "--nnodes N"),
         (["--master-port", "2000"], "--nnodes N"),
         (
@@ -30,7 +33,9 @@ from drillyard.supervise.rank_process import silence, unkillable
         ),
     ],
 )
-def test_options_of_nodes_that_do_not_fit_together_are_refused(options: list[str], said: str) -> None:
+def test_options_of_nodes_that_do_not_fit_together_are_refused(
+    options: list[str], said: str
+) -> None:
     ended = CliRunner().invoke(app, ["train", "run.yaml", *options])
     assert isinstance(ended.exception, UserError) and said in str(ended.exception)
 
@@ -56,7 +61,8 @@ def test_an_unkillable_rank_is_reported_by_process_state_and_place_in_the_kernel
         line = unkillable(3, process.pid)
         process.kill()
     assert line.startswith(
-        f"rank 3: process {process.pid} did not end after SIGKILL and is left behind; it is in state S"
+        f"rank 3: process {process.pid} did not end after SIGKILL and is left behind; it is in"
+        " state S"
     )
     place = re.search(r", in (\w+) of the kernel$", line)
     assert place is None or "nanosleep" in place[1]

@@ -1,4 +1,5 @@
-"""A rank's side of supervision: when its own work is a heartbeat, and answers to signals from its first moment on."""
+"""A rank's side of supervision: when its own work is a heartbeat, and answers to signals from its
+first moment on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.supervise import rank_supervision
-from drillyard.supervise.launch_contract import EXIT_RECORD, FailureElsewhere, write_failure_elsewhere
+from drillyard.supervise.launch_contract import (
+    EXIT_RECORD,
+    FailureElsewhere,
+    write_failure_elsewhere,
+)
 from drillyard.supervise.rank_supervision import RankSupervision, did_work, tick_seconds, work_done
 from drillyard.supervise.stop_requests import SignalInbox
 from drillyard.telemetry.events import read_events
@@ -25,7 +30,8 @@ TICK = tick_seconds(WATCHDOG)
 
 
 class Inbox(SignalInbox):
-    """An inbox that leaves the signals of this process alone; those of `waiting` are in it from the start."""
+    """An inbox that leaves the signals of this process alone; those of `waiting` are in it from the
+    start."""
 
     waiting: tuple[signal.Signals, ...] = ()
     opened: Inbox
@@ -49,7 +55,9 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> type[Inbox]:
         pass
 
     monkeypatch.setattr(rank_supervision, "SignalInbox", OfThisTest)
-    monkeypatch.setattr(rank_supervision, "faulthandler", Mock())  # that of this process stays as it is
+    monkeypatch.setattr(
+        rank_supervision, "faulthandler", Mock()
+    )  # that of this process stays as it is
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("DRILLYARD_SUPERVISED", "1")
     return OfThisTest
@@ -102,7 +110,9 @@ def test_a_phase_within_another_leaves_it_as_it_was(side: RankSupervision) -> No
 
 
 @given(st.floats(0, 1e6), st.integers(0, 10**15), st.floats(0.01, 1e5))
-def test_waiting_is_no_work_and_a_busy_core_or_disk_is(cpu: float, count: int, seconds: float) -> None:
+def test_waiting_is_no_work_and_a_busy_core_or_disk_is(
+    cpu: float, count: int, seconds: float
+) -> None:
     assert not did_work((cpu, count), (cpu, count), seconds)
     assert did_work((0, count), (0.5 * seconds, count), seconds)
     assert did_work((cpu, 0), (cpu, int(2e6 * seconds) + 1), seconds)
@@ -133,7 +143,9 @@ def test_a_stop_signal_is_answered_however_early_it_comes(
     monkeypatch.setattr(os, "_exit", exits.append)
     monkeypatch.setenv(EXIT_RECORD, str(tmp_path / "record.json"))
     if another_failed:
-        write_failure_elsewhere(tmp_path / "record.json", FailureElsewhere("lost node 1", None, None))
+        write_failure_elsewhere(
+            tmp_path / "record.json", FailureElsewhere("lost node 1", None, None)
+        )
     side = RankSupervision(tmp_path, 0, attempt=3, is_claimed=True)
     wait_until(lambda: exits)
     side.close()
@@ -173,7 +185,8 @@ def hung_log(inbox: type[Inbox], tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def alone(inbox: type[Inbox], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A rank without a supervisor, whose limits are short; the codes with which it would have exited."""
+    """A rank without a supervisor, whose limits are short; the codes with which it would have
+    exited."""
     exits: list[int] = []
     before = threading.enumerate()
     monkeypatch.setattr(os, "_exit", exits.append)
@@ -207,7 +220,9 @@ def test_a_second_stop_signal_ends_a_rank_whose_log_hangs(
 
 
 @pytest.mark.usefixtures("hung_log")
-def test_a_rank_without_progress_ends_although_its_log_hangs(alone: list[int], tmp_path: Path) -> None:
+def test_a_rank_without_progress_ends_although_its_log_hangs(
+    alone: list[int], tmp_path: Path
+) -> None:
     side = RankSupervision(tmp_path, WATCHDOG, attempt=0, is_claimed=True)
     side.begin("training", "strict")
     wait_until(lambda: alone)
@@ -262,9 +277,16 @@ def test_stacks_are_written_while_an_answer_waits_for_a_hung_disk(
     assert exits == [85]
 
 
-@pytest.mark.parametrize(("rank", "local_rank", "shown"), [(2, 0, True), (3, 1, False), (0, 0, False)])
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "shown"), [(2, 0, True), (3, 1, False), (0, 0, False)]
+)
 def test_a_further_node_shows_heartbeats_while_it_waits_for_the_first(
-    inbox: type[Inbox], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, local_rank: int, shown: bool
+    inbox: type[Inbox],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    rank: int,
+    local_rank: int,
+    shown: bool,
 ) -> None:
     """Rank 0 may tokenise for hours, watched by its own supervisor."""
     monkeypatch.setenv("RANK", str(rank))

@@ -29,9 +29,16 @@ CODES = st.dictionaries(st.integers(0, 4), st.sampled_from([0, 1, 2, 85, 137, 14
 
 
 def after(
-    codes: dict[int, int], counts: RestartCounts | None = None, limits: RestartLimits = LIMITS, **known: object
+    codes: dict[int, int],
+    counts: RestartCounts | None = None,
+    limits: RestartLimits = LIMITS,
+    **known: object,
 ) -> RestartDecision:
-    return decide(AttemptEnd(codes=codes, lost=known.pop("lost", {}), **known), counts or RestartCounts(), limits)  # type: ignore[arg-type]
+    return decide(
+        AttemptEnd(codes=codes, lost=known.pop("lost", {}), **known),
+        counts or RestartCounts(),
+        limits,
+    )  # type: ignore[arg-type]
 
 
 def first(exit_code: int, **known: Any) -> AttemptFailure:
@@ -54,14 +61,19 @@ def test_a_lost_node_is_not_done() -> None:
 
 
 @given(CODES, st.booleans(), st.sampled_from([None, "SIGTERM"]))
-def test_refused_is_never_started_again(codes: dict[int, int], newer: bool, asked: str | None) -> None:
+def test_refused_is_never_started_again(
+    codes: dict[int, int], newer: bool, asked: str | None
+) -> None:
     decision = after({**codes, 5: 2}, newer_checkpoint=newer, asked=asked)
     assert (decision.what, decision.code) == (LEAVE, 2)
 
 
 def test_a_final_failure_is_never_started_again() -> None:
-    """A run with evaluation.required that is complete, say: no start measures what could not be measured."""
-    decision = after({0: 1, 1: 0}, failure=first(1, final=True, cause="evaluation.required"), completed=True)
+    """A run with evaluation.required that is complete, say: no start measures what could not be
+    measured."""
+    decision = after(
+        {0: 1, 1: 0}, failure=first(1, final=True, cause="evaluation.required"), completed=True
+    )
     assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
     assert decision.counted and decision.reason == "evaluation.required"
 
@@ -82,8 +94,12 @@ def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
     cause = f"exit code {code}; error: cannot start the command: nosuch"
     decision = after({0: code}, failure=first(code, cause=cause))
     assert (decision.what, decision.code, decision.counts.failures) == (LEAVE, 1, 0)
-    assert decision.reason.startswith(f"exit code {code}; error: cannot start the command: nosuch; ")
-    assert decision.reason.count(f"exit code {code}") == 1 and decision.reason.endswith("not started again")
+    assert decision.reason.startswith(
+        f"exit code {code}; error: cannot start the command: nosuch; "
+    )
+    assert decision.reason.count(f"exit code {code}") == 1 and decision.reason.endswith(
+        "not started again"
+    )
     # The code of a node that was stopped because another had failed decides nothing.
     assert after({0: 1, 1: code}, failure=first(1)).what == AGAIN
     assert after({0: 143, 1: code}, failure=first(code)).what == LEAVE
@@ -92,7 +108,11 @@ def test_a_command_that_is_not_there_is_not_started_again(code: int) -> None:
 
 def test_no_restarts_where_they_are_off() -> None:
     decision = after({0: 9}, limits=RestartLimits(0, 60))
-    assert (decision.what, decision.code, decision.reason) == (LEAVE, 1, "exit code 9; restarts are off")
+    assert (decision.what, decision.code, decision.reason) == (
+        LEAVE,
+        1,
+        "exit code 9; restarts are off",
+    )
 
 
 def test_85_is_not_counted_with_a_newer_checkpoint_however_often() -> None:
@@ -145,12 +165,19 @@ def test_a_foreign_command_has_stopped_when_its_checkpoint_is_there() -> None:
     assert after({0: 1}, asked="SIGTERM", newer_checkpoint=True).code == 85
     for newer in (False, None):
         decision = after({0: 143}, asked="SIGTERM", newer_checkpoint=newer)
-        assert (decision.code, decision.reason) == (1, "stopped by SIGTERM without a checkpoint of this moment")
+        assert (decision.code, decision.reason) == (
+            1,
+            "stopped by SIGTERM without a checkpoint of this moment",
+        )
 
 
 def test_a_lost_node_is_waited_for_and_not_counted() -> None:
     decision = after({0: 143}, lost={1: "b"})
-    assert (decision.what, decision.counted, decision.counts) == (AGAIN, False, RestartCounts(0, 1, {"b": 1}))
+    assert (decision.what, decision.counted, decision.counts) == (
+        AGAIN,
+        False,
+        RestartCounts(0, 1, {"b": 1}),
+    )
     assert decision.reason == "lost node 1 (b); waits for it to come back"
 
 
@@ -159,7 +186,9 @@ def test_losses_in_a_row_without_a_newer_checkpoint_come_to_an_end(join_seconds:
     counts, limits = RestartCounts(), RestartLimits(3, join_seconds)
     codes = []
     for number in range(5):
-        decision = after({0: 143}, counts, limits, lost={1: f"host{number}"}, newer_checkpoint=False)
+        decision = after(
+            {0: 143}, counts, limits, lost={1: f"host{number}"}, newer_checkpoint=False
+        )
         counts = decision.counts
         codes.append(decision.code)
     assert (codes, decision.what, counts.failures) == ([75, 75, 75, 75, 1], LEAVE, 3)
@@ -167,10 +196,14 @@ def test_losses_in_a_row_without_a_newer_checkpoint_come_to_an_end(join_seconds:
     assert counts.excluded == []
 
 
-def test_losses_after_newer_checkpoints_are_never_counted_but_exclude_their_host_the_second_time() -> None:
+def test_losses_after_newer_checkpoints_are_never_counted_but_exclude_their_host_the_second_time() -> (  # noqa: E501
+    None
+):
     counts = RestartCounts()
     for number in range(1, 20):
-        decision = after({0: 143}, counts, RestartLimits(3, 0), lost={1: "b"}, newer_checkpoint=True)
+        decision = after(
+            {0: 143}, counts, RestartLimits(3, 0), lost={1: "b"}, newer_checkpoint=True
+        )
         assert (decision.code, decision.counted) == (75, False)
         counts = decision.counts
         assert counts.excluded == (["b"] if number > 1 else [])
@@ -182,7 +215,12 @@ def test_hosts_whose_agents_never_start_are_excluded_at_once_and_only_so_often()
     first = restart_policy.never_joined(
         {1: "b", 2: ""}, "node 1 (b), node 2 cannot start: no such file", RestartCounts(), limits
     )
-    assert (first.what, first.code, first.counted, first.counts.excluded) == (LEAVE, 75, False, ["b"])
+    assert (first.what, first.code, first.counted, first.counts.excluded) == (
+        LEAVE,
+        75,
+        False,
+        ["b"],
+    )
     assert first.reason == "lost capacity: node 1 (b), node 2 cannot start: no such file"
     second = restart_policy.never_joined({1: "c"}, "", first.counts, limits)
     assert (second.code, second.counted, second.counts.excluded) == (75, True, ["b", "c"])
@@ -193,7 +231,11 @@ def test_hosts_whose_agents_never_start_are_excluded_at_once_and_only_so_often()
 def test_a_killed_leader_is_a_loss_of_its_host_unless_it_was_stopping() -> None:
     limits = RestartLimits(1, 60)
     first = restart_policy.leader_killed("a", False, False, RestartCounts(), limits)
-    assert (first.what, first.counted, first.counts) == (AGAIN, False, RestartCounts(0, 1, {"a": 1}))
+    assert (first.what, first.counted, first.counts) == (
+        AGAIN,
+        False,
+        RestartCounts(0, 1, {"a": 1}),
+    )
     saved = restart_policy.leader_killed("a", False, True, first.counts, limits)
     assert (saved.what, saved.counts.failures, saved.counts.excluded) == (AGAIN, 0, ["a"])
     asked = restart_policy.leader_killed("a", True, None, first.counts, limits)
@@ -206,12 +248,17 @@ def test_a_lost_node_ends_the_start_where_none_is_waited_for() -> None:
     assert (decision.what, decision.code) == (LEAVE, 75)
 
 
-@given(CODES, st.booleans(), st.sampled_from([True, False, None]), st.integers(0, 3), st.integers(0, 5))
+@given(
+    CODES, st.booleans(), st.sampled_from([True, False, None]), st.integers(0, 3), st.integers(0, 5)
+)
 def test_counts_never_shrink_nor_pass_the_limit(
     codes: dict[int, int], asked: bool, newer: bool | None, failures: int, unsaved: int
 ) -> None:
     decision = after(
-        codes, RestartCounts(failures, unsaved), asked="SIGTERM" if asked else None, newer_checkpoint=newer
+        codes,
+        RestartCounts(failures, unsaved),
+        asked="SIGTERM" if asked else None,
+        newer_checkpoint=newer,
     )
     assert failures <= decision.counts.failures <= 3
     assert decision.what != AGAIN or not asked
@@ -251,12 +298,20 @@ def test_an_attempt_that_reaches_a_step_resets_failed_starts() -> None:
     assert len(made) == 15 and made[-1].what == AGAIN
 
 
-@pytest.mark.parametrize("between", [{"codes": {0: 85}, "asked": "SIGTERM"}, {"codes": {}, "lost": {0: "a"}}])
-def test_failed_starts_between_stops_or_losses_that_saved_nothing_come_to_an_end(between: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "between", [{"codes": {0: 85}, "asked": "SIGTERM"}, {"codes": {}, "lost": {0: "a"}}]
+)
+def test_failed_starts_between_stops_or_losses_that_saved_nothing_come_to_an_end(
+    between: dict[str, Any],
+) -> None:
     failed_start = AttemptEnd({0: 1}, {}, failure=AttemptFailure())
     counts, made = RestartCounts(), []
     for number in range(40):
-        end = failed_start if number % 2 == 0 else AttemptEnd(**{"lost": {}, "newer_checkpoint": False, **between})
+        end = (
+            failed_start
+            if number % 2 == 0
+            else AttemptEnd(**{"lost": {}, "newer_checkpoint": False, **between})
+        )
         made.append(decide(end, counts, LIMITS))
         counts = made[-1].counts
     assert made[4].what == LEAVE and made[4].code == 1
@@ -264,8 +319,10 @@ def test_failed_starts_between_stops_or_losses_that_saved_nothing_come_to_an_end
 
 @pytest.mark.parametrize("launched", [False, True])
 def test_the_same_error_at_the_same_step_is_tried_twice_again(launched: bool) -> None:
-    errors = [f"RuntimeError: bad block at 0x{address} after {seconds} s" for address, seconds in
-              (("7f00", 1.5), ("7fee", 1.7), ("8000", 1.6))]  # fmt: skip
+    errors = [
+        f"RuntimeError: bad block at 0x{address} after {seconds} s"
+        for address, seconds in (("7f00", 1.5), ("7fee", 1.7), ("8000", 1.6))
+    ]
     if not launched:
         made = decisions(10, *(failed(7, error) for error in errors))
     else:
@@ -273,7 +330,13 @@ def test_the_same_error_at_the_same_step_is_tried_twice_again(launched: bool) ->
         for error in errors:
             # The counts are those of state.json, as after a requeue.
             end = AttemptEnd({0: 1}, {}, failure=AttemptFailure(1, 7, error, cause="rank 3"))
-            made.append(decide(end, counts_in({"state": "running", **counts.as_fields()}), RestartLimits(10, 60)))
+            made.append(
+                decide(
+                    end,
+                    counts_in({"state": "running", **counts.as_fields()}),
+                    RestartLimits(10, 60),
+                )
+            )
             counts = made[-1].counts
     assert [(each.what, each.code) for each in made] == [(AGAIN, 1), (AGAIN, 1), (LEAVE, 1)]
     assert "step 7" in made[-1].reason and made[-1].counted
@@ -295,7 +358,9 @@ def test_another_error_or_another_step_counts_as_progress() -> None:
 
 @pytest.mark.parametrize("step", [None, 5])
 def test_no_restarts_means_none_whatever_the_failure(step: int | None) -> None:
-    decision = after_failure(failed(step), RestartCounts(), RestartLimits(0, option="--max-restarts"))
+    decision = after_failure(
+        failed(step), RestartCounts(), RestartLimits(0, option="--max-restarts")
+    )
     assert decision.what == LEAVE and "--max-restarts 0" in decision.reason
 
 
@@ -306,7 +371,9 @@ def test_a_host_does_not_start_a_missing_command_again(exit_code: int, step: int
     assert decision.what == LEAVE and f"exit code {exit_code} " in decision.reason
 
 
-@pytest.mark.parametrize(("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (2000, 30)])
+@pytest.mark.parametrize(
+    ("failures", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (2000, 30)]
+)
 def test_each_counted_restart_waits_longer(failures: int, seconds: float) -> None:
     limits = RestartLimits(3000)
     decision = after_failure(failed(failures), RestartCounts(failures - 1), limits)
@@ -317,9 +384,13 @@ def test_each_counted_restart_waits_longer(failures: int, seconds: float) -> Non
 
 @given(
     st.integers(0, 5),
-    st.lists(st.tuples(st.none() | st.integers(0, 3), st.sampled_from("ab")), min_size=40, max_size=40),
+    st.lists(
+        st.tuples(st.none() | st.integers(0, 3), st.sampled_from("ab")), min_size=40, max_size=40
+    ),
 )
-def test_every_run_of_failures_ends(max_restarts: int, failures: list[tuple[int | None, str]]) -> None:
+def test_every_run_of_failures_ends(
+    max_restarts: int, failures: list[tuple[int | None, str]]
+) -> None:
     made = decisions(max_restarts, *(failed(step, error) for step, error in failures))
     assert made[-1].what == LEAVE and made[-1].counts.failures <= max_restarts
     assert len(made) - 1 <= (max_restarts + 1) * MAX_FAILED_STARTS

@@ -18,13 +18,21 @@ from tests.module_time import set_time
 from drillyard.errors import UserError
 from drillyard.supervise import run_lock
 from drillyard.supervise.launch_contract import EXIT_RECORD
-from drillyard.supervise.process_identity import Process, fields_of_stat, running_process, this_process
+from drillyard.supervise.process_identity import (
+    Process,
+    fields_of_stat,
+    running_process,
+    this_process,
+)
 from drillyard.supervise.run_lock import TRAINS, exclusive_run_lock, is_exiting, lock_owner
 
 
 @pytest.fixture(params=[False, True], ids=["by hand", "launched"])
-def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> bool:
-    """No wait for a holder that lives; as always for one that nobody here can see, or that was killed."""
+def launched(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> bool:
+    """No wait for a holder that lives; as always for one that nobody here can see, or that was
+    killed."""
     monkeypatch.setattr(run_lock, "_WAIT_SECONDS", -1.0)
     monkeypatch.delenv(EXIT_RECORD, raising=False)
     if request.param:
@@ -45,7 +53,8 @@ def held(run_directory: Path, by: Process | None, does: str = TRAINS) -> Iterato
 
 
 def _let_go(lock: int, said: list[str]) -> Callable[[str], None]:
-    """A waiting process says so; then the lock is released. Without a grace period it would be refused at once."""
+    """A waiting process says so; then the lock is released. Without a grace period it would be
+    refused at once."""
 
     def say(text: str) -> None:
         said.append(text)
@@ -63,9 +72,15 @@ def test_a_live_process_of_this_machine_is_named_and_not_waited_for(
 ) -> None:
     said: list[str] = []
     set_time(monkeypatch, run_lock.__name__, sleep=lambda seconds: pytest.fail("is waited for"))
-    with held(tmp_path, this_process()), pytest.raises(UserError) as refused, exclusive_run_lock(tmp_path, said.append):
+    with (
+        held(tmp_path, this_process()),
+        pytest.raises(UserError) as refused,
+        exclusive_run_lock(tmp_path, said.append),
+    ):
         pass
-    assert f"a run is active in it (process {os.getpid()} on {this_process().host} since " in str(refused.value)
+    assert f"a run is active in it (process {os.getpid()} on {this_process().host} since " in str(
+        refused.value
+    )
     assert len(said) == 1 and f"process {os.getpid()}" in said[0] and " UTC at most" in said[0]
 
 
@@ -76,12 +91,17 @@ def test_a_launched_run_outwaits_the_lock_of_a_host_that_died_and_says_so(
     said: list[str] = []
     with held(tmp_path, far() if known else None) as lock:
         if not launched:
-            with pytest.raises(UserError, match="on far" if known else "not known"), exclusive_run_lock(tmp_path):
+            with (
+                pytest.raises(UserError, match="on far" if known else "not known"),
+                exclusive_run_lock(tmp_path),
+            ):
                 pass
             return
         with exclusive_run_lock(tmp_path, _let_go(lock, said)):
             assert len(said) == 1 and str(tmp_path) in said[0]
-            assert (f"process {os.getpid()} on far since " if known else "by whom is not known") in said[0]
+            assert (
+                f"process {os.getpid()} on far since " if known else "by whom is not known"
+            ) in said[0]
 
 
 def test_what_a_killed_process_has_left_gets_time_to_end(tmp_path: Path, launched: bool) -> None:
@@ -91,7 +111,9 @@ def test_what_a_killed_process_has_left_gets_time_to_end(tmp_path: Path, launche
     sleeper.wait()
     said: list[str] = []
     with held(tmp_path, holder) as lock, exclusive_run_lock(tmp_path, _let_go(lock, said)):
-        assert len(said) == 1 and f"process {sleeper.pid}" in said[0] and "which was killed" in said[0]
+        assert (
+            len(said) == 1 and f"process {sleeper.pid}" in said[0] and "which was killed" in said[0]
+        )
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["here", "far"])
@@ -107,10 +129,14 @@ def test_a_launched_run_outwaits_what_does_not_train_and_says_what_it_is(
                 pass
             return
         with exclusive_run_lock(tmp_path, _let_go(lock, said)):
-            assert len(said) == 1 and ", which prunes its checkpoints); waits for it until " in said[0]
+            assert (
+                len(said) == 1 and ", which prunes its checkpoints); waits for it until " in said[0]
+            )
 
 
-def test_each_holder_is_waited_for_in_its_own_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_holder_is_waited_for_in_its_own_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that has waited long does not refuse one that comes in between."""
     now = 1000.0
     monkeypatch.setattr(run_lock, "_SECONDS_BETWEEN_LOOKS", 1.0)
@@ -139,11 +165,16 @@ def test_each_holder_is_waited_for_in_its_own_right(tmp_path: Path, monkeypatch:
 
 
 def _status(pending: str = "0000000000000000", shared: str = "0000000000000000") -> str:
-    return f"Name:\tsleep\nState:\tD (disk sleep)\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\tfffffffffffffeff\n"
+    return (
+        "Name:\tsleep\nState:\tD (disk"
+        f" sleep)\nSigPnd:\t{pending}\nShdPnd:\t{shared}\nSigBlk:\tfffffffffffffeff\n"
+    )
 
 
 def _stat(flags: int, name: str = "sleep") -> list[str]:
-    return fields_of_stat(f"4242 ({name}) D 1 4242 4242 0 -1 {flags} 107 0 0 0 0 0 0 0 20 0 1 0 880 2703360 218\n")
+    return fields_of_stat(
+        f"4242 ({name}) D 1 4242 4242 0 -1 {flags} 107 0 0 0 0 0 0 0 20 0 1 0 880 2703360 218\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["sleep", "a b", "x) D 1 1 1 0 -1 4 (", ""])
@@ -169,11 +200,21 @@ def test_a_process_that_is_being_killed_does_not_live() -> None:
 def test_a_holder_is_written_down_while_it_holds(tmp_path: Path) -> None:
     with exclusive_run_lock(tmp_path):
         found = lock_owner(tmp_path)
-        assert found is not None and found.process == this_process() and found.is_seen_to_live and found.trains
+        assert (
+            found is not None
+            and found.process == this_process()
+            and found.is_seen_to_live
+            and found.trains
+        )
     assert lock_owner(tmp_path) is None
     with exclusive_run_lock(tmp_path, does="repairs it"):
         found = lock_owner(tmp_path)
-        assert found is not None and found.process == this_process() and found.does == "repairs it" and not found.trains
+        assert (
+            found is not None
+            and found.process == this_process()
+            and found.does == "repairs it"
+            and not found.trains
+        )
     assert lock_owner(tmp_path) is None and list((tmp_path / "logs").iterdir()) == []
 
 

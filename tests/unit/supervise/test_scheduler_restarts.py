@@ -1,4 +1,5 @@
-"""Attempts of a run that a scheduler restarts: the same endings as in restart_policy.decide, by exit codes."""
+"""Attempts of a run that a scheduler restarts: the same endings as in restart_policy.decide, by
+exit codes."""
 
 from __future__ import annotations
 
@@ -10,8 +11,19 @@ from typing import Any
 import pytest
 
 from drillyard.supervise.launch_contract import RECORD_BYTES, ExitRecord
-from drillyard.supervise.restart_policy import AttemptEnd, AttemptFailure, RestartCounts, RestartLimits, decide
-from drillyard.supervise.scheduler_restarts import CLAIM_FILE, end_without_claim, scheduler_restarts, write_claim
+from drillyard.supervise.restart_policy import (
+    AttemptEnd,
+    AttemptFailure,
+    RestartCounts,
+    RestartLimits,
+    decide,
+)
+from drillyard.supervise.scheduler_restarts import (
+    CLAIM_FILE,
+    end_without_claim,
+    scheduler_restarts,
+    write_claim,
+)
 
 
 def begin(monkeypatch: pytest.MonkeyPatch, attempt: int, submission: str = "uid") -> None:
@@ -20,7 +32,14 @@ def begin(monkeypatch: pytest.MonkeyPatch, attempt: int, submission: str = "uid"
         monkeypatch.setenv(f"DRILLYARD_{name}", value)
 
 
-def write(directory: Path, attempt: int, code: int | None, *, saved: bool = False, status: str = "interrupted") -> None:
+def write(
+    directory: Path,
+    attempt: int,
+    code: int | None,
+    *,
+    saved: bool = False,
+    status: str = "interrupted",
+) -> None:
     """The events of one attempt; None: it was killed and could not record its end."""
     records: list[dict[str, Any]] = [{"event": "run_start", "launch": "uid"}]
     records += [{"event": "checkpoint", "step": attempt}] if saved else []
@@ -28,7 +47,10 @@ def write(directory: Path, attempt: int, code: int | None, *, saved: bool = Fals
     with (directory / "events.jsonl").open("a") as file:
         for record in records:
             file.write(
-                json.dumps({"time": "2026-01-01T00:00:00.000Z", "rank": None, "round": attempt, **record}) + "\n"
+                json.dumps(
+                    {"time": "2026-01-01T00:00:00.000Z", "rank": None, "round": attempt, **record}
+                )
+                + "\n"
             )
 
 
@@ -58,7 +80,9 @@ def test_an_85_that_counts_for_the_policy_leaves_as_1(
             manifest.parent.mkdir(parents=True)
             manifest.touch()
         decision = decide(
-            AttemptEnd({0: code}, {}, failure=AttemptFailure(code), newer_checkpoint=saved), counts, limits
+            AttemptEnd({0: code}, {}, failure=AttemptFailure(code), newer_checkpoint=saved),
+            counts,
+            limits,
         )
         assert found.exit_code(code) == (1 if decision.counted else 85)
         counts = decision.counts
@@ -74,9 +98,13 @@ def test_other_codes_stay(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.exit_code(code) == code
 
 
-def test_only_a_restart_after_a_failure_pauses_and_each_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_restart_after_a_failure_pauses_and_each_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses = []
-    for attempt, (code, status) in enumerate([(1, "failed"), (85, "interrupted"), (1, "failed"), (1, "failed")]):
+    for attempt, (code, status) in enumerate(
+        [(1, "failed"), (85, "interrupted"), (1, "failed"), (1, "failed")]
+    ):
         write(tmp_path, attempt, code, status=status)
         begin(monkeypatch, attempt + 1)
         found = scheduler_restarts(tmp_path)
@@ -85,7 +113,9 @@ def test_only_a_restart_after_a_failure_pauses_and_each_longer(tmp_path: Path, m
     assert pauses == [1.0, 0.0, 2.0, 4.0]
 
 
-def test_attempts_of_another_submission_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_of_another_submission_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, 0, 85)
     begin(monkeypatch, 1, "another")
     found = scheduler_restarts(tmp_path)
@@ -93,14 +123,18 @@ def test_attempts_of_another_submission_do_not_count(tmp_path: Path, monkeypatch
     assert (found.exit_code(85), found.pause_seconds) == (85, 0.0)
 
 
-def test_without_a_scheduler_that_restarts_there_is_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_scheduler_that_restarts_there_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("DRILLYARD_RESTARTED_BY", raising=False)
     write_claim(tmp_path)
     assert scheduler_restarts(tmp_path) is None
     assert not (tmp_path / CLAIM_FILE).exists()
 
 
-def test_a_later_claim_ends_the_earlier_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_claim_ends_the_earlier_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     begin(monkeypatch, 0)

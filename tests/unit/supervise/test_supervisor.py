@@ -39,8 +39,15 @@ def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
 ) -> None:
     """Its model is complete: the launcher hears that this end is final."""
     run = run_config().model_copy(update={"output": str(tmp_path)})
-    run = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"required": True})})
-    failed = {"step": 1, "part": "rows/held_out", "metric": "sql-execution", "reason": "KeyError: 'table'"}
+    run = run.model_copy(
+        update={"evaluation": run.evaluation.model_copy(update={"required": True})}
+    )
+    failed = {
+        "step": 1,
+        "part": "rows/held_out",
+        "metric": "sql-execution",
+        "reason": "KeyError: 'table'",
+    }
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "summary.json").write_text(
         json.dumps({"status": "completed", "failed_evaluations": [failed]})

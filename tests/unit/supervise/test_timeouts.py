@@ -38,7 +38,9 @@ def test_the_default_of_the_collective_is_below_any_watchdog(watchdog: float) ->
         {"watchdog_seconds": 0, "collective_seconds": 600, "launcher_grace_seconds": 300},
     ],
 )
-def test_limits_in_another_order_are_refused_and_all_three_are_named(timeouts: dict[str, float]) -> None:
+def test_limits_in_another_order_are_refused_and_all_three_are_named(
+    timeouts: dict[str, float],
+) -> None:
     with pytest.raises(UserError) as refusal:
         require_valid(run_config(**timeouts))
     named = ("collective_seconds", "watchdog_seconds", "launcher_grace_seconds")

@@ -1,4 +1,5 @@
-"""Console lines: the PerfLogger's shape, readable by its readers and by ours, at every magnitude."""
+"""Console lines: the PerfLogger's shape, readable by its readers and by ours, at every
+magnitude."""
 
 from __future__ import annotations
 
@@ -42,8 +43,10 @@ def test_the_line_of_the_worked_example():
 
 
 def test_the_parameters_line_names_count_and_formula():
-    assert format_parameters_line(70_553_706_496, "6N", 423.322e9) == (
-        "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token."
+    assert (
+        format_parameters_line(70_553_706_496, "6N", 423.322e9)
+        == "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs"
+        " per token."
     )
 
 
@@ -57,10 +60,24 @@ def test_numbers_carry_four_significant_digits_and_no_exponent(value):
     assert float(text) == pytest.approx(value, rel=0.5001e-3)
 
 
-@given(st.integers(0, 10**9), positive, positive, positive, st.floats(0, 1e9) | st.sampled_from([math.nan, math.inf]))
-def test_every_step_line_is_read_by_readers_of_the_perf_logger(number, seconds, tflops, tokens, loss):
+@given(
+    st.integers(0, 10**9),
+    positive,
+    positive,
+    positive,
+    st.floats(0, 1e9) | st.sampled_from([math.nan, math.inf]),
+)
+def test_every_step_line_is_read_by_readers_of_the_perf_logger(
+    number, seconds, tflops, tokens, loss
+):
     line = format_step_line(
-        step(step=number, step_seconds=seconds, tflops_per_gpu=tflops, tokens_per_second_per_gpu=tokens, loss=loss)
+        step(
+            step=number,
+            step_seconds=seconds,
+            tflops_per_gpu=tflops,
+            tokens_per_second_per_gpu=tokens,
+            loss=loss,
+        )
     )
     match = PERF_LOGGER.search(line)
     assert match is not None, line
@@ -70,7 +87,10 @@ def test_every_step_line_is_read_by_readers_of_the_perf_logger(number, seconds, 
 
 
 def test_an_evaluation_is_reported_by_part_with_its_headlines():
-    results = {"sql": {"loss": 0.51234, "sql_execution": 0.985, "tokens": 9}, "other": {"questions": 200, "note": "x"}}
+    results = {
+        "sql": {"loss": 0.51234, "sql_execution": 0.985, "tokens": 9},
+        "other": {"questions": 200, "note": "x"},
+    }
     assert format_evaluation_line(50, results).splitlines() == [
         "Evaluation after step 50",
         "  sql | Loss: 0.5123 | SQL execution accuracy: 98.5%",
@@ -80,7 +100,13 @@ def test_an_evaluation_is_reported_by_part_with_its_headlines():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(70_553_706_496, "70.55B"), (493_000_000, "493.00M"), (1_400, "1.40K"), (512, "512"), (1.2e12, "1.20T")],
+    [
+        (70_553_706_496, "70.55B"),
+        (493_000_000, "493.00M"),
+        (1_400, "1.40K"),
+        (512, "512"),
+        (1.2e12, "1.20T"),
+    ],
 )
 def test_counts_in_short(value, text):
     assert count(value) == text

@@ -20,7 +20,10 @@ from drillyard.telemetry.jsonlines import encode
 
 def write_run(directory, losses: dict[int, float], **more):
     directory.mkdir(exist_ok=True)
-    rows = [encode({"step": step, "round": 0, "loss": loss, "grad_norm": 1.0, **more}) for step, loss in losses.items()]
+    rows = [
+        encode({"step": step, "round": 0, "loss": loss, "grad_norm": 1.0, **more})
+        for step, loss in losses.items()
+    ]
     (directory / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
     return directory
 
@@ -47,7 +50,10 @@ def test_one_bit_is_found_named_and_measured(tmp_path, run_diff):
     result = run_diff(a, b)
     assert result.exit_code == 1
     assert says(result.stdout, f"loss ... step 2: A 0.5, B {other!r}")
-    assert says(result.stdout, "1.11e-16 (relative 2.22e-16) ... 2 of 3 common steps ... step 3: 0.5 (relative 0.2)")
+    assert says(
+        result.stdout,
+        "1.11e-16 (relative 2.22e-16) ... 2 of 3 common steps ... step 3: 0.5 (relative 0.2)",
+    )
     assert says(result.stdout, "Equal ... 3 common steps: grad_norm")
 
 
@@ -96,7 +102,10 @@ losses = st.dictionaries(st.integers(1, 12), st.floats(allow_nan=True), min_size
 @given(losses, losses)
 def test_comparison_is_symmetric_and_exact(tmp_path_factory, left, right):
     base = tmp_path_factory.mktemp("runs")
-    a, b = (write_run(base / name, dict(sorted(values.items()))) for name, values in (("a", left), ("b", right)))
+    a, b = (
+        write_run(base / name, dict(sorted(values.items())))
+        for name, values in (("a", left), ("b", right))
+    )
     common = sorted(left.keys() & right.keys())
     if not common:
         return

@@ -1,4 +1,5 @@
-"""Goodput: categories sum to wall time exactly on any events, and equal the truth of simulated runs."""
+"""Goodput: categories sum to wall time exactly on any events, and equal the truth of simulated
+runs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ EPOCH = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
 
 def at(microseconds: int, event: str, **fields) -> dict:
     moment = EPOCH + timedelta(microseconds=microseconds)
-    return {"time": moment.isoformat(timespec="microseconds").replace("+00:00", "Z"), "event": event, **fields}
+    return {
+        "time": moment.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "event": event,
+        **fields,
+    }
 
 
 any_event = st.builds(
@@ -27,7 +32,8 @@ any_event = st.builds(
     st.integers(-10_000_000, 10_000_000_000),
     st.sampled_from([*sorted(get_args(EventName)), "something_else"]),
     st.fixed_dictionaries(
-        {}, optional={"step": st.integers(0, 30), "step_seconds": st.floats(0, 1e4, allow_nan=False)}
+        {},
+        optional={"step": st.integers(0, 30), "step_seconds": st.floats(0, 1e4, allow_nan=False)},
     ),
 )
 
@@ -49,12 +55,15 @@ def test_any_events_at_all_sum_to_wall_time(events, in_order):
 
 @dataclass
 class Simulation:
-    """A run that knows the truth: a clock, the events it writes, and what each microsecond was spent on."""
+    """A run that knows the truth: a clock, the events it writes, and what each microsecond was
+    spent on."""
 
     events: list[dict] = field(default_factory=list)
     clock: int = 0
     truth: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
-    steps: list[tuple[int, bool, str | None]] = field(default_factory=list)  # microseconds, done before, launch
+    steps: list[tuple[int, bool, str | None]] = field(
+        default_factory=list
+    )  # microseconds, done before, launch
 
     def emit(self, name: str, **fields) -> None:
         self.events.append(at(self.clock, name, **fields))
@@ -111,13 +120,19 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
                 run.spend(waited, launch)
             else:
                 run.spend(waited, "unknown")
-            took = data.draw(st.sampled_from([900_000, 1_000_000, 1_100_000, 9_000_000] if timed else [1_000_000]))
+            took = data.draw(
+                st.sampled_from(
+                    [900_000, 1_000_000, 1_100_000, 9_000_000] if timed else [1_000_000]
+                )
+            )
             run.spend(took, None)
             step += 1
             run.steps.append((took, step <= highest, launch if first else None))
             redone += step <= highest
             highest, first = max(highest, step), False
-            run.emit("step", step=step, window_steps=1, **({"step_seconds": took / 1e6} if timed else {}))
+            run.emit(
+                "step", step=step, window_steps=1, **({"step_seconds": took / 1e6} if timed else {})
+            )
             if step % save_every == 0:
                 run.emit("checkpoint_begin", step=step)
                 run.spend(data.draw(duration), "checkpoint")
@@ -134,7 +149,10 @@ def test_simulated_runs_are_accounted_for_to_the_microsecond(data, timed):
         if fails_at is None:
             break
         if not cut_save:
-            run.spend(data.draw(duration), (("restart" if run.steps else "startup") if first else "recomputation"))
+            run.spend(
+                data.draw(duration),
+                (("restart" if run.steps else "startup") if first else "recomputation"),
+            )
         run.emit("failure", reason="killed")
         if data.draw(st.booleans()):
             run.spend(data.draw(duration), "restart" if run.steps else "startup")
@@ -208,7 +226,11 @@ def test_a_kill_nobody_saw_leaves_an_unknown_gap_and_a_pause_is_waiting():
     ]
     times = goodput(events).times
     assert (times["unknown"], times["waiting"]) == (89 * second, 394 * second)
-    assert (times["startup"], times["restart"], times["productive"]) == (9 * second, 10 * second, 4 * second)
+    assert (times["startup"], times["restart"], times["productive"]) == (
+        9 * second,
+        10 * second,
+        4 * second,
+    )
 
 
 def test_a_clock_that_steps_back_is_reported_and_costs_no_time():

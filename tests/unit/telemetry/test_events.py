@@ -1,4 +1,5 @@
-"""Every event that any source file writes is in the vocabulary, and the vocabulary's table tells of every event."""
+"""Every event that any source file writes is in the vocabulary, and the vocabulary's table tells of
+every event."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def called_name(call: ast.Call) -> str:
-    """The last part of what is called, without a leading underscore: `self._on_event(...)` is `on_event`."""
+    """The last part of what is called, without a leading underscore: `self._on_event(...)` is
+    `on_event`."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return name.lstrip("_")
 
@@ -37,11 +39,16 @@ def first_arguments(calls: list[ast.Call], writers: set[str]) -> Iterator[ast.ex
 
 
 def forwarders(functions: list[tuple[Function, list[ast.Call]]], writers: set[str]) -> set[str]:
-    """Functions that hand their first parameter on as an event's name, such as a checkpointer's `_tell`."""
+    """Functions that hand their first parameter on as an event's name, such as a checkpointer's
+    `_tell`."""
     found = set()
     for function, calls in functions:
         parameters = [argument.arg for argument in function.args.args if argument.arg != "self"]
-        handed_on = {argument.id for argument in first_arguments(calls, writers) if isinstance(argument, ast.Name)}
+        handed_on = {
+            argument.id
+            for argument in first_arguments(calls, writers)
+            if isinstance(argument, ast.Name)
+        }
         if parameters[:1] and parameters[0] in handed_on:
             found.add(function.name.lstrip("_"))
     return found
@@ -58,10 +65,17 @@ def literals(expression: ast.expr) -> Iterator[str]:
 
 def written(trees: list[ast.Module]) -> set[str]:
     writers = set(WRITERS)
-    functions = [(node, calls_in(node)) for tree in trees for node in ast.walk(tree) if isinstance(node, Function)]
+    functions = [
+        (node, calls_in(node))
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, Function)
+    ]
     while new := forwarders(functions, writers) - writers:
         writers |= new
-    arguments = (argument for tree in trees for argument in first_arguments(calls_in(tree), writers))
+    arguments = (
+        argument for tree in trees for argument in first_arguments(calls_in(tree), writers)
+    )
     return {name for argument in arguments for name in literals(argument)}
 
 
@@ -73,13 +87,17 @@ def table() -> set[str]:
 
 @pytest.fixture(scope="module")
 def names() -> set[str]:
-    sources = written([ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")])
+    sources = written(
+        [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")]
+    )
     return sources | {f"{span}_{end}" for span in get_args(runlog.Span) for end in ("begin", "end")}
 
 
 def test_every_event_that_is_written_is_in_the_vocabulary(names: set[str]) -> None:
     assert names - set(get_args(events.EventName)) == set()
-    assert {"run_start", "resume", "checkpoint_begin", "failure", "restart", "end"} <= names, "the search finds events"
+    assert {"run_start", "resume", "checkpoint_begin", "failure", "restart", "end"} <= names, (
+        "the search finds events"
+    )
 
 
 def test_the_table_tells_of_every_event_and_of_no_other() -> None:

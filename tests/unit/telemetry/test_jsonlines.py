@@ -1,4 +1,5 @@
-"""Logs survive crashes: whole lines, torn lines, non-finite numbers, several writers, full disks."""
+"""Logs survive crashes: whole lines, torn lines, non-finite numbers, several writers, full
+disks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from drillyard.telemetry.jsonlines import LineFile, decode, encode, read_records
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text().filter(lambda k: k != "nonfinite"), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text().filter(lambda k: k != "nonfinite"), inner)
+    ),
     max_leaves=6,
 )
 records = st.dictionaries(st.text().filter(lambda key: key != "nonfinite"), values)
@@ -51,7 +55,9 @@ def test_a_loss_that_is_not_finite_is_null_and_named():
 @pytest.mark.slow
 @given(st.lists(records, max_size=3), st.data())
 @settings(max_examples=50)
-def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones(tmp_path_factory, rows, data):
+def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones(
+    tmp_path_factory, rows, data
+):
     path = tmp_path_factory.mktemp("cut") / "log.jsonl"
     file = LineFile(path, print)
     for row in rows:
@@ -67,7 +73,9 @@ def test_a_file_cut_anywhere_gives_the_records_before_the_cut_and_takes_new_ones
     file = LineFile(path, print)
     file.write(encode({"after": 1}))
     file.close()
-    assert [repr(row) for row in read_records(path)] == [repr(row) for row in [*complete, {"after": 1}]]
+    assert [repr(row) for row in read_records(path)] == [
+        repr(row) for row in [*complete, {"after": 1}]
+    ]
 
 
 def test_lines_of_several_writers_stand_whole_one_after_another(tmp_path):
@@ -109,12 +117,17 @@ def test_lines_wait_for_a_full_disk_and_are_then_written_whole_and_in_order(tmp_
     monkeypatch.setattr(os, "write", full_disk)
     for number in range(1, 4):
         file.write(encode({"number": number}))
-    assert path.read_text() == encode({"number": 0}) + "\n", "no torn line is left for strict readers"
+    assert path.read_text() == encode({"number": 0}) + "\n", (
+        "no torn line is left for strict readers"
+    )
     monkeypatch.undo()
     file.write(encode({"number": 4}))
     file.close()
     assert [row["number"] for row in read_records(path)] == [0, 1, 2, 3, 4]
-    assert each_says(seen, [f"{path}: cannot be written (No space left on device", f"{path}: ... again ... 4 lines"])
+    assert each_says(
+        seen,
+        [f"{path}: cannot be written (No space left on device", f"{path}: ... again ... 4 lines"],
+    )
     assert file.lost_lines == 0
 
 
@@ -212,5 +225,9 @@ def test_an_event_that_cannot_be_written_is_an_error_for_the_caller(tmp_path):
 
 def test_a_line_whose_nonfinite_part_was_damaged_is_passed_over():
     line = encode({"loss": math.nan, "norms": [1.0, math.inf]})
-    for damaged in (line.replace('"nan"', '"nbn"'), line.replace('"loss": "nan"', '"loss": []'), '{"nonfinite": 3}'):
+    for damaged in (
+        line.replace('"nan"', '"nbn"'),
+        line.replace('"loss": "nan"', '"loss": []'),
+        '{"nonfinite": 3}',
+    ):
         assert damaged != line and decode(damaged) is None

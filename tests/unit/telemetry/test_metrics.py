@@ -40,6 +40,11 @@ def test_a_line_that_lacks_one_is_none(damage: dict[str, Any]) -> None:
 
 
 def test_other_lines_of_the_file_are_passed_over(tmp_path: Path) -> None:
-    lines = [json.dumps(STEP), json.dumps({**STEP, "step": None}), '{"torn', json.dumps({**STEP, "step": 4})]
+    lines = [
+        json.dumps(STEP),
+        json.dumps({**STEP, "step": None}),
+        '{"torn',
+        json.dumps({**STEP, "step": 4}),
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert [record["step"] for record in read_steps(tmp_path)] == [3, 4]

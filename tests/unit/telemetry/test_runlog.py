@@ -99,7 +99,12 @@ def test_a_resumed_run_appends_and_the_last_occurrence_of_a_step_counts(tmp_path
         for step in (2, 3, 4):
             log.step(replace(record, step=step, loss=10.0 * step))
     rows = read_metrics(tmp_path)
-    assert [(row["step"], row["loss"], row["round"]) for row in rows] == [(1, 1, 0), (2, 20, 1), (3, 30, 1), (4, 40, 1)]
+    assert [(row["step"], row["loss"], row["round"]) for row in rows] == [
+        (1, 1, 0),
+        (2, 20, 1),
+        (3, 30, 1),
+        (4, 40, 1),
+    ]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
 
 
@@ -109,9 +114,19 @@ def test_the_text_console_prints_the_perf_loggers_lines(open_log, record, capsys
         log.evaluation(5, {"sql": {"loss": 0.5}})
         for name in ("checkpoint_begin", "checkpoint_end", "checkpoint"):
             log.event(name, 5, path="runs/a/checkpoints/step-00000005", seconds=0.1)
-        log.event("evaluation_failed", 5, part="sql", metric="loss", reason="rank 1: out of memory", stack="...")
+        log.event(
+            "evaluation_failed",
+            5,
+            part="sql",
+            metric="loss",
+            reason="rank 1: out of memory",
+            stack="...",
+        )
     assert capsys.readouterr().out.splitlines() == [
-        "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs per token.",
+        (
+            "[PerfLogger] Using 70.55B parameters for TFLOPs calculation. Formula 6N: 423.3 GFLOPs"
+            " per token."
+        ),
         "Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620",
         "Evaluation after step 5",
         "  sql | Loss: 0.5000",
@@ -131,7 +146,9 @@ def test_optional_work_that_fails_is_a_warning_and_signals_are_not_caught(tmp_pa
             raise TypeError
         with log.optional("writing data.json", OSError):
             raise PermissionError(13, "Permission denied")
-    estimate, record = [event["text"] for event in read_events(tmp_path) if event["event"] == "warning"]
+    estimate, record = [
+        event["text"] for event in read_events(tmp_path) if event["event"] == "warning"
+    ]
     assert estimate == "the estimate failed: AssertionError: no such term"
     assert record == "writing data.json failed: PermissionError: [Errno 13] Permission denied"
 
@@ -181,7 +198,10 @@ def test_a_span_ends_unless_its_body_raises(tmp_path, open_log):
 
 
 def test_a_step_before_the_parameters_is_a_mistake_of_the_caller(tmp_path, config, record):
-    with RunLog(tmp_path, rank=0, config=config, console="none") as log, pytest.raises(AssertionError):
+    with (
+        RunLog(tmp_path, rank=0, config=config, console="none") as log,
+        pytest.raises(AssertionError),
+    ):
         log.step(record)
 
 

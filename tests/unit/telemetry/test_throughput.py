@@ -1,4 +1,5 @@
-"""FLOPs per token of a run: active parameters, frozen weights; the accelerator by its driver's name."""
+"""FLOPs per token of a run: active parameters, frozen weights; the accelerator by its driver's
+name."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ from drillyard.modelspec import model_spec
 from drillyard.telemetry import describe_model
 
 
-def describe(config: dict, count: int, trainable: int, device: str = "cpu", precision: str = "bf16") -> dict:
-    return describe_model(config, count=count, trainable=trainable, device=device, precision=precision)
+def describe(
+    config: dict, count: int, trainable: int, device: str = "cpu", precision: str = "bf16"
+) -> dict:
+    return describe_model(
+        config, count=count, trainable=trainable, device=device, precision=precision
+    )
 
 
 def test_a_dense_model_takes_6_flops_per_parameter_and_token():

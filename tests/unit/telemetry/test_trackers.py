@@ -1,4 +1,5 @@
-"""Trackers get the same numbers under the same names, resume their own runs, and never end the training."""
+"""Trackers get the same numbers under the same names, resume their own runs, and never end the
+training."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def tensorboard_points(directory) -> list[tuple[int, str, float]]:
     for path in sorted(directory.iterdir()):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                number = value.simple_value if value.HasField("simple_value") else value.tensor.float_val[0]
+                number = (
+                    value.simple_value
+                    if value.HasField("simple_value")
+                    else value.tensor.float_val[0]
+                )
                 points.append((event.step, value.tag, number))
     return points
 
@@ -35,17 +40,28 @@ def log_three_steps(tmp_path, config, record, **arguments):
 def test_tensorboard_holds_every_step_and_torch_is_not_imported(tmp_path, make_config, record):
     log_three_steps(tmp_path, make_config(tensorboard=True), record)
     points = tensorboard_points(tmp_path / "tensorboard")
-    assert [(step, value) for step, tag, value in points if tag == "train/loss"] == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [(step, value) for step, tag, value in points if tag == "train/loss"] == [
+        (1, 0.25),
+        (2, 0.5),
+        (3, 0.75),
+    ]
     assert (3, "eval/sql/loss", 0.5) in points
-    assert {tag for _, tag, _ in points} >= {"train/tflops_per_gpu", "train/learning_rate", "train/memory_gib"}
+    assert {tag for _, tag, _ in points} >= {
+        "train/tflops_per_gpu",
+        "train/learning_rate",
+        "train/memory_gib",
+    }
     assert not any(tag == "train/mfu" for _, tag, _ in points)  # no peak, no MFU
 
 
-def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_config, record, monkeypatch):
+def test_after_a_resume_tensorboard_shows_steps_done_again_once(
+    tmp_path, make_config, record, monkeypatch
+):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.summary.writer import event_file_writer
 
-    # A process numbers its event files, which are read in the order of their names: a tenth would come before a ninth.
+    # A process numbers its event files, which are read in the order of their names: a tenth would
+    # come before a ninth.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     config = make_config(tensorboard=True)
     log_three_steps(tmp_path, config, record)
@@ -60,7 +76,12 @@ def test_after_a_resume_tensorboard_shows_steps_done_again_once(tmp_path, make_c
 
 class FakeWandbRun:
     def __init__(self, arguments: dict) -> None:
-        self.arguments, self.id, self.logged, self.finished = arguments, arguments["id"] or "abc123", [], False
+        self.arguments, self.id, self.logged, self.finished = (
+            arguments,
+            arguments["id"] or "abc123",
+            [],
+            False,
+        )
         self.axis = ""
 
     def define_metric(self, name: str, step_metric: str) -> None:
@@ -96,7 +117,11 @@ def test_a_second_attempt_continues_the_same_wandb_run(tmp_path, make_config, re
     assert (first.arguments["id"], second.arguments["id"]) == (None, "abc123")
     assert (first.arguments["project"], first.arguments["name"]) == ("p", "mine")
     assert first.arguments["config"]["data"]["sequence_length"] == 4096
-    assert [values["train/loss"] for values in first.logged if "train/loss" in values] == [0.25, 0.5, 0.75]
+    assert [values["train/loss"] for values in first.logged if "train/loss" in values] == [
+        0.25,
+        0.5,
+        0.75,
+    ]
     assert [values["step"] for values in first.logged if "train/loss" in values] == [1, 2, 3]
     assert first.axis == second.axis == "step"
     assert first.finished and second.finished
@@ -106,7 +131,9 @@ def warnings_of(run_directory) -> list[str]:
     return [event["text"] for event in read_events(run_directory) if event["event"] == "warning"]
 
 
-def test_a_tracker_that_fails_is_left_out_with_one_warning(tmp_path, make_config, record, fake_wandb, monkeypatch):
+def test_a_tracker_that_fails_is_left_out_with_one_warning(
+    tmp_path, make_config, record, fake_wandb, monkeypatch
+):
     def fail(self, values: dict) -> None:
         raise ConnectionError("service gone")
 
@@ -116,11 +143,15 @@ def test_a_tracker_that_fails_is_left_out_with_one_warning(tmp_path, make_config
     assert "WeightsAndBiases" in warning and "service gone" in warning
 
 
-def test_mlflow_gets_numbers_by_step_and_continues_its_run(tmp_path, make_config, record, monkeypatch):
+def test_mlflow_gets_numbers_by_step_and_continues_its_run(
+    tmp_path, make_config, record, monkeypatch
+):
     calls = []
     module = ModuleType("mlflow")
     for name in ("set_tracking_uri", "set_experiment", "log_dict", "log_metrics", "end_run"):
-        setattr(module, name, lambda *args, _name=name, **kwargs: calls.append((_name, args, kwargs)))
+        setattr(
+            module, name, lambda *args, _name=name, **kwargs: calls.append((_name, args, kwargs))
+        )
 
     def start_run(**arguments) -> SimpleNamespace:
         calls.append(("start_run", (), arguments))
@@ -133,7 +164,11 @@ def test_mlflow_gets_numbers_by_step_and_continues_its_run(tmp_path, make_config
         log_three_steps(tmp_path, config, record, attempt=attempt)
     assert calls[0] == ("set_tracking_uri", ("file:///x",), {})
     assert [call[2]["run_id"] for call in calls if call[0] == "start_run"] == [None, "r1"]
-    steps = [(kwargs["step"], args[0].get("train/loss")) for name, args, kwargs in calls if name == "log_metrics"]
+    steps = [
+        (kwargs["step"], args[0].get("train/loss"))
+        for name, args, kwargs in calls
+        if name == "log_metrics"
+    ]
     assert steps[:4] == [(1, 0.25), (2, 0.5), (3, 0.75), (3, None)]
     assert sum(name == "log_dict" for name, _, _ in calls) == 1
     assert sum(name == "end_run" for name, _, _ in calls) == 2
@@ -147,7 +182,9 @@ def test_mlflow_gets_numbers_by_step_and_continues_its_run(tmp_path, make_config
         ({"tensorboard": True}, "tensorboard.compat.proto", r"pip install tensorboard"),
     ],
 )
-def test_a_missing_package_names_what_to_install(tmp_path, make_config, monkeypatch, logging, missing, message):
+def test_a_missing_package_names_what_to_install(
+    tmp_path, make_config, monkeypatch, logging, missing, message
+):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(UserError, match=message):
         RunLog(tmp_path, rank=0, config=make_config(**logging), console="none")
@@ -171,7 +208,9 @@ def test_an_unknown_key_for_mlflow_is_refused(tmp_path, make_config, monkeypatch
         RunLog(tmp_path, rank=0, config=make_config(mlflow={"uri": "x"}), console="none")
 
 
-def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(tmp_path, make_config, record, monkeypatch):
+def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(
+    tmp_path, make_config, record, monkeypatch
+):
     def refuse(**_: object) -> None:
         raise ConnectionError("no login")
 
@@ -186,7 +225,9 @@ def test_a_tracker_that_cannot_start_stops_a_first_start_but_no_restart(tmp_path
     assert "WeightsAndBiases" in warning and "no login" in warning
 
 
-def test_a_package_that_is_gone_after_a_restart_costs_only_its_tracker(tmp_path, make_config, record, monkeypatch):
+def test_a_package_that_is_gone_after_a_restart_costs_only_its_tracker(
+    tmp_path, make_config, record, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "wandb", None)
     log_three_steps(tmp_path, make_config(wandb={}), record, attempt=1)
     (warning,) = warnings_of(tmp_path)

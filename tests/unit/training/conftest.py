@@ -1,4 +1,5 @@
-"""A run directory as training leaves it, made without training: config, data, events, metrics, checkpoints."""
+"""A run directory as training leaves it, made without training: config, data, events, metrics,
+checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def numerics_on(ranks: int) -> dict[str, dict[str, Any]]:
         "parallelism.shard": ranks,
         "parallelism.replicate": 1,
     }
-    return {"settings": settings, "conditions": {"numerics revision": 1, "hardware": "a CPU", **SOFTWARE}}
+    return {
+        "settings": settings,
+        "conditions": {"numerics revision": 1, "hardware": "a CPU", **SOFTWARE},
+    }
 
 
 @pytest.fixture
@@ -61,9 +65,11 @@ def config(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 def make_run(config: RunConfig) -> Callable[..., Path]:
-    """Make the run directory: starts of (first logged step, last, ranks), each with an order of its own.
+    """Make the run directory: starts of (first logged step, last, ranks), each with an order of its
+    own.
 
-    A start goes on from the step before the one that it does first. `numerics`: what differs in each start's record.
+    A start goes on from the step before the one that it does first. `numerics`: what differs in
+    each start's record.
     """
 
     def make(
@@ -79,12 +85,24 @@ def make_run(config: RunConfig) -> Callable[..., Path]:
         for number, (first, last, ranks) in enumerate(attempts):
             changed = numerics[number] if numerics else {}
             append_event(directory, "round_start", round=0, world_size=ranks, **SOFTWARE)
-            layout = {"micro_batch_size": 1, "gradient_accumulation": 4 // ranks, "world_size": ranks}
-            rounding = {part: values | changed.get(part, {}) for part, values in numerics_on(ranks).items()}
+            layout = {
+                "micro_batch_size": 1,
+                "gradient_accumulation": 4 // ranks,
+                "world_size": ranks,
+            }
+            rounding = {
+                part: values | changed.get(part, {}) for part, values in numerics_on(ranks).items()
+            }
             append_event(
-                directory, "order", round=0, data=data.train.fingerprint, global_batch_size=4, total_steps=40,
-                numerics=rounding, **layout,
-            )  # fmt: skip
+                directory,
+                "order",
+                round=0,
+                data=data.train.fingerprint,
+                global_batch_size=4,
+                total_steps=40,
+                numerics=rounding,
+                **layout,
+            )
             if first > 2:
                 append_event(directory, "resume", round=0, step=first - 2)
             append_event(directory, "first_step", round=0, step=first - 1)
@@ -105,6 +123,13 @@ def append_metrics(directory: Path, step: int, **fields: Any) -> None:
     """A logged step, after everything that was written before it."""
     append_event(directory, "step", step=step)
     written = json.loads((directory / "events.jsonl").read_text().splitlines()[-1])
-    line = {"time": written["time"], "round": 0, "step": step, "loss": 2.0 + 1 / step, "grad_norm": 1 / 3, **fields}
+    line = {
+        "time": written["time"],
+        "round": 0,
+        "step": step,
+        "loss": 2.0 + 1 / step,
+        "grad_norm": 1 / 3,
+        **fields,
+    }
     with (directory / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -1,4 +1,5 @@
-"""What a run's open settings became is recorded for each layout, kept there, and resolved again elsewhere."""
+"""What a run's open settings became is recorded for each layout, kept there, and resolved again
+elsewhere."""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ from drillyard.training.auto_settings import (
 from drillyard.training.saved_model import without_training_layout
 
 LLAMA = {
-    "architecture": "llama", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "architecture": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-}  # fmt: skip
+}
 
 
 class Log:
@@ -86,7 +91,12 @@ def trained(tmp_path: Path) -> Path:
 
 def resolve(config: RunConfig, count: int = 2, mode: str | None = None) -> ResolvedSetup:
     found = resolve_setup(
-        config, model_spec(LLAMA), num_gpus=count, gpus_per_node=count, memory_gib=None, device_type="cpu"
+        config,
+        model_spec(LLAMA),
+        num_gpus=count,
+        gpus_per_node=count,
+        memory_gib=None,
+        device_type="cpu",
     )
     changes = {} if mode is None else {"activation_checkpointing": mode}
     return dataclasses.replace(found, setup=dataclasses.replace(found.setup, **changes))
@@ -95,18 +105,25 @@ def resolve(config: RunConfig, count: int = 2, mode: str | None = None) -> Resol
 def record(config: RunConfig, directory: Path, count: int = 2, mode: str = "selective") -> None:
     log: Any = Log()
     save_auto_settings(
-        load_auto_settings(config, ranks(count), directory), resolve(config, count, mode), directory, log
+        load_auto_settings(config, ranks(count), directory),
+        resolve(config, count, mode),
+        directory,
+        log,
     )
 
 
-def test_nothing_is_kept_of_a_run_that_has_recorded_nothing(config: RunConfig, trained: Path) -> None:
+def test_nothing_is_kept_of_a_run_that_has_recorded_nothing(
+    config: RunConfig, trained: Path
+) -> None:
     kept = load_auto_settings(config, ranks(), trained)
     assert kept.config == config
     assert (kept.settings, kept.before) == ({}, {})
     assert kept.memory_gib > 0
 
 
-def test_a_start_on_the_same_layout_has_what_the_first_one_had(config: RunConfig, trained: Path) -> None:
+def test_a_start_on_the_same_layout_has_what_the_first_one_had(
+    config: RunConfig, trained: Path
+) -> None:
     record(config, trained)
     kept = load_auto_settings(config, ranks(), trained)
     assert kept.config.training.activation_checkpointing == "selective"
@@ -114,7 +131,9 @@ def test_a_start_on_the_same_layout_has_what_the_first_one_had(config: RunConfig
     assert kept.config.training.compile is False
     assert kept.config.training.loss_chunk_tokens == 16
     assert kept.before == {}
-    assert config.training.activation_checkpointing == "auto", "the config of the caller is left as it is"
+    assert config.training.activation_checkpointing == "auto", (
+        "the config of the caller is left as it is"
+    )
 
 
 def test_the_first_record_of_a_layout_stays(config: RunConfig, trained: Path) -> None:
@@ -124,7 +143,9 @@ def test_the_first_record_of_a_layout_stays(config: RunConfig, trained: Path) ->
     assert (trained / RESOLVED_RECORD).read_bytes() == before
 
 
-def test_another_layout_is_resolved_again_and_the_first_one_is_found_again(config: RunConfig, trained: Path) -> None:
+def test_another_layout_is_resolved_again_and_the_first_one_is_found_again(
+    config: RunConfig, trained: Path
+) -> None:
     record(config, trained, 2, "selective")
     elsewhere = load_auto_settings(config, ranks(4), trained)
     assert elsewhere.settings == {}
@@ -132,8 +153,14 @@ def test_another_layout_is_resolved_again_and_the_first_one_is_found_again(confi
     assert elsewhere.before["training.activation_checkpointing"] == "selective"
     record(config, trained, 4, "none")
     assert len(read_layouts(trained)) == 2
-    assert load_auto_settings(config, ranks(2), trained).config.training.activation_checkpointing == "selective"
-    assert load_auto_settings(config, ranks(4), trained).config.training.activation_checkpointing == "none"
+    assert (
+        load_auto_settings(config, ranks(2), trained).config.training.activation_checkpointing
+        == "selective"
+    )
+    assert (
+        load_auto_settings(config, ranks(4), trained).config.training.activation_checkpointing
+        == "none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +210,9 @@ def test_a_disk_that_takes_no_more_ends_no_run(
     assert str(trained / RESOLVED_RECORD) in warning and "No space left" in warning
 
 
-def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config: RunConfig, trained: Path) -> None:
+def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(
+    config: RunConfig, trained: Path
+) -> None:
     first, again, elsewhere = (Log() for _ in range(3))
     report_auto_settings(load_auto_settings(config, ranks(), trained), resolve(config), first)  # type: ignore[arg-type]
     ((name, fields),) = first.events
@@ -207,11 +236,15 @@ def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(config:
         "parallelism.shard": [2, 4],
     }
     (message,) = elsewhere.messages
-    assert message.endswith("training.activation_checkpointing: selective -> full; parallelism.shard: 2 -> 4")
+    assert message.endswith(
+        "training.activation_checkpointing: selective -> full; parallelism.shard: 2 -> 4"
+    )
     json.dumps(fields)
 
 
-def test_where_it_may_not_fit_the_user_is_warned_and_reported_what_would(config: RunConfig, trained: Path) -> None:
+def test_where_it_may_not_fit_the_user_is_warned_and_reported_what_would(
+    config: RunConfig, trained: Path
+) -> None:
     kept = load_auto_settings(config, ranks(), trained)
     calm, warned = Log(), Log()
     report_estimate(kept, resolve(kept.config), calm)  # type: ignore[arg-type]
@@ -226,7 +259,9 @@ def test_where_it_may_not_fit_the_user_is_warned_and_reported_what_would(config:
     assert says(warning, "lack of memory\n ... no change")
 
 
-def test_a_model_is_brought_up_on_ranks_that_its_batch_does_not_divide_by(config: RunConfig) -> None:
+def test_a_model_is_brought_up_on_ranks_that_its_batch_does_not_divide_by(
+    config: RunConfig,
+) -> None:
     with pytest.raises(UserError, match="not a multiple"):
         resolve(config, 3)
     assert resolve(without_training_layout(config), 3).setup.activation_checkpointing == "none"

@@ -18,6 +18,9 @@ def test_the_loss_is_the_mean_over_the_tokens_of_all_parts() -> None:
 def test_a_loss_without_one_of_the_parts_is_none() -> None:
     """With keep_best, the step at which the hard part failed would look like the best one."""
     easy = {"easy": PARTS["easy"]}
-    assert mean_loss(EvaluationResults(easy, [MetricFailure("hard", "loss", "out of memory", None)])) is None
+    assert (
+        mean_loss(EvaluationResults(easy, [MetricFailure("hard", "loss", "out of memory", None)]))
+        is None
+    )
     answers = MetricFailure("hard", "sql-execution", "KeyError", None)
     assert mean_loss(EvaluationResults(PARTS, [answers])) == pytest.approx(2.0)

@@ -1,4 +1,5 @@
-"""`training.deterministic`: what PyTorch would do otherwise with kernels that do not give the same bits twice."""
+"""`training.deterministic`: what PyTorch would do otherwise with kernels that do not give the same
+bits twice."""
 
 from collections.abc import Iterator
 
@@ -25,7 +26,11 @@ def deterministic(value: bool) -> RunConfig:
             "name": "bits",
             "model": {"id": "model"},
             "data": {"source": "builtin:python-stdlib", "sequence_length": 32},
-            "training": {"steps": 1, "optimizer": {"learning_rate": 1.0e-3}, "deterministic": value},
+            "training": {
+                "steps": 1,
+                "optimizer": {"learning_rate": 1.0e-3},
+                "deterministic": value,
+            },
         }
     )
 

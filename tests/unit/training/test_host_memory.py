@@ -1,4 +1,5 @@
-"""The memory of a host is what the control groups around a process allow, wherever these are mounted."""
+"""The memory of a host is what the control groups around a process allow, wherever these are
+mounted."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ MIB = 2**20
         # A job of Slurm: its step is not limited, the job is.
         (
             "0::/system.slice/slurmd/job_7/step_0/task_0",
-            {"system.slice/slurmd/job_7/memory.max": 300 * MIB, "system.slice/slurmd/job_7/step_0/memory.max": "max"},
+            {
+                "system.slice/slurmd/job_7/memory.max": 300 * MIB,
+                "system.slice/slurmd/job_7/step_0/memory.max": "max",
+            },
             300,
         ),
         # The lowest one counts.
@@ -27,7 +31,10 @@ MIB = 2**20
         ("0::/kubepods/pod1/c", {"memory.max": 100 * MIB}, 100),
         (
             "4:cpu,cpuacct:/\n3:memory:/slurm/job_7\n0::/",
-            {"memory/memory.limit_in_bytes": 2**63 - 4096, "memory/slurm/job_7/memory.limit_in_bytes": 250 * MIB},
+            {
+                "memory/memory.limit_in_bytes": 2**63 - 4096,
+                "memory/slurm/job_7/memory.limit_in_bytes": 250 * MIB,
+            },
             250,
         ),
         ("4:cpu:/small\n", {"cpu/small/memory.limit_in_bytes": MIB}, None),

@@ -45,7 +45,9 @@ def make_batch(share_with_loss: float = 1.0) -> Any:
     )
 
 
-def summed_loss(model: LlamaForCausalLM, batch: Any, chunk_tokens: int | None = None) -> torch.Tensor:
+def summed_loss(
+    model: LlamaForCausalLM, batch: Any, chunk_tokens: int | None = None
+) -> torch.Tensor:
     inputs = loss_inputs(batch, model, "sdpa", torch.device("cpu"), chunk_tokens)
     loss: torch.Tensor = LanguageModelLoss(model)(**vars(inputs))
     return loss
@@ -57,7 +59,9 @@ def test_equals_the_models_own_logits_in_loss_and_gradients(tied: bool, share: f
     model, batch = make_model(tied), make_batch(share)
     logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits
     labels = torch.from_numpy(batch.labels)
-    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum"
+    )
     expected.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -71,7 +75,8 @@ def test_equals_the_models_own_logits_in_loss_and_gradients(tied: bool, share: f
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_every_architectures_own_head_gives_the_same_loss_and_gradients(architecture: str) -> None:
-    """Scaled and soft-capped logits, tied and untied heads: all gradients, in fp64, through several chunks."""
+    """Scaled and soft-capped logits, tied and untied heads: all gradients, in fp64, through several
+    chunks."""
     model = filled_model(architecture, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, VOCAB, (2, LENGTH), generator=generator)
@@ -87,7 +92,9 @@ def test_every_architectures_own_head_gives_the_same_loss_and_gradients(architec
     (loss / 7).backward()
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=1e-10)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10, msg=name)
+        torch.testing.assert_close(
+            model.get_parameter(name).grad, gradient, rtol=1e-9, atol=1e-10, msg=name
+        )
 
 
 @pytest.mark.parametrize("frozen", ["lm_head", "model"])
@@ -102,11 +109,14 @@ def test_frozen_weights_get_no_gradient_and_the_others_theirs(frozen: str) -> No
         if name.startswith(frozen):
             assert parameter.grad is None
         else:
-            torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-12, atol=1e-12, msg=name)
+            torch.testing.assert_close(
+                parameter.grad, whole[name], rtol=1e-12, atol=1e-12, msg=name
+            )
 
 
 def test_bf16_gradients_are_as_near_to_the_truth_as_those_of_autograd() -> None:
-    """The chunks' own gradients are no less precise than torch's, judged by fp64 on the same bf16 weights."""
+    """The chunks' own gradients are no less precise than torch's, judged by fp64 on the same bf16
+    weights."""
     model, batch = make_model().bfloat16(), make_batch()
     truth_model = make_model()
     truth_model.load_state_dict(model.state_dict())
@@ -114,16 +124,23 @@ def test_bf16_gradients_are_as_near_to_the_truth_as_those_of_autograd() -> None:
     summed_loss(model, batch, chunk_tokens=64).backward()
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits.float().flatten(0, 1)
+    logits = (
+        model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False)
+        .logits.float()
+        .flatten(0, 1)
+    )
     F.cross_entropy(logits, torch.from_numpy(batch.labels).flatten(), reduction="sum").backward()
     for name, parameter in model.named_parameters():
         truth = truth_model.get_parameter(name).grad
-        error, error_of_autograd = (float((g.double() - truth).norm()) for g in (ours[name], parameter.grad))
+        error, error_of_autograd = (
+            float((g.double() - truth).norm()) for g in (ours[name], parameter.grad)
+        )
         assert error < 1.5 * error_of_autograd + 1e-3 * float(truth.norm()), name
 
 
 def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:
-    """A factor given to `scale` costs no precision; one applied to the loss afterwards is rounded to bf16 on a GPU."""
+    """A factor given to `scale` costs no precision; one applied to the loss afterwards is rounded
+    to bf16 on a GPU."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 32, generator=generator).bfloat16()
     targets = torch.tensor([1, 2, -100, 3, 4, 5])
@@ -139,7 +156,9 @@ def test_the_scale_is_applied_before_gradients_are_rounded_to_bf16() -> None:
     model.zero_grad()
     (LanguageModelLoss(model)(**inputs) / 1021).backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(scaled_gradients[name], parameter.grad, rtol=1e-12, atol=1e-14, msg=name)
+        torch.testing.assert_close(
+            scaled_gradients[name], parameter.grad, rtol=1e-12, atol=1e-14, msg=name
+        )
     with torch.no_grad():
         torch.testing.assert_close(
             LanguageModelLoss(model)(**inputs, scale=0.5) * 2, LanguageModelLoss(model)(**inputs)

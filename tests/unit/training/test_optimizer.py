@@ -24,13 +24,20 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def decaying(root: nn.Module, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the parameters that the optimizer of `root` decays."""
-    shards: Any = [LocalShard(name, parameter, parameter.detach()) for name, parameter in root.named_parameters()]  # type: ignore[arg-type]
+    shards: Any = [
+        LocalShard(name, parameter, parameter.detach())
+        for name, parameter in root.named_parameters()
+    ]  # type: ignore[arg-type]
     monkeypatch.setattr(optimizers, "local_shards", lambda root: shards)
     ranks: Any = SimpleNamespace(device=torch.device("cpu"))
-    groups = ShardedAdamW(root, OptimizerConfig(learning_rate=1e-3), None, ranks).optimizer.param_groups
+    groups = ShardedAdamW(
+        root, OptimizerConfig(learning_rate=1e-3), None, ranks
+    ).optimizer.param_groups
     names = {id(shard.local): shard.name for shard in shards}
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert sorted(names[id(tensor)] for group in groups for tensor in group["params"]) == sorted(names.values())
+    assert sorted(names[id(tensor)] for group in groups for tensor in group["params"]) == sorted(
+        names.values()
+    )
     return {names[id(tensor)] for tensor in groups[0]["params"]}
 
 

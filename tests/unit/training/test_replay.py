@@ -1,4 +1,5 @@
-"""What a replay is planned from, what it refuses, and how bits are compared. Real replays: tests/integration."""
+"""What a replay is planned from, what it refuses, and how bits are compared. Real replays:
+tests/integration."""
 
 from __future__ import annotations
 
@@ -49,9 +50,19 @@ def test_the_layout_is_that_of_the_attempt_and_trackers_are_off(make_run: MakeRu
     assert not plan.config.logging.tensorboard
 
 
-def test_the_settings_are_those_of_the_start_whatever_the_config_says_since(make_run: MakeRun) -> None:
-    compiled = {"settings": {"training.compile": True, "model.attention": "sdpa", "training.threads_per_rank": 3}}
-    plan = plan_replay(make_run((2, 20, 2), (22, 40, 2), checkpoints=(20,), numerics=({}, compiled)), 26)
+def test_the_settings_are_those_of_the_start_whatever_the_config_says_since(
+    make_run: MakeRun,
+) -> None:
+    compiled = {
+        "settings": {
+            "training.compile": True,
+            "model.attention": "sdpa",
+            "training.threads_per_rank": 3,
+        }
+    }
+    plan = plan_replay(
+        make_run((2, 20, 2), (22, 40, 2), checkpoints=(20,), numerics=({}, compiled)), 26
+    )
     assert plan.config.training.compile is True
     assert plan.config.model.attention == "sdpa"
     assert plan.config.training.threads_per_rank == 3
@@ -76,30 +87,43 @@ def test_a_stretch_that_was_computed_in_two_ways_is_refused(make_run: MakeRun) -
 def test_a_stretch_over_a_change_of_rounding_is_refused_and_the_change_is_named(
     make_run: MakeRun, part: str, name: str, now: object
 ) -> None:
-    directory = make_run((2, 24, 2), (26, 40, 2), checkpoints=(20, 30), numerics=({}, {part: {name: now}}))
+    directory = make_run(
+        (2, 24, 2), (26, 40, 2), checkpoints=(20, 30), numerics=({}, {part: {name: now}})
+    )
     assert plan_replay(directory, 24).numerics == numerics_on(2)
     with pytest.raises(UserError, match=f"one way .*{name} .*{now}"):
         plan_replay(directory, 28)
-    # From a checkpoint after the change there is one way; an older one, should this be damaged, is no substitute.
+    # From a checkpoint after the change there is one way; an older one, should this be damaged, is
+    # no substitute.
     assert [info.step for info in plan_replay(directory, 32).checkpoints] == [30]
 
 
-def test_a_checkpoint_that_a_later_start_saved_again_is_not_where_a_lost_step_began(make_run: MakeRun) -> None:
-    """Steps 22 to 26 were done, lost and not yet done again, when the checkpoint of step 20 was saved once more."""
+def test_a_checkpoint_that_a_later_start_saved_again_is_not_where_a_lost_step_began(
+    make_run: MakeRun,
+) -> None:
+    """Steps 22 to 26 were done, lost and not yet done again, when the checkpoint of step 20 was
+    saved once more."""
     directory = make_run((2, 26, 2), (12, 20, 4), checkpoints=(10, 20))
     assert [info.step for info in plan_replay(directory, 26).checkpoints] == [10]
     assert plan_replay(directory, 26).world_size == 2
 
 
 def test_what_was_logged_is_reported_by_its_place_and_not_by_a_clock(make_run: MakeRun) -> None:
-    """Step 26 was logged after the clock had been set back; steps 22 and 24 were then done again, and otherwise."""
+    """Step 26 was logged after the clock had been set back; steps 22 and 24 were then done again,
+    and otherwise."""
     directory = make_run((2, 26, 2), checkpoints=(20,))
     metrics = directory / "metrics.jsonl"
     *earlier, last = map(json.loads, metrics.read_text().splitlines())
-    again = [{**record, "loss": 9.0, "time": "1999-01-01T00:00:00Z"} for record in earlier if record["step"] > 20]
+    again = [
+        {**record, "loss": 9.0, "time": "1999-01-01T00:00:00Z"}
+        for record in earlier
+        if record["step"] > 20
+    ]
     lines = [*earlier, {**last, "time": "2000-01-01T00:00:00Z"}, *again]
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert plan_replay(directory, 26).expected == {step: (2.0 + 1 / step, 1 / 3) for step in range(2, 27, 2)}
+    assert plan_replay(directory, 26).expected == {
+        step: (2.0 + 1 / step, 1 / 3) for step in range(2, 27, 2)
+    }
 
 
 def test_a_run_that_did_not_record_its_rounding_is_refused(make_run: MakeRun) -> None:
@@ -118,7 +142,9 @@ def test_a_step_that_was_not_logged_is_refused(make_run: MakeRun, tmp_path: Path
         plan_replay(tmp_path, 13)
 
 
-def test_other_settings_software_or_hardware_are_refused_by_name_and_are_no_sign_of_a_fault(make_run: MakeRun) -> None:
+def test_other_settings_software_or_hardware_are_refused_by_name_and_are_no_sign_of_a_fault(
+    make_run: MakeRun,
+) -> None:
     plan = plan_replay(make_run((2, 20, 2), checkpoints=(10,)), 14)
     require_same_conditions(plan, numerics_on(2))
     for name, other in (("torch", "2.16.0"), ("hardware", "another CPU"), ("numerics revision", 2)):
@@ -144,7 +170,10 @@ def test_one_bit_is_a_difference_and_the_same_nan_is_none() -> None:
 
 def test_a_verdict_is_read_as_it_was_written_and_says_where_and_by_how_much(tmp_path: Path) -> None:
     verdict = ReplayVerdict(
-        8, "step-4", [6, 8], [BitDifference(6, "grad_norm", 1.0, 1.25), BitDifference(8, "loss", 2.0, math.nan)]
+        8,
+        "step-4",
+        [6, 8],
+        [BitDifference(6, "grad_norm", 1.0, 1.25), BitDifference(8, "loss", 2.0, math.nan)],
     )
     verdict.write(tmp_path)
     again = read_verdict(tmp_path)

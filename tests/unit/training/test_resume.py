@@ -1,4 +1,5 @@
-"""Random state of a rank: no two ranks and no two starts draw alike, and what was saved is put back."""
+"""Random state of a rank: no two ranks and no two starts draw alike, and what was saved is put
+back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a run may go on with from a checkpoint, what is refused, and that the advice of a refusal works."""
+"""What a run may go on with from a checkpoint, what is refused, and that the advice of a refusal
+works."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from drillyard.training import resume
 from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
 from drillyard.training.replay import plan_replay
-from drillyard.training.run_directory import claim_run_directory, is_finished, named_beginning, origin_to_record
+from drillyard.training.run_directory import (
+    claim_run_directory,
+    is_finished,
+    named_beginning,
+    origin_to_record,
+)
 from drillyard.training.sample_order import require_same_order
 
 MakeRun = Callable[..., Path]
@@ -37,9 +43,15 @@ def ended(make_run: MakeRun) -> Path:
     directory = make_run((2, 40, 1), checkpoints=(38,))
     path = directory / "checkpoints" / "step-00000040"
     path.mkdir()
-    settings = {"training.steps": 40, "training.epochs": None, "training.optimizer.learning_rate": 1e-3}
+    settings = {
+        "training.steps": 40,
+        "training.epochs": None,
+        "training.optimizer.learning_rate": 1e-3,
+    }
     metadata = {"global_batch_size": 4, "settings": settings}
-    write_manifest(path, Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata))
+    write_manifest(
+        path, Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata)
+    )
     (directory / "final").mkdir()
     (directory / "final" / "config.json").write_text("{}")
     # What an export leaves, so that the next one may replace it.
@@ -62,7 +74,9 @@ def test_an_ended_run_is_left_as_it_is(ended: Path, config: RunConfig) -> None:
     assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("longer", [["training.steps=60"], ["training.steps=null", "training.epochs=99"]])
+@pytest.mark.parametrize(
+    "longer", [["training.steps=60"], ["training.steps=null", "training.epochs=99"]]
+)
 def test_an_ended_run_goes_on_with_more(ended: Path, config: RunConfig, longer: list[str]) -> None:
     wanted = changed(batch_of_four(config), *longer, "training.optimizer.learning_rate=5e-4")
     assert not is_finished(wanted)
@@ -86,7 +100,11 @@ def test_fewer_steps_than_are_done_are_refused(ended: Path, config: RunConfig) -
     [
         (True, ["training.steps=null", "training.epochs=1"], r"40 steps.*training\.epochs"),
         (True, ["training.steps=60"], r"training\.epochs instead of training\.steps"),
-        (False, ["training.steps=null", "training.epochs=9"], r"training\.epochs=null and training\.steps=40"),
+        (
+            False,
+            ["training.steps=null", "training.epochs=9"],
+            r"training\.epochs=null and training\.steps=40",
+        ),
         (
             True,
             ["training.steps=null", "training.epochs=9", "training.schedule.warmup_steps=99"],
@@ -98,7 +116,12 @@ def test_a_refused_length_leaves_the_saved_config(
     ended: Path, config: RunConfig, by_epoch: bool, overrides: list[str], words: str
 ) -> None:
     """26 sequences, 4 per step: an epoch is 7 steps, and its last step is short."""
-    metadata = {"global_batch_size": 4, "total_steps": 40, "by_epoch": by_epoch, "num_sequences": 26}
+    metadata = {
+        "global_batch_size": 4,
+        "total_steps": 40,
+        "by_epoch": by_epoch,
+        "num_sequences": 26,
+    }
     manifest = Manifest(40, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=metadata)
     write_manifest(ended / "checkpoints" / "step-00000040", manifest)
     before = (ended / "run.yaml").read_bytes()
@@ -107,7 +130,9 @@ def test_a_refused_length_leaves_the_saved_config(
     assert (ended / "run.yaml").read_bytes() == before
 
 
-def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Path, config: RunConfig) -> None:
+def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(
+    ended: Path, config: RunConfig
+) -> None:
     rate = changed(batch_of_four(config), "training.optimizer.learning_rate=5e-4")
     with pytest.raises(UserError, match=r"learning_rate: 0\.001 -> 0\.0005.*training\.steps"):
         claim_run_directory(rate, 1)
@@ -118,7 +143,9 @@ def test_another_rate_for_an_ended_run_is_refused_and_its_advice_works(ended: Pa
 def checkpoint(path: Path, step: int, **metadata: Any) -> CheckpointInfo:
     path.mkdir(parents=True)
     batch = {"global_batch_size": 4}
-    write_manifest(path, Manifest(step, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=batch | metadata))
+    write_manifest(
+        path, Manifest(step, 1, "2.11.0", "2026-01-01T00:00:00.000Z", {}, metadata=batch | metadata)
+    )
     return inspect(path)
 
 
@@ -155,7 +182,9 @@ def test_a_start_elsewhere_would_replace_what_the_run_has_saved_and_is_refused(
     elsewhere = checkpoint(tmp_path / "b/checkpoints/step-00000006", 6).path
     before = {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()}
     longer = changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={elsewhere}")
-    with pytest.raises(UserError, match=r"checkpoint\.resume: .* began at step 0.*`name`.*checkpoint\.resume=auto"):
+    with pytest.raises(
+        UserError, match=r"checkpoint\.resume: .* began at step 0.*`name`.*checkpoint\.resume=auto"
+    ):
         claim_run_directory(longer, 1)
     assert {path: path.read_bytes() for path in ended.rglob("*") if path.is_file()} == before
     # What the message recommends.
@@ -176,13 +205,21 @@ def test_a_run_goes_on_where_the_checkpoint_at_which_it_began_was_deleted(
     claim_run_directory(longer, 1)
 
 
-def test_a_run_goes_back_to_an_earlier_checkpoint_of_its_own(ended: Path, config: RunConfig) -> None:
+def test_a_run_goes_back_to_an_earlier_checkpoint_of_its_own(
+    ended: Path, config: RunConfig
+) -> None:
     earlier = checkpoint(ended / "checkpoints/step-00000020", 20).path
-    claim_run_directory(changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={earlier}"), 1)
+    claim_run_directory(
+        changed(batch_of_four(config), "training.steps=60", f"checkpoint.resume={earlier}"), 1
+    )
 
 
-@pytest.mark.parametrize("override", ["training.seed=1", "data.sequence_length=32", "data.packing=false"])
-def test_what_would_change_samples_is_refused_by_name(ended: Path, config: RunConfig, override: str) -> None:
+@pytest.mark.parametrize(
+    "override", ["training.seed=1", "data.sequence_length=32", "data.packing=false"]
+)
+def test_what_would_change_samples_is_refused_by_name(
+    ended: Path, config: RunConfig, override: str
+) -> None:
     key = override.partition("=")[0]
     with pytest.raises(UserError, match=f"a different run.*{key}"):
         claim_run_directory(changed(batch_of_four(config), override, "training.steps=60"), 1)
@@ -214,7 +251,9 @@ def saved(step: int, **changes: Any) -> dict[str, Any]:
         (saved(50), r"50 steps.* 42; .*training\.epochs"),
     ],
 )
-def test_a_checkpoint_of_other_samples_is_refused_by_name(metadata: dict[str, Any], words: str) -> None:
+def test_a_checkpoint_of_other_samples_is_refused_by_name(
+    metadata: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         require_same_order(metadata, IDENTITY)
 
@@ -226,7 +265,9 @@ def test_other_lengths_are_gone_on_with() -> None:
 
 def test_a_run_of_epochs_begun_by_an_earlier_version_keeps_its_order_or_is_refused() -> None:
     """Its batches go over the ends of epochs, and it ended after whole batches."""
-    old = {key: saved(0)[key] for key in ("data", "global_batch_size", "path")} | {"total_steps": 124}
+    old = {key: saved(0)[key] for key in ("data", "global_batch_size", "path")} | {
+        "total_steps": 124
+    }
     three_epochs = IDENTITY | {"total_steps": 126}
     # Up to the last whole batch of the first epoch both are the same.
     require_same_order(old | {"step": 41}, three_epochs)
@@ -243,15 +284,25 @@ def test_a_run_of_epochs_begun_by_an_earlier_version_keeps_its_order_or_is_refus
 
 def test_what_changed_is_reported_with_old_and_new_values(config: RunConfig) -> None:
     now = changed(config, "training.steps=60")
-    settings = {"training.steps": 40, "training.schedule.name": "cosine", "training.optimizer.epsilon": 1e-8}
+    settings = {
+        "training.steps": 40,
+        "training.schedule.name": "cosine",
+        "training.optimizer.epsilon": 1e-8,
+    }
     identity = IDENTITY | {"total_steps": 60}
-    assert resume.settings_changed({"settings": settings}, identity, now) == {"training.steps": [40, 60]}
+    assert resume.settings_changed({"settings": settings}, identity, now) == {
+        "training.steps": [40, 60]
+    }
     assert resume.settings_changed({"total_steps": 40}, identity, now) == {"total_steps": [40, 60]}
     assert resume.settings_changed({"total_steps": 60}, identity, now) == {}
 
 
-def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(ended: Path, config: RunConfig) -> None:
-    longer = changed(batch_of_four(config), "training.steps=60", "training.optimizer.learning_rate=5e-4")
+def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(
+    ended: Path, config: RunConfig
+) -> None:
+    longer = changed(
+        batch_of_four(config), "training.steps=60", "training.optimizer.learning_rate=5e-4"
+    )
     claim_run_directory(longer, 1)
     # That start recorded no settings but its 40 steps.
     assert plan_replay(ended, 40).config.training.steps == 40

@@ -1,4 +1,5 @@
-"""Hosts with sources of their own must have the same data: otherwise each would train on another order in silence."""
+"""Hosts with sources of their own must have the same data: otherwise each would train on another
+order in silence."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from drillyard.errors import UserError
 from drillyard.training import run
 
 
-def test_a_rank_with_other_data_than_rank_0_is_named_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_other_data_than_rank_0_is_named_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gathered = ["a", "a", "b", "a"]
     monkeypatch.setattr(run, "gather", lambda fingerprint: gathered)
     data: Any = types.SimpleNamespace(train=types.SimpleNamespace(fingerprint="a"))

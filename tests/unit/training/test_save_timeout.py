@@ -1,4 +1,5 @@
-"""How long a save may take: as long as an attempt may get no further, and well within the time of a stopped run."""
+"""How long a save may take: as long as an attempt may get no further, and well within the time of a
+stopped run."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from drillyard.training.build import save_timeout, warns_of_long_saves
         ({"watchdog_seconds": 0.0}, timedelta(days=7)),
     ],
 )
-def test_the_limit_of_a_save_is_the_watchdogs(timeouts: dict[str, float], expected: timedelta) -> None:
+def test_the_limit_of_a_save_is_the_watchdogs(
+    timeouts: dict[str, float], expected: timedelta
+) -> None:
     assert save_timeout(TimeoutsConfig(**timeouts)) == expected
 
 
@@ -40,7 +43,8 @@ class Log:
 
 
 @pytest.mark.parametrize(
-    ("limit", "seconds", "warnings"), [("60", 29.0, 0), ("60", 31.0, 1), (None, 31.0, 0), ("", 31.0, 0)]
+    ("limit", "seconds", "warnings"),
+    [("60", 29.0, 0), ("60", 31.0, 1), (None, 31.0, 0), ("", 31.0, 0)],
 )
 def test_a_save_over_half_of_a_stopped_runs_time_is_warned_of_once(
     limit: str | None, seconds: float, warnings: int, monkeypatch: pytest.MonkeyPatch

@@ -12,6 +12,8 @@ from drillyard.training.saved_evaluation import EvaluationRequest, config_withou
 
 def test_options_that_no_config_allows_are_reported_in_our_words() -> None:
     request = EvaluationRequest(Path("model"), Path("out"), data="rows.jsonl", format="nonsense")
-    with pytest.raises(UserError, match=r"^data\.format: found 'nonsense'; allowed: 'text', ") as raised:
+    with pytest.raises(
+        UserError, match=r"^data\.format: found 'nonsense'; allowed: 'text', "
+    ) as raised:
         config_without_run(request)
     assert "pydantic" not in str(raised.value)

@@ -19,7 +19,9 @@ NAMES = ["cosine", "linear", "constant", "warmup-stable-decay"]
 
 def rates(total: int, **settings: object) -> list[float]:
     schedule = ScheduleConfig.model_validate(settings)
-    return [learning_rate(step, peak=1.0, total_steps=total, schedule=schedule) for step in range(total)]
+    return [
+        learning_rate(step, peak=1.0, total_steps=total, schedule=schedule) for step in range(total)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,7 +48,9 @@ def test_warmup_stable_decay_is_flat_then_falls_linearly() -> None:
     warmup=st.integers(0, 50),
     final=st.floats(0, 1),
 )
-def test_never_leaves_its_bounds_and_falls_after_warmup(name: str, total: int, warmup: int, final: float) -> None:
+def test_never_leaves_its_bounds_and_falls_after_warmup(
+    name: str, total: int, warmup: int, final: float
+) -> None:
     values = rates(total, name=name, warmup_steps=warmup, final_fraction=final)
     assert all(0 <= value <= 1 for value in values)
     after = values[warmup:]
@@ -75,7 +79,9 @@ def steps_of_ten_epochs(**schedule: object) -> int:
         ({"name": "warmup-stable-decay", "warmup_steps": 81}, "decay_steps"),
     ],
 )
-def test_a_schedule_that_does_not_fit_into_the_epochs_is_refused(schedule: dict[str, object], key: str) -> None:
+def test_a_schedule_that_does_not_fit_into_the_epochs_is_refused(
+    schedule: dict[str, object], key: str
+) -> None:
     with pytest.raises(UserError, match=rf"training\.schedule\.{key}: "):
         steps_of_ten_epochs(**schedule)
 

@@ -1,4 +1,5 @@
-"""Steps that stand out are found in every step and reported with their samples; an ordinary training has none."""
+"""Steps that stand out are found in every step and reported with their samples; an ordinary
+training has none."""
 
 from __future__ import annotations
 
@@ -31,16 +32,25 @@ from drillyard.training.spikes import (
 )
 
 
-def training_curve(steps: int, seed: int, warmup: int = 100, noise: float = 0.02) -> Iterator[StepFigures]:
-    """A loss that falls by a power of the step, a gradient norm that rises in the warm-up and then falls; noisy."""
+def training_curve(
+    steps: int, seed: int, warmup: int = 100, noise: float = 0.02
+) -> Iterator[StepFigures]:
+    """A loss that falls by a power of the step, a gradient norm that rises in the warm-up and then
+    falls; noisy."""
     generator = random.Random(seed)
     for step in range(1, steps + 1):
         loss = (1.7 + 9.0 * (step + 5) ** -0.4) * math.exp(generator.gauss(0, noise))
         rise = 1.0 + min(step, warmup) / warmup
-        yield StepFigures(step, loss, rise * (0.3 + 4 * (step + 3) ** -0.5) * math.exp(generator.gauss(0, 8 * noise)))
+        yield StepFigures(
+            step,
+            loss,
+            rise * (0.3 + 4 * (step + 3) ** -0.5) * math.exp(generator.gauss(0, 8 * noise)),
+        )
 
 
-def anomalies(figures: Iterator[StepFigures] | list[StepFigures], warmup: int = 100) -> list[Anomaly]:
+def anomalies(
+    figures: Iterator[StepFigures] | list[StepFigures], warmup: int = 100
+) -> list[Anomaly]:
     detector = SpikeDetector(warmup)
     return [anomaly for each in figures for anomaly in detector.judge(each)]
 
@@ -78,26 +88,40 @@ def test_a_second_spike_is_found_beside_the_first() -> None:
 
 def test_a_level_that_stays_is_the_new_usual() -> None:
     figures = list(training_curve(1000, 5))
-    raised = [StepFigures(each.step, each.loss + (each.step > 500), each.grad_norm) for each in figures]
+    raised = [
+        StepFigures(each.step, each.loss + (each.step > 500), each.grad_norm) for each in figures
+    ]
     steps = [found.figures.step for found in anomalies(raised)]
     assert steps[:3] == [501, 502, 503]
     assert steps[-1] <= 501 + WINDOW // 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_non_finite_steps_are_distinguished_from_the_first_on_and_change_no_level(value: float) -> None:
+def test_non_finite_steps_are_distinguished_from_the_first_on_and_change_no_level(
+    value: float,
+) -> None:
     figures = list(training_curve(300, 6))
     clean = SpikeDetector(100)
     for each in figures:
         list(clean.judge(each))
-    broken = [StepFigures(1, value, 1.0), *figures[1:200], StepFigures(201, 2.0, value), *figures[201:]]
+    broken = [
+        StepFigures(1, value, 1.0),
+        *figures[1:200],
+        StepFigures(201, 2.0, value),
+        *figures[201:],
+    ]
     found = anomalies(broken)
-    assert [(each.kind, each.figures.step) for each in found] == [("nonfinite_step", 1), ("nonfinite_step", 201)]
+    assert [(each.kind, each.figures.step) for each in found] == [
+        ("nonfinite_step", 1),
+        ("nonfinite_step", 201),
+    ]
     assert found[0].median is None
 
 
 def test_nothing_is_judged_before_enough_was_seen() -> None:
-    figures = [StepFigures(step, 1.0 if step % 5 else 100.0, 1.0) for step in range(1, FIRST_JUDGED + 1)]
+    figures = [
+        StepFigures(step, 1.0 if step % 5 else 100.0, 1.0) for step in range(1, FIRST_JUDGED + 1)
+    ]
     assert anomalies(figures, warmup=1) == []
 
 
@@ -118,11 +142,17 @@ def test_the_window_is_that_of_the_definition(values: list[float]) -> None:
 def test_every_step_since_the_last_read_is_there_in_order() -> None:
     recent = RecentSteps(5, torch.device("cpu"))
     for step in range(23):
-        recent.keep(step, torch.tensor(float(step), dtype=torch.float64), torch.tensor(step / 3, dtype=torch.float64))
+        recent.keep(
+            step,
+            torch.tensor(float(step), dtype=torch.float64),
+            torch.tensor(step / 3, dtype=torch.float64),
+        )
         values = recent.values.flatten().tolist()
         for count in range(1, min(step + 1, 5) + 1):
             message = recent.of(values, step, count)
-            assert message == [StepFigures(s + 1, float(s), s / 3) for s in range(step + 1 - count, step + 1)]
+            assert message == [
+                StepFigures(s + 1, float(s), s / 3) for s in range(step + 1 - count, step + 1)
+            ]
 
 
 class Source:
@@ -138,7 +168,9 @@ class Source:
 def watch(directory: Path, config: RunConfig, batch: int = 6) -> tuple[SpikeReporter, RunLog]:
     sources: Any = [Source("a", 50), Source("b", 30)]
     log = RunLog(directory, rank=0, config=config, console="none")
-    return SpikeReporter(log, directory, Mixture(sources, [3, 1], 0), BatchShape(batch, 1, 1), warmup_steps=0), log
+    return SpikeReporter(
+        log, directory, Mixture(sources, [3, 1], 0), BatchShape(batch, 1, 1), warmup_steps=0
+    ), log
 
 
 @pytest.fixture
@@ -178,7 +210,10 @@ def test_the_event_names_the_samples_of_the_batch(tmp_path: Path, config: RunCon
 
 def test_the_level_survives_a_restart(tmp_path: Path, config: RunConfig) -> None:
     figures = list(training_curve(220, 8))
-    lines = [json.dumps({"step": each.step, "loss": each.loss, "grad_norm": each.grad_norm}) for each in figures]
+    lines = [
+        json.dumps({"step": each.step, "loss": each.loss, "grad_norm": each.grad_norm})
+        for each in figures
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 221, "lo')
     spikes, log = watch(tmp_path, config)
     spikes.examine([StepFigures(201, 4 * figures[200].loss, figures[200].grad_norm)])

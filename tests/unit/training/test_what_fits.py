@@ -1,4 +1,5 @@
-"""A refusal for lack of memory ends with the nearest settings that fit, among those that this trainer has."""
+"""A refusal for lack of memory ends with the nearest settings that fit, among those that this
+trainer has."""
 
 from __future__ import annotations
 
@@ -17,10 +18,14 @@ from drillyard.training.model_setup import describe_nearest_fit
 def setup(**changes: Any) -> Setup:
     spec = model_spec(
         {
-            "model_type": "llama", "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
-            "num_hidden_layers": 32, "num_attention_heads": 32,
+            "model_type": "llama",
+            "vocab_size": 32_000,
+            "hidden_size": 4096,
+            "intermediate_size": 11_008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
         }
-    )  # fmt: skip
+    )
     settings: dict[str, Any] = {
         "spec": spec,
         "precision": "bf16",

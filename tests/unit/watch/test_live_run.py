@@ -17,7 +17,9 @@ def followed(directory, until=None):
     """The run as it was when its event number `until` had been written."""
     events = read_events(directory)[:until]
     last = event_microseconds(events[-1])
-    metrics = [r for r in read_records(directory / "metrics.jsonl") if event_microseconds(r) <= last]
+    metrics = [
+        r for r in read_records(directory / "metrics.jsonl") if event_microseconds(r) <= last
+    ]
     run = LiveRun("trial")
     for event in events:
         run.add_event(event)
@@ -36,7 +38,11 @@ def test_a_finished_run_agrees_with_its_summary(run_directory):
     run, summary = followed(run_directory), summarize(run_directory)
     assert (run.phase, run.over) == ("completed", True)
     assert (run.step, run.total_steps, run.num_gpus) == (summary["steps"], 160, summary["num_gpus"])
-    assert (run.tokens, run.restarts, run.failures) == (summary["tokens"], summary["restarts"], summary["failures"])
+    assert (run.tokens, run.restarts, run.failures) == (
+        summary["tokens"],
+        summary["restarts"],
+        summary["failures"],
+    )
     assert run.account.goodput == summary["goodput"]
     assert run.wall_seconds(0) == summary["wall_seconds"]
     assert run.seconds_left(0) is None
@@ -64,16 +70,24 @@ def test_steps_done_again_take_the_place_of_what_they_replace(run_directory):
 def test_speed_is_of_the_last_steps_of_this_attempt_without_its_first(run_directory):
     cut = index_of(run_directory, "resume") + 4
     run = followed(run_directory, cut)
-    assert [record["step"] for record in run.speed] == list(range(runs.RESUMED_FROM + 2, run.step + 1))
+    assert [record["step"] for record in run.speed] == list(
+        range(runs.RESUMED_FROM + 2, run.step + 1)
+    )
     assert run.median("step_seconds") < 15
-    assert run.median("mfu") == pytest.approx(runs.TOKENS / 14.53 / 16 * runs.FLOPS_PER_TOKEN / runs.PEAK, rel=1e-2)
+    assert run.median("mfu") == pytest.approx(
+        runs.TOKENS / 14.53 / 16 * runs.FLOPS_PER_TOKEN / runs.PEAK, rel=1e-2
+    )
 
 
 def test_the_time_left_is_at_the_pace_of_the_clock_saves_included(run_directory):
     cut = index_of(run_directory, "checkpoint", 1)
     run = followed(run_directory, cut)
     first, last = run.recent[1], run.recent[-1]
-    pace = (event_microseconds(last) - event_microseconds(first)) / 1e6 / (last["step"] - first["step"])
+    pace = (
+        (event_microseconds(last) - event_microseconds(first))
+        / 1e6
+        / (last["step"] - first["step"])
+    )
     assert pace > run.median("step_seconds")
     assert run.seconds_left(run.last_us) == pytest.approx((160 - run.step) * pace)
 
@@ -87,7 +101,9 @@ def test_dollars_run_with_the_clock_and_stop_with_the_run(run_directory):
     run = followed(run_directory, index_of(run_directory, "step", 20))
     run.price = GpuPrice(9.0, "as given")
     hour = 3_600_000_000
-    assert run.dollars(run.last_us + hour // 120) - run.dollars(run.last_us) == pytest.approx(16 * 9.0 / 120)
+    assert run.dollars(run.last_us + hour // 120) - run.dollars(run.last_us) == pytest.approx(
+        16 * 9.0 / 120
+    )
     over = followed(run_directory)
     over.price = run.price
     assert over.dollars(over.last_us) == over.dollars(over.last_us + hour)
@@ -95,7 +111,11 @@ def test_dollars_run_with_the_clock_and_stop_with_the_run(run_directory):
 
 def test_waiting_costs_nothing():
     run = LiveRun("trial", price=GpuPrice(3600.0, "as given"), num_gpus=1)
-    for moment, name in (("12:00:00", "run_start"), ("12:00:10", "waiting"), ("12:01:10", "run_start")):
+    for moment, name in (
+        ("12:00:00", "run_start"),
+        ("12:00:10", "waiting"),
+        ("12:01:10", "run_start"),
+    ):
         run.add_event({"time": f"2026-01-31T{moment}.000000Z", "event": name})
     run.refresh_goodput()
     assert run.dollars(run.last_us) == pytest.approx(10.0)
@@ -114,7 +134,8 @@ def test_without_a_price_nothing_is_said_to_cost(run_directory):
 
 
 @pytest.mark.parametrize(
-    ("steps", "counted"), [(2, 1), (RECENT_STEPS - 1, RECENT_STEPS - 2), (RECENT_STEPS, RECENT_STEPS)]
+    ("steps", "counted"),
+    [(2, 1), (RECENT_STEPS - 1, RECENT_STEPS - 2), (RECENT_STEPS, RECENT_STEPS)],
 )
 def test_speed_leaves_the_first_step_out_until_it_is_forgotten(steps, counted):
     run = LiveRun("trial")

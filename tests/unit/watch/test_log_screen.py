@@ -16,8 +16,9 @@ from drillyard.measurement.user_facts import UserFacts
 from drillyard.watch.log_screen import watch_log
 
 STEPS = [
-    f" [2026-01-31 12:00:{step:02}] iteration {step:8}/ 100 | consumed samples: {64 * step:12} | elapsed time per "
-    f"iteration (ms): 1000.0 | learning rate: 1.0E-04 | global batch size:    64 | lm loss: {5 / step:.6E} |\n".encode()
+    f" [2026-01-31 12:00:{step:02}] iteration {step:8}/ 100 | consumed samples: {64 * step:12} |"
+    " elapsed time per iteration (ms): 1000.0 | learning rate: 1.0E-04 | global batch size:    64"
+    f" | lm loss: {5 / step:.6E} |\n".encode()
     for step in range(1, 20)
 ]
 
@@ -44,5 +45,7 @@ def test_a_log_that_cannot_be_read_any_more_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("pieces", [[], [b"no step\n"], [b"one line\n"] * 3])
-def test_a_log_without_steps_ends_with_the_command_that_shows_its_lines(pieces: list[bytes]) -> None:
+def test_a_log_without_steps_ends_with_the_command_that_shows_its_lines(
+    pieces: list[bytes],
+) -> None:
     assert says(watched(iter(pieces)), "drillyard runs logs tiny")

@@ -15,13 +15,16 @@ HANDLE = Handle("slurm", "c", "tiny")
 
 
 class Launched:
-    """A run and its launcher, as `_wait_for_events` sees them: `moments` are (state, files, log) in turn."""
+    """A run and its launcher, as `_wait_for_events` sees them: `moments` are (state, files, log) in
+    turn."""
 
     handle = HANDLE
 
     def __init__(self, *moments: tuple[State, dict[str, bytes], list[bytes]]) -> None:
         self.moments = list(moments)
-        self.launcher = SimpleNamespace(read=self.read, logs=lambda run, selection: iter(self.moments[0][2]))
+        self.launcher = SimpleNamespace(
+            read=self.read, logs=lambda run, selection: iter(self.moments[0][2])
+        )
 
     def status(self) -> RunStatus:
         return RunStatus(HANDLE, self.moments[0][0], 1)
@@ -42,13 +45,23 @@ TRAINING = {"launch/run.yaml": b"name: tiny\nmodel: {}\n"}
     ("moments", "of_trainer"),
     [
         ([(State.running, EVENTS, [])], True),
-        ([(State.queued, TRAINING, []), (State.running, TRAINING, [b"line\n"]), (State.running, EVENTS, [])], True),
+        (
+            [
+                (State.queued, TRAINING, []),
+                (State.running, TRAINING, [b"line\n"]),
+                (State.running, EVENTS, []),
+            ],
+            True,
+        ),
         ([(State.running, WORKLOAD, []), (State.running, WORKLOAD, [b"line\n"])], False),
         ([(State.succeeded, WORKLOAD, [b"line\n"])], False),
     ],
 )
 def test_the_first_output_is_awaited(
-    moments: list[Any], of_trainer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    moments: list[Any],
+    of_trainer: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = Launched(*moments)
     monkeypatch.setattr(remote_run.time, "sleep", found.pass_time)

@@ -18,10 +18,14 @@ from drillyard.watch.screen import progress_line, screen, sparkline, text_lines
 
 
 def shown(run, width=80, height=23, now_us=None, unicode=True):
-    console = Console(width=width, height=height, color_system=None, legacy_windows=False, force_terminal=True)
+    console = Console(
+        width=width, height=height, color_system=None, legacy_windows=False, force_terminal=True
+    )
     with console.capture() as capture:
         now = now_us if now_us is not None else run.last_us or 0
-        console.print(screen(run, now, width=width, height=height, hint="q leaves", unicode=unicode))
+        console.print(
+            screen(run, now, width=width, height=height, hint="q leaves", unicode=unicode)
+        )
     return capture.get().splitlines()
 
 
@@ -45,7 +49,13 @@ def test_a_screen_says_what_is_known(run_directory):
     for part in (
         *("trial  running", "16 GPUs (b200)", "step 80 of 160  50.0%", " left, until "),
         *("Step time 14.53 s", "per GPU", "MFU       42.4% (6N)", "141.5 GiB per GPU"),
-        *("Goodput ", "Cost     $", "/M tokens", "Held out SQL 40.0%, questions", "Restarts 0 (0 failures)"),
+        *(
+            "Goodput ",
+            "Cost     $",
+            "/M tokens",
+            "Held out SQL 40.0%, questions",
+            "Restarts 0 (0 failures)",
+        ),
         *("Evaluation: questions: loss", "step 60", "lowest", "q leaves"),
     ):
         assert part in text, part

@@ -1,4 +1,5 @@
-"""Following a run directory: whatever moment a file is looked at, no line is lost, halved or taken twice."""
+"""Following a run directory: whatever moment a file is looked at, no line is lost, halved or taken
+twice."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_a_log_is_no_run_directory_and_the_error_says_what_follows_it(tmp_path):
         FollowedRun(log)
 
 
-def test_a_file_that_can_no_longer_be_read_is_an_error_with_its_directory(whole, tmp_path, monkeypatch):
+def test_a_file_that_can_no_longer_be_read_is_an_error_with_its_directory(
+    whole, tmp_path, monkeypatch
+):
     shutil.copytree(whole, tmp_path / "trial")
     following = FollowedRun(tmp_path / "trial")
     (tmp_path / "trial" / "metrics.jsonl").unlink()
@@ -80,13 +83,20 @@ def test_lines_show_each_event_and_the_step_once(whole):
     output = io.StringIO()
     _watch_lines(FollowedRun(whole), Console(file=output, width=100), interval=0.01)
     lines = output.getvalue().splitlines()
-    assert [line for line in lines if line.startswith("step ")] == [progress_line(followed(whole), 0)]
-    assert [sum(words in line for line in lines) for words in ("settings resolved", "run is complete")] == [1, 1]
+    assert [line for line in lines if line.startswith("step ")] == [
+        progress_line(followed(whole), 0)
+    ]
+    assert [
+        sum(words in line for line in lines) for words in ("settings resolved", "run is complete")
+    ] == [1, 1]
 
 
 def test_events_are_printed_once_and_of_an_earlier_time_only_the_last_few():
     run = LiveRun("trial")
-    events = [EventText(None, "warning", "warning", f"event {number}") for number in range(FIRST_EVENTS + 3)]
+    events = [
+        EventText(None, "warning", "warning", f"event {number}")
+        for number in range(FIRST_EVENTS + 3)
+    ]
     run.events.extend(events)
     assert _events_after(run, None) == events[-FIRST_EVENTS:]
     assert _events_after(run, events[-1]) == []

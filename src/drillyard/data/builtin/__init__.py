@@ -1,7 +1,8 @@
-"""The built-in data sets: `builtin:text-to-sql`, `builtin:function-calling` and `builtin:python-stdlib`.
+"""The built-in data sets: `builtin:text-to-sql`, `builtin:function-calling` and
+`builtin:python-stdlib`.
 
-Each is a stream of rows (dicts), a function of its options alone, for training or for one of its held-out parts.
-Nothing is downloaded and torch is not imported.
+Each is a stream of rows (dicts), a function of its options alone, for training or for one of its
+held-out parts. Nothing is downloaded and torch is not imported.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _MINIMUM = {"examples": 1, "seed": 0, "held_out_examples": 1}
 
 
 def validate_options(name: str, options: Options) -> Options:
-    """The options with their defaults. Raises UserError for an unknown name or key, or an invalid value."""
+    """The options with their defaults. Raises UserError for an unknown name or key, or an invalid
+    value."""
     if name not in _DEFAULTS:
         raise UserError(f"builtin:{name} does not exist; {_nearest(name, NAMES)}.")
     allowed = _DEFAULTS[name]
@@ -57,7 +59,9 @@ def validate_options(name: str, options: Options) -> Options:
             takes = f"a whole number of at least {_MINIMUM[key]}"
         elif key == "made_up" and not (type(value) in (int, float) and 0 <= value <= 1):
             takes = "a share from 0 to 1 of the training rows"
-        elif key == "held_out" and not (isinstance(value, list) and len(set(map(str, value))) == len(value)):
+        elif key == "held_out" and not (
+            isinstance(value, list) and len(set(map(str, value))) == len(value)
+        ):
             takes = f"a list of different parts out of {', '.join(_PARTS[name])}"
         if takes:
             raise UserError(f"{where} is {value!r}; it takes {takes}.")
@@ -80,10 +84,14 @@ def held_out_parts(name: str, options: Options | None = None) -> list[str]:
 
 
 def documents(name: str, options: Options, part: str) -> Iterator[dict[str, Any]]:
-    """The rows of "train" or of a held-out part, always in the same order. Raises UserError before the first row."""
+    """The rows of "train" or of a held-out part, always in the same order. Raises UserError before
+    the first row."""
     settings = validate_options(name, options)
     if part != TRAIN and part not in held_out_parts(name):
-        raise UserError(f"builtin:{name} has no part {part!r}; {_nearest(part, (TRAIN, *held_out_parts(name)))}.")
+        raise UserError(
+            f"builtin:{name} has no part {part!r};"
+            f" {_nearest(part, (TRAIN, *held_out_parts(name)))}."
+        )
     if name == "python-stdlib":
         return python_stdlib.documents(part)
     count = settings["examples" if part == TRAIN else "held_out_examples"]

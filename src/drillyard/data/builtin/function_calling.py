@@ -1,16 +1,19 @@
 """`builtin:function-calling`: questions, the functions that may be called, and the calls, seeded.
 
-A row is a conversation in OpenAI's form, {messages, tools}: a question, and the assistant's call of one function, in
-one of seven rows of two. Beside the called ones, a row lists one or two other functions. What a parameter is comes from
-`function_calling_vocabulary.yaml`; every value stands in the question.
+A row is a conversation in OpenAI's form, {messages, tools}: a question, and the assistant's call of
+one function, in one of seven rows of two. Beside the called ones, a row lists one or two other
+functions. What a parameter is comes from `function_calling_vocabulary.yaml`; every value stands in
+the question.
 
 Hashes, not draws, decide the part that a call belongs to, for any seed and size:
 
-- `calls`: calls of trained functions, with values that no training row gives to that function together;
+- `calls`: calls of trained functions, with values that no training row gives to that function
+  together;
 - `functions`: calls of functions that are never trained.
 
-No call of a held-out part is in a training row, and none is in a part twice. Cost: about 30,000 rows per second on one
-core. Limits: English, short values, at most four parameters of texts, whole numbers and booleans.
+No call of a held-out part is in a training row, and none is in a part twice. Cost: about 30,000
+rows per second on one core. Limits: English, short values, at most four parameters of texts, whole
+numbers and booleans.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ _TWO_CALLS = 1 / 7
 
 @dataclass(frozen=True)
 class CallableFunction:
-    """A function of the vocabulary: its parameters by kind of value, and the phrasings of its questions."""
+    """A function of the vocabulary: its parameters by kind of value, and the phrasings of its
+    questions."""
 
     name: str
     about: str
@@ -46,7 +50,9 @@ class CallableFunction:
     @cached_property
     def required(self) -> list[str]:
         """The parameters that every phrasing names."""
-        named = [{field for _, field, _, _ in string.Formatter().parse(text)} for text in self.questions]
+        named = [
+            {field for _, field, _, _ in string.Formatter().parse(text)} for text in self.questions
+        ]
         return [name for name in self.parameters if all(name in fields for fields in named)]
 
     @cached_property
@@ -62,7 +68,9 @@ class CallableFunction:
 
 @cache
 def _vocabulary() -> dict[str, Any]:
-    vocabulary: dict[str, Any] = read_packaged_yaml("drillyard.data.builtin", "function_calling_vocabulary.yaml")
+    vocabulary: dict[str, Any] = read_packaged_yaml(
+        "drillyard.data.builtin", "function_calling_vocabulary.yaml"
+    )
     return vocabulary
 
 
@@ -76,7 +84,11 @@ def functions() -> tuple[CallableFunction, ...]:
     """All functions, those that are never trained last."""
     return tuple(
         CallableFunction(
-            name, entry["about"], entry["parameters"], tuple(entry["questions"]), entry.get("role") != "test"
+            name,
+            entry["about"],
+            entry["parameters"],
+            tuple(entry["questions"]),
+            entry.get("role") != "test",
         )
         for name, entry in _vocabulary()["functions"].items()
     )
@@ -98,7 +110,9 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 def _value(draw: Draw, kind: Any) -> tuple[str, Any]:
     """The words of a value in the question, and the value."""
     if _is_range(kind):
-        number = kind["from"] + kind["step"] * draw.below((kind["to"] - kind["from"]) // kind["step"] + 1)
+        number = kind["from"] + kind["step"] * draw.below(
+            (kind["to"] - kind["from"]) // kind["step"] + 1
+        )
         return str(number), number
     if isinstance(kind, dict):
         return draw.one(list(kind.items()))
@@ -127,14 +141,18 @@ def part_of(name: str, arguments: dict[str, Any]) -> str:
 
 
 def rows(part: str, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """`count` rows {messages, tools} of a part, in a fixed order: a smaller count gives the first of a larger one."""
+    """`count` rows {messages, tools} of a part, in a fixed order: a smaller count gives the first
+    of a larger one."""
     draw, seen = Draw("function calls", part, seed), set[str]()
     pool = [function for function in functions() if function.trained == (part != "functions")]
     made = 0
     while made < count:
         called = draw.some(pool, 2 if draw.uniform() < _TWO_CALLS else 1)
         answers = [_draw_call(draw, function) for function in called]
-        if any(part_of(function.name, given) != part for function, (_, given) in zip(called, answers, strict=True)):
+        if any(
+            part_of(function.name, given) != part
+            for function, (_, given) in zip(called, answers, strict=True)
+        ):
             continue
         row = _row(draw, called, answers, [function for function in pool if function not in called])
         if part != "train":

@@ -1,14 +1,15 @@
-"""`builtin:python-stdlib`: the source text of the running Python's standard library, one row per file.
+"""`builtin:python-stdlib`: the source text of the running Python's standard library, one row per
+file.
 
-About 8.9 MB of real text on every machine, without a download. Excluded, anywhere in a path: tests (`test`, `tests`),
-`site-packages` and `dist-packages`, `idlelib`, `encodings`, `pydoc_data` and `lib2to3`; also empty files and
-`_sysconfigdata*`, which is generated for one machine. The text, and `content_key` with it, differs between Python
-versions.
+About 8.9 MB of real text on every machine, without a download. Excluded, anywhere in a path: tests
+(`test`, `tests`), `site-packages` and `dist-packages`, `idlelib`, `encodings`, `pydoc_data` and
+`lib2to3`; also empty files and `_sysconfigdata*`, which is generated for one machine. The text, and
+`content_key` with it, differs between Python versions.
 
-A file is held out by a hash of its relative path, about 5 % of them: the same files everywhere they exist. A training
-file that nearly repeats a held-out one is dropped: of the distinct lines of 20 characters or more (white space at both
-ends removed) of one of the two, at least half also occur in the other; with fewer than 5 such lines, only equal texts
-count.
+A file is held out by a hash of its relative path, about 5 % of them: the same files everywhere they
+exist. A training file that nearly repeats a held-out one is dropped: of the distinct lines of 20
+characters or more (white space at both ends removed) of one of the two, at least half also occur in
+the other; with fewer than 5 such lines, only equal texts count.
 
 Cost: a second to read all files and compare them; all texts are in memory while they are compared.
 """
@@ -29,10 +30,21 @@ HELD_OUT_PERCENT = 5
 NEAR_DUPLICATE_SHARE = 0.5
 
 VERSION = 1
-"""Raised by hand with every change of the excluded, held-out or dropped files; part of the content key."""
+"""Raised by hand with every change of the excluded, held-out or dropped files; part of the content
+key."""
 
 EXCLUDED = frozenset(
-    {"test", "tests", "site-packages", "dist-packages", "idlelib", "encodings", "pydoc_data", "lib2to3", "__pycache__"}
+    {
+        "test",
+        "tests",
+        "site-packages",
+        "dist-packages",
+        "idlelib",
+        "encodings",
+        "pydoc_data",
+        "lib2to3",
+        "__pycache__",
+    }
 )
 GENERATED_PREFIX = "_sysconfigdata"
 
@@ -46,7 +58,8 @@ def standard_library() -> Path:
 
 
 def source_files(root: Path) -> list[str]:
-    """Relative paths (with `/`) of the source files below `root` that the data set takes, sorted."""
+    """Relative paths (with `/`) of the source files below `root` that the data set takes,
+    sorted."""
     found = (path.relative_to(root) for path in root.rglob("*.py") if path.is_file())
     return sorted(
         path.as_posix()
@@ -61,15 +74,18 @@ def is_held_out(path: str) -> bool:
 
 
 def documents(part: str, root: Path | None = None) -> Iterator[dict[str, Any]]:
-    """Rows {text, path} of "train" or "files", sorted by path. Raises UserError if there are no source files."""
+    """Rows {text, path} of "train" or "files", sorted by path. Raises UserError if there are no
+    source files."""
     root = root or standard_library()
     paths = source_files(root)
     if not paths:
         raise UserError(
-            f"builtin:python-stdlib: {root} has no Python source files; install the standard library's sources, "
-            "or use another source."
+            f"builtin:python-stdlib: {root} has no Python source files; install the standard"
+            " library's sources, or use another source."
         )
-    held_out = {path: text for path in paths if is_held_out(path) and (text := read_source(root / path))}
+    held_out = {
+        path: text for path in paths if is_held_out(path) and (text := read_source(root / path))
+    }
     if part == HELD_OUT_PART:
         yield from ({"text": text, "path": path} for path, text in held_out.items())
         return
@@ -78,27 +94,40 @@ def documents(part: str, root: Path | None = None) -> Iterator[dict[str, Any]]:
         if is_held_out(path) or not (text := read_source(root / path)):
             continue
         lines = _lines(text)
-        if not any(near_duplicates(text, lines, other, other_lines) for other, other_lines in fingerprints):
+        if not any(
+            near_duplicates(text, lines, other, other_lines) for other, other_lines in fingerprints
+        ):
             yield {"text": text, "path": path}
 
 
 def read_source(path: Path) -> str:
-    """The text of a Python file in the encoding it declares (UTF-8 unless it says otherwise), line ends as `\\n`."""
+    """The text of a Python file in the encoding it declares (UTF-8 unless it says otherwise), line
+    ends as `\\n`."""
     try:
         with tokenize.open(path) as file:
             return file.read()
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(f"builtin:python-stdlib: {path} cannot be read as Python source: {error}.") from error
+        raise UserError(
+            f"builtin:python-stdlib: {path} cannot be read as Python source: {error}."
+        ) from error
 
 
-def near_duplicates(text: str, lines: frozenset[str], other: str, other_lines: frozenset[str]) -> bool:
+def near_duplicates(
+    text: str, lines: frozenset[str], other: str, other_lines: frozenset[str]
+) -> bool:
     """Whether two files nearly repeat each other, by the rule in this module's docstring."""
     fewest = min(len(lines), len(other_lines))
-    return text == other if fewest < _FEWEST_LINES else len(lines & other_lines) >= NEAR_DUPLICATE_SHARE * fewest
+    return (
+        text == other
+        if fewest < _FEWEST_LINES
+        else len(lines & other_lines) >= NEAR_DUPLICATE_SHARE * fewest
+    )
 
 
 def _lines(text: str) -> frozenset[str]:
-    return frozenset(line for raw in text.splitlines() if len(line := raw.strip()) >= _LINE_CHARACTERS)
+    return frozenset(
+        line for raw in text.splitlines() if len(line := raw.strip()) >= _LINE_CHARACTERS
+    )
 
 
 def content_key(root: Path | None = None) -> str:

@@ -1,24 +1,30 @@
-"""`builtin:text-to-sql`: schemas, questions and SQL over many templates and domains, seeded and executable.
+"""`builtin:text-to-sql`: schemas, questions and SQL over many templates and domains, seeded and
+executable.
 
-A row is drawn: template, domain, columns, values that occur in the shown database; its SQL is executed in sqlite, and
-drawn again if the result is empty. Hashes, not draws, decide the part that a row belongs to:
+A row is drawn: template, domain, columns, values that occur in the shown database; its SQL is
+executed in sqlite, and drawn again if the result is empty. Hashes, not draws, decide the part that
+a row belongs to:
 
-- a (template, columns) combination belongs to `combinations`, to `combinations-development`, or to training;
-- among the trained combinations, an SQL text belongs to `questions`, to `questions-development`, or to training;
+- a (template, columns) combination belongs to `combinations`, to `combinations-development`, or to
+  training;
+- among the trained combinations, an SQL text belongs to `questions`, to `questions-development`, or
+  to training;
 - a domain belongs to `databases`, to `databases-development`, or to training.
 
 So no two parts share an SQL text, for any seeds and sizes; and since a question has exactly one SQL
-(`text_to_sql_vocabulary.yaml`), they share no question either. In a held-out part each SQL occurs once.
+(`text_to_sql_vocabulary.yaml`), they share no question either. In a held-out part each SQL occurs
+once.
 
-A database is a pure function of (domain, fill seed): `fill` returns its rows. The column `fills` names the shown
-database first, then two others on which the SQL gives other results, if possible, for test-suite accuracy.
+A database is a pure function of (domain, fill seed): `fill` returns its rows. The column `fills`
+names the shown database first, then two others on which the SQL gives other results, if possible,
+for test-suite accuracy.
 
-A model can memorise fifteen trained domains and then use their names for a new table. The option `made_up` takes a
-share of the training rows from 400 domains with invented names, which a model can only copy from the prompt. The
-held-out parts do not depend on it.
+A model can memorise fifteen trained domains and then use their names for a new table. The option
+`made_up` takes a share of the training rows from 400 domains with invented names, which a model can
+only copy from the prompt. The held-out parts do not depend on it.
 
-Cost: about 16,000 training rows per second on one core, in constant memory. Limits: one spelling of SQL per template,
-integers and short texts only, at most two tables.
+Cost: about 16,000 training rows per second on one core, in constant memory. Limits: one spelling of
+SQL per template, integers and short texts only, at most two tables.
 """
 
 from __future__ import annotations
@@ -66,11 +72,14 @@ Fill = dict[str, Columns]
 
 def stable_hash(*key: object) -> int:
     """64 bits that depend on the key alone: the same under every Python version and hash seed."""
-    return int.from_bytes(blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest(), "big"
+    )
 
 
 class Draw:
-    """Random choices from `Random.random()` alone, the only method whose sequence per seed Python guarantees."""
+    """Random choices from `Random.random()` alone, the only method whose sequence per seed Python
+    guarantees."""
 
     def __init__(self, *key: object) -> None:
         self.uniform = Random(stable_hash(*key)).random
@@ -106,7 +115,9 @@ def fill(domain: Domain, seed: int) -> Fill:
     main |= {name: list(draw.some(_number_values(name), rows)) for name in domain.numbers}
     busy = draw.some(keys, rows - 2 - draw.below(3))
     event: Columns = {domain.key: [draw.one(busy) for _ in range(events)]}
-    event[domain.event_category] = [draw.one(CATEGORY_VALUES[domain.event_category]) for _ in range(events)]
+    event[domain.event_category] = [
+        draw.one(CATEGORY_VALUES[domain.event_category]) for _ in range(events)
+    ]
     event |= {name: list(draw.some(_number_values(name), events)) for name in domain.event_numbers}
     return {domain.table: main, domain.events: event}
 
@@ -118,14 +129,19 @@ def _number_values(column: str) -> range:
 
 def domain_of(table: str) -> Domain:
     """The domain with this main table. Raises KeyError if there is none."""
-    return next((domain for domain in DOMAINS if domain.table == table), None) or _made_up_domains()[table]
+    return (
+        next((domain for domain in DOMAINS if domain.table == table), None)
+        or _made_up_domains()[table]
+    )
 
 
 @cache
 def _made_up_domains() -> dict[str, Domain]:
     """Training domains with invented table names, which a model can only copy from the schema."""
     trained = [domain for domain in DOMAINS if domain.role == "train"]
-    categories = sorted({name for domain in trained for name in domain.categories} | set(EXTRA_CATEGORIES))
+    categories = sorted(
+        {name for domain in trained for name in domain.categories} | set(EXTRA_CATEGORIES)
+    )
     numbers = sorted({name for domain in trained for name in domain.numbers} | set(EXTRA_NUMBERS))
     draw, made = Draw("made-up domains"), dict[str, Domain]()
     while len(made) < _MADE_UP_DOMAINS:
@@ -159,11 +175,15 @@ def create_tables(domain: Domain) -> str:
 
 
 def _schema(*tables: tuple[str, Sequence[str]]) -> str:
-    return "; ".join(f"CREATE TABLE {table} ({', '.join(map(_declared, columns))})" for table, columns in tables)
+    return "; ".join(
+        f"CREATE TABLE {table} ({', '.join(map(_declared, columns))})" for table, columns in tables
+    )
 
 
 def _declared(column: str) -> str:
-    return f"{column} INT" if column in NUMBER_RANGES or column.endswith("_id") else f"{column} TEXT"
+    return (
+        f"{column} INT" if column in NUMBER_RANGES or column.endswith("_id") else f"{column} TEXT"
+    )
 
 
 def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
@@ -178,7 +198,8 @@ def insert_fill(connection: sqlite3.Connection, rows: Fill) -> None:
 
 
 class _Database:
-    """A fill of a domain with all its columns, in sqlite; a query returns the same here as on any shown schema."""
+    """A fill of a domain with all its columns, in sqlite; a query returns the same here as on any
+    shown schema."""
 
     def __init__(self, domain: Domain, seed: int) -> None:
         self.domain, self.seed = domain, seed
@@ -188,7 +209,8 @@ class _Database:
         insert_fill(self.connection, self.rows)
 
     def result(self, candidate: _Candidate) -> list[tuple[Any, ...]] | None:
-        """The result of the candidate's SQL, or None if it is trivial: no row, only NULL or zero, or a tie."""
+        """The result of the candidate's SQL, or None if it is trivial: no row, only NULL or zero,
+        or a tie."""
         result = self.connection.execute(candidate.sql).fetchall()
         if not result or not any(result[0]):
             return None
@@ -210,14 +232,25 @@ class _Candidate:
 def _candidate(draw: Draw, database: _Database) -> _Candidate:
     """Draw a template, its columns and its values; values in equalities come from the database."""
     domain, template = database.domain, draw.one(TEMPLATES)
-    slots: dict[str, Any] = {"t": domain.table, "e": domain.events, "id": domain.key, "l": domain.label}
+    slots: dict[str, Any] = {
+        "t": domain.table,
+        "e": domain.events,
+        "id": domain.key,
+        "l": domain.label,
+    }
     main, event = database.rows[domain.table], database.rows[domain.events]
     needed = template.placeholders
     slots["c"], slots["d"] = draw.some(domain.categories, 2)
-    slots["n"], slots["x"], slots["y"] = draw.one(domain.numbers), draw.one(domain.event_numbers), domain.event_category
+    slots["n"], slots["x"], slots["y"] = (
+        draw.one(domain.numbers),
+        draw.one(domain.event_numbers),
+        domain.event_category,
+    )
     if "a" in needed:
         taken = {slots[slot] for slot in needed & {"c", "d", "n"}}
-        slots["a"], slots["b"] = draw.some([name for name in domain.columns if name not in taken], 2)
+        slots["a"], slots["b"] = draw.some(
+            [name for name in domain.columns if name not in taken], 2
+        )
         if "b" not in needed and draw.uniform() < 0.35:
             slots["a"] = domain.label
     for slot in template.value_slots:
@@ -239,23 +272,29 @@ def _part_of_range(column: str, fraction: float, more_steps: int = 0) -> int:
 
 _VALUES: dict[str, Callable[[Draw, dict[str, Any], Columns, Columns], Any]] = {
     "v": lambda draw, slots, main, event: draw.one(main[slots["c"]]),
-    "w": lambda draw, slots, main, event: draw.one([v for v in CATEGORY_VALUES[slots["c"]] if v != slots["v"]]),
+    "w": lambda draw, slots, main, event: draw.one(
+        [v for v in CATEGORY_VALUES[slots["c"]] if v != slots["v"]]
+    ),
     "u": lambda draw, slots, main, event: draw.one(main[slots["d"]]),
     "j": lambda draw, slots, main, event: draw.one(main[slots["n"]]),
     "k": lambda draw, slots, main, event: _threshold(slots["n"], 0.15 + 0.55 * draw.uniform()),
     "z": lambda draw, slots, main, event: _threshold(slots["x"], 0.15 + 0.55 * draw.uniform()),
-    "h": lambda draw, slots, main, event: slots["k"] + _part_of_range(slots["n"], 0.1 + 0.2 * draw.uniform(), 1),
+    "h": lambda draw, slots, main, event: (
+        slots["k"] + _part_of_range(slots["n"], 0.1 + 0.2 * draw.uniform(), 1)
+    ),
     "q": lambda draw, slots, main, event: draw.one(main[slots["l"]]),
     "p": lambda draw, slots, main, event: draw.one(main[slots["l"]])[0],
     "r": lambda draw, slots, main, event: draw.one(event[slots["y"]]),
     "i": lambda draw, slots, main, event: 2 + draw.below(4),
     "g": lambda draw, slots, main, event: 1 + draw.below(2),
 }
-"""The value of each placeholder that is not a column; `text_to_sql_vocabulary.yaml` explains the letters."""
+"""The value of each placeholder that is not a column; `text_to_sql_vocabulary.yaml` explains the
+letters."""
 
 
 def part_of(domain: Domain, template: Template, columns: tuple[str, ...], sql: str) -> str:
-    """The only part that may have this SQL: "train" or a held-out part. Does not depend on seed and size."""
+    """The only part that may have this SQL: "train" or a held-out part. Does not depend on seed and
+    size."""
     if domain.role != "train":
         return "databases" + (DEVELOPMENT if domain.role == "development" else "")
     if columns:
@@ -274,11 +313,13 @@ def _domains_of(part: str) -> list[Domain]:
 
 
 def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dict[str, Any]]:
-    """`count` rows of a part, in a fixed order; the first rows of a larger count are the rows of a smaller one.
+    """`count` rows of a part, in a fixed order; the first rows of a larger count are the rows of a
+    smaller one.
 
-    Columns: `schema` (as shown to the model), `question`, `sql`, `domain` (its main table), `template`, `columns`
-    (those of the combination), `fills` (seeds: the shown database and two others). In a held-out part no SQL occurs
-    twice. `made_up` is the share of training rows about domains with invented names; held-out parts have none.
+    Columns: `schema` (as shown to the model), `question`, `sql`, `domain` (its main table),
+    `template`, `columns` (those of the combination), `fills` (seeds: the shown database and two
+    others). In a held-out part no SQL occurs twice. `made_up` is the share of training rows about
+    domains with invented names; held-out parts have none.
     """
     draw = Draw("rows", part, seed)
     training = part == "train"
@@ -292,19 +333,24 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
     while made < count:
         without += 1
         if without > _MAX_DRAWS_WITHOUT_A_ROW:
-            raise UserError(f"builtin:text-to-sql has only {made:,} rows in {part}: lower held_out_examples.")
+            raise UserError(
+                f"builtin:text-to-sql has only {made:,} rows in {part}: lower held_out_examples."
+            )
         invented = len(domains) > named and draw.uniform() < made_up
         number = named + draw.below(len(domains) - named) if invented else draw.below(named)
         database = databases[number]
         candidate = _candidate(draw, database)
         if (
             candidate.sql in seen
-            or part_of(database.domain, candidate.template, candidate.columns, candidate.sql) != part
+            or part_of(database.domain, candidate.template, candidate.columns, candidate.sql)
+            != part
             or (result := database.result(candidate)) is None
         ):
             continue
         further = (
-            [draw.below(2**31) for _ in range(2)] if training else _further_fills(draw, database, candidate, result)
+            [draw.below(2**31) for _ in range(2)]
+            if training
+            else _further_fills(draw, database, candidate, result)
         )
         if not training:
             seen.add(candidate.sql)
@@ -316,8 +362,11 @@ def rows(part: str, count: int, seed: int, made_up: float = 0.0) -> Iterator[dic
             databases[number] = _Database(database.domain, draw.below(2**31))
 
 
-def _further_fills(draw: Draw, shown: _Database, candidate: _Candidate, result: list[tuple[Any, ...]]) -> list[int]:
-    """Two fills on which the result is not trivial and, if possible, differs from the results before."""
+def _further_fills(
+    draw: Draw, shown: _Database, candidate: _Candidate, result: list[tuple[Any, ...]]
+) -> list[int]:
+    """Two fills on which the result is not trivial and, if possible, differs from the results
+    before."""
     different: list[int] = []
     others: list[int] = []
     results = [result]
@@ -335,19 +384,32 @@ def _further_fills(draw: Draw, shown: _Database, candidate: _Candidate, result: 
     return (different + others + [shown.seed, shown.seed])[:2]
 
 
-def _row(draw: Draw, database: _Database, candidate: _Candidate, further: list[int]) -> dict[str, Any]:
-    """The row: a phrasing of the question, and a schema of the needed columns and others, in random order."""
+def _row(
+    draw: Draw, database: _Database, candidate: _Candidate, further: list[int]
+) -> dict[str, Any]:
+    """The row: a phrasing of the question, and a schema of the needed columns and others, in random
+    order."""
     domain, template, slots = database.domain, candidate.template, candidate.slots
     main = [slots[slot] for slot in template.column_slots if slot not in "xy"]
     event = [slots[slot] for slot in template.column_slots if slot in "xy"]
     both = template.joins or draw.uniform() < 0.2
-    shown = _shown(draw, main, domain.columns, 3 + draw.below(2 if both else 3), domain.key if both else None)
+    shown = _shown(
+        draw, main, domain.columns, 3 + draw.below(2 if both else 3), domain.key if both else None
+    )
     tables = [(domain.table, shown)]
     if both:
-        tables.append((domain.events, _shown(draw, event, domain.event_columns, 1 + draw.below(2), domain.key)))
+        tables.append(
+            (
+                domain.events,
+                _shown(draw, event, domain.event_columns, 1 + draw.below(2), domain.key),
+            )
+        )
         if draw.uniform() < 0.5:
             tables.reverse()
-    words = {name: value.replace("_", " ") if isinstance(value, str) else value for name, value in slots.items()}
+    words = {
+        name: value.replace("_", " ") if isinstance(value, str) else value
+        for name, value in slots.items()
+    }
     return {
         "schema": _schema(*tables),
         "question": draw.one(template.questions).format_map(words),
@@ -359,7 +421,9 @@ def _row(draw: Draw, database: _Database, candidate: _Candidate, further: list[i
     }
 
 
-def _shown(draw: Draw, needed: list[str], columns: Sequence[str], count: int, key: str | None) -> list[str]:
+def _shown(
+    draw: Draw, needed: list[str], columns: Sequence[str], count: int, key: str | None
+) -> list[str]:
     """The needed columns and others up to `count`, and the key, in random order."""
     others = [name for name in columns if name not in needed]
     chosen = [*needed, *draw.some(others, min(len(others), max(0, count - len(needed))))]

@@ -1,4 +1,5 @@
-"""Domains, values and templates of `builtin:text-to-sql`, from `text_to_sql_vocabulary.yaml`, which explains them."""
+"""Domains, values and templates of `builtin:text-to-sql`, from `text_to_sql_vocabulary.yaml`, which
+explains them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ VALUE_SLOTS = "vwujkhqprzig"
 
 @dataclass(frozen=True)
 class Domain:
-    """A main table with a label (unique text), categories (repeating text) and numbers; and its table of events."""
+    """A main table with a label (unique text), categories (repeating text) and numbers; and its
+    table of events."""
 
     table: str
     role: Literal["train", "development", "test"]
@@ -53,7 +55,8 @@ class Template:
 
     @cached_property
     def column_slots(self) -> tuple[str, ...]:
-        """The column placeholders in a fixed order; their columns make the (template, columns) combination."""
+        """The column placeholders in a fixed order; their columns make the (template, columns)
+        combination."""
         return tuple(slot for slot in COLUMN_SLOTS if slot in self.placeholders)
 
     @cached_property
@@ -68,12 +71,18 @@ class Template:
 
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
 
 
 _data = read_packaged_yaml("drillyard.data.builtin", "text_to_sql_vocabulary.yaml")
-DOMAINS = tuple(Domain(table=table, **_tuples(domain)) for table, domain in _data["domains"].items())
-TEMPLATES = tuple(Template(name, sql, tuple(questions)) for name, (sql, *questions) in _data["templates"].items())
+DOMAINS = tuple(
+    Domain(table=table, **_tuples(domain)) for table, domain in _data["domains"].items()
+)
+TEMPLATES = tuple(
+    Template(name, sql, tuple(questions)) for name, (sql, *questions) in _data["templates"].items()
+)
 LABELS: tuple[str, ...] = tuple(_data["labels"])
 EXTRA_CATEGORIES: dict[str, str] = _data["extra_categories"]
 EXTRA_NUMBERS: tuple[str, ...] = tuple(_data["extra_numbers"])

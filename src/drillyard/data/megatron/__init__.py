@@ -1,1 +1,2 @@
-"""Megatron-LM's tokenised data: `PREFIX.bin` holds the tokens, `PREFIX.idx` where each document begins."""
+"""Megatron-LM's tokenised data: `PREFIX.bin` holds the tokens, `PREFIX.idx` where each document
+begins."""

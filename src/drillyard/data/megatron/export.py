@@ -19,22 +19,28 @@ TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
 
 
-def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress | None = None) -> list[str]:
-    """Write `NAME.bin` and `NAME.idx` of each training source, and `NAME.held_out` of a held-out fraction.
+def write_megatron(
+    config: RunConfig, directory: Path, on_progress: OnProgress | None = None
+) -> list[str]:
+    """Write `NAME.bin` and `NAME.idx` of each training source, and `NAME.held_out` of a held-out
+    fraction.
 
-    A tokenizer that is trained from the documents goes to `tokenizer`: without it the files cannot be read. Returns a
-    line on each of these. UserError if a file exists, or if the format learns from part of a document only, which
-    these files cannot say.
+    A tokenizer that is trained from the documents goes to `tokenizer`: without it the files cannot
+    be read. Returns a line on each of these. UserError if a file exists, or if the format learns
+    from part of a document only, which these files cannot say.
     """
     if config.data.format != "text":
         raise UserError(
-            f"data.format: {config.data.format} learns from part of a document, and Megatron files cannot say from "
-            "which. Write format: text only."
+            f"data.format: {config.data.format} learns from part of a document, and Megatron files"
+            " cannot say from which. Write format: text only."
         )
     tokenizer, sources = encoded_documents(config, on_progress)
     for name in sources:
         if Path(name).name != name:
-            raise UserError(f"data.source {name}: its name cannot be that of a file. Give it another: name: NAME.")
+            raise UserError(
+                f"data.source {name}: its name cannot be that of a file. Give it another: name:"
+                " NAME."
+            )
     is_trained = isinstance(config.data.tokenizer, TrainTokenizer)
     parts = [TRAIN, HELD_OUT] if config.data.held_out.fraction else [TRAIN]
     lines = []
@@ -45,7 +51,10 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
                 _require_absent(directory / TOKENIZER)
             for name, documents in sources.items():
                 writers = {
-                    part: IndexedFileWriter(directory / f"{name}{_PARTS[part]}", tokenizer.vocab_size) for part in parts
+                    part: IndexedFileWriter(
+                        directory / f"{name}{_PARTS[part]}", tokenizer.vocab_size
+                    )
+                    for part in parts
                 }
                 for path in (path for writer in writers.values() for path in writer.paths):
                     _require_absent(path)
@@ -57,12 +66,16 @@ def write_megatron(config: RunConfig, directory: Path, on_progress: OnProgress |
                             if (pieces := encoded.parts[part].pieces) is not None:
                                 writer.add(pieces.tokens, pieces.lengths)
                 lines += [
-                    f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,} tokens"
+                    f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,}"
+                    " tokens"
                     for writer in writers.values()
                 ]
             if is_trained:
                 _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
-                lines.append(f"{directory / TOKENIZER}: the tokenizer that was trained from them, for data.tokenizer")
+                lines.append(
+                    f"{directory / TOKENIZER}: the tokenizer that was trained from them, for"
+                    " data.tokenizer"
+                )
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({describe_os_error(error)}).") from None
     return lines

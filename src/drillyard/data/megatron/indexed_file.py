@@ -1,13 +1,15 @@
-"""Reading and writing Megatron-LM's pair of files: tokens in `.bin`, sequences and documents in `.idx`.
+"""Reading and writing Megatron-LM's pair of files: tokens in `.bin`, sequences and documents in
+`.idx`.
 
-Both are mapped in place and never copied. Layout of `.idx`, little-endian, as megatron-core 0.16 writes it
-(module `megatron.core.datasets.indexed_dataset`):
+Both are mapped in place and never copied. Layout of `.idx`, little-endian, as megatron-core 0.16
+writes it (module `megatron.core.datasets.indexed_dataset`):
 
-    magic MMIDIDX\\0\\0, uint64 version 1, uint8 code of the dtype, uint64 sequences n, uint64 document bounds m
-    int32[n] tokens of each sequence, int64[n] its byte offset in .bin, int64[m] document bounds, in sequences
+    magic MMIDIDX\\0\\0, uint64 version 1, uint8 code of the dtype, uint64 sequences n, uint64
+    document bounds m int32[n] tokens of each sequence, int64[n] its byte offset in .bin, int64[m]
+    document bounds, in sequences
 
-A GPT file has one sequence per document; other files may cut a document into sentences. Opening checks that both files
-fit each other, which costs a pass over `.idx` (12 bytes per sequence).
+A GPT file has one sequence per document; other files may cut a document into sentences. Opening
+checks that both files fit each other, which costs a pass over `.idx` (12 bytes per sequence).
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from drillyard.safe_files import describe_os_error
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
 DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
-"""Types of tokens by their code. Megatron knows more codes, but its tools write tokens as these two only."""
+"""Types of tokens by their code. Megatron knows more codes, but its tools write tokens as these two
+only."""
 SMALL_VOCABULARY = 65_500
-"""Vocabularies below this size are written as uint16, like Megatron's own (`DType.optimal_dtype`)."""
+"""Vocabularies below this size are written as uint16, like Megatron's own
+(`DType.optimal_dtype`)."""
 _HEADER = struct.Struct("<9sQBQQ")
 _SCANNED_TOKENS = 1 << 22
 
@@ -39,8 +43,9 @@ _SCANNED_TOKENS = 1 << 22
 class IndexedFile:
     """An open pair of files.
 
-    tokens: [N], uint16 or int32. lengths: int32 [n], tokens of each sequence. offsets: int64 [n], its first byte in
-    `.bin`. bounds: int64 [m], numbers of the sequences that begin a document, and n at the end.
+    tokens: [N], uint16 or int32. lengths: int32 [n], tokens of each sequence. offsets: int64 [n],
+    its first byte in `.bin`. bounds: int64 [m], numbers of the sequences that begin a document, and
+    n at the end.
     """
 
     path: Path
@@ -59,12 +64,18 @@ class IndexedFile:
 
     def token_range(self) -> tuple[int, int]:
         """Smallest and largest token, (0, 0) of an empty file. Reads all of `.bin`."""
-        parts = [self.tokens[at : at + _SCANNED_TOKENS] for at in range(0, len(self.tokens), _SCANNED_TOKENS)]
-        return min((int(part.min()) for part in parts), default=0), max((int(part.max()) for part in parts), default=0)
+        parts = [
+            self.tokens[at : at + _SCANNED_TOKENS]
+            for at in range(0, len(self.tokens), _SCANNED_TOKENS)
+        ]
+        return min((int(part.min()) for part in parts), default=0), max(
+            (int(part.max()) for part in parts), default=0
+        )
 
 
 def pair_of(path: str) -> tuple[Path, Path] | None:
-    """`.bin` and `.idx` of a path that names one of them, or their common prefix; None for any other path.
+    """`.bin` and `.idx` of a path that names one of them, or their common prefix; None for any
+    other path.
 
     UserError if one of the two is missing.
     """
@@ -74,7 +85,8 @@ def pair_of(path: str) -> tuple[Path, Path] | None:
         for file, other in ((tokens, index), (index, tokens)):
             if not file.is_file():
                 raise UserError(
-                    f"{file}: no such file. Megatron data are a .bin and an .idx of one name: copy it beside {other}."
+                    f"{file}: no such file. Megatron data are a .bin and an .idx of one name: copy"
+                    f" it beside {other}."
                 )
         return tokens, index
     pair = Path(f"{named}.bin"), Path(f"{named}.idx")
@@ -90,18 +102,23 @@ def open_indexed(tokens_path: Path, index_path: Path) -> IndexedFile:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read ({describe_os_error(error)}).") from None
     if not header.startswith(MAGIC):
-        raise UserError(f"{index_path}: not an index of Megatron data (it does not begin with MMIDIDX). {_REMEDY}")
+        raise UserError(
+            f"{index_path}: not an index of Megatron data (it does not begin with MMIDIDX)."
+            f" {_REMEDY}"
+        )
     if len(header) < _HEADER.size:
         raise _misfit(index_path, f"it ends after {len(header)} bytes, within its header")
     _, version, code, sequences, bounds = _HEADER.unpack(header)
     if version != VERSION or code not in DTYPES:
         raise UserError(
-            f"{index_path}: version {version} with tokens of dtype code {code}; supported is version 1 with int32 (4) "
-            f"or uint16 (8). {_REMEDY}"
+            f"{index_path}: version {version} with tokens of dtype code {code}; supported is"
+            f" version 1 with int32 (4) or uint16 (8). {_REMEDY}"
         )
     expected = _HEADER.size + 12 * sequences + 8 * bounds
     if len(content) != expected:
-        raise _misfit(index_path, f"it has {len(content)} bytes, and {sequences} sequences need {expected}")
+        raise _misfit(
+            index_path, f"it has {len(content)} bytes, and {sequences} sequences need {expected}"
+        )
     at = _HEADER.size
     lengths = np.frombuffer(content, "<i4", sequences, at)
     offsets = np.frombuffer(content, "<i8", sequences, at + 4 * sequences)
@@ -127,26 +144,34 @@ def _require_fit(
     itemsize: int,
     num_bytes: int,
 ) -> None:
-    """Raise UserError unless the sequences follow each other without gaps and end where `.bin` does."""
+    """Raise UserError unless the sequences follow each other without gaps and end where `.bin`
+    does."""
     if len(lengths) and int(lengths.min()) < 0:
         raise _misfit(index_path, f"sequence {int(np.argmax(lengths < 0))} has a negative length")
     ends = np.append(offsets[1:], num_bytes)
     if len(lengths) and (
-        int(offsets[0]) != 0 or not np.array_equal(ends[:-1], (offsets + lengths * np.int64(itemsize))[:-1])
+        int(offsets[0]) != 0
+        or not np.array_equal(ends[:-1], (offsets + lengths * np.int64(itemsize))[:-1])
     ):
         raise _misfit(index_path, "its sequences do not follow each other")
     needed = int(offsets[-1]) + int(lengths[-1]) * itemsize if len(lengths) else 0
     if needed != num_bytes:
         raise UserError(
-            f"{index_path} does not fit {tokens_path}: its sequences take {needed} bytes, and the file has "
-            f"{num_bytes}. {_REMEDY}"
+            f"{index_path} does not fit {tokens_path}: its sequences take {needed} bytes, and the"
+            f" file has {num_bytes}. {_REMEDY}"
         )
-    if not len(bounds) or int(bounds[0]) != 0 or int(bounds[-1]) != len(lengths) or bool((np.diff(bounds) < 0).any()):
+    if (
+        not len(bounds)
+        or int(bounds[0]) != 0
+        or int(bounds[-1]) != len(lengths)
+        or bool((np.diff(bounds) < 0).any())
+    ):
         raise _misfit(index_path, f"its document bounds do not run from 0 to {len(lengths)}")
 
 
 class IndexedFileWriter:
-    """Writes documents of one sequence each, byte for byte as Megatron-LM does. Use as a context manager.
+    """Writes documents of one sequence each, byte for byte as Megatron-LM does. Use as a context
+    manager.
 
     Files appear under their names only when both are complete; an error leaves neither.
     """
@@ -189,5 +214,7 @@ class IndexedFileWriter:
         ends = np.cumsum(lengths, dtype=np.int64) * DTYPES[self._code].itemsize
         yield _HEADER.pack(MAGIC, VERSION, self._code, len(lengths), len(lengths) + 1)
         yield lengths.tobytes()
-        yield (ends - lengths.astype(np.int64) * DTYPES[self._code].itemsize).astype("<i8").tobytes()
+        yield (
+            (ends - lengths.astype(np.int64) * DTYPES[self._code].itemsize).astype("<i8").tobytes()
+        )
         yield np.arange(len(lengths) + 1, dtype="<i8").tobytes()

@@ -1,14 +1,18 @@
-"""Sequences cut from Megatron data in place: T + 1 tokens of a stream of documents make T inputs and T labels.
+"""Sequences cut from Megatron data in place: T + 1 tokens of a stream of documents make T inputs
+and T labels.
 
-Sample i covers tokens i * T to i * T + T of the stream, so neighbours share one token and every token but the first is
-learnt once. By default the stream is the file, in its order, and its last sample may be short; with `SampleOrder` it is
-Megatron-LM's own. Which samples a step takes is the sampler's matter.
+Sample i covers tokens i * T to i * T + T of the stream, so neighbours share one token and every
+token but the first is learnt once. By default the stream is the file, in its order, and its last
+sample may be short; with `SampleOrder` it is Megatron-LM's own. Which samples a step takes is the
+sampler's matter.
 
-`isolation: none` is what Megatron-LM trains: a sample is one sequence, and each token sees all before it. With
-`documents` attention and positions begin again at each document, and no document is asked to predict the next.
+`isolation: none` is what Megatron-LM trains: a sample is one sequence, and each token sees all
+before it. With `documents` attention and positions begin again at each document, and no document is
+asked to predict the next.
 
-Nothing is copied into the tokenised cache: ranks share the pages of `.bin`. So there is no checksum per sequence; the
-files' hashes are compared at each start unless size and times are those of the last one.
+Nothing is copied into the tokenised cache: ranks share the pages of `.bin`. So there is no checksum
+per sequence; the files' hashes are compared at each start unless size and times are those of the
+last one.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from drillyard.data.megatron.sample_order import SampleOrder
 
 @dataclass(frozen=True)
 class CutSettings:
-    """What decides the samples besides the file: tokens per sequence, whether attention stays within documents."""
+    """What decides the samples besides the file: tokens per sequence, whether attention stays
+    within documents."""
 
     sequence_length: int
     isolated: bool
@@ -35,7 +40,8 @@ class CutSettings:
 
 
 class MegatronSequences(Sequences):
-    """Samples of documents [first, last) of a file in its order, or of Megatron-LM's `order`, as numbered there."""
+    """Samples of documents [first, last) of a file in its order, or of Megatron-LM's `order`, as
+    numbered there."""
 
     def __init__(
         self,
@@ -53,10 +59,15 @@ class MegatronSequences(Sequences):
         itemsize = file.tokens.itemsize
         if order is None:
             self._first_document = documents[0]
-            bounds = np.append(file.starts, file.tokens.nbytes)[documents[0] : documents[1] + 1] // itemsize
+            bounds = (
+                np.append(file.starts, file.tokens.nbytes)[documents[0] : documents[1] + 1]
+                // itemsize
+            )
             self._stream_starts, self._file_starts = bounds[:-1] - bounds[0], bounds[:-1]
             self._size = int(bounds[-1] - bounds[0])
-            self._samples: npt.NDArray[Any] | range = range(max(0, -(-(self._size - 1) // self.sequence_length)))
+            self._samples: npt.NDArray[Any] | range = range(
+                max(0, -(-(self._size - 1) // self.sequence_length))
+            )
         else:
             ends = np.cumsum(file.lengths[order.documents], dtype=np.int64)
             self._stream_starts = ends - file.lengths[order.documents]
@@ -86,19 +97,22 @@ class MegatronSequences(Sequences):
     def tokens(self, index: int) -> npt.NDArray[np.int64]:
         """The tokens of a sample: T + 1, or less for the last one of a file."""
         begin, count = self._begin_and_count(index)
-        return np.concatenate([self._file.tokens[at : at + size] for _, at, size in self._spans(begin, count)]).astype(
-            np.int64
-        )
+        return np.concatenate(
+            [self._file.tokens[at : at + size] for _, at, size in self._spans(begin, count)]
+        ).astype(np.int64)
 
     def _spans(self, begin: int, count: int) -> list[tuple[int, int, int]]:
-        """Tokens [begin, begin + count) of the stream as (document of the stream, token of the file, tokens)."""
+        """Tokens [begin, begin + count) of the stream as (document of the stream, token of the
+        file, tokens)."""
         end, spans = begin + count, []
         document = int(np.searchsorted(self._stream_starts, begin, "right")) - 1
         while begin < end:
             last = document + 1 == len(self._stream_starts)
             stop = min(end, self._size if last else int(self._stream_starts[document + 1]))
             if stop > begin:
-                start = int(self._file_starts[document]) + begin - int(self._stream_starts[document])
+                start = (
+                    int(self._file_starts[document]) + begin - int(self._stream_starts[document])
+                )
                 spans.append((document, start, stop - begin))
             begin, document = stop, document + 1
         return spans
@@ -131,7 +145,8 @@ class MegatronSequences(Sequences):
     def places(self, index: int) -> list[tuple[str, str]]:
         spans = self._spans(*self._begin_and_count(index))
         numbers = [
-            n + self._first_document if self._order is None else int(self._order.documents[n]) for n, _, _ in spans
+            n + self._first_document if self._order is None else int(self._order.documents[n])
+            for n, _, _ in spans
         ]
         return [("", f"document {number}") for number in numbers]
 

@@ -1,9 +1,12 @@
-"""Attention kernels by what they keep. Sizes: queries B*T*H*D, keys and values B*T*K*D, scores B*H*T*T.
+"""Attention kernels by what they keep. Sizes: queries B*T*H*D, keys and values B*T*K*D, scores
+B*H*T*T.
 
-- `sdpa` with an explicit mask: torch turns the boolean mask into one of the queries' precision for every layer
-  (aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask), which the fused kernels save together
-  with queries, keys and values (repeated for their groups), the output and a log-sum-exp per row in fp32.
-- `eager`: probabilities in fp32 and again in compute precision; the mask is fp32, so scores are while it is added.
+- `sdpa` with an explicit mask: torch turns the boolean mask into one of the queries' precision for
+  every layer (aten/src/ATen/native/transformers/attention.cpp, convert_boolean_attn_mask), which
+  the fused kernels save together with queries, keys and values (repeated for their groups), the
+  output and a log-sum-exp per row in fp32.
+- `eager`: probabilities in fp32 and again in compute precision; the mask is fp32, so scores are
+  while it is added.
 - `varlen` and `flex`: queries, keys, values, output, log-sum-exp; no mask and no repetition.
 """
 
@@ -54,7 +57,8 @@ Kernel = Callable[[Tape, SizedTensor, SizedTensor, SizedTensor, AttentionShape],
 
 
 def rotated(e: Tape, x: SizedTensor, *, in_fp32: bool) -> SizedTensor:
-    """x * cos + rotate_half(x) * sin: saves the tables, which all layers share; x itself is not needed again."""
+    """x * cos + rotate_half(x) * sin: saves the tables, which all layers share; x itself is not
+    needed again."""
     before = x.itemsize
     if in_fp32:
         x = to(e, x, FP32)
@@ -80,13 +84,16 @@ def fused(
     shape: AttentionShape,
     mask: SizedTensor | None = None,
 ) -> SizedTensor:
-    """A kernel that never holds the scores: keeps its inputs, its output and a log-sum-exp per row and head."""
+    """A kernel that never holds the scores: keeps its inputs, its output and a log-sum-exp per row
+    and head."""
     out = e.product(shape.rows * shape.heads * shape.value_dim, query.itemsize, always_kept=True)
     log_sum = e.product(shape.rows * shape.heads, FP32, always_kept=True)
     return contraction(e, out, [query, key, value], [query, key, value, out, log_sum, mask])
 
 
-def sdpa(e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
+def sdpa(
+    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape
+) -> SizedTensor:
     key = repeated(e, key, shape.group, is_view=shape.kv_heads == 1)
     value = repeated(e, value, shape.group, is_view=shape.kv_heads == 1)
     mask = e.empty(shape.sequences * shape.length**2, query.itemsize)
@@ -94,7 +101,13 @@ def sdpa(e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shap
 
 
 def eager(
-    e: Tape, query: SizedTensor, key: SizedTensor, value: SizedTensor, shape: AttentionShape, *, capped: bool = False
+    e: Tape,
+    query: SizedTensor,
+    key: SizedTensor,
+    value: SizedTensor,
+    shape: AttentionShape,
+    *,
+    capped: bool = False,
 ) -> SizedTensor:
     """A kernel that holds all scores; `capped` keeps them within bounds by tanh (Gemma 2)."""
     key_states = repeated(e, key, shape.group, is_view=shape.kv_heads == 1)
@@ -111,7 +124,8 @@ def eager(
 
 
 def _batched(e: Tape, x: SizedTensor, shape: AttentionShape, *, is_copy: bool) -> SizedTensor:
-    """Heads laid out for a batched product: a copy where sequences and heads cannot be one dimension as they lie."""
+    """Heads laid out for a batched product: a copy where sequences and heads cannot be one
+    dimension as they lie."""
     return shifted(e, x) if shape.sequences > 1 and not is_copy else x
 
 
@@ -122,7 +136,9 @@ def _scores(e: Tape, query: SizedTensor, key: SizedTensor, shape: AttentionShape
     return contraction(e, out, [query, key], crosswise(query, key))
 
 
-def _weighted(e: Tape, weights: SizedTensor, value: SizedTensor, shape: AttentionShape) -> SizedTensor:
+def _weighted(
+    e: Tape, weights: SizedTensor, value: SizedTensor, shape: AttentionShape
+) -> SizedTensor:
     value = _batched(e, value, shape, is_copy=shape.group > 1 and shape.kv_heads > 1)
     out = e.product(shape.rows * shape.heads * shape.value_dim, weights.itemsize)
     return contraction(e, out, [weights, value], crosswise(weights, value))

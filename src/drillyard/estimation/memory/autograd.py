@@ -1,20 +1,23 @@
-"""A model of eager PyTorch in which tensors have sizes and no contents: storages, saved tensors, the order of backward.
+"""A model of eager PyTorch in which tensors have sizes and no contents: storages, saved tensors,
+the order of backward.
 
-A `Ledger` counts the bytes alive by kind, and keeps a copy of the moment when they were most. A `CountedStorage` takes
-its bytes when it is made and gives them back with the last reference to it, as a tensor's storage does: the reference
-counts of the interpreter that estimates are those of the interpreter that is estimated.
+A `Ledger` counts the bytes alive by kind, and keeps a copy of the moment when they were most. A
+`CountedStorage` takes its bytes when it is made and gives them back with the last reference to it,
+as a tensor's storage does: the reference counts of the interpreter that estimates are those of the
+interpreter that is estimated.
 
-Operators (operators.py) make `SizedTensor`s through a `Tape`, with what they save and what their backward makes. The
-rules are autograd's own:
+Operators (operators.py) make `SizedTensor`s through a `Tape`, with what they save and what their
+backward makes. The rules are autograd's own:
 
-- A saved tensor lives until the backward of its operator has run (torch/csrc/autograd/engine.cpp, release_variables).
-- Backward runs operators in the reverse of the order in which forward made them (the engine's ready queue is ordered by
-  sequence number), gradients of weights as soon as they are there.
-- Where two gradients meet, their sum is a new tensor and both go. (Without a dispatch mode the engine adds in place if
-  nothing else holds the first; what is estimated is the larger of the two.)
+- A saved tensor lives until the backward of its operator has run (torch/csrc/autograd/engine.cpp,
+  release_variables).
+- Backward runs operators in the reverse of the order in which forward made them (the engine's ready
+  queue is ordered by sequence number), gradients of weights as soon as they are there.
+- Where two gradients meet, their sum is a new tensor and both go. (Without a dispatch mode the
+  engine adds in place if nothing else holds the first; what is estimated is the larger of the two.)
 
-Everything that forward's Python code holds on to (local variables, arguments) is held here by code of the same shape,
-so a tensor dies where it would die there.
+Everything that forward's Python code holds on to (local variables, arguments) is held here by code
+of the same shape, so a tensor dies where it would die there.
 """
 
 from __future__ import annotations
@@ -47,13 +50,16 @@ class MemoryKind(IntEnum):
     ACTIVATIONS = 9
     """Tensors that forward makes and backward needs, or that forward needs for the moment."""
     LOSS = 10
-    """Logits of a chunk, what the loss makes of them, and gradients of the hidden rows that wait for backward."""
+    """Logits of a chunk, what the loss makes of them, and gradients of the hidden rows that wait
+    for backward."""
     TEMPORARIES = 11
-    """Tensors that backward makes: gradients of activations, recomputed activations and intermediate ones."""
+    """Tensors that backward makes: gradients of activations, recomputed activations and
+    intermediate ones."""
 
 
 class Ledger:
-    """Bytes alive by kind, and a copy of them from when their sum was greatest since `reset_peak`."""
+    """Bytes alive by kind, and a copy of them from when their sum was greatest since
+    `reset_peak`."""
 
     __slots__ = ("at_peak", "live", "peak", "total")
 
@@ -107,12 +113,17 @@ Backward = Callable[["SizedTensor"], Gradients]
 
 
 class SizedTensor:
-    """`elements` of `itemsize` bytes. `node` is the operator it came from where it carries gradient, else None."""
+    """`elements` of `itemsize` bytes. `node` is the operator it came from where it carries
+    gradient, else None."""
 
     __slots__ = ("elements", "itemsize", "node", "storage")
 
     def __init__(
-        self, elements: int, itemsize: int, storage: CountedStorage | None, node: OperatorNode | WeightNode | None
+        self,
+        elements: int,
+        itemsize: int,
+        storage: CountedStorage | None,
+        node: OperatorNode | WeightNode | None,
     ) -> None:
         self.elements = elements
         self.itemsize = itemsize
@@ -128,11 +139,13 @@ class WeightNode:
     def __init__(self, *, accumulates: bool = False) -> None:
         self.gradient: SizedTensor | None = None
         self.accumulates = accumulates
-        """Whether there is a gradient of an earlier micro-batch already: new ones are added to it and go."""
+        """Whether there is a gradient of an earlier micro-batch already: new ones are added to it
+        and go."""
 
 
 class OperatorNode:
-    """An operator in the graph: whose gradients it makes, what it saved, and the gradient that has arrived so far."""
+    """An operator in the graph: whose gradients it makes, what it saved, and the gradient that has
+    arrived so far."""
 
     __slots__ = ("backward", "gradient", "inputs", "saved")
 
@@ -149,12 +162,14 @@ class OperatorNode:
 
 
 def gradient_sink() -> OperatorNode:
-    """Node at which a gradient arrives and stays, in place of the operators before the first one."""
+    """Node at which a gradient arrives and stays, in place of the operators before the first
+    one."""
     return OperatorNode((), (), lambda gradient: ())
 
 
 class SplitNode(OperatorNode):
-    """An operator with several results that share its input's storage; backward joins their gradients in a copy."""
+    """An operator with several results that share its input's storage; backward joins their
+    gradients in a copy."""
 
     __slots__ = ("slots",)
 
@@ -186,7 +201,8 @@ class Tape:
         self.saves = True
         """False in a forward that will be done again in backward: nothing is kept for it."""
         self.kept_products: list[CountedStorage] | None = None
-        """Under selective checkpointing: results that are kept in forward, and then taken from here."""
+        """Under selective checkpointing: results that are kept in forward, and then taken from
+        here."""
         self.keeps_every_product = False
         self.recomputes = False
         self._products_seen = int(skips_first_product)
@@ -194,7 +210,9 @@ class Tape:
     def empty(self, elements: int, itemsize: int | None = None) -> SizedTensor:
         """New memory of the present kind, without gradient."""
         itemsize = self.itemsize if itemsize is None else itemsize
-        return SizedTensor(elements, itemsize, CountedStorage(self.ledger, elements * itemsize, self.kind), None)
+        return SizedTensor(
+            elements, itemsize, CountedStorage(self.ledger, elements * itemsize, self.kind), None
+        )
 
     def weight(self, elements: int, *, trained: bool) -> SizedTensor:
         """A gathered parameter in compute precision."""
@@ -206,8 +224,8 @@ class Tape:
     def product(self, elements: int, itemsize: int, *, always_kept: bool = False) -> SizedTensor:
         """The result of a matrix product or (`always_kept`) of attention.
 
-        Selective checkpointing keeps every second product and all attention (parallel/parallelize.py), and finds
-        them there when it recomputes.
+        Selective checkpointing keeps every second product and all attention
+        (parallel/parallelize.py), and finds them there when it recomputes.
         """
         if self.kept_products is None:
             return self.empty(elements, itemsize)
@@ -223,7 +241,8 @@ class Tape:
         return out
 
     def merge_last_product(self) -> None:
-        """Compiled, a product that is only added to another one is not kept: their sum is, in the place of both."""
+        """Compiled, a product that is only added to another one is not kept: their sum is, in the
+        place of both."""
         if self.keeps_every_product and self.kept_products:
             self.kept_products.pop()
 
@@ -237,12 +256,17 @@ class Tape:
         self.saves, self.recomputes, self._products_seen = True, True, int(self.skips_first_product)
 
     def made(
-        self, out: SizedTensor, inputs: Sequence[SizedTensor], saved: Sequence[SizedTensor | None], backward: Backward
+        self,
+        out: SizedTensor,
+        inputs: Sequence[SizedTensor],
+        saved: Sequence[SizedTensor | None],
+        backward: Backward,
     ) -> SizedTensor:
         """`out` as the result of an operator on `inputs` that keeps `saved` for its `backward`.
 
-        `backward` takes the gradient of `out` and returns those of `inputs`. It must hold no tensor: what it needs of
-        them are numbers. Without an input that carries gradient nothing is recorded and nothing is kept.
+        `backward` takes the gradient of `out` and returns those of `inputs`. It must hold no
+        tensor: what it needs of them are numbers. Without an input that carries gradient nothing is
+        recorded and nothing is kept.
         """
         if all(tensor.node is None for tensor in inputs):
             return out
@@ -257,7 +281,8 @@ class Tape:
         return out
 
     def split(self, x: SizedTensor, sizes: Sequence[int]) -> list[SizedTensor]:
-        """Pieces of x, sharing its storage, whose gradients come back joined in one copy (torch.split, torch.chunk)."""
+        """Pieces of x, sharing its storage, whose gradients come back joined in one copy
+        (torch.split, torch.chunk)."""
         pieces = [SizedTensor(size, x.itemsize, x.storage, None) for size in sizes]
         if x.node is not None:
             joint = SplitNode(x.node, len(sizes))
@@ -270,7 +295,8 @@ class Tape:
         return pieces
 
     def backward(self) -> None:
-        """Run the recorded operators from the last to the first, wherever a gradient has arrived."""
+        """Run the recorded operators from the last to the first, wherever a gradient has
+        arrived."""
         before, self.kind = self.kind, MemoryKind.TEMPORARIES
         while self.tape:
             self._run(self.tape.pop())
@@ -278,7 +304,9 @@ class Tape:
 
     def _run(self, node: OperatorNode) -> None:
         if isinstance(node, SplitNode):
-            node.gradient = next((slot.gradient for slot in node.slots if slot.gradient is not None), None)
+            node.gradient = next(
+                (slot.gradient for slot in node.slots if slot.gradient is not None), None
+            )
         gradient, node.gradient = node.gradient, None
         backward, node.backward = node.backward, None
         if gradient is None or backward is None:

@@ -1,12 +1,15 @@
-"""One transformer block forward, as the classes of transformers write it, on tensors without contents.
+"""One transformer block forward, as the classes of transformers write it, on tensors without
+contents.
 
-The order of operations and the life of local variables follow modeling_llama.py and its relatives (transformers 5):
-norms before, after or around attention and MLP; parallel branches; biases; norms of queries and keys; fused and
-separate projections. A block's weights come from its spec, with LoRA on the layers that its targets name.
+The order of operations and the life of local variables follow modeling_llama.py and its relatives
+(transformers 5): norms before, after or around attention and MLP; parallel branches; biases; norms
+of queries and keys; fused and separate projections. A block's weights come from its spec, with LoRA
+on the layers that its targets name.
 
-A mixture of experts runs as transformers' grouped matrix product (integrations/moe.py): every token is copied once for
-each of its experts, sorted by expert, multiplied in one grouped product per matrix, weighted, brought back into order
-and summed. Sizes: rows * experts_per_token "routed" rows, whatever the router chooses.
+A mixture of experts runs as transformers' grouped matrix product (integrations/moe.py): every token
+is copied once for each of its experts, sorted by expert, multiplied in one grouped product per
+matrix, weighted, brought back into order and summed. Sizes: rows * experts_per_token "routed" rows,
+whatever the router chooses.
 """
 
 from __future__ import annotations
@@ -47,17 +50,19 @@ SCALES_BRANCHES: Final = frozenset({"granite"})
 SLICES_PROJECTIONS: Final = frozenset({"phi3"})
 """Queries, keys and values are slices of one projection; elsewhere one projection is split."""
 ROTATES_A_PART: Final = frozenset({"phi3"})
-"""The rotated dimensions are joined with the others, if there are any, in a copy that is laid out by heads; the output
-of the kernel is laid out like its queries, and has to be copied too."""
+"""The rotated dimensions are joined with the others, if there are any, in a copy that is laid out
+by heads; the output of the kernel is laid out like its queries, and has to be copied too."""
 CAPS_SCORES: Final = frozenset({"gemma2"})
 
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """Inputs and conditions of a block: tokens, kernel, precision, what is trained and what is recomputed.
+    """Inputs and conditions of a block: tokens, kernel, precision, what is trained and what is
+    recomputed.
 
-    `from_weights`: whether its input carries a gradient (the first one's does not under LoRA). `accumulates`,
-    `skips_first_product`: see Tape. `fuses`: compiled, at the lower end of its memory.
+    `from_weights`: whether its input carries a gradient (the first one's does not under LoRA).
+    `accumulates`, `skips_first_product`: see Tape. `fuses`: compiled, at the lower end of its
+    memory.
     """
 
     model_type: str
@@ -86,20 +91,24 @@ def forward(e: Tape, block: Block, run: BlockInputs, hidden_states: SizedTensor)
 
 
 class _BlockForward:
-    """One forward of a block. Weights are looked up by name, gathered, with or without a gradient."""
+    """One forward of a block. Weights are looked up by name, gathered, with or without a
+    gradient."""
 
     def __init__(self, e: Tape, block: Block, run: BlockInputs) -> None:
         self.e = e
         self.block = block
         self.run = run
         self.shapes = {tensor.name: tensor for tensor in block.tensors}
-        adapted = [] if run.adapters is None else adapter_layers(block.tensors, run.adapters.targets)
+        adapted = (
+            [] if run.adapters is None else adapter_layers(block.tensors, run.adapters.targets)
+        )
         self.adapted = {tensor.name for tensor in adapted}
         self.weights: dict[str, SizedTensor] = {}
 
     def result(self, hidden_states: SizedTensor) -> SizedTensor:
         norms = [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == "norm"]
-        # Biases, and the norms of queries and keys inside of attention, have a dot in what is left of their names.
+        # Biases, and the norms of queries and keys inside of attention, have a dot in what is left
+        # of their names.
         outer = [name for name in norms if "." not in name]
         if self.block.parallel:
             return self._parallel(hidden_states, outer)
@@ -117,7 +126,8 @@ class _BlockForward:
         return hidden_states
 
     def _parallel(self, hidden_states: SizedTensor, norms: list[str]) -> SizedTensor:
-        """Attention and MLP read the same normalised input (one norm), or one norm each (GPT-NeoX)."""
+        """Attention and MLP read the same normalised input (one norm), or one norm each
+        (GPT-NeoX)."""
         residual = hidden_states
         normed = self._norm(norms[0] if norms else "", hidden_states)
         attended = self._attention(normed)
@@ -130,14 +140,20 @@ class _BlockForward:
 
     def _linear_names(self, role: str) -> list[str]:
         """Names of the linear layers in a role, in the block's order."""
-        return [s.name.removesuffix(".weight") for s in self.shapes.values() if s.role == role and s.linear]
+        return [
+            s.name.removesuffix(".weight")
+            for s in self.shapes.values()
+            if s.role == role and s.linear
+        ]
 
     def _optional(self, name: str) -> SizedTensor | None:
         """The tensor of that name, the same for every use; None where the block has none."""
         if name not in self.shapes:
             return None
         if name not in self.weights:
-            self.weights[name] = self.e.weight(self.shapes[name].parameters, trained=self.run.adapters is None)
+            self.weights[name] = self.e.weight(
+                self.shapes[name].parameters, trained=self.run.adapters is None
+            )
         return self.weights[name]
 
     def _weight(self, name: str) -> SizedTensor:
@@ -146,8 +162,8 @@ class _BlockForward:
         return weight
 
     def _summed_weight(self, name: str) -> SizedTensor:
-        """A weight as its layer uses it. Of routers and experts peft adds the update to the weight before the product:
-        the sum is a new tensor, with a gradient."""
+        """A weight as its layer uses it. Of routers and experts peft adds the update to the weight
+        before the product: the sum is a new tensor, with a gradient."""
         e, weight = self.e, self._weight(name)
         if name not in self.adapted:
             return weight
@@ -163,7 +179,8 @@ class _BlockForward:
         return self.e.weight(prod(down), trained=True), self.e.weight(prod(up), trained=True)
 
     def _linear(self, name: str, x: SizedTensor) -> SizedTensor:
-        """The linear layer `name`, with its bias, and its adapter as PEFT's layer has it: result + B(A(x)) * scaling.
+        """The linear layer `name`, with its bias, and its adapter as PEFT's layer has it: result +
+        B(A(x)) * scaling.
 
         A keeps x, B keeps the low-rank rows, which are few.
         """
@@ -186,20 +203,32 @@ class _BlockForward:
         return summed
 
     def _rescaled(
-        self, x: SizedTensor, out: SizedTensor, down: SizedTensor, up: SizedTensor, *, has_bias: bool
+        self,
+        x: SizedTensor,
+        out: SizedTensor,
+        down: SizedTensor,
+        up: SizedTensor,
+        *,
+        has_bias: bool,
     ) -> SizedTensor:
-        """What DoRA adds to a layer's result: (m - 1) * result + m * B(A(x)) * scaling, m the magnitudes over the row
-        norms. The norms take B A whole, made of a unit matrix, which lives until the layer is done."""
+        """What DoRA adds to a layer's result: (m - 1) * result + m * B(A(x)) * scaling, m the
+        magnitudes over the row norms. The norms take B A whole, made of a unit matrix, which lives
+        until the layer is done."""
         e, rows = self.e, self.run.rows
         inputs, outputs = x.elements // rows, out.elements // rows
         unpacked = e.empty(inputs * outputs) if self.run.quantized else None
-        # Held as the local variables and the graph of peft's layer hold them; no gradient comes back through them.
-        unit, low_update, update = (e.empty(size) for size in (inputs * inputs, down.elements, inputs * outputs))
+        # Held as the local variables and the graph of peft's layer hold them; no gradient comes
+        # back through them.
+        unit, low_update, update = (
+            e.empty(size) for size in (inputs * inputs, down.elements, inputs * outputs)
+        )
         scaled_update = e.empty(inputs * outputs)
         summed = e.empty(inputs * outputs)
         del scaled_update, summed
         scale = unary(e, e.weight(outputs, trained=True), e.empty(outputs))
-        low_result = linear(e, linear(e, x, down, down.elements // inputs * rows), up, rows * outputs)
+        low_result = linear(
+            e, linear(e, x, down, down.elements // inputs * rows), up, rows * outputs
+        )
         e.merge_last_product()
         result = shifted(e, out) if has_bias else out
         rescaled = times(e, shifted(e, scale), result)
@@ -208,10 +237,13 @@ class _BlockForward:
         return added
 
     def _norm(self, name: str, x: SizedTensor, rows: int | None = None) -> SizedTensor:
-        """The norm `name` over `rows` of x (default: one row per token). It may have no weights, and no name then."""
+        """The norm `name` over `rows` of x (default: one row per token). It may have no weights,
+        and no name then."""
         weight = self._optional(f"{name}.weight") or self.e.weight(0, trained=False)
         bias = self._optional(f"{name}.bias")
-        return norm(self.e, self.run.model_type, self.block.norm, x, rows or self.run.rows, weight, bias)
+        return norm(
+            self.e, self.run.model_type, self.block.norm, x, rows or self.run.rows, weight, bias
+        )
 
     # Attention
 
@@ -226,7 +258,9 @@ class _BlockForward:
             )
         if run.model_type in ROTATES_A_PART:
             query_states, key_states = shifted(e, query_states), shifted(e, key_states)
-        shape = AttentionShape(run.sequences, run.length, a.num_heads, a.num_kv_heads, a.head_dim, a.value_head_dim)
+        shape = AttentionShape(
+            run.sequences, run.length, a.num_heads, a.num_kv_heads, a.head_dim, a.value_head_dim
+        )
         capped = run.kernel == "eager" and run.model_type in CAPS_SCORES
         kernel = partial(eager, capped=True) if capped else KERNELS[run.kernel]
         output = kernel(e, query_states, key_states, value_states, shape)
@@ -234,7 +268,9 @@ class _BlockForward:
             output = shifted(e, output)
         return self._linear(self._linear_names("attention")[-1], output)
 
-    def _query_key_value(self, hidden_states: SizedTensor) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
+    def _query_key_value(
+        self, hidden_states: SizedTensor
+    ) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
         a, rows = self.block.attention, self.run.rows
         *names, _ = self._linear_names("attention")
         query, key = rows * a.num_heads * a.head_dim, rows * a.num_kv_heads * a.head_dim
@@ -244,14 +280,19 @@ class _BlockForward:
         if len(names) == 1:
             together = self._linear(names[0], hidden_states)
             if self.run.model_type in SLICES_PROJECTIONS:
-                return piece(self.e, together, query), piece(self.e, together, key), piece(self.e, together, value)
+                return (
+                    piece(self.e, together, query),
+                    piece(self.e, together, key),
+                    piece(self.e, together, value),
+                )
             q, k, v = self.e.split(together, (query, key, value))
             return q, k, v
         q, k, v = (self._per_head(name, hidden_states) for name in names[:3])
         return q, k, v
 
     def _per_head(self, name: str, hidden_states: SizedTensor) -> SizedTensor:
-        """A projection, normalised where the block has norms for it, seen by heads: its gradient comes back copied."""
+        """A projection, normalised where the block has norms for it, seen by heads: its gradient
+        comes back copied."""
         a = self.block.attention
         x = self._linear(name, hidden_states)
         own = f"{name.removesuffix('_proj')}_norm"
@@ -262,13 +303,16 @@ class _BlockForward:
         return self._norm(own, x, x.elements // a.head_dim) if normed else x
 
     def _latent(self, hidden_states: SizedTensor) -> tuple[SizedTensor, SizedTensor, SizedTensor]:
-        """Multi-head latent attention: compressed queries and keys, normalised, then widened to heads."""
+        """Multi-head latent attention: compressed queries and keys, normalised, then widened to
+        heads."""
         a, rows = self.block.attention, self.run.rows
         prefix = self._linear_names("attention")[0].rsplit(".", 1)[0]
         if a.q_rank is None:
             query = self._linear(f"{prefix}.q_proj", hidden_states)
         else:
-            low = self._norm(f"{prefix}.q_a_layernorm", self._linear(f"{prefix}.q_a_proj", hidden_states))
+            low = self._norm(
+                f"{prefix}.q_a_layernorm", self._linear(f"{prefix}.q_a_proj", hidden_states)
+            )
             query = self._linear(f"{prefix}.q_b_proj", low)
         assert a.kv_rank is not None
         compressed = self._linear(f"{prefix}.kv_a_proj_with_mqa", hidden_states)
@@ -291,7 +335,8 @@ class _BlockForward:
         if len(names) == 3:
             gate, up, down = names
             return self._linear(
-                down, times(e, _activated(e, self._linear(gate, x), mlp.activation), self._linear(up, x))
+                down,
+                times(e, _activated(e, self._linear(gate, x), mlp.activation), self._linear(up, x)),
             )
         together = self._linear(names[0], x)
         gate_states, up_states = e.split(together, (together.elements // 2,) * 2)
@@ -300,7 +345,8 @@ class _BlockForward:
         return self._linear(names[-1], up_states)
 
     def _mixture(self, x: SizedTensor) -> SizedTensor:
-        """The block's feed-forward part [rows, H]: router, experts, and shared experts where there are some."""
+        """The block's feed-forward part [rows, H]: router, experts, and shared experts where there
+        are some."""
         e, mlp, rows = self.e, self.block.mlp, self.run.rows
         hidden, routed = x.elements // rows, rows * mlp.experts_per_token
         scores, order = self._routed(x)
@@ -318,12 +364,21 @@ class _BlockForward:
         if not shared:
             return result
         gate, into, down = (shared * 3)[:3]
-        return plus(e, result, self._linear(down, times(e, activated(e, self._linear(gate, x)), self._linear(into, x))))
+        return plus(
+            e,
+            result,
+            self._linear(
+                down, times(e, activated(e, self._linear(gate, x)), self._linear(into, x))
+            ),
+        )
 
     def _routed(self, x: SizedTensor) -> tuple[SizedTensor, list[SizedTensor]]:
-        """Weights of the chosen experts, one per routed row, and the index tensors that backward needs."""
+        """Weights of the chosen experts, one per routed row, and the index tensors that backward
+        needs."""
         e, rows, mlp = self.e, self.run.rows, self.block.mlp
-        weight = self._summed_weight(next(name for name, tensor in self.shapes.items() if tensor.role == "router"))
+        weight = self._summed_weight(
+            next(name for name, tensor in self.shapes.items() if tensor.role == "router")
+        )
         probabilities = softmax(e, to(e, linear(e, x, weight, rows * mlp.num_experts), FP32))
         routed = rows * mlp.experts_per_token
         indices = [e.empty(routed, INT64) for _ in range(4)]
@@ -333,15 +388,21 @@ class _BlockForward:
         return top if self.run.model_type in SCORES_IN_FP32 else to(e, top, x.itemsize), indices
 
     def _grouped(self, name: str, x: SizedTensor, outputs: int) -> SizedTensor:
-        weight = self._summed_weight(next(key for key in self.shapes if key.endswith(f"experts.{name}")))
+        weight = self._summed_weight(
+            next(key for key in self.shapes if key.endswith(f"experts.{name}"))
+        )
         return linear(self.e, x, weight, outputs, grouped=True)
 
 
 def _sides(names: list[str]) -> tuple[tuple[str | None, ...], tuple[str | None, ...]]:
-    """Names of the norms before and after attention and MLP. A norm without weights has no name and no tensors."""
+    """Names of the norms before and after attention and MLP. A norm without weights has no name and
+    no tensors."""
     if len(names) == 4:
         if "post_self_attn_layernorm" in names:  # GLM-4's order differs from Gemma's
-            return ("input_layernorm", "post_attention_layernorm"), ("post_self_attn_layernorm", "post_mlp_layernorm")
+            return ("input_layernorm", "post_attention_layernorm"), (
+                "post_self_attn_layernorm",
+                "post_mlp_layernorm",
+            )
         return (names[0], names[2]), (names[1], names[3])
     if names == ["post_attention_layernorm", "post_feedforward_layernorm"]:
         return (None, None), (names[0], names[1])
@@ -359,7 +420,8 @@ def _activated(e: Tape, x: SizedTensor, activation: str) -> SizedTensor:
 
 
 def _gelu_new(e: Tape, x: SizedTensor) -> SizedTensor:
-    """0.5 x (1 + tanh(c (x + 0.044715 x^3))), operator by operator: keeps x, the tanh and both factors."""
+    """0.5 x (1 + tanh(c (x + 0.044715 x^3))), operator by operator: keeps x, the tanh and both
+    factors."""
     half = scaled(e, x)
     inner = scaled(e, plus(e, x, scaled(e, power(e, x))))
     return times(e, half, shifted(e, unary(e, inner, saves="result")))

@@ -1,6 +1,7 @@
 """Memory that one block adds, in forward and in backward, computed once for each kind of block.
 
-The block runs in a ledger of its own; the results are differences, which a step adds to whatever else is there.
+The block runs in a ledger of its own; the results are differences, which a step adds to whatever
+else is there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from drillyard.estimation.memory.autograd import Ledger, MemoryKind, SizedTensor, Tape, gradient_sink
+from drillyard.estimation.memory.autograd import (
+    Ledger,
+    MemoryKind,
+    SizedTensor,
+    Tape,
+    gradient_sink,
+)
 from drillyard.estimation.memory.block_forward import BlockInputs, forward
 from drillyard.modelspec import Block
 
@@ -20,7 +27,9 @@ class MemoryDelta:
     __slots__ = ("by_kind", "total")
 
     def __init__(self, by_kind: Sequence[int]) -> None:
-        self.by_kind = tuple((MemoryKind(number), nbytes) for number, nbytes in enumerate(by_kind) if nbytes)
+        self.by_kind = tuple(
+            (MemoryKind(number), nbytes) for number, nbytes in enumerate(by_kind) if nbytes
+        )
         self.total = sum(by_kind)
 
     def of(self, kind: MemoryKind) -> int:
@@ -31,10 +40,10 @@ class MemoryDelta:
 class BlockProfile:
     """Bytes by kind, each against what was there before.
 
-    `forward_peak` and `kept`: against the moment before the block, with its input held by the caller; `kept` counts its
-    result in and its input out where only the caller held it. `backward_peak` and `released`: against the
-    moment when the gradient of the result has arrived; `released` counts the gradients of the input and of the weights
-    in.
+    `forward_peak` and `kept`: against the moment before the block, with its input held by the
+    caller; `kept` counts its result in and its input out where only the caller held it.
+    `backward_peak` and `released`: against the moment when the gradient of the result has arrived;
+    `released` counts the gradients of the input and of the weights in.
     """
 
     forward_peak: MemoryDelta
@@ -48,11 +57,14 @@ class BlockProfile:
 
 @lru_cache(maxsize=1024)
 def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
-    """Memory that `block` adds. It does not depend on how the model is cut over ranks, so it is cached."""
+    """Memory that `block` adds. It does not depend on how the model is cut over ranks, so it is
+    cached."""
     if run.fuses:
         return _fused(block, run)
     ledger, mode, itemsize = Ledger(), run.mode, run.itemsize
-    e = Tape(ledger, itemsize, accumulates=run.accumulates, skips_first_product=run.skips_first_product)
+    e = Tape(
+        ledger, itemsize, accumulates=run.accumulates, skips_first_product=run.skips_first_product
+    )
     x = e.empty(run.rows * run.hidden_size)
     # Held to the end: the gradient of the input stays, for the block before.
     source = gradient_sink() if run.from_weights else None
@@ -75,8 +87,8 @@ def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
     before = _now(ledger)
     ledger.reset_peak()
     recompute_peak = None
-    # Recomputation ends before the last product, whose input is the last tensor that is kept: where the policy has kept
-    # its result, it is not taken.
+    # Recomputation ends before the last product, whose input is the last tensor that is kept: where
+    # the policy has kept its result, it is not taken.
     not_taken = e.kept_products[-1] if e.kept_products and e.kept_last_product else None
     if mode != "none":
         x = SizedTensor(x.elements, itemsize, held, x.node)
@@ -97,9 +109,11 @@ def profile_block(block: Block, run: BlockInputs) -> BlockProfile:
 
 
 def _fused(block: Block, run: BlockInputs) -> BlockProfile:
-    """A compiled block at its least: what is between products and attention is not kept but computed again with them.
+    """A compiled block at its least: what is between products and attention is not kept but
+    computed again with them.
 
-    It keeps its input and the results of products and attention, all but the last of which is its own result.
+    It keeps its input and the results of products and attention, all but the last of which is its
+    own result.
     """
     eager = replace(run, fuses=False)
     found = profile_block(block, eager)

@@ -1,22 +1,26 @@
 """FSDP2's own memory: gathered weights, buffers of gathers and reductions, gradients of shards.
 
-`fully_shard` cuts every tensor along its first dimension into `shard` chunks of equal rows, the last of them filled up
-with padding (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`; `torch.chunk`). Rank 0 always
-holds full chunks, so the estimate is of the rank with most. Gathers and reductions move padded chunks.
+`fully_shard` cuts every tensor along its first dimension into `shard` chunks of equal rows, the
+last of them filled up with padding (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+`_init_sharded_param`; `torch.chunk`). Rank 0 always holds full chunks, so the estimate is of the
+rank with most. Gathers and reductions move padded chunks.
 
 The order of events is that of torch/distributed/fsdp/_fully_shard (torch 2.11 to 2.15):
 
-- A gather copies the shard into compute precision where that is another one (`_get_param_all_gather_inputs`), allocates
-  what all ranks send (`foreach_all_gather`), and copies that into the weights. In forward the buffer is kept until the
-  next unit's gather, so that copy and transfer overlap (`comm_ctx.all_gather_state`).
+- A gather copies the shard into compute precision where that is another one
+  (`_get_param_all_gather_inputs`), allocates what all ranks send (`foreach_all_gather`), and copies
+  that into the weights. In forward the buffer is kept until the next unit's gather, so that copy
+  and transfer overlap (`comm_ctx.all_gather_state`).
 - Backward gathers one block ahead (`_backward_prefetch`).
-- A reduction copies a unit's gradients into one buffer of master precision; the buffer is kept until the next unit's
-  (`reduce_scatter_states`, at most one). What comes out is the gradient of the shards, or is added to it.
+- A reduction copies a unit's gradients into one buffer of master precision; the buffer is kept
+  until the next unit's (`reduce_scatter_states`, at most one). What comes out is the gradient of
+  the shards, or is added to it.
 
-Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before until its own
-weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares weights with no other divides the
-buffer of a reduction by 1, into another one (`foreach_reduce`); gradients of a later micro-batch lie next to those that
-are kept whole until their unit's backward is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
+Before REWRITTEN_IN, three things take more: a gather in forward holds the buffer of the one before
+until its own weights are whole (`prev_all_gather_state` of `wait_for_unshard`); a rank that shares
+weights with no other divides the buffer of a reduction by 1, into another one (`foreach_reduce`);
+gradients of a later micro-batch lie next to those that are kept whole until their unit's backward
+is over (`accumulate_unsharded_grad_if_needed`). One takes less: see loss.py.
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
 from drillyard.modelspec import TensorSpec, adapter_layers, adapter_matrices
 
 REWRITTEN_IN: Final = (2, 15)
-"""The release of torch whose FSDP2 follows a parameter's `grad_dtype`; 2.11 to 2.14 are alike in all of this."""
+"""The release of torch whose FSDP2 follows a parameter's `grad_dtype`; 2.11 to 2.14 are alike in
+all of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class FsdpUnit:
-    """A block or the root, sharded, gathered and reduced as one, in elements: all of this rank's, padding included, and
-    those that are trained."""
+    """A block or the root, sharded, gathered and reduced as one, in elements: all of this rank's,
+    padding included, and those that are trained."""
 
     shard: int
     trained_shard: int
@@ -92,7 +97,8 @@ def fsdp_unit(tensors: Iterable[TensorSpec], setup: Setup) -> FsdpUnit:
 
 
 def _adapter_tensors(tensors: Iterable[TensorSpec], adapters: LoraSetup) -> Iterator[TensorSpec]:
-    """What is trained beside some tensors: the two matrices of each adapter, and DoRA's magnitudes."""
+    """What is trained beside some tensors: the two matrices of each adapter, and DoRA's
+    magnitudes."""
     for layer in adapter_layers(tensors, adapters.targets):
         for matrix in adapter_matrices(layer, adapters.rank):
             yield TensorSpec("adapter", matrix, layer.role)
@@ -106,7 +112,8 @@ def _chunk(shape: tuple[int, ...], ranks: int) -> int:
 
 
 class FsdpMemory:
-    """The units of a model, blocks first and the root last, and what of them is in memory beyond the shards."""
+    """The units of a model, blocks first and the root last, and what of them is in memory beyond
+    the shards."""
 
     def __init__(self, ledger: Ledger, units: list[FsdpUnit], setup: Setup) -> None:
         self.ledger = ledger
@@ -125,8 +132,11 @@ class FsdpMemory:
         self._replicas_held = [0] * len(units)
 
     def resting_bytes(self, unit: FsdpUnit) -> int:
-        """Bytes of this rank's shards between their uses: what is frozen rests in compute precision."""
-        return unit.trained_shard * self.master + self._mixed(unit.shard - unit.trained_shard, unit.packed_shard)
+        """Bytes of this rank's shards between their uses: what is frozen rests in compute
+        precision."""
+        return unit.trained_shard * self.master + self._mixed(
+            unit.shard - unit.trained_shard, unit.packed_shard
+        )
 
     def padding_bytes(self, unit: FsdpUnit) -> int:
         """Bytes of all ranks' shards that no parameter has."""
@@ -135,7 +145,8 @@ class FsdpMemory:
         )
 
     def _mixed(self, elements: int, packed: int) -> int:
-        """Bytes of so many elements in compute precision, but for `packed` of them, which are in nf4."""
+        """Bytes of so many elements in compute precision, but for `packed` of them, which are in
+        nf4."""
         return (elements - packed) * self.compute + int(packed * NF4_BITS) // 8
 
     def _gathered_bytes(self, unit: FsdpUnit) -> int:
@@ -212,8 +223,8 @@ class FsdpMemory:
             self._sharded_gradients.add(number)
             ledger.take(result, MemoryKind.GRADIENTS)
             return
-        # Added to what is there. With replicas it is held for their all-reduce until this unit's next reduction, or the
-        # end of the last backward (`_all_reduce_state`).
+        # Added to what is there. With replicas it is held for their all-reduce until this unit's
+        # next reduction, or the end of the last backward (`_all_reduce_state`).
         ledger.take(result, MemoryKind.TEMPORARIES)
         if self.setup.replicate > 1:
             self._replicas_held[number] = result
@@ -221,7 +232,8 @@ class FsdpMemory:
             ledger.give(result, MemoryKind.TEMPORARIES)
 
     def keep_whole(self, number: int) -> None:
-        """Gradients that wait for those of the next micro-batch are cast to master precision, one after the other."""
+        """Gradients that wait for those of the next micro-batch are cast to master precision, one
+        after the other."""
         unit, ledger = self.units[number], self.ledger
         self._add_to_kept(number)
         wide = self._kept_whole(unit)

@@ -1,23 +1,30 @@
 """The loss of the trainer by what it keeps: models/loss.py on tensors without contents.
 
-Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the gradient's), that
-gradient in compute precision, and from it the gradients of the chunk's rows and of the head. The head's gradient comes
-in the precision in which FSDP2 reduces it where the parameter's `grad_dtype` makes the engine cast it (from torch 2.15
-on), else in compute precision. Nothing of a chunk is left when the next one is made, but the sums.
+Chunk by chunk: logits in compute precision, their log-softmax in fp32 (whose storage becomes the
+gradient's), that gradient in compute precision, and from it the gradients of the chunk's rows and
+of the head. The head's gradient comes in the precision in which FSDP2 reduces it where the
+parameter's `grad_dtype` makes the engine cast it (from torch 2.15 on), else in compute precision.
+Nothing of a chunk is left when the next one is made, but the sums.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drillyard.estimation.memory.autograd import MemoryKind, OperatorNode, SizedTensor, Tape, WeightNode
+from drillyard.estimation.memory.autograd import (
+    MemoryKind,
+    OperatorNode,
+    SizedTensor,
+    Tape,
+    WeightNode,
+)
 from drillyard.estimation.memory.operators import FP32
 
 
 @dataclass(slots=True)
 class PendingBackward:
-    """Tensors that wait for backward: gradients of the rows that carry loss and of the head, and the operator that made
-    the hidden states, where backward continues."""
+    """Tensors that wait for backward: gradients of the rows that carry loss and of the head, and
+    the operator that made the hidden states, where backward continues."""
 
     rows: SizedTensor | None
     head: SizedTensor | None
@@ -35,7 +42,8 @@ def loss(
     head_gradient_itemsize: int,
     steps: str,
 ) -> PendingBackward:
-    """Forward of the loss over `rows` rows, `chunk` at a time, with `steps` (LOGITS_STEPS) after the head."""
+    """Forward of the loss over `rows` rows, `chunk` at a time, with `steps` (LOGITS_STEPS) after
+    the head."""
     trained = hidden_size * vocab_size if trains_head else 0
     before, e.kind = e.kind, MemoryKind.LOSS
     hidden_gradient = e.empty(rows * hidden_size)
@@ -49,7 +57,8 @@ def loss(
         del wide
         logits_gradient = e.empty(size * vocab_size) if e.itemsize < FP32 else log_probabilities
         del log_probabilities
-        # The model's head returns logits with a dimension for the batch: its backward makes a copy of the gradient.
+        # The model's head returns logits with a dimension for the batch: its backward makes a copy
+        # of the gradient.
         selected = e.empty(size * vocab_size)
         for _ in steps:
             selected = e.empty(size * vocab_size)
@@ -58,7 +67,9 @@ def loss(
         of_rows = e.empty(size * hidden_size)
         del selected
         of_head = (
-            narrow if e.itemsize == head_gradient_itemsize else _gradient_of_head(e, trained, head_gradient_itemsize)
+            narrow
+            if e.itemsize == head_gradient_itemsize
+            else _gradient_of_head(e, trained, head_gradient_itemsize)
         )
         of_head_in_all = of_head_in_all or of_head
         del narrow, logits, logits_gradient, of_rows, of_head

@@ -1,8 +1,10 @@
-"""Operators of a transformer block by what they keep and what their backward makes: the inventory of activations.
+"""Operators of a transformer block by what they keep and what their backward makes: the inventory
+of activations.
 
-Each is one or a few operators of PyTorch; what autograd saves is that of tools/autograd/derivatives.yaml.
-Sizes are elements; an operator's result has the element size of its input unless said. Most are one of two kinds:
-`unary`, and `contraction`, whose backward makes a gradient of each input that wants one.
+Each is one or a few operators of PyTorch; what autograd saves is that of
+tools/autograd/derivatives.yaml. Sizes are elements; an operator's result has the element size of
+its input unless said. Most are one of two kinds: `unary`, and `contraction`, whose backward makes a
+gradient of each input that wants one.
 """
 
 from __future__ import annotations
@@ -21,21 +23,32 @@ Saved = Literal["input", "result", "nothing"]
 
 
 def unary(
-    e: Tape, x: SizedTensor, out: SizedTensor | None = None, *, saves: Saved = "nothing", passes: bool = False
+    e: Tape,
+    x: SizedTensor,
+    out: SizedTensor | None = None,
+    *,
+    saves: Saved = "nothing",
+    passes: bool = False,
 ) -> SizedTensor:
-    """`out` (default: new, of x's size) from x. Backward makes a gradient of x's size, or `passes` it on."""
+    """`out` (default: new, of x's size) from x. Backward makes a gradient of x's size, or `passes`
+    it on."""
     elements, itemsize = x.elements, x.itemsize
     out = out or e.empty(elements, itemsize)
     kept = {"input": x, "result": out, "nothing": None}[saves]
-    return e.made(out, [x], [kept], (lambda g: (g,)) if passes else (lambda g: (e.empty(elements, itemsize),)))
+    return e.made(
+        out, [x], [kept], (lambda g: (g,)) if passes else (lambda g: (e.empty(elements, itemsize),))
+    )
 
 
 def contraction(
     e: Tape, out: SizedTensor, inputs: Sequence[SizedTensor], saved: Sequence[SizedTensor | None]
 ) -> SizedTensor:
-    """`out` from several inputs; one kernel of backward makes the gradients of all that want one."""
+    """`out` from several inputs; one kernel of backward makes the gradients of all that want
+    one."""
     sizes = [(x.elements, x.itemsize) if x.node is not None else None for x in inputs]
-    return e.made(out, inputs, saved, lambda g: [None if size is None else e.empty(*size) for size in sizes])
+    return e.made(
+        out, inputs, saved, lambda g: [None if size is None else e.empty(*size) for size in sizes]
+    )
 
 
 def to(e: Tape, x: SizedTensor, itemsize: int) -> SizedTensor:
@@ -59,7 +72,8 @@ def activated(e: Tape, x: SizedTensor) -> SizedTensor:
 
 
 def power(e: Tape, x: SizedTensor, *, of_result: bool = False) -> SizedTensor:
-    """x ** n (saves x) or 1 / sqrt(x) (saves the result). Backward: a power, times n, times the gradient."""
+    """x ** n (saves x) or 1 / sqrt(x) (saves the result). Backward: a power, times n, times the
+    gradient."""
     out = e.empty(x.elements, x.itemsize)
     elements, itemsize = x.elements, x.itemsize
 
@@ -78,7 +92,8 @@ def softmax(e: Tape, x: SizedTensor) -> SizedTensor:
 
 
 def times(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
-    """a * b, the smaller one spread over the larger: each is saved for the gradient of the other."""
+    """a * b, the smaller one spread over the larger: each is saved for the gradient of the
+    other."""
     out = e.empty(max(a.elements, b.elements), max(a.itemsize, b.itemsize))
     elements, itemsize = out.elements, out.itemsize
     wanted = [(x.elements, x.itemsize) if x.node is not None else None for x in (a, b)]
@@ -126,7 +141,8 @@ def linear(
     *,
     grouped: bool = False,
 ) -> SizedTensor:
-    """x times a weight, plus a bias. Saves x where the weight has a gradient, and a weight that is not FSDP's for x's.
+    """x times a weight, plus a bias. Saves x where the weight has a gradient, and a weight that is
+    not FSDP's for x's.
 
     `grouped`: one product for all experts, whose gradient has the size of all of them.
     """
@@ -136,7 +152,8 @@ def linear(
 
 
 def packed_linear(e: Tape, x: SizedTensor, weight: int, outputs: int) -> SizedTensor:
-    """x times a frozen weight in nf4 of so many elements, made whole for the product and, again, for x's gradient."""
+    """x times a frozen weight in nf4 of so many elements, made whole for the product and, again,
+    for x's gradient."""
     elements, itemsize = x.elements, x.itemsize
     whole = e.empty(weight)
     out = e.product(outputs, itemsize)
@@ -167,28 +184,44 @@ def joined(e: Tape, a: SizedTensor, b: SizedTensor) -> SizedTensor:
 
 
 def repeated(e: Tape, x: SizedTensor, times_over: int, *, is_view: bool) -> SizedTensor:
-    """Key or value heads repeated for their group of queries: a copy, unless there is one head and it can be spread
-    as it lies. Backward sums over the group."""
+    """Key or value heads repeated for their group of queries: a copy, unless there is one head and
+    it can be spread as it lies. Backward sums over the group."""
     if times_over == 1:
         return x
     wide = x.elements * times_over
-    return unary(e, x, SizedTensor(wide, x.itemsize, x.storage, None) if is_view else e.empty(wide, x.itemsize))
+    return unary(
+        e,
+        x,
+        SizedTensor(wide, x.itemsize, x.storage, None) if is_view else e.empty(wide, x.itemsize),
+    )
 
 
-# Norms as transformers writes them out, local variables included. All compute in fp32, so a bf16 model keeps the input
-# in fp32 besides the normalised one in bf16.
+# Norms as transformers writes them out, local variables included. All compute in fp32, so a bf16
+# model keeps the input in fp32 besides the normalised one in bf16.
 
 
 def norm(
-    e: Tape, model_type: str, kind: str, x: SizedTensor, rows: int, weight: SizedTensor, bias: SizedTensor | None
+    e: Tape,
+    model_type: str,
+    kind: str,
+    x: SizedTensor,
+    rows: int,
+    weight: SizedTensor,
+    bias: SizedTensor | None,
 ) -> SizedTensor:
     """The norm of a model type over the rows of x [rows, H]."""
     if model_type in COHERE:
         return _cohere(e, x, rows, weight)
     if kind == "layer":
         # torch's own: saves x and, for each row, mean and reciprocal deviation in fp32.
-        out, mean, deviation = e.empty(x.elements, x.itemsize), e.empty(rows, FP32), e.empty(rows, FP32)
-        return contraction(e, out, [x, weight] if bias is None else [x, weight, bias], [x, mean, deviation])
+        out, mean, deviation = (
+            e.empty(x.elements, x.itemsize),
+            e.empty(rows, FP32),
+            e.empty(rows, FP32),
+        )
+        return contraction(
+            e, out, [x, weight] if bias is None else [x, weight, bias], [x, mean, deviation]
+        )
     if model_type in GEMMA:
         # Times one plus the weight, in fp32, then back to compute precision.
         output = _normalised(e, to(e, x, FP32), rows)
@@ -198,12 +231,15 @@ def norm(
 
 
 def _normalised(e: Tape, x: SizedTensor, rows: int) -> SizedTensor:
-    """x over its root mean square: keeps x (for its square and for the product) and the factor per row."""
+    """x over its root mean square: keeps x (for its square and for the product) and the factor per
+    row."""
     variance = _row_means(e, power(e, x), rows)
     return times(e, x, _inverse_root(e, variance))
 
 
-def _rms(e: Tape, hidden: SizedTensor, rows: int, weight: SizedTensor, *, weigh_in_fp32: bool) -> SizedTensor:
+def _rms(
+    e: Tape, hidden: SizedTensor, rows: int, weight: SizedTensor, *, weigh_in_fp32: bool
+) -> SizedTensor:
     """Llama's: back to compute precision before the weight (OLMo's: after it)."""
     before = hidden.itemsize
     hidden = to(e, hidden, FP32)

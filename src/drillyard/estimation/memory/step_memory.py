@@ -1,7 +1,7 @@
 """A training step of one rank, in the order of training/trainer.py, with what lives at each moment.
 
-Operators of embedding, final norm and loss run in the step's own ledger; blocks come as profiles, one for each kind;
-what FSDP2 does in between is in fsdp.py.
+Operators of embedding, final norm and loss run in the step's own ledger; blocks come as profiles,
+one for each kind; what FSDP2 does in between is in fsdp.py.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ FP32_BYTES: Final = 4
 
 SCALES_EMBEDDINGS: Final = frozenset({"gemma", "gemma2", "gemma3_text", "granite"})
 LOGITS_STEPS: Final = {"gemma2": "sts", "cohere": "s", "cohere2": "s", "granite": "s"}
-"""Operations of a model's head on logits after its product, a letter each: `s` a scale, `t` a tanh, which is kept."""
+"""Operations of a model's head on logits after its product, a letter each: `s` a scale, `t` a tanh,
+which is kept."""
 TABLES_IN_FP32: Final = frozenset({"olmo2", "olmo3"})
 
 
 class StepMemory:
-    """One step of `setup`, run when it is made: `ledger` then holds its peak, `moment` where it was."""
+    """One step of `setup`, run when it is made: `ledger` then holds its peak, `moment` where it
+    was."""
 
-    def __init__(self, setup: Setup, *, fuses: bool = False, skips_first_product: bool = False) -> None:
+    def __init__(
+        self, setup: Setup, *, fuses: bool = False, skips_first_product: bool = False
+    ) -> None:
         self.setup = setup
         self.spec = setup.spec
         self.keeps_gradients_whole = setup.keeps_unsharded and setup.gradient_accumulation > 1
@@ -84,18 +88,22 @@ class StepMemory:
 
     @property
     def loss_rows(self) -> int:
-        """Rows that carry loss, at most all of them, padded to an eighth of a chunk (models/loss.py, loss_inputs)."""
+        """Rows that carry loss, at most all of them, padded to an eighth of a chunk
+        (models/loss.py, loss_inputs)."""
         granule = max(1, self.setup.loss_chunk_tokens // 8)
         return -(-self.rows // granule) * granule
 
     @property
     def optimizer_bytes(self) -> int:
         """Two moments of each trained shard, and a step count in fp32 for each of its tensors."""
-        return sum(2 * u.trained_shard * self.master + u.num_trained * STEP_COUNT_BYTES for u in self.units)
+        return sum(
+            2 * u.trained_shard * self.master + u.num_trained * STEP_COUNT_BYTES for u in self.units
+        )
 
     @contextmanager
     def during(self, moment: str) -> Iterator[None]:
-        """A phase of the step: its peak goes to `moments`, and is the step's where it is the highest so far."""
+        """A phase of the step: its peak goes to `moments`, and is the step's where it is the
+        highest so far."""
         ledger = self.ledger
         before = ledger.peak, ledger.at_peak
         ledger.reset_peak()
@@ -110,16 +118,21 @@ class StepMemory:
         setup = self.setup
         with self.during("start"):
             self._take_state()
-            batches = CountedStorage(self.ledger, setup.gradient_accumulation * self._batch_bytes, MemoryKind.INPUTS)
-        # From the second micro-batch on all are alike, as there are gradients already; with replicas from the third,
-        # as the second's are held for them.
+            batches = CountedStorage(
+                self.ledger, setup.gradient_accumulation * self._batch_bytes, MemoryKind.INPUTS
+            )
+        # From the second micro-batch on all are alike, as there are gradients already; with
+        # replicas from the third, as the second's are held for them.
         count = min(2 if setup.replicate == 1 else 3, setup.gradient_accumulation)
         for number in range(count):
             self._micro_batch(first=number == 0, last=number == count - 1)
         with self.during("optimizer step"):
-            # The norm of each gradient, and all of them in one tensor (torch.nn.utils.get_total_norm).
+            # The norm of each gradient, and all of them in one tensor
+            # (torch.nn.utils.get_total_norm).
             CountedStorage(
-                self.ledger, 2 * sum(u.num_trained for u in self.units) * self.master, MemoryKind.TEMPORARIES
+                self.ledger,
+                2 * sum(u.num_trained for u in self.units) * self.master,
+                MemoryKind.TEMPORARIES,
             )
         del batches
 
@@ -129,12 +142,14 @@ class StepMemory:
         ledger.take(sum(self.sharding.resting_bytes(unit) for unit in units), MemoryKind.PARAMETERS)
         ledger.take(self.optimizer_bytes, MemoryKind.OPTIMIZER)
         if self.spec.positions is None:
-            # Two copies of the rotary frequencies, one per pair of dimensions (transformers, *RotaryEmbedding).
+            # Two copies of the rotary frequencies, one per pair of dimensions (transformers,
+            # *RotaryEmbedding).
             ledger.take(2 * (self.spec.head_dim // 2) * FP32_BYTES, MemoryKind.BUFFERS)
 
     @property
     def _batch_bytes(self) -> int:
-        """A micro-batch on the device: tokens, positions, rows and targets of the loss as int64, and the masks."""
+        """A micro-batch on the device: tokens, positions, rows and targets of the loss as int64,
+        and the masks."""
         per_score = {"sdpa": 1, "eager": FP32_BYTES}.get(self.setup.kernel, 0)
         masks = len(set(self.spec.windows)) * self.rows * self.setup.sequence_length * per_score
         return 2 * (self.rows + self.loss_rows) * INT64_BYTES + masks
@@ -144,7 +159,9 @@ class StepMemory:
         e = Tape(self.ledger, self.compute, accumulates=adds)
         tables = CountedStorage(self.ledger, self._rotary_bytes, MemoryKind.INPUTS)
         waiting, source = self._forward(e, adds=adds)
-        self._backward(e, waiting, source, adds=adds, reduces=last or not self.keeps_gradients_whole)
+        self._backward(
+            e, waiting, source, adds=adds, reduces=last or not self.keeps_gradients_whole
+        )
         if last:
             self.sharding.finish()
         del tables
@@ -152,7 +169,8 @@ class StepMemory:
     # Forward
 
     def _forward(self, e: Tape, *, adds: bool) -> tuple[PendingBackward, OperatorNode]:
-        """Everything up to the loss; returns what waits for backward, and where the last block's gradient arrives."""
+        """Everything up to the loss; returns what waits for backward, and where the last block's
+        gradient arrives."""
         spec, sharding, ledger = self.spec, self.sharding, self.ledger
         with self.during("embedding"):
             sharding.gather(self.root, forward=True)
@@ -194,7 +212,11 @@ class StepMemory:
         """Cosines and sines [B, T, D] that all layers share."""
         if self.spec.positions is not None:
             return 0
-        itemsize = max(self.compute, FP32_BYTES) if self.spec.model_type in TABLES_IN_FP32 else self.compute
+        itemsize = (
+            max(self.compute, FP32_BYTES)
+            if self.spec.model_type in TABLES_IN_FP32
+            else self.compute
+        )
         return 2 * self.rows * self.spec.head_dim * itemsize
 
     @property
@@ -216,7 +238,8 @@ class StepMemory:
         self.ledger.take(self._hidden_bytes, MemoryKind.ACTIVATIONS)
 
     def _final_norm(self, e: Tape) -> tuple[SizedTensor, OperatorNode]:
-        """The final norm of the last block's result, whose bytes in the ledger become a tensor here."""
+        """The final norm of the last block's result, whose bytes in the ledger become a tensor
+        here."""
         self.ledger.give(self._hidden_bytes, MemoryKind.ACTIVATIONS)
         source = gradient_sink()
         hidden = e.empty(self.rows * self.spec.hidden_size)
@@ -225,18 +248,24 @@ class StepMemory:
         weight = e.weight(self.spec.hidden_size, trained=trained)
         has_bias = any(t.role == "norm" and t.name.endswith("bias") for t in self.spec.root)
         bias = e.weight(self.spec.hidden_size, trained=trained) if has_bias else None
-        return norm(e, self.spec.model_type, self.spec.blocks[0].norm, hidden, self.rows, weight, bias), source
+        return norm(
+            e, self.spec.model_type, self.spec.blocks[0].norm, hidden, self.rows, weight, bias
+        ), source
 
     # Backward
 
-    def _backward(self, e: Tape, waiting: PendingBackward, source: OperatorNode, *, adds: bool, reduces: bool) -> None:
+    def _backward(
+        self, e: Tape, waiting: PendingBackward, source: OperatorNode, *, adds: bool, reduces: bool
+    ) -> None:
         sharding = self.sharding
         last = self.root - 1
         with self.during("backward of the final norm"):
             sharding.prefetch(last)
             self._back_to_hidden(e, waiting, source, adds=adds)
         layer = (
-            "backward of a layer" if self.setup.activation_checkpointing == "none" else "backward of a recomputed layer"
+            "backward of a layer"
+            if self.setup.activation_checkpointing == "none"
+            else "backward of a recomputed layer"
         )
         for number in range(last, -1, -1):
             with self.during(layer):
@@ -261,8 +290,11 @@ class StepMemory:
                 # Its input carries no gradient, so it is left to the end of backward.
                 self._after_backward(0, reduces=reduces)
 
-    def _back_to_hidden(self, e: Tape, waiting: PendingBackward, source: OperatorNode, *, adds: bool) -> None:
-        """From the rows' gradient through the choice of rows and the final norm to the last block's result."""
+    def _back_to_hidden(
+        self, e: Tape, waiting: PendingBackward, source: OperatorNode, *, adds: bool
+    ) -> None:
+        """From the rows' gradient through the choice of rows and the final norm to the last block's
+        result."""
         if waiting.head is not None:
             self._keep_gradient(waiting.head, adds=adds)
             waiting.head = None
@@ -287,7 +319,8 @@ class StepMemory:
         self.ledger.take(self._hidden_bytes, MemoryKind.TEMPORARIES)
 
     def _keep_gradient(self, gradient: SizedTensor, *, adds: bool) -> None:
-        """A gradient of one of the root's weights stays, or is added to that of earlier micro-batches."""
+        """A gradient of one of the root's weights stays, or is added to that of earlier
+        micro-batches."""
         nbytes = gradient.elements * gradient.itemsize
         if not adds:
             self.sharding.whole_gradients[self.root] += nbytes
@@ -300,12 +333,14 @@ class StepMemory:
             ledger.take(self._hidden_bytes, MemoryKind.TEMPORARIES)
             ledger.give(self._hidden_bytes, MemoryKind.TEMPORARIES)
         table, positions = (
-            sum(t.parameters for t in spec.root if t.role == role) * self.compute for role in ("embedding", "positions")
+            sum(t.parameters for t in spec.root if t.role == role) * self.compute
+            for role in ("embedding", "positions")
         )
         ledger.take(table + positions, MemoryKind.WHOLE_GRADIENTS)
         ledger.give(self._hidden_bytes, MemoryKind.TEMPORARIES)
         if spec.tied:
-            # The head's gradient of the same weights waits here: their sum is a new tensor, and both go.
+            # The head's gradient of the same weights waits here: their sum is a new tensor, and
+            # both go.
             summed = spec.head_matrix_parameters * self.head_gradient
             ledger.take(summed, MemoryKind.WHOLE_GRADIENTS)
             ledger.give(summed + table, MemoryKind.WHOLE_GRADIENTS)
@@ -328,7 +363,9 @@ class StepMemory:
         carries = number > 0 or self.setup.adapters is None
         key = (id(block), carries, adds)
         if key not in self._profiles:
-            self._profiles[key] = profile_block(block, replace(self.block_run, from_weights=carries, accumulates=adds))
+            self._profiles[key] = profile_block(
+                block, replace(self.block_run, from_weights=carries, accumulates=adds)
+            )
         return self._profiles[key]
 
     def _excursion(self, difference: MemoryDelta) -> None:

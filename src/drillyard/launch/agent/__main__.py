@@ -1,7 +1,8 @@
-"""`python3 DIRECTORY ...`, wherever the directory was copied to, and `python -m drillyard.launch.agent ...`.
+"""`python3 DIRECTORY ...`, wherever the directory was copied to, and `python -m
+drillyard.launch.agent ...`.
 
-When Python runs a directory, this file is in no package. So the directory is loaded as one under a name of its own,
-which needs neither a certain directory name nor a change of the search path.
+When Python runs a directory, this file is in no package. So the directory is loaded as one under a
+name of its own, which needs neither a certain directory name nor a change of the search path.
 """
 
 import importlib

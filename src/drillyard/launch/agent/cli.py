@@ -1,9 +1,9 @@
 """Command line of the agent; its output for launchers is one line of JSON on standard output.
 
-Exit codes of `run` and `keep`: 0 done; 85 stopped from outside with everything saved: start it again, not counted;
-2 refused; 75 a node was lost: start it again elsewhere, not counted; 1 failed; 130 cancelled. The other verbs:
-0, 1 where it could not be done, 2 for a mistake in the call; `place` and `submit`: 3 where another launch of this name
-has submitted meanwhile, or is about to.
+Exit codes of `run` and `keep`: 0 done; 85 stopped from outside with everything saved: start it
+again, not counted; 2 refused; 75 a node was lost: start it again elsewhere, not counted; 1 failed;
+130 cancelled. The other verbs: 0, 1 where it could not be done, 2 for a mistake in the call;
+`place` and `submit`: 3 where another launch of this name has submitted meanwhile, or is about to.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="agent", description="Runs one node's part of a launched run.")
+    parser = argparse.ArgumentParser(
+        prog="agent", description="Runs one node's part of a launched run."
+    )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    def add(name: str, verb: Callable[[argparse.Namespace], int], text: str, *required: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, verb: Callable[[argparse.Namespace], int], text: str, *required: str
+    ) -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=text, description=text)
         added.set_defaults(verb=verb)
         for option in required:
@@ -40,28 +44,58 @@ def _parser() -> argparse.ArgumentParser:
     for name, verb, text in (
         ("run", startup.run, "run this node's part in the foreground"),
         ("start", respawn.start, "run it detached, and start it again when it is killed"),
-        ("keep", respawn.keep, "run an agent and start it again when it is killed, in the foreground"),
+        (
+            "keep",
+            respawn.keep,
+            "run an agent and start it again when it is killed, in the foreground",
+        ),
     ):
         run = add(name, verb, text)
         run.add_argument("--job", required=True, help="job.json")
-        run.add_argument("--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says")
-        run.add_argument("--leader", help="host of node 0, as the other nodes reach it; else as the scheduler says")
-        run.add_argument("--submission", help="name of this submission: counts are kept for as long as it is the same")
+        run.add_argument(
+            "--node-rank", type=int, help="rank of this node; else as Slurm or Vertex AI says"
+        )
+        run.add_argument(
+            "--leader",
+            help="host of node 0, as the other nodes reach it; else as the scheduler says",
+        )
+        run.add_argument(
+            "--submission",
+            help="name of this submission: counts are kept for as long as it is the same",
+        )
         run.add_argument("--attempt", default="0", help="which start of this submission")
-        run.add_argument("--hosts", help="names of all nodes' hosts in the order of their ranks, with commas between")
-        run.add_argument("--srun-log", nargs=2, metavar=("FILE", "BYTES"), help="where srun writes, from which byte on")
+        run.add_argument(
+            "--hosts",
+            help="names of all nodes' hosts in the order of their ranks, with commas between",
+        )
+        run.add_argument(
+            "--srun-log",
+            nargs=2,
+            metavar=("FILE", "BYTES"),
+            help="where srun writes, from which byte on",
+        )
         run.add_argument("--quiet", action="store_true", help="do not pass the command's output on")
         run.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
     stop = add("stop", host_cleanup.stop, "cancel a run: end everything of it on this host")
     stop.add_argument("--launch-directory", required=True, help="also one that is gone")
-    stop.add_argument("--patience", dest="grace_seconds", type=float, default=30.0, help="grace period in seconds")
+    stop.add_argument(
+        "--patience", dest="grace_seconds", type=float, default=30.0, help="grace period in seconds"
+    )
     stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
-    stop.add_argument("--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed")
+    stop.add_argument(
+        "--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed"
+    )
     check = add("check", host_probe.check, "facts of this host")
-    check.add_argument("--directory", help="whether it can be written, and shows a nonce of another host")
+    check.add_argument(
+        "--directory", help="whether it can be written, and shows a nonce of another host"
+    )
     check.add_argument("--write-nonce", help="write a file .drillyard-NONCE into the directory")
-    check.add_argument("--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds")
-    check.add_argument("--port", type=int, help="first of 16 ports, of which the free ones are listed")
+    check.add_argument(
+        "--nonce", help="look for the file .drillyard-NONCE in the directory, for ten seconds"
+    )
+    check.add_argument(
+        "--port", type=int, help="first of 16 ports, of which the free ones are listed"
+    )
     check.add_argument("--python", help="a Python that should have Drillyard installed")
     check.add_argument("--launch-directory", help="list this run's agents on this host")
     check.add_argument("--image", help="a container image: whether it is here and can be run")
@@ -69,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     what = "lock and write a launch directory, and note its run in the index"
     place = add("place", submit.place, what, "launch-directory", "submission")
     place.add_argument("--sent", required=True, help="directory of the files")
-    place.add_argument("--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ...")
+    place.add_argument(
+        "--entry", required=True, help="JSON with run, cluster, platform, launch_directory, ..."
+    )
     what = "let other launches use a launch directory again"
     add("unlock", submit.unlock, what, "launch-directory", "submission")
     what = "write launch directories and submit their job to Slurm"

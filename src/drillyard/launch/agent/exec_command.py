@@ -1,14 +1,17 @@
-"""Script that becomes a command: it stands between the agent, or torchrun, and the program that runs on a node.
+"""Script that becomes a command: it stands between the agent, or torchrun, and the program that
+runs on a node.
 
-`python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a directory and after a
-shell script was sourced (both may be empty). It asks the kernel to kill the command when its agent dies
-(PR_SET_PDEATHSIG), as Python code between fork and exec of a process with threads can hang. Signals that were blocked
-or ignored before are reset for the command.
+`python -I -S exec_command.py PARENT_PID DIRECTORY PROFILE ARGV...` becomes a node's command, in a
+directory and after a shell script was sourced (both may be empty). It asks the kernel to kill the
+command when its agent dies (PR_SET_PDEATHSIG), as Python code between fork and exec of a process
+with threads can hang. Signals that were blocked or ignored before are reset for the command.
 
-`python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in the pipe that the agent
-offers for its local rank (output_pump.py); without one it prints where torchrun does.
+`python -u exec_command.py --rank PROGRAM...` becomes a rank's program, with its output in the pipe
+that the agent offers for its local rank (output_pump.py); without one it prints where torchrun
+does.
 
-Exit codes are a shell's: 127 not found, 126 not executable. Standard library only, for any image's or host's Python.
+Exit codes are a shell's: 127 not found, 126 not executable. Standard library only, for any image's
+or host's Python.
 """
 
 from __future__ import annotations
@@ -68,7 +71,11 @@ def _print_into_pipe() -> None:
         # Fails at once without a reader, instead of waiting for one.
         pipe = os.open(os.path.join(directory, local_rank), os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
-        print(f"drillyard: lines of local rank {local_rank} are not prefixed: {error}", file=sys.stderr, flush=True)
+        print(
+            f"drillyard: lines of local rank {local_rank} are not prefixed: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
         return
     os.set_blocking(pipe, True)
     os.dup2(pipe, 1)

@@ -1,19 +1,22 @@
 """Fence that keeps two starts of a run from writing to its directory at the same time.
 
-A scheduler can lose a node whose processes keep running, and start the run elsewhere. So each start of a leader takes
-the next number in epochs/ (O_EXCL), and
+A scheduler can lose a node whose processes keep running, and start the run elsewhere. So each start
+of a leader takes the next number in epochs/ (O_EXCL), and
 
-- a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of it may run;
-- when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process, which also works when
-  the agent is stopped or waits for a disk that does not answer;
-- an agent whose launch directory was deleted `lease_seconds` ago, or was replaced, ends its command and itself;
+- a node's agent renews `NNNN.node-K.alive` many times per `lease_seconds`, as long as a command of
+  it may run;
+- when it cannot renew for half of `lease_seconds`, its reaper kills the command: another process,
+  which also works when the agent is stopped or waits for a disk that does not answer;
+- an agent whose launch directory was deleted `lease_seconds` ago, or was replaced, ends its command
+  and itself;
 - an agent that sees a newer epoch kills its command at once and removes its lease;
-- a leader starts nothing before every lease of earlier epochs is removed, was not renewed for `lease_seconds` on the
-  leader's own clock, or belongs to an agent of this machine that is dead together with everything it started.
+- a leader starts nothing before every lease of earlier epochs is removed, was not renewed for
+  `lease_seconds` on the leader's own clock, or belongs to an agent of this machine that is dead
+  together with everything it started.
 
-Clocks of two hosts are never compared. An agent claims its lease and then looks for the next epoch; a leader takes its
-epoch and then looks for leases: so one of the two sees the other. Replacing the lease by rename makes an NFS client
-read the directory again.
+Clocks of two hosts are never compared. An agent claims its lease and then looks for the next epoch;
+a leader takes its epoch and then looks for leases: so one of the two sees the other. Replacing the
+lease by rename makes an NFS client read the directory again.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class Epochs:
         """Take the next epoch, with this description of its leader. Raises OSError."""
         self.directory.mkdir(exist_ok=True)
         number = self.newest()
-        # The file is complete when it appears: an epoch that a full disk left empty would end a healthy leader.
+        # The file is complete when it appears: an epoch that a full disk left empty would end a
+        # healthy leader.
         draft = self.directory / f"draft-{leader['leader']['pid']}-{time.time_ns()}"
         try:
             draft.write_text(json.dumps(leader) + "\n", encoding="utf-8")
@@ -81,23 +85,28 @@ class Epochs:
         return read_json_object(self._path(number))
 
     def content(self, number: int) -> bytes | None:
-        """The content of an epoch's file, which never changes: it differs from that of the same number in a directory
-        that was deleted and made again. None while it is not complete. Raises OSError."""
+        """The content of an epoch's file, which never changes: it differs from that of the same
+        number in a directory that was deleted and made again. None while it is not complete. Raises
+        OSError."""
         content = self._path(number).read_bytes()
         return content if content.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
-        """The file that a node renews while it belongs to an epoch, and removes once nothing of it runs there."""
+        """The file that a node renews while it belongs to an epoch, and removes once nothing of it
+        runs there."""
         return self.directory / f"{number:04d}.node-{node}.alive"
 
     def leases_before(self, epoch: int) -> list[Path]:
         paths = [self.directory / name for name in sorted(os.listdir(self.directory))]
-        earlier = [path for path in paths if (part := _ALIVE.fullmatch(path.name)) and int(part[1]) < epoch]
+        earlier = [
+            path for path in paths if (part := _ALIVE.fullmatch(path.name)) and int(part[1]) < epoch
+        ]
         # An earlier version marked a released lease in this way.
         return [path for path in earlier if not path.with_suffix(".gone").exists()]
 
     def tidy(self, epoch: int) -> None:
-        """Remove the leases before an epoch, which all have ended; the epochs' own files stay as a history."""
+        """Remove the leases before an epoch, which all have ended; the epochs' own files stay as a
+        history."""
         for name in os.listdir(self.directory):
             number = name.split(".")[0]
             if "." in name and number.isdigit() and int(number) < epoch:
@@ -110,7 +119,8 @@ class Epochs:
 def _made_first(path: Path, text: str) -> bool:
     """Create a file; False where it exists. Raises OSError.
 
-    A mounted bucket lets two hosts create it at once, and the second one fails when it closes it (ESTALE).
+    A mounted bucket lets two hosts create it at once, and the second one fails when it closes it
+    (ESTALE).
     """
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -131,7 +141,8 @@ class Predecessors:
     _seen: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
 
     def waiting_for(self, now: float) -> list[str]:
-        """List the leases with commands that may run, in words; `now` is monotonic. Call it until the list is empty."""
+        """List the leases with commands that may run, in words; `now` is monotonic. Call it until
+        the list is empty."""
         return [words for path in self._leases() if (words := self._look(path, now))]
 
     def _look(self, path: Path, now: float) -> str | None:
@@ -159,7 +170,8 @@ class Predecessors:
 
 @dataclass(eq=False, repr=False)
 class Lease:
-    """Lease of this node: a thread renews it in the epoch that the node belongs to, and looks for a newer epoch.
+    """Lease of this node: a thread renews it in the epoch that the node belongs to, and looks for a
+    newer epoch.
 
     `renewed` is called after each renewal: it keeps the reaper from killing the command.
     """
@@ -185,8 +197,13 @@ class Lease:
 
     @property
     def fresh(self) -> bool:
-        """Whether a command may be started: at least half of the time until the reaper kills it is left."""
-        return self.epoch is not None and self.fenced_by is None and self.silent_seconds < self.seconds / 4
+        """Whether a command may be started: at least half of the time until the reaper kills it is
+        left."""
+        return (
+            self.epoch is not None
+            and self.fenced_by is None
+            and self.silent_seconds < self.seconds / 4
+        )
 
     @property
     def silent_seconds(self) -> float:
@@ -195,7 +212,8 @@ class Lease:
 
     @property
     def directory_gone(self) -> bool:
-        """Whether the launch directory was deleted `seconds` ago, or replaced; one that does not answer is not gone."""
+        """Whether the launch directory was deleted `seconds` ago, or replaced; one that does not
+        answer is not gone."""
         since = self._missing_since
         return self._replaced or (since is not None and time.monotonic() - since >= self.seconds)
 
@@ -242,7 +260,8 @@ class Lease:
         try:
             os.stat(self._epochs.directory.parent)
             epoch = self.epoch
-            # Without any epochs there is no other start, and a lease that cannot be renewed ends the command.
+            # Without any epochs there is no other start, and a lease that cannot be renewed ends
+            # the command.
             there = epoch is None or self._is_ours(epoch) or not self._epochs.directory.exists()
         except FileNotFoundError:
             there = False
@@ -250,7 +269,9 @@ class Lease:
 
     def _is_ours(self, epoch: int) -> bool:
         """Whether the epoch's file is the one that was claimed; True until it was read once."""
-        known = self._claimed[1] if self._claimed is not None and self._claimed[0] == epoch else None
+        known = (
+            self._claimed[1] if self._claimed is not None and self._claimed[0] == epoch else None
+        )
         try:
             content = self._epochs.content(epoch)
         except FileNotFoundError:
@@ -286,18 +307,23 @@ class Lease:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # A full disk must not end the run: all leases have one length, so the old one can be overwritten in place.
+            # A full disk must not end the run: all leases have one length, so the old one can be
+            # overwritten in place.
             with open(lease, "r+b", buffering=0) as file:
                 file.write(text)
-        # Check again before the lease counts as renewed: an agent that was frozen must not start anything in between.
+        # Check again before the lease counts as renewed: an agent that was frozen must not start
+        # anything in between.
         self._require_ours(self.epoch, lease)
         if self._epochs.has(self.epoch + 1):
             self.fenced_by = self._epochs.newest()
-        # A renewal that took long counts from its beginning: another host may have seen it since then.
+        # A renewal that took long counts from its beginning: another host may have seen it since
+        # then.
         self._renewed_at = begun
         self._renewed()
 
     def _require_ours(self, epoch: int, lease: Path) -> None:
         """Raise OSError if a lease of this name belongs to a node of another start."""
         if not self._is_ours(epoch):
-            raise OSError(errno.ESTALE, "the launch directory was deleted and made again", str(lease))
+            raise OSError(
+                errno.ESTALE, "the launch directory was deleted and made again", str(lease)
+            )

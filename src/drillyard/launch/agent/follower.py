@@ -1,9 +1,11 @@
-"""Agent of every other node: joins the leader, follows its messages, and joins again after a lost connection.
+"""Agent of every other node: joins the leader, follows its messages, and joins again after a lost
+connection.
 
-A follower that lost its leader ends its command, which could not be restarted in step with the others, and tries to
-join for `join_seconds`: the leader may have been started again (respawn.py). So does one that has not joined yet. Both
-exit at once if the leader or state.json reports that the run is over. A follower that sees a newer epoch of another
-start of the run kills its command and exits: the run continues elsewhere.
+A follower that lost its leader ends its command, which could not be restarted in step with the
+others, and tries to join for `join_seconds`: the leader may have been started again (respawn.py).
+So does one that has not joined yet. Both exit at once if the leader or state.json reports that the
+run is over. A follower that sees a newer epoch of another start of the run kills its command and
+exits: the run continues elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .protocol import Connection, ConnectionLost, join
 from .state_file import exit_code_of, is_cancelled, last_state
 
 _SECONDS_BETWEEN_TRIES = 0.5
-# Used if the job waits for no node: Slurm starts the first node's agent at about the same time as this one.
+# Used if the job waits for no node: Slurm starts the first node's agent at about the same time as
+# this one.
 _SECONDS_FOR_LEADER = 600.0
 
 
@@ -57,9 +60,19 @@ class Follower(NodeAgent):
         described = {**self._start, "node": self._node.rank, "host": self._me.host}
         while True:
             try:
-                return join(self._node.address, self._job.port, self._secret, described, silence, self._is_asked)
+                return join(
+                    self._node.address,
+                    self._job.port,
+                    self._secret,
+                    described,
+                    silence,
+                    self._is_asked,
+                )
             except ConnectionLost as error:
-                words = f"node {self._node.rank} cannot join the leader on {self._node.address} yet: {error}"
+                words = (
+                    f"node {self._node.rank} cannot join the leader on {self._node.address} yet:"
+                    f" {error}"
+                )
             if words != last_words:
                 last_words = words
                 self._node.say(words)
@@ -80,7 +93,8 @@ class Follower(NodeAgent):
         return self._stop.first is not None
 
     def _belong_to(self, epoch: int, connection: Connection) -> None:
-        """Take this node's lease in an epoch, once an agent that had it before has ended. Raises ConnectionLost."""
+        """Take this node's lease in an epoch, once an agent that had it before has ended. Raises
+        ConnectionLost."""
         if self._lease.epoch != epoch:
             mine = self._epochs.lease(epoch, self._node.rank)
             earlier = Predecessors(lambda: [mine], self._job.lease_seconds)

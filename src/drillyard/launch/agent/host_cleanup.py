@@ -1,4 +1,5 @@
-"""The verb `stop`: end a run's processes on this host, with SIGTERM and then SIGKILL, and check that none is left."""
+"""The verb `stop`: end a run's processes on this host, with SIGTERM and then SIGKILL, and check
+that none is left."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from .startup import agents_here
 def stop(options: Namespace) -> int:
     """Cancel a run: end its agents on this host and everything that they have started; prints JSON.
 
-    With `--keep-state` the run is not marked as cancelled: it has failed, and its remains are removed.
+    With `--keep-state` the run is not marked as cancelled: it has failed, and its remains are
+    removed.
     """
     directory = Path(options.launch_directory)
     state = state_file.last_state(directory)
@@ -44,7 +46,9 @@ def stop(options: Namespace) -> int:
         state_file.forget_secrets(directory)
     if not options.mark_only:
         token = run_token(str(directory))
-        ended = _end(_announced(here) if here else _first_marked(token), token, options.grace_seconds)
+        ended = _end(
+            _announced(here) if here else _first_marked(token), token, options.grace_seconds
+        )
         for each, _ in here:
             with contextlib.suppress(OSError):
                 os.unlink(str(each["path"]))
@@ -53,19 +57,27 @@ def stop(options: Namespace) -> int:
             _write_cancelled(directory)
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr, flush=True)
-    print(json.dumps({"agents": ended, "left": left, "state": state_file.last_state(directory).get("state")}))
+    print(
+        json.dumps(
+            {"agents": ended, "left": left, "state": state_file.last_state(directory).get("state")}
+        )
+    )
     return EXIT_FAILED if left or problem else 0
 
 
 def _announced(here: list[tuple[dict[str, Any], Process]]) -> list[Process]:
-    """List each agent's live process that passes SIGTERM on to all others: its respawner, or itself without one."""
+    """List each agent's live process that passes SIGTERM on to all others: its respawner, or itself
+    without one."""
     pairs = [(process_of(each["keeper"]), agent) for each, agent in here]
-    alive = [[process for process in pair if process is not None and process.alive] for pair in pairs]
+    alive = [
+        [process for process in pair if process is not None and process.alive] for pair in pairs
+    ]
     return [processes[0] for processes in alive if processes]
 
 
 def _first_marked(token: str) -> list[Process]:
-    """List the marked processes that no other marked one started, for a run whose launch directory is gone."""
+    """List the marked processes that no other marked one started, for a run whose launch directory
+    is gone."""
     marked = marked_processes(token, RUN_MARK)
     ids = {str(pid) for pid in marked}
     # Field 1 is the parent's id; a process that has ended has none.
@@ -73,7 +85,8 @@ def _first_marked(token: str) -> list[Process]:
 
 
 def _end(first: list[Process], token: str, grace_seconds: float) -> list[dict[str, object]]:
-    """Send SIGTERM to `first`, which pass it on in order, and after a while SIGKILL to all marked processes."""
+    """Send SIGTERM to `first`, which pass it on in order, and after a while SIGKILL to all marked
+    processes."""
     for process in first:
         _signal(process, signal.SIGTERM)
     # What a killed agent left is waited for no longer: nothing would pass a signal on to it.
@@ -84,7 +97,8 @@ def _end(first: list[Process], token: str, grace_seconds: float) -> list[dict[st
     ):
         time.sleep(0.05)
     ended: list[dict[str, object]] = [
-        {"process": process.pid, "ended": "killed" if process.alive else "asked"} for process in first
+        {"process": process.pid, "ended": "killed" if process.alive else "asked"}
+        for process in first
     ]
     for process in first:
         if process.alive:
@@ -99,7 +113,8 @@ def _signal(process: Process, number: int) -> None:
 
 
 def _write_cancelled(directory: Path) -> None:
-    """Write the state `cancelled` where the leader was on this machine and could not write it itself."""
+    """Write the state `cancelled` where the leader was on this machine and could not write it
+    itself."""
     state = state_file.last_state(directory)
     leader = process_of(state.get("agent"))
     if state and state["state"] not in state_file.OVER and leader is not None and leader.here:

@@ -1,4 +1,5 @@
-"""The verb `check`: facts of a host that a launcher needs before it starts anything there, as one JSON object.
+"""The verb `check`: facts of a host that a launcher needs before it starts anything there, as one
+JSON object.
 
 The launcher evaluates them, as it has the facts of all hosts. What cannot be determined is null.
 """
@@ -26,11 +27,20 @@ from .startup import agents_here
 
 
 def check(options: Namespace) -> int:
-    facts: dict[str, Any] = {"clock": time.time(), "user": os.getuid(), "gpus": num_gpus(), "gpu_models": gpu_models()}
+    facts: dict[str, Any] = {
+        "clock": time.time(),
+        "user": os.getuid(),
+        "gpus": num_gpus(),
+        "gpu_models": gpu_models(),
+    }
     if options.directory is not None:
-        facts["directory"] = directory_facts(Path(options.directory), options.nonce, options.write_nonce)
+        facts["directory"] = directory_facts(
+            Path(options.directory), options.nonce, options.write_nonce
+        )
     if options.port is not None:
-        facts["ports_free"] = [port for port in range(options.port, options.port + NUM_PORTS) if can_bind(port)]
+        facts["ports_free"] = [
+            port for port in range(options.port, options.port + NUM_PORTS) if can_bind(port)
+        ]
     if options.python is not None:
         facts["drillyard"] = drillyard_facts(options.python)
     if options.launch_directory is not None:
@@ -61,12 +71,19 @@ def gpu_models() -> list[str] | None:
 
 
 def directory_facts(directory: Path, nonce: str | None, write_nonce: str | None) -> dict[str, Any]:
-    """Check whether a directory can be written (it is created if it is missing), and whether other hosts share it.
+    """Check whether a directory can be written (it is created if it is missing), and whether other
+    hosts share it.
 
-    `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for ten seconds, since
-    network file systems may show it late.
+    `write_nonce` leaves a file `.drillyard-NONCE` for the others to see; `nonce` looks for one, for
+    ten seconds, since network file systems may show it late.
     """
-    facts: dict[str, Any] = {"path": str(directory), "writable": False, "error": None, "seen": None, "free_bytes": None}
+    facts: dict[str, Any] = {
+        "path": str(directory),
+        "writable": False,
+        "error": None,
+        "seen": None,
+        "free_bytes": None,
+    }
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".drillyard-probe-{socket.gethostname()}-{os.getpid()}"
@@ -98,13 +115,21 @@ def _appears(directory: Path, name: str) -> bool:
 def drillyard_facts(python: str) -> dict[str, Any]:
     try:
         ran = subprocess.run(
-            [python, "-m", "drillyard", "--version"], capture_output=True, text=True, timeout=120, check=False
+            [python, "-m", "drillyard", "--version"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"python": python, "version": None, "error": str(error)}
     words = (ran.stdout.strip() or ran.stderr.strip()).splitlines()
     if ran.returncode != 0:
-        return {"python": python, "version": None, "error": words[-1] if words else f"exit code {ran.returncode}"}
+        return {
+            "python": python,
+            "version": None,
+            "error": words[-1] if words else f"exit code {ran.returncode}",
+        }
     return {"python": python, "version": words[-1] if words else "", "error": None}
 
 
@@ -117,18 +142,24 @@ def running_agents(launch_directory: Path) -> list[dict[str, Any]]:
 
 
 def image_facts(image: str) -> dict[str, Any]:
-    """Find the container runtime of this host, and the id of an image; null where it has yet to be pulled."""
+    """Find the container runtime of this host, and the id of an image; null where it has yet to be
+    pulled."""
     runtime = shutil.which("docker") or shutil.which("podman")
     if runtime is None:
         return {"runtime": None, "id": None, "error": "neither docker nor podman is installed"}
     if _output([runtime, "version"]) is None:
-        return {"runtime": runtime, "id": None, "error": f"{runtime} version: fails; does its service run?"}
+        return {
+            "runtime": runtime,
+            "id": None,
+            "error": f"{runtime} version: fails; does its service run?",
+        }
     found = _output([runtime, "image", "inspect", "--format", "{{.Id}}", image])
     return {"runtime": runtime, "id": found and found.strip(), "error": None}
 
 
 def active_runs() -> list[dict[str, Any]]:
-    """List the runs with an agent on this machine, of any user: by the job on their command lines."""
+    """List the runs with an agent on this machine, of any user: by the job on their command
+    lines."""
     jobs = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -141,7 +172,9 @@ def active_runs() -> list[dict[str, Any]]:
     for path in sorted(jobs):
         with contextlib.suppress(OSError, ValueError, TypeError):
             job = read_job(Path(path))
-            found.append({"run": job.run, "cluster": job.cluster, "launch_directory": job.launch_directory})
+            found.append(
+                {"run": job.run, "cluster": job.cluster, "launch_directory": job.launch_directory}
+            )
     return found
 
 

@@ -1,8 +1,10 @@
-"""Index of a head host's runs: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of each.
+"""Index of a head host's runs: ~/.local/state/drillyard/<cluster>/<run>.json, and the status of
+each.
 
-An entry is written at submission, so that finished runs are found after the scheduler has forgotten them. If state.json
-says that a run is active, the reader corrects it: when the leader is dead, when its lease is no longer renewed, and
-when exits/ has a failure of the current attempt that did not reach state.json, as on a full disk.
+An entry is written at submission, so that finished runs are found after the scheduler has forgotten
+them. If state.json says that a run is active, the reader corrects it: when the leader is dead, when
+its lease is no longer renewed, and when exits/ has a failure of the current attempt that did not
+reach state.json, as on a full disk.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def index_directory() -> Path:
 
 
 def write_entry(text: str) -> None:
-    """Record a submission: JSON with run, cluster, platform, launch_directory and more. Raises UsageError."""
+    """Record a submission: JSON with run, cluster, platform, launch_directory and more. Raises
+    UsageError."""
     try:
         entry = json.loads(text)
         path = _path(entry["cluster"], entry["run"])
@@ -62,7 +65,9 @@ def list_runs(options: Namespace) -> int:
     # Not by glob, which finds nothing in a directory that it may not read.
     with contextlib.suppress(FileNotFoundError):
         names = sorted(os.listdir(directory))
-    entries = [directory / name for name in names if name.endswith(".json") and not name.startswith(".")]
+    entries = [
+        directory / name for name in names if name.endswith(".json") and not name.startswith(".")
+    ]
     print(json.dumps([_seen_entry(path) for path in entries]))
     return 0
 
@@ -70,9 +75,9 @@ def list_runs(options: Namespace) -> int:
 def look(entry: dict[str, Any]) -> dict[str, Any]:
     """The status of a run: its state (corrected, None: none yet) and whether its agent lives.
 
-    `agent`: alive, gone, elsewhere (ask its host), none (no state yet). `cancelled`: by the user, so a run
-    that the scheduler has forgotten did not fail. An entry without `job_id` has no scheduler that starts the run again;
-    node 0 is the host that has the index.
+    `agent`: alive, gone, elsewhere (ask its host), none (no state yet). `cancelled`: by the user,
+    so a run that the scheduler has forgotten did not fail. An entry without `job_id` has no
+    scheduler that starts the run again; node 0 is the host that has the index.
     """
     directory, led_here = Path(entry["launch_directory"]), "job_id" not in entry
     try:
@@ -80,29 +85,45 @@ def look(entry: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         return _unseen(f"{directory / 'state.json'}: {error}")
     if not state:
-        return _unseen(_write_error(directory) if directory.is_dir() else f"{directory} is not there")
+        return _unseen(
+            _write_error(directory) if directory.is_dir() else f"{directory} is not there"
+        )
     agent = _agent_of(directory, state, led_here)
     cancelled = is_cancelled(directory, str(state.get("submission", "")))
     if state.get("state") in _ACTIVE:
-        failed = exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
+        failed = (
+            exit_report.attempt_failure(directory, state) if state["state"] == "running" else None
+        )
         if failed is not None:
             reason = exit_report.reason_with_node(failed, int(state.get("nodes") or 1))
-            state = {**state, "state": "restarting", "reason": reason, "failure": exit_report.failure_entry(failed)}
+            state = {
+                **state,
+                "state": "restarting",
+                "reason": reason,
+                "failure": exit_report.failure_entry(failed),
+            }
         if agent == "gone" and cancelled:
             state = {**state, "state": "cancelled", "reason": "cancelled"}
-        elif agent == "gone" and (led_here or state.get("exit_code") not in (EXIT_CHECKPOINTED, EXIT_NODE_LOST)):
+        elif agent == "gone" and (
+            led_here or state.get("exit_code") not in (EXIT_CHECKPOINTED, EXIT_NODE_LOST)
+        ):
             # Else the scheduler starts it again, and knows whether it will.
             state = _corrected(state, knows_cause=failed is not None)
-        if state["state"] != "cancelled" and (why := _why_without_lease(directory, state, agent)) is not None:
+        if (
+            state["state"] != "cancelled"
+            and (why := _why_without_lease(directory, state, agent)) is not None
+        ):
             state = _without_lease(state, why)
     return {"state": state, "agent": agent, "cancelled": cancelled, "problem": None}
 
 
 def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> str | None:
-    """Reason why the leader's lease is not renewed (fence.py) and its agents have therefore ended the ranks; else None.
+    """Reason why the leader's lease is not renewed (fence.py) and its agents have therefore ended
+    the ranks; else None.
 
-    Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is written next to it.
-    That file also detects a read-only file system, which statvfs does not always report.
+    Two hosts' clocks are not compared: a lease that looks old here is compared with a file that is
+    written next to it. That file also detects a read-only file system, which statvfs does not
+    always report.
     """
     epochs, epoch = Epochs(directory), state.get("epoch")
     if not isinstance(epoch, int):
@@ -115,7 +136,8 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
         renewed_at = lease.stat().st_mtime
         lease_seconds = read_job(directory / "job.json").lease_seconds
     except (OSError, ValueError, TypeError):
-        # Removed, as a leader does last; or what was written a moment before the disk failed is not there any more.
+        # Removed, as a leader does last; or what was written a moment before the disk failed is not
+        # there any more.
         return _write_error(directory) if state["state"] in _ACTIVE else None
     if agent != "gone" and 0 <= time.time() - renewed_at < lease_seconds / 2:
         return None
@@ -128,7 +150,8 @@ def _why_without_lease(directory: Path, state: dict[str, Any], agent: str) -> st
 
 
 def _time_of(directory: Path) -> float | str | None:
-    """The time of a file written to a directory now; why none can be; None on a full disk, which may get room."""
+    """The time of a file written to a directory now; why none can be; None on a full disk, which
+    may get room."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".look-") as probe:
             return os.fstat(probe.fileno()).st_mtime
@@ -147,7 +170,9 @@ def _without_lease(state: dict[str, Any], why: str) -> dict[str, Any]:
     if state["state"] not in _ACTIVE:
         how = f"{why}, so how the agent ended is not recorded there"
         return {**state, "reason": how, "failure": failure_for(how, state.get("failure"))}
-    reason = f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
+    reason = (
+        f"{why}; without a lease the agents end the ranks, and start them again once it is renewed"
+    )
     return {**state, "state": "restarting", "reason": reason}
 
 
@@ -159,24 +184,39 @@ def _agent_of(directory: Path, state: dict[str, Any], led_here: bool) -> str:
     leader = process_of(state.get("agent"))
     if leader is None or not leader.here:
         # Where this host leads the runs it knows, a leader of this name was of an earlier boot.
-        return "gone" if led_here and leader is not None and leader.host == node_name() else "elsewhere"
+        return (
+            "gone"
+            if led_here and leader is not None and leader.host == node_name()
+            else "elsewhere"
+        )
     # A leader that was killed will be respawned.
-    agents = [(agent, process_of(each["keeper"])) for each, agent in agents_here(directory) if each["node"] == 0]
+    agents = [
+        (agent, process_of(each["keeper"]))
+        for each, agent in agents_here(directory)
+        if each["node"] == 0
+    ]
     processes = [leader, *(process for pair in agents for process in pair)]
-    return "alive" if any(process is not None and process.alive for process in processes) else "gone"
+    return (
+        "alive" if any(process is not None and process.alive for process in processes) else "gone"
+    )
 
 
 def _corrected(state: dict[str, Any], knows_cause: bool) -> dict[str, Any]:
-    """The state of a run whose leader has exited or died without writing it. `knows_cause`: its reason is that of the
-    last attempt's failure."""
+    """The state of a run whose leader has exited or died without writing it. `knows_cause`: its
+    reason is that of the last attempt's failure."""
     gone = "agent gone: the agent of node 0 was killed, or its host started again"
     how = state.get("reason") if state.get("exit_code") is not None or knows_cause else gone
-    return {**state, "state": "failed", "reason": how, "failure": failure_for(str(how), state.get("failure"))}
+    return {
+        **state,
+        "state": "failed",
+        "reason": how,
+        "failure": failure_for(str(how), state.get("failure")),
+    }
 
 
 def _seen_entry(path: Path) -> dict[str, Any]:
-    """An entry and the status of its run. An entry that can be read is there whole, whatever a failing disk has left of
-    its run: the scheduler's job is found by it."""
+    """An entry and the status of its run. An entry that can be read is there whole, whatever a
+    failing disk has left of its run: the scheduler's job is found by it."""
     entry, about = {"run": path.stem, "cluster": path.parent.name}, path
     try:
         read = json.loads(path.read_text(encoding="utf-8"))

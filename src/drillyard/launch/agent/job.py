@@ -25,14 +25,15 @@ def run_token(launch_directory: str) -> str:
 class Job:
     """Run as described to its agents. Paths are those of the nodes.
 
-    `command` is started once per node and attempt. In it and in `environment`, `{node_rank}`, `{nodes}`,
-    `{processes_per_node}`, `{master_addr}`, `{master_port}`, `{round}`, `{run_directory}` and `{launch_directory}` are
-    replaced (no other braces are touched). Every command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR,
-    MASTER_PORT, DRILLYARD_LAUNCH_ROUND (the attempt, as `{round}`), DRILLYARD_SUBMISSION (which submission of the run
-    this is), DRILLYARD_STOP_SECONDS (`stop_seconds`) and DRILLYARD_EXIT_RECORD, the path of a JSON file to which it may
-    write how it ended (`rank`, `exit_code`, `reason`, `lines`, `lost_peer`, `final`, `step`). If a command is stopped
-    because another node failed, a file of this name with `.stop` at its end says so before the signal (`reason`,
-    `rank`, `exit_code`).
+    `command` is started once per node and attempt. In it and in `environment`, `{node_rank}`,
+    `{nodes}`, `{processes_per_node}`, `{master_addr}`, `{master_port}`, `{round}`,
+    `{run_directory}` and `{launch_directory}` are replaced (no other braces are touched). Every
+    command also gets NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR, MASTER_PORT,
+    DRILLYARD_LAUNCH_ROUND (the attempt, as `{round}`), DRILLYARD_SUBMISSION (which submission of
+    the run this is), DRILLYARD_STOP_SECONDS (`stop_seconds`) and DRILLYARD_EXIT_RECORD, the path of
+    a JSON file to which it may write how it ended (`rank`, `exit_code`, `reason`, `lines`,
+    `lost_peer`, `final`, `step`). If a command is stopped because another node failed, a file of
+    this name with `.stop` at its end says so before the signal (`reason`, `rank`, `exit_code`).
     """
 
     run: str
@@ -46,23 +47,28 @@ class Job:
     working_directory: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     profile_script: str | None = None
-    """A shell script that sets the network stack's variables: sourced in the shell that becomes the command."""
+    """A shell script that sets the network stack's variables: sourced in the shell that becomes the
+    command."""
     checkpoints: str | None = None
-    """Glob whose matches change only with a newer checkpoint (manifests); None: progress cannot be seen."""
+    """Glob whose matches change only with a newer checkpoint (manifests); None: progress cannot be
+    seen."""
     max_failures: int = 3
     stop_seconds: float = 120.0
     """From a request to stop until the rest of the command is killed."""
     join_seconds: float = 600.0
-    """Longest wait of the leader for other nodes at the start, and for a lost one to return. 0: a lost node does not
-    return, and the others have `start_seconds` each to join after the one before."""
+    """Longest wait of the leader for other nodes at the start, and for a lost one to return. 0: a
+    lost node does not return, and the others have `start_seconds` each to join after the one
+    before."""
     start_seconds: float = 600.0
     lease_seconds: float = 20.0
-    """No start of the run begins before every lease of an earlier one was silent for so long. A node that cannot renew
-    its lease, or cannot be reached by the others, for half of it ends its command and is lost."""
+    """No start of the run begins before every lease of an earlier one was silent for so long. A
+    node that cannot renew its lease, or cannot be reached by the others, for half of it ends its
+    command and is lost."""
     port: int = 0
     """First of 16 ports on which the leader may listen for the other nodes."""
     log_parts: bool = False
-    """The launch directory is a mounted bucket: node logs are written in segments (output_pump.py)."""
+    """The launch directory is a mounted bucket: node logs are written in segments
+    (output_pump.py)."""
     format: int = FORMAT
 
     def as_json(self) -> str:

@@ -1,8 +1,10 @@
-"""Agent of node 0: connects the nodes, starts attempts on all of them, and applies the restart policy.
+"""Agent of node 0: connects the nodes, starts attempts on all of them, and applies the restart
+policy.
 
-An attempt is the command started once on every node, on a rendezvous port that was never used before. It ends when all
-commands have ended, by themselves or stopped. A node is lost when nothing comes from its agent for half of
-`lease_seconds`. Only the counts outlive an attempt; they are in state.json and so outlive the leader too.
+An attempt is the command started once on every node, on a rendezvous port that was never used
+before. It ends when all commands have ended, by themselves or stopped. A node is lost when nothing
+comes from its agent for half of `lease_seconds`. Only the counts outlive an attempt; they are in
+state.json and so outlive the leader too.
 
 One thread, one `poll`: `_turn` looks at everything once, and the steps of a run are loops over it.
 """
@@ -16,8 +18,18 @@ from typing import Any
 
 from drillyard.supervise import restart_policy
 from drillyard.supervise.cause import error_line
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, EXIT_NODE_LOST, FailureElsewhere
-from drillyard.supervise.restart_policy import AttemptEnd, AttemptFailure, RestartDecision, RestartLimits
+from drillyard.supervise.launch_contract import (
+    EXIT_CHECKPOINTED,
+    EXIT_FAILED,
+    EXIT_NODE_LOST,
+    FailureElsewhere,
+)
+from drillyard.supervise.restart_policy import (
+    AttemptEnd,
+    AttemptFailure,
+    RestartDecision,
+    RestartLimits,
+)
 from drillyard.supervise.sockets import free_port, wait_for
 from drillyard.supervise.stop_requests import FORWARDED_AS, STOP_SIGNALS
 
@@ -34,8 +46,8 @@ from .protocol import NUM_PORTS, ConnectionLost
 _TURN_SECONDS = 0.2
 _SECONDS_FOR_LATE_SIGNALS = 1.0
 _SECONDS_BETWEEN_LOOKS = 2.0
-"""Between looks at the scheduler's log of this start, which is read as a whole. When one node's agent has ended before
-it joined, others may end for the same reason before the next look."""
+"""Between looks at the scheduler's log of this start, which is read as a whole. When one node's
+agent has ended before it joined, others may end for the same reason before the next look."""
 _CODES_OF_A_REQUEST = {EXIT_CHECKPOINTED, *(128 + int(number) for number in STOP_SIGNALS)}
 
 
@@ -44,7 +56,9 @@ class Leader(NodeAgent):
         super().__post_init__()
         self._limits = RestartLimits(self._job.max_failures, self._job.join_seconds)
         hosts = self._allocation.hosts | {0: self._me.host}
-        self._members = Members(self._job, {0: self._node}, hosts, self._start, self._secret, self._ask_to_stop)
+        self._members = Members(
+            self._job, {0: self._node}, hosts, self._start, self._secret, self._ask_to_stop
+        )
         self._stop_sent = False
         self._ends: list[dict[str, Any]] = []
         self._first_end_at = 0.0
@@ -67,8 +81,11 @@ class Leader(NodeAgent):
             return code
 
     def _take_over(self) -> dict[str, Any]:
-        """Take the next epoch, with the counts of an earlier leader of the submission; returns the state it left."""
-        self._epoch = self._epochs.open({**self._start, "leader": self._me.as_json(), "at": time.time()})
+        """Take the next epoch, with the counts of an earlier leader of the submission; returns the
+        state it left."""
+        self._epoch = self._epochs.open(
+            {**self._start, "leader": self._me.as_json(), "at": time.time()}
+        )
         self._lease.claim(self._epoch)
         try:
             before = state_file.read_state(self._directory)
@@ -103,7 +120,8 @@ class Leader(NodeAgent):
         self._state.fields.update(self._counts.as_fields())
 
     def _has_newer_checkpoint(self, before: object) -> bool | None:
-        """Whether there is a newer checkpoint than `before`; None where checkpoints cannot be seen."""
+        """Whether there is a newer checkpoint than `before`; None where checkpoints cannot be
+        seen."""
         newest = state_file.newest_checkpoint(self._job.checkpoints)
         return None if self._job.checkpoints is None else newest is not None and newest != before
 
@@ -145,7 +163,9 @@ class Leader(NodeAgent):
             self._turn()
 
     def _wait_for_predecessors(self) -> None:
-        earlier = Predecessors(lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds)
+        earlier = Predecessors(
+            lambda: self._epochs.leases_before(self._epoch), self._job.lease_seconds
+        )
         while (waiting := earlier.waiting_for(time.monotonic())) and self._stop.first is None:
             reason = f"waits until an earlier start of this run has ended: {', '.join(waiting[:4])}"
             self._state.enter("starting", reason)
@@ -154,7 +174,8 @@ class Leader(NodeAgent):
             self._epochs.tidy(self._epoch)
 
     def _gather(self) -> RestartDecision | None:
-        """Wait until all nodes have joined and are ready; a decision when they do not come or a stop is requested."""
+        """Wait until all nodes have joined and are ready; a decision when they do not come or a
+        stop is requested."""
         wait_seconds = self._job.join_seconds or self._job.start_seconds
         deadline = time.monotonic() + wait_seconds
         num_missing = self._job.nodes
@@ -168,7 +189,9 @@ class Leader(NodeAgent):
             if now >= next_look:
                 next_look = now + _SECONDS_BETWEEN_LOOKS
                 before = ended
-                ended = {node: why for node, why in self._allocation.ended().items() if node in missing}
+                ended = {
+                    node: why for node, why in self._allocation.ended().items() if node in missing
+                }
                 if before and ended:
                     return self._never_joined(ended)
             if len(missing) < num_missing and self._job.join_seconds <= 0:
@@ -219,18 +242,26 @@ class Leader(NodeAgent):
         return restart_policy.decide(self._attempt_end(before), self._counts, self._limits)
 
     def _watch(self) -> None:
-        """Wait until all commands of the attempt have ended or their nodes are lost; stop the rest after a failure."""
+        """Wait until all commands of the attempt have ended or their nodes are lost; stop the rest
+        after a failure."""
         while len(self._ends) + len(self._lost()) < self._job.nodes:
             self._turn()
             failed = any(not clean_exit_text(each["status"]) for each in self._ends)
-            late = bool(self._ends) and time.monotonic() >= self._first_end_at + self._job.stop_seconds
+            late = (
+                bool(self._ends) and time.monotonic() >= self._first_end_at + self._job.stop_seconds
+            )
             if self._stop_sent or not (failed or late or self._lost()):
                 continue
             why = None
             if late and not failed:
                 first, kind = self._ends[0]["node"], clean_exit_text(self._ends[0]["status"])
-                why = f"still ran {self._job.stop_seconds:.0f} s after node {first} had ended with {kind}"
-            self._stop_members(StopMessage(signal.SIGTERM, SECONDS_AFTER_FAILURE, why, self._failure_elsewhere()))
+                why = (
+                    f"still ran {self._job.stop_seconds:.0f} s after node {first} had ended with"
+                    f" {kind}"
+                )
+            self._stop_members(
+                StopMessage(signal.SIGTERM, SECONDS_AFTER_FAILURE, why, self._failure_elsewhere())
+            )
         if any(each["status"] in _CODES_OF_A_REQUEST and not each["asked"] for each in self._ends):
             # Ranks may have been signalled by the scheduler themselves, a moment before the agents.
             self._pause(_SECONDS_FOR_LATE_SIGNALS)
@@ -243,7 +274,9 @@ class Leader(NodeAgent):
         return AttemptEnd(
             codes={each["node"]: each["status"] for each in self._ends},
             lost=self._members.named(lost),
-            cause_of_loss=next((why for node, why in self._allocation.ended().items() if node in lost), ""),
+            cause_of_loss=next(
+                (why for node, why in self._allocation.ended().items() if node in lost), ""
+            ),
             failure=None if first is None else self._failure_of(first),
             asked=self._asked_in_time(),
             completed=state_file.summary_completed(Path(self._job.run_directory)),
@@ -252,11 +285,16 @@ class Leader(NodeAgent):
 
     def _failure_of(self, report: dict[str, Any]) -> AttemptFailure:
         error, cause = error_line(report["lines"]), reason_with_node(report, self._job.nodes)
-        return AttemptFailure(report["status"], report["step"], error, report["knows_step"], cause, report["final"])
+        return AttemptFailure(
+            report["status"], report["step"], error, report["knows_step"], cause, report["final"]
+        )
 
     def _asked_in_time(self) -> str | None:
-        """Signal of a request to stop; None where the attempt had failed by itself before: then the failure counts."""
-        if self._stop.first is None or (self._ends and self._stop.at > self._first_end_at + _SECONDS_FOR_LATE_SIGNALS):
+        """Signal of a request to stop; None where the attempt had failed by itself before: then the
+        failure counts."""
+        if self._stop.first is None or (
+            self._ends and self._stop.at > self._first_end_at + _SECONDS_FOR_LATE_SIGNALS
+        ):
             return None
         return self._stop.first.name
 
@@ -279,12 +317,18 @@ class Leader(NodeAgent):
         if look_at_all:
             self._next_look_at_all = time.monotonic() + _TURN_SECONDS
         for node, member in list(self._members.here.items()):
-            if not look_at_all and isinstance(member, RemoteMember) and member.connection.fileno() not in readable:
+            if (
+                not look_at_all
+                and isinstance(member, RemoteMember)
+                and member.connection.fileno() not in readable
+            ):
                 continue
             try:
                 ends = member.tick()
             except ConnectionLost as lost:
-                self._node.say(f"{restart_policy.names(self._members.named([node]))} is lost: {lost}")
+                self._node.say(
+                    f"{restart_policy.names(self._members.named([node]))} is lost: {lost}"
+                )
                 self._members.lose(node)
                 continue
             if ends and self._participants.get(node) is member:
@@ -311,7 +355,11 @@ class Leader(NodeAgent):
         assert self._stop.first is not None
         if self._state.fields["asked"] is None:
             # A leader that is killed while it stops does not count as a lost node.
-            self._state.enter(self._state.fields["state"], self._state.fields["reason"], asked=self._stop.first.name)
+            self._state.enter(
+                self._state.fields["state"],
+                self._state.fields["reason"],
+                asked=self._stop.first.name,
+            )
         if not self._stop_sent:
             self._node.say(f"{self._stop.first.name}: the run stops")
             forwarded = FORWARDED_AS.get(self._stop.first, self._stop.first)
@@ -320,12 +368,17 @@ class Leader(NodeAgent):
             self._stop_members(StopMessage(signal.SIGKILL, 0.0))
 
     def _failure_elsewhere(self) -> FailureElsewhere | None:
-        """Reason for stopping nodes that are not at fault; None where no other has failed or was lost."""
+        """Reason for stopping nodes that are not at fault; None where no other has failed or was
+        lost."""
         failed = [each for each in self._ends if not clean_exit_text(each["status"])]
         if (first := exit_report.first_cause(failed)) is not None:
-            return FailureElsewhere(reason_with_node(first, self._job.nodes), first["rank"], first["status"])
+            return FailureElsewhere(
+                reason_with_node(first, self._job.nodes), first["rank"], first["status"]
+            )
         if lost := self._lost():
-            return FailureElsewhere(f"lost {restart_policy.names(self._members.named(lost))}", None, None)
+            return FailureElsewhere(
+                f"lost {restart_policy.names(self._members.named(lost))}", None, None
+            )
         return None
 
     def _stop_members(self, stop: StopMessage) -> None:
@@ -335,6 +388,8 @@ class Leader(NodeAgent):
                 member.stop(stop)
 
     def _leave_to(self, newer_epoch: int) -> None:
-        self._node.say(f"the run was started elsewhere (epoch {newer_epoch}): everything here ends at once")
+        self._node.say(
+            f"the run was started elsewhere (epoch {newer_epoch}): everything here ends at once"
+        )
         self._end_command(0.0)
         raise AgentExit(EXIT_NODE_LOST)

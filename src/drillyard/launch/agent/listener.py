@@ -1,9 +1,10 @@
 """The leader's listening socket, and the connections on it that are not authenticated yet.
 
-Any host on the network can connect, so the cost of unauthenticated peers is bounded: `MAX_UNAUTHENTICATED` connections
-of `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL` more), a pause of `_PAUSE_SECONDS` where none makes
-progress, and none of the last `_RESERVED_FILES` descriptors. A new connection replaces the oldest one that has sent
-nothing. Connections that cannot be accepted now wait in the kernel's queue.
+Any host on the network can connect, so the cost of unauthenticated peers is bounded:
+`MAX_UNAUTHENTICATED` connections of `HANDSHAKE_LINE_BYTES` each (for a moment `_NEW_PER_CALL`
+more), a pause of `_PAUSE_SECONDS` where none makes progress, and none of the last `_RESERVED_FILES`
+descriptors. A new connection replaces the oldest one that has sent nothing. Connections that cannot
+be accepted now wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from drillyard.supervise.sockets import Pollable, wait_for
 from .protocol import NUM_PORTS, Connection, ConnectionLost, derive_key
 
 MAX_UNAUTHENTICATED = 64
-"""Enough also for 1,000 nodes that join at once: a handshake takes milliseconds, and the others wait in the queue."""
+"""Enough also for 1,000 nodes that join at once: a handshake takes milliseconds, and the others
+wait in the queue."""
 _NEW_PER_CALL = 32
 _PAUSE_SECONDS = 0.01
 _HANDSHAKE_SECONDS = 10.0
@@ -38,14 +40,16 @@ class Handshake:
     def __init__(self, sock: socket.socket, secret: bytes, silence_seconds: float) -> None:
         self.accepted_at = time.monotonic()
         self.hello: dict[str, Any] = {}
-        """The node's description of itself; authentic, but during the handshake it may be a replay."""
+        """The node's description of itself; authentic, but during the handshake it may be a
+        replay."""
         self._socket = sock
         self._secret = secret
         self._silence_seconds = silence_seconds
         self.connection = self._connect(b"", derive_key(secret, "hello"))
 
     def advance(self) -> bool:
-        """Read what has come; returns whether the other side is authenticated now. Raises ConnectionLost."""
+        """Read what has come; returns whether the other side is authenticated now. Raises
+        ConnectionLost."""
         messages = self.connection.receive()
         if self.hello:
             # The first line under the new keys proves that the hello was not a replay.
@@ -64,7 +68,8 @@ class Handshake:
 
 
 class Listener:
-    """Listening socket of the leader, open once it is made. Raises OSError when all its ports are taken."""
+    """Listening socket of the leader, open once it is made. Raises OSError when all its ports are
+    taken."""
 
     def __init__(self, first_port: int, secret: bytes, silence_seconds: float) -> None:
         self._server = _listen(first_port)
@@ -97,7 +102,8 @@ class Listener:
             (done if authenticated else self._handshakes).append(peer)
         self._evict()
         if not progress and (waiting or refused or wait_for([self._server], 0)):
-            # Unauthenticated peers, or connections that cannot be accepted now, must not keep the leader busy.
+            # Unauthenticated peers, or connections that cannot be accepted now, must not keep the
+            # leader busy.
             time.sleep(_PAUSE_SECONDS)
         return done
 
@@ -107,7 +113,8 @@ class Listener:
         self._server.close()
 
     def _accept(self) -> bool:
-        """Accept connections; returns whether one was closed at once, as no descriptor is left for it."""
+        """Accept connections; returns whether one was closed at once, as no descriptor is left for
+        it."""
         refused = False
         for _ in range(MAX_UNAUTHENTICATED + _NEW_PER_CALL - len(self._handshakes)):
             try:
@@ -115,7 +122,8 @@ class Listener:
             except OSError as error:
                 if error.errno in _NONE_NOW:
                     break
-                # accept(2): errors of the new connection's network are reported here; the next one may be healthy.
+                # accept(2): errors of the new connection's network are reported here; the next one
+                # may be healthy.
                 continue
             # The kernel gives out the lowest free number.
             if self._num_descriptors is not None and accepted.fileno() >= self._num_descriptors:
@@ -126,7 +134,8 @@ class Listener:
         return refused
 
     def _evict(self) -> None:
-        """Close connections over the limit: the oldest without a hello first, then those without a timely answer."""
+        """Close connections over the limit: the oldest without a hello first, then those without a
+        timely answer."""
         late = time.monotonic() - _ANSWER_SECONDS
         excess = len(self._handshakes) - MAX_UNAUTHENTICATED
         silent = [peer for peer in self._handshakes if not peer.hello]
@@ -137,13 +146,16 @@ class Listener:
 
 
 def _listen(first_port: int) -> socket.socket:
-    """Listen on the first free port of the range, on all interfaces. Raises OSError when all are taken."""
+    """Listen on the first free port of the range, on all interfaces. Raises OSError when all are
+    taken."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     last: OSError | None = None
     for port in range(first_port, first_port + NUM_PORTS):
         try:
-            server = socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=1024)
+            server = socket.create_server(
+                ("", port), family=family, dualstack_ipv6=both, backlog=1024
+            )
             server.setblocking(False)
             return server
         except OSError as error:

@@ -22,8 +22,8 @@ _OTHER_FILES = 128
 
 @dataclass(eq=False)
 class RemoteMember:
-    """Command of another node, by way of its agent; the methods are those of NodeCommand. `_on_request` gets the
-    stop requests of that node."""
+    """Command of another node, by way of its agent; the methods are those of NodeCommand.
+    `_on_request` gets the stop requests of that node."""
 
     _node: int
     connection: Connection
@@ -69,8 +69,8 @@ class RemoteMember:
 
 @dataclass(repr=False)
 class Members:
-    """The nodes that have joined, node 0 from the beginning. `start`: the start of the submission that they must name;
-    `hosts`: the names that the scheduler gave them."""
+    """The nodes that have joined, node 0 from the beginning. `start`: the start of the submission
+    that they must name; `hosts`: the names that the scheduler gave them."""
 
     _job: Job
     here: dict[int, NodeCommand | RemoteMember]
@@ -95,12 +95,15 @@ class Members:
         return {node: self._hosts.get(node, "") for node in nodes}
 
     def admit(self, epoch: int) -> None:
-        """Add the nodes that have authenticated, and send them the epoch or the reason why they are refused."""
+        """Add the nodes that have authenticated, and send them the epoch or the reason why they are
+        refused."""
         for peer in [] if self._listener is None else self._listener.authenticated():
             refusal = self._refusal(peer)
             # If the node is gone, the next tick drops it, and the node joins again.
             with contextlib.suppress(ConnectionLost):
-                peer.connection.send(**({"epoch": epoch} if refusal is None else {"refused": refusal}))
+                peer.connection.send(
+                    **({"epoch": epoch} if refusal is None else {"refused": refusal})
+                )
             if refusal is None:
                 node = peer.hello["node"]
                 self.here[node] = RemoteMember(node, peer.connection, self._on_request)
@@ -130,7 +133,10 @@ class Members:
         if not isinstance(node, int) or not 0 < node < self._job.nodes:
             return f"there is no node {node} in a run of {self._job.nodes}"
         if not is_host(host):
-            return f"{str(host)[:100]!r} is no host name: use letters, digits, dots, hyphens and underscores"
+            return (
+                f"{str(host)[:100]!r} is no host name: use letters, digits, dots, hyphens and"
+                " underscores"
+            )
         if node in self.here:
             return f"node {node} is here already, on {self._hosts[node]}"
         return None

@@ -1,8 +1,9 @@
-"""The messages between leader and followers, checked field by field on receipt: a bad message ends its connection.
+"""The messages between leader and followers, checked field by field on receipt: a bad message ends
+its connection.
 
-No message carries a command or an address. From the network a node's command gets only two whole numbers,
-the attempt and the port of its rendezvous; host names, which reach job scripts through state.json, have no character
-that a shell interprets.
+No message carries a command or an address. From the network a node's command gets only two whole
+numbers, the attempt and the port of its rendezvous; host names, which reach job scripts through
+state.json, have no character that a shell interprets.
 """
 
 from __future__ import annotations
@@ -80,13 +81,16 @@ def parse_stop(content: object) -> StopMessage:
         raise ConnectionLost("patience_seconds of a message is no time")
     if fields["elsewhere"] is not None:
         optional = (int, type(None))
-        failure = _fields(fields["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional})
+        failure = _fields(
+            fields["elsewhere"], {"reason": (str,), "rank": optional, "exit_code": optional}
+        )
         fields["elsewhere"] = FailureElsewhere(**failure)
     return StopMessage(grace_seconds=fields.pop("patience_seconds"), **fields)
 
 
 def parse_request(content: object) -> tuple[int, bool]:
-    """Parse the content of a message `asked`: a stop signal, and whether it came again. Raises ConnectionLost."""
+    """Parse the content of a message `asked`: a stop signal, and whether it came again. Raises
+    ConnectionLost."""
     fields = _fields(content, {"signal": (int,), "insisted": (bool,)})
     if fields["signal"] not in STOP_SIGNALS:
         raise ConnectionLost(f"signal {fields['signal']} is no request to stop")
@@ -94,7 +98,8 @@ def parse_request(content: object) -> tuple[int, bool]:
 
 
 def parse_report(content: object, node: int) -> dict[str, Any]:
-    """Parse the content of a message `exited` of a node: the report of its command. Raises ConnectionLost."""
+    """Parse the content of a message `exited` of a node: the report of its command. Raises
+    ConnectionLost."""
     fields = _fields(content, _REPORT)
     if fields["node"] != node:
         raise ConnectionLost(f"a report of node {fields['node']}")
@@ -111,6 +116,8 @@ def _fields(content: object, types: dict[str, tuple[type, ...]]) -> dict[str, An
         raise ConnectionLost(f"a message needs the fields {', '.join(types)}")
     for name, value in content.items():
         # A bool is an int to isinstance.
-        if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
+        if not isinstance(value, types[name]) or (
+            isinstance(value, bool) and bool not in types[name]
+        ):
             raise ConnectionLost(f"{name} of a message cannot be {type(value).__name__}")
     return dict(content)

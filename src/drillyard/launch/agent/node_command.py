@@ -1,9 +1,11 @@
-"""Command of one node: started once per attempt, stopped in order, and ended together with everything it has started.
+"""Command of one node: started once per attempt, stopped in order, and ended together with
+everything it has started.
 
-The kernel kills the command when its agent dies (exec_command.py). Everything that the command starts inherits this
-agent's mark in its environment, so after each attempt whatever is left is found in /proc and killed, also what left its
-session. The reaper, a separate process, does the same when the agent is gone or has not renewed its lease (fence.py).
-What SIGKILL does not end within ten seconds (it waits in a device call) is named and left.
+The kernel kills the command when its agent dies (exec_command.py). Everything that the command
+starts inherits this agent's mark in its environment, so after each attempt whatever is left is
+found in /proc and killed, also what left its session. The reaper, a separate process, does the same
+when the agent is gone or has not renewed its lease (fence.py). What SIGKILL does not end within ten
+seconds (it waits in a device call) is named and left.
 
 Nothing here waits: call `tick` many times a second.
 """
@@ -43,10 +45,18 @@ def fill(text: str, values: dict[str, str]) -> str:
 
 
 class NodeCommand:
-    """The command of node `rank`, attempt after attempt; its ranks meet at `address`. Use it from one thread."""
+    """The command of node `rank`, attempt after attempt; its ranks meet at `address`. Use it from
+    one thread."""
 
     def __init__(
-        self, job: Job, rank: int, me: Process, address: str, quiet: bool, submission: str, umask: int
+        self,
+        job: Job,
+        rank: int,
+        me: Process,
+        address: str,
+        quiet: bool,
+        submission: str,
+        umask: int,
     ) -> None:
         self.job = job
         self.rank = rank
@@ -60,10 +70,13 @@ class NodeCommand:
         self._redactor = redaction.Redactor(self._secrets)
         environment = {**os.environ, **self._secrets, RUN_MARK: run_token(job.launch_directory)}
         environment[redaction.GIVEN_NAMES] = ",".join(sorted(self._secrets))
-        # The reaper has the run's mark, so that `stop` finds it, but not the mark of the processes that it kills.
+        # The reaper has the run's mark, so that `stop` finds it, but not the mark of the processes
+        # that it kills.
         environment.pop(AGENT_MARK, None)
         silence = job.lease_seconds / 2
-        self.reaper = ParentWatcher(reaper.__file__, self.token, AGENT_MARK, silence, environment=environment)
+        self.reaper = ParentWatcher(
+            reaper.__file__, self.token, AGENT_MARK, silence, environment=environment
+        )
         self._environment = {**environment, AGENT_MARK: self.token}
         log = self._directory / f"node-{rank}.log"
         self._log = SegmentedLog(log) if job.log_parts else open_log(log)
@@ -117,7 +130,9 @@ class NodeCommand:
             **self._environment,
             # With the values that `${env:NAME}` had at submission.
             **{
-                name: REFERENCE.sub(lambda found: self._secrets.get(found[1], found[0]), fill(text, values))
+                name: REFERENCE.sub(
+                    lambda found: self._secrets.get(found[1], found[0]), fill(text, values)
+                )
                 for name, text in job.environment.items()
             },
             "NODE_RANK": values["node_rank"],
@@ -129,11 +144,22 @@ class NodeCommand:
             launch_contract.LAUNCH_ATTEMPT: values["round"],
             launch_contract.SUBMISSION: self._submission,
             launch_contract.STOP_SECONDS: f"{job.stop_seconds:.0f}",
-            exec_command.RANK_PIPES: "" if self._rank_pipes is None else str(self._rank_pipes.directory),
+            exec_command.RANK_PIPES: (
+                "" if self._rank_pipes is None else str(self._rank_pipes.directory)
+            ),
         }
-        self.say(f"attempt {start.attempt} of {job.run} on {self.host} (node {self.rank} of {job.nodes}): {argv}")
+        self.say(
+            f"attempt {start.attempt} of {job.run} on {self.host} (node {self.rank} of"
+            f" {job.nodes}): {argv}"
+        )
         reader, writer = os.pipe()
-        script = [sys.executable, "-I", "-S", os.path.abspath(exec_command.__file__), str(os.getpid())]
+        script = [
+            sys.executable,
+            "-I",
+            "-S",
+            os.path.abspath(exec_command.__file__),
+            str(os.getpid()),
+        ]
         self._command = subprocess.Popen(
             [*script, job.working_directory or "", job.profile_script or "", *argv],
             env=environment,
@@ -147,28 +173,35 @@ class NodeCommand:
         self._pump = Pump(reader, self._log, self._passed_on, redactor=self._redactor)
 
     def _make_rank_pipes(self) -> RankPipes | None:
-        """Create pipes that prefix lines with ranks; None where the command starts no ranks so, or on failure."""
+        """Create pipes that prefix lines with ranks; None where the command starts no ranks so, or
+        on failure."""
         if not prefixes_ranks(self.job.command):
             return None
         try:
             count = self.job.processes_per_node
-            return RankPipes(self._directory, self.rank, count, self._log, self._passed_on, self._redactor)
+            return RankPipes(
+                self._directory, self.rank, count, self._log, self._passed_on, self._redactor
+            )
         except OSError as error:
             self.say(f"lines are not prefixed with their ranks: {error}")
             return None
 
     def stop(self, stop: StopMessage) -> None:
-        """Send the command a signal, once; kill what is left of it after the shortest grace period of all calls.
+        """Send the command a signal, once; kill what is left of it after the shortest grace period
+        of all calls.
 
-        `why`: a fault of its own is the reason, and its end counts as a failure of the command. `elsewhere`: another
-        node's failure is the reason, which is written next to its exit record.
+        `why`: a fault of its own is the reason, and its end counts as a failure of the command.
+        `elsewhere`: another node's failure is the reason, which is written next to its exit record.
         """
         if self._command is None:
             return
         if self._returncode is None:
             if self._kill_at is None:
                 if stop.elsewhere is not None:
-                    self.say(f"{signal.Signals(stop.signal).name} to the command: {stop.elsewhere.reason}")
+                    self.say(
+                        f"{signal.Signals(stop.signal).name} to the command:"
+                        f" {stop.elsewhere.reason}"
+                    )
                     launch_contract.write_failure_elsewhere(self._record, stop.elsewhere)
                 self._command.send_signal(stop.signal)
             self._asked = self._asked or stop.why is None
@@ -177,14 +210,14 @@ class NodeCommand:
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
 
     def kill(self, why: str | None = None) -> None:
-        """SIGKILL everything of the attempt, from the next `tick` on until nothing is left; `why`: the reason of its
-        end, also where the reaper was quicker."""
+        """SIGKILL everything of the attempt, from the next `tick` on until nothing is left; `why`:
+        the reason of its end, also where the reaper was quicker."""
         self.stop(StopMessage(signal.SIGKILL, 0.0, why))
         self._why = self._why or why
 
     def tick(self) -> list[dict[str, Any]]:
-        """Check whether the command ended, and kill what is due; returns the report of its end, once, when
-        nothing is left."""
+        """Check whether the command ended, and kill what is due; returns the report of its end,
+        once, when nothing is left."""
         if self._command is None:
             return []
         self._returncode = self._command.poll()
@@ -211,11 +244,18 @@ class NodeCommand:
         wait_seconds = 0.2 if left else 2.0
         printed = self._pump.finish(wait_seconds).decode(errors="replace")
         if self._rank_pipes is not None:
-            ranks = [tail.decode(errors="replace") for tail in self._rank_pipes.finish(wait_seconds)]
-            printed = exit_report.merged_rank_output(printed, ranks, self.rank * self.job.processes_per_node)
+            ranks = [
+                tail.decode(errors="replace") for tail in self._rank_pipes.finish(wait_seconds)
+            ]
+            printed = exit_report.merged_rank_output(
+                printed, ranks, self.rank * self.job.processes_per_node
+            )
         why = self._why
         if left:
-            why = f"processes {left} do not end on SIGKILL: they wait in a device call; restart {self.host}"
+            why = (
+                f"processes {left} do not end on SIGKILL: they wait in a device call; restart"
+                f" {self.host}"
+            )
         returncode = -int(signal.SIGKILL) if self._returncode is None else self._returncode
         record = state_file.read_json_object(self._record)
         if (safe := self._redactor.tree(record)) != record:
@@ -223,7 +263,9 @@ class NodeCommand:
             record = safe
             with contextlib.suppress(OSError):
                 state_file.replace_file(self._record, json.dumps(record) + "\n")
-        report = exit_report.make_report(self.rank, self.host, returncode, record, printed, self._asked, why)
+        report = exit_report.make_report(
+            self.rank, self.host, returncode, record, printed, self._asked, why
+        )
         report["left"] = left
         self._command = None
         with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
-"""Output of a node's command: stamped line by line into node-K.log, and passed on to the agent's output.
+"""Output of a node's command: stamped line by line into node-K.log, and passed on to the agent's
+output.
 
-The ranks must never wait for a disk or a terminal. A thread reads each pipe in large pieces and hands them to sinks,
-each with a thread of its own. All lines of a piece arrived together and get one stamp, so stamping is one
-`bytes.replace` (hundreds of MB/s in CPython). Of the drawings of a progress bar, one per second is kept as a line.
+The ranks must never wait for a disk or a terminal. A thread reads each pipe in large pieces and
+hands them to sinks, each with a thread of its own. All lines of a piece arrived together and get
+one stamp, so stamping is one `bytes.replace` (hundreds of MB/s in CPython). Of the drawings of a
+progress bar, one per second is kept as a line.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ def stamped_line(text: str) -> bytes:
 
 
 class Sink:
-    """File descriptor with a writing thread of its own; `put` never waits. Data that cannot be written in time, or on a
-    full disk, are left out; their size is written, with the words `gap`, once lines can be written again."""
+    """File descriptor with a writing thread of its own; `put` never waits. Data that cannot be
+    written in time, or on a full disk, are left out; their size is written, with the words `gap`,
+    once lines can be written again."""
 
     def __init__(self, descriptor: int, gap: str, limit: int = _SINK_BYTES) -> None:
         self._descriptor = descriptor
@@ -59,7 +62,8 @@ class Sink:
         threading.Thread(target=self._write_on, daemon=True).start()
 
     def put(self, data: bytes) -> None:
-        """Queue `data` to be written in one piece, or leave it out if too much is queued already."""
+        """Queue `data` to be written in one piece, or leave it out if too much is queued
+        already."""
         if not data:
             return
         with self._changed:
@@ -102,7 +106,8 @@ class Sink:
         """Wait for more data where each write is expensive; `_changed` is held."""
 
     def _write(self, data: bytes) -> int:
-        """Write `data`; returns how many bytes could not be written: a full disk, a closed reader."""
+        """Write `data`; returns how many bytes could not be written: a full disk, a closed
+        reader."""
         view = memoryview(data)
         while view:
             try:
@@ -116,16 +121,19 @@ class Sink:
 
 def open_log(path: Path) -> Sink:
     """Open the sink of a node's log, which is appended to. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+    )
     return Sink(descriptor, "could not be written here")
 
 
 class SegmentedLog(Sink):
-    """A node's log on a mounted bucket, where others see what was written once a file is closed, and appending rewrites
-    an object.
+    """A node's log on a mounted bucket, where others see what was written once a file is closed,
+    and appending rewrites an object.
 
-    Lines are gathered for some seconds and written into `node-K.log` until that is large, then into `node-K.log.0001`,
-    ...; an agent that was started again begins a new one. An agent that is killed loses `GATHER_SECONDS` of lines.
+    Lines are gathered for some seconds and written into `node-K.log` until that is large, then into
+    `node-K.log.0001`, ...; an agent that was started again begins a new one. An agent that is
+    killed loses `GATHER_SECONDS` of lines.
     """
 
     def __init__(self, log: Path) -> None:
@@ -139,11 +147,17 @@ class SegmentedLog(Sink):
 
     @property
     def _path(self) -> Path:
-        return self._log if self._number == 0 else self._log.with_name(f"{self._log.name}.{self._number:04d}")
+        return (
+            self._log
+            if self._number == 0
+            else self._log.with_name(f"{self._log.name}.{self._number:04d}")
+        )
 
     def _gather(self) -> None:
         wait_seconds = self._written_at + GATHER_SECONDS - time.monotonic()
-        self._changed.wait_for(lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, wait_seconds))
+        self._changed.wait_for(
+            lambda: self._hurried or self._bytes >= _ENOUGH_BYTES, max(0.0, wait_seconds)
+        )
 
     def _write(self, data: bytes) -> int:
         lost = 0
@@ -151,7 +165,8 @@ class SegmentedLog(Sink):
             with self._path.open("ab") as segment:
                 segment.write(data)
         except OSError:
-            # Report it with the next piece, in a new segment: how much of this one was written is unknown.
+            # Report it with the next piece, in a new segment: how much of this one was written is
+            # unknown.
             lost = len(data)
             time.sleep(0.05)
         self._written_at = time.monotonic()
@@ -204,16 +219,23 @@ def prefixed(lines: bytes, prefix: bytes) -> bytes:
 
 
 def _drawn(line: bytes) -> bytes:
-    """Return the last drawing of a line that was drawn several times, as a terminal would show it."""
+    """Return the last drawing of a line that was drawn several times, as a terminal would show
+    it."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class Pump:
-    """Reader of an attempt's output until all writers are gone. Each line gets `prefix`, if there is one, and
-    then prefixed lines are passed on; else the bytes as read. Redacts log, passed-on output and tail."""
+    """Reader of an attempt's output until all writers are gone. Each line gets `prefix`, if there
+    is one, and then prefixed lines are passed on; else the bytes as read. Redacts log, passed-on
+    output and tail."""
 
     def __init__(
-        self, reader: int, log: Sink, passed_on: Sink | None, prefix: bytes = b"", redactor: Redactor | None = None
+        self,
+        reader: int,
+        log: Sink,
+        passed_on: Sink | None,
+        prefix: bytes = b"",
+        redactor: Redactor | None = None,
     ) -> None:
         self._prefix = prefix
         self._redacted = RedactedStream(redactor or Redactor())
@@ -225,7 +247,8 @@ class Pump:
         self._thread.start()
 
     def finish(self, seconds: float) -> bytes:
-        """Return the last 64 KiB, once all was read or `seconds` have passed (another process holds the pipe)."""
+        """Return the last 64 KiB, once all was read or `seconds` have passed (another process holds
+        the pipe)."""
         self._thread.join(seconds)
         self._log.drain(seconds)
         return self._tail
@@ -251,13 +274,15 @@ def prefixes_ranks(command: Sequence[str]) -> bool:
 
 
 class RankPipes:
-    """A pipe for each rank that torchrun starts on a node in one attempt. Raises OSError where none can be made.
+    """A pipe for each rank that torchrun starts on a node in one attempt. Raises OSError where none
+    can be made.
 
-    A line gets `[default3]:` before it, which is what torchrun's `--tee` writes for local rank 3, and log readers know
-    it. (`--tee` itself sends every line through a file that is never deleted and polled ten times a second.) The pipes
-    lie in the launch directory, which a command in a container sees too, or on this host's own disk where that takes
-    none (a mounted bucket). Those of a killed agent are removed when the next attempt of its node begins, where no
-    process of this host reads them; the fence lets none begin while an earlier start's may still run.
+    A line gets `[default3]:` before it, which is what torchrun's `--tee` writes for local rank 3,
+    and log readers know it. (`--tee` itself sends every line through a file that is never deleted
+    and polled ten times a second.) The pipes lie in the launch directory, which a command in a
+    container sees too, or on this host's own disk where that takes none (a mounted bucket). Those
+    of a killed agent are removed when the next attempt of its node begins, where no process of this
+    host reads them; the fence lets none begin while an earlier start's may still run.
     """
 
     def __init__(
@@ -282,7 +307,8 @@ class RankPipes:
         ]
 
     def finish(self, seconds: float) -> list[bytes]:
-        """Return the last 64 KiB of each rank, once everything was read or `seconds` have passed."""
+        """Return the last 64 KiB of each rank, once everything was read or `seconds` have
+        passed."""
         for writer in self._writers:
             os.close(writer)
         deadline = time.monotonic() + seconds
@@ -292,8 +318,8 @@ class RankPipes:
 
 
 def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, list[tuple[int, int]]]:
-    """Make a directory with `count` pipes; returns it and their ends (reader, writer). Raises OSError, leaving
-    nothing."""
+    """Make a directory with `count` pipes; returns it and their ends (reader, writer). Raises
+    OSError, leaving nothing."""
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     ends: list[tuple[int, int]] = []
     with contextlib.ExitStack() as unless_made:
@@ -303,7 +329,8 @@ def _make_pipes(prefix: str, count: int, parent: Path | None) -> tuple[Path, lis
             os.mkfifo(path, 0o600)
             reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             unless_made.callback(os.close, reader)
-            # Keep a writer, so that the reader meets no end of file before the rank has opened the pipe.
+            # Keep a writer, so that the reader meets no end of file before the rank has opened the
+            # pipe.
             writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             unless_made.callback(os.close, writer)
             os.set_blocking(reader, True)
@@ -323,7 +350,8 @@ def _clear(launch_directory: Path, prefix: str) -> None:
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a process of this host has the reading end of a pipe open; the check does not disturb it."""
+    """Whether a process of this host has the reading end of a pipe open; the check does not disturb
+    it."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:

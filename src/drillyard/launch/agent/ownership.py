@@ -1,12 +1,15 @@
-"""Owners and modes of the directories that a launch executes code from: RUN/launch holds the agent and job scripts.
+"""Owners and modes of the directories that a launch executes code from: RUN/launch holds the agent
+and job scripts.
 
-A user who can put a file there, or another directory in its place, runs programs as the user who launches. So RUN,
-launch/ and everything in it belong to the user or to root, others may not write to RUN, and no directory on the way may
-let every user rename what is in it. A group that may write to a directory *above* RUN is trusted: that is how projects
-share storage, and `chmod +t` on that directory takes the right to rename away from it.
+A user who can put a file there, or another directory in its place, runs programs as the user who
+launches. So RUN, launch/ and everything in it belong to the user or to root, others may not write
+to RUN, and no directory on the way may let every user rename what is in it. A group that may write
+to a directory *above* RUN is trusted: that is how projects share storage, and `chmod +t` on that
+directory takes the right to rename away from it.
 
-A file system may show other owners and modes than those that were set: NFS with root_squash, FUSE mounts of buckets
-(all files have the owner and modes of the mount). What counts is what it shows for a file made by this process.
+A file system may show other owners and modes than those that were set: NFS with root_squash, FUSE
+mounts of buckets (all files have the owner and modes of the mount). What counts is what it shows
+for a file made by this process.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ class _Shown(NamedTuple):
 
 
 def make_launch_directory(launch: Path) -> str | None:
-    """Create a run's directory and its launch directory, where they are missing, writable by their owner only; returns
-    what makes it unsafe to execute anything from there. Raises OSError."""
+    """Create a run's directory and its launch directory, where they are missing, writable by their
+    owner only; returns what makes it unsafe to execute anything from there. Raises OSError."""
     launch.parent.parent.mkdir(parents=True, exist_ok=True)
     for directory in (launch.parent, launch):
         with contextlib.suppress(FileExistsError):
@@ -48,11 +51,13 @@ def make_launch_directory(launch: Path) -> str | None:
 
 
 def problem_of(launch: Path) -> str | None:
-    """Reason not to execute anything from a launch directory, whether it exists yet or not, and what to do about it;
-    None if it is safe. Raises OSError."""
+    """Reason not to execute anything from a launch directory, whether it exists yet or not, and
+    what to do about it; None if it is safe. Raises OSError."""
     run = launch.parent
     shown = _Shown(os.geteuid(), keeps_modes=True)
-    return _problem(launch, shown) and _problem(launch, _shown_in(run if run.is_dir() else run.parent))
+    return _problem(launch, shown) and _problem(
+        launch, _shown_in(run if run.is_dir() else run.parent)
+    )
 
 
 def _problem(launch: Path, shown: _Shown) -> str | None:
@@ -66,10 +71,15 @@ def _problem(launch: Path, shown: _Shown) -> str | None:
             return problem
     if run.is_dir() and shown.keeps_modes:
         status = run.stat()
-        if status.st_mode & _OTHERS and not status.st_mode & stat.S_ISVTX and not _is_private(status):
+        if (
+            status.st_mode & _OTHERS
+            and not status.st_mode & stat.S_ISVTX
+            and not _is_private(status)
+        ):
             return (
-                f"{run}: others may write there ({stat.filemode(status.st_mode)}), and could have programs of theirs "
-                f"run as {_name(os.geteuid())}; chmod go-w {run}, or use another `name` or `output`"
+                f"{run}: others may write there ({stat.filemode(status.st_mode)}), and could have"
+                f" programs of theirs run as {_name(os.geteuid())}; chmod go-w {run}, or use"
+                " another `name` or `output`"
             )
     return None
 
@@ -85,8 +95,8 @@ def _problem_above(directory: Path, run: Path, shown: _Shown) -> str | None:
         return None
     if not mode & stat.S_ISVTX:
         return (
-            f"{directory}: every user may rename what is in it ({stat.filemode(mode)}), also {below}; chmod +t "
-            f"{directory} (or have that done), or put `output` elsewhere"
+            f"{directory}: every user may rename what is in it ({stat.filemode(mode)}), also"
+            f" {below}; chmod +t {directory} (or have that done), or put `output` elsewhere"
         )
     # Any user may have created it.
     return _problem_of_owner(below, shown)
@@ -100,8 +110,8 @@ def _problem_of_owner(path: Path, shown: _Shown) -> str | None:
     if owner in (0, os.geteuid(), shown.owner):
         return None
     return (
-        f"{path}: belongs to {_name(owner)}, who could have programs run as {_name(os.geteuid())}; use another "
-        "`name` or `output`, or have it removed"
+        f"{path}: belongs to {_name(owner)}, who could have programs run as {_name(os.geteuid())};"
+        " use another `name` or `output`, or have it removed"
     )
 
 
@@ -131,15 +141,17 @@ def _shown_in(directory: Path) -> _Shown:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Whether the only ones who may write are the owner and the owner's own group (as distributions with umask 002 have
-    it: a group of the user's name, without other members)."""
+    """Whether the only ones who may write are the owner and the owner's own group (as distributions
+    with umask 002 have it: a group of the user's name, without other members)."""
     if status.st_mode & stat.S_IWOTH:
         return False
     try:
         group, user = grp.getgrgid(status.st_gid), pwd.getpwuid(status.st_uid)
     except KeyError:
         return False
-    return (group.gr_name, group.gr_gid) == (user.pw_name, user.pw_gid) and set(group.gr_mem) <= {user.pw_name}
+    return (group.gr_name, group.gr_gid) == (user.pw_name, user.pw_gid) and set(group.gr_mem) <= {
+        user.pw_name
+    }
 
 
 def _take_from_others(directory: Path) -> None:

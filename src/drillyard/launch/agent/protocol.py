@@ -1,7 +1,9 @@
-"""Protocol between the agents of a run: authenticated JSON lines over TCP, with a heartbeat in both directions.
+"""Protocol between the agents of a run: authenticated JSON lines over TCP, with a heartbeat in both
+directions.
 
-Node 0 listens on the first free one of 16 ports; the others try them in turn. Every line is `MAC JSON`: HMAC-SHA256
-over the line's number and its JSON, under a key that only those who know the run's secret can derive.
+Node 0 listens on the first free one of 16 ports; the others try them in turn. Every line is `MAC
+JSON`: HMAC-SHA256 over the line's number and its JSON, under a key that only those who know the
+run's secret can derive.
 
 | line | from | its key is derived from the secret and | content |
 |---|---|---|---|
@@ -10,10 +12,11 @@ over the line's number and its JSON, under a key that only those who know the ru
 | 0, 1, ... | node | both nonces | `join`, then messages |
 | 0, 1, ... | leader | both nonces | the epoch or a refusal, then messages |
 
-So a line that is unauthenticated, changed, repeated, dropped, moved, sent back or taken from another connection has a
-wrong MAC: it ends that connection, and the node joins again. The port in the answer reveals a program that took an
-earlier port and relays. Nothing is encrypted (docs/security.md says why): messages contain attempt numbers, ports, and
-results of commands. Either side considers the other lost after half of `lease_seconds` without a message.
+So a line that is unauthenticated, changed, repeated, dropped, moved, sent back or taken from
+another connection has a wrong MAC: it ends that connection, and the node joins again. The port in
+the answer reveals a program that took an earlier port and relays. Nothing is encrypted
+(docs/security.md says why): messages contain attempt numbers, ports, and results of commands.
+Either side considers the other lost after half of `lease_seconds` without a message.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class Connection:
     Lines may be long only after the first authentic one.
     """
 
-    def __init__(self, sock: socket.socket, silence_seconds: float, sending_key: bytes, receiving_key: bytes) -> None:
+    def __init__(
+        self, sock: socket.socket, silence_seconds: float, sending_key: bytes, receiving_key: bytes
+    ) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +97,8 @@ class Connection:
         return [message for message in iter(self._next, None) if "beat" not in message]
 
     def wait_for_message(self, seconds: float) -> dict[str, Any]:
-        """Return the next message; later ones stay for `receive`. Raises ConnectionLost where none comes in time."""
+        """Return the next message; later ones stay for `receive`. Raises ConnectionLost where none
+        comes in time."""
         deadline = time.monotonic() + seconds
         while (message := self._next()) is None:
             if (left := deadline - time.monotonic()) <= 0:
@@ -102,7 +108,8 @@ class Connection:
         return message
 
     def beat(self) -> None:
-        """Send queued lines, and a heartbeat when one is due. Raises ConnectionLost, also for a silent other side."""
+        """Send queued lines, and a heartbeat when one is due. Raises ConnectionLost, also for a
+        silent other side."""
         self.flush()
         now = time.monotonic()
         if now - self._received_at > self._silence_seconds:
@@ -150,7 +157,8 @@ def seal(key: bytes, number: int, message: dict[str, Any]) -> bytes:
 
 
 def unseal(key: bytes, number: int, line: bytes) -> dict[str, Any]:
-    """Decode line `number`. Raises ConnectionLost where the key's owner did not send it as that line."""
+    """Decode line `number`. Raises ConnectionLost where the key's owner did not send it as that
+    line."""
     mac, _, text = line.partition(b" ")
     if not hmac.compare_digest(mac, _mac(key, number, text)):
         raise ConnectionLost("a line that is not from this run, or was changed on its way")
@@ -180,10 +188,12 @@ def join(
     silence_seconds: float,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[Connection, int]:
-    """Find the leader of this run and join it as the node that is `described`; returns its connection and epoch.
+    """Find the leader of this run and join it as the node that is `described`; returns its
+    connection and epoch.
 
     A host that answers nothing costs three seconds per port; `interrupted` is called before each.
-    Raises ConnectionLost when the leader is on none of the ports; JoinRefused when it is, and refuses.
+    Raises ConnectionLost when the leader is on none of the ports; JoinRefused when it is, and
+    refuses.
     """
     last = ""
     for port in range(first_port, first_port + NUM_PORTS):
@@ -216,7 +226,9 @@ def _shake_hands(
     answer = connection.wait_for_message(_CONNECT_SECONDS)
     if (port := answer.get("port")) != sock.getpeername()[1]:
         # A relay could delay or cut messages at any time.
-        raise ConnectionLost(f"another program listens there and relays to the leader on port {port}")
+        raise ConnectionLost(
+            f"another program listens there and relays to the leader on port {port}"
+        )
     nonces = nonce, str(answer.get("nonce"))
     keys = derive_key(secret, "node", *nonces), derive_key(secret, "leader", *nonces)
     connection = Connection(sock, silence_seconds, *keys)

@@ -1,8 +1,9 @@
-"""Agents that outlive the connection that started them: the verb `start`, and `keep`, which respawns a killed agent.
+"""Agents that outlive the connection that started them: the verb `start`, and `keep`, which
+respawns a killed agent.
 
-The respawning process starts the agent again when a signal has killed it (out of memory, a mistaken kill -9), soon at
-first and then after longer pauses, and exits with its code when it exits. It leads a session of its own, ignores the
-terminal's hangup, blocks no signal, and passes SIGTERM on.
+The respawning process starts the agent again when a signal has killed it (out of memory, a mistaken
+kill -9), soon at first and then after longer pauses, and exits with its code when it exits. It
+leads a session of its own, ignores the terminal's hangup, blocks no signal, and passes SIGTERM on.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def start(options: Namespace) -> int:
             continue
         if each["submission"] != start["submission"]:
             raise UsageError(
-                f"node {node} of {job.run} runs here already (submission {each['submission'] or 'without a name'}, "
-                f"process {agent.pid}): stop that one first"
+                f"node {node} of {job.run} runs here already (submission"
+                f" {each['submission'] or 'without a name'}, process {agent.pid}): stop that one"
+                " first"
             )
         print(json.dumps({**each, "already": True}))
         return 0
@@ -69,22 +71,30 @@ def start(options: Namespace) -> int:
             return _ended_at_once(code, log)
         time.sleep(0.05)
     respawner.terminate()
-    print(f"error: the agent did not come up within {_SECONDS_TO_APPEAR:.0f} s; see {log}", file=sys.stderr)
+    print(
+        f"error: the agent did not come up within {_SECONDS_TO_APPEAR:.0f} s; see {log}",
+        file=sys.stderr,
+    )
     return EXIT_FAILED
 
 
 def _ended_at_once(code: int, log: Path) -> int:
-    """Report an agent that exited before it was seen: a run that is cancelled, refused, or very short."""
+    """Report an agent that exited before it was seen: a run that is cancelled, refused, or very
+    short."""
     if code == 0:
         print(json.dumps({"ended": True, "exit_code": 0, "already": False}))
         return 0
     words = log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:]
-    print("\n".join(words) or f"error: the agent ended at once with exit code {code}; see {log}", file=sys.stderr)
+    print(
+        "\n".join(words) or f"error: the agent ended at once with exit code {code}; see {log}",
+        file=sys.stderr,
+    )
     return code if code > 0 else EXIT_FAILED
 
 
 def respawn(argv: list[str]) -> int:
-    """Run an agent until it exits, or until a stop signal, which is passed on; returns the exit code."""
+    """Run an agent until it exits, or until a stop signal, which is passed on; returns the exit
+    code."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pause = _FIRST_PAUSE_SECONDS
     # SIGCHLD, so that waiting ends when the agent does.
@@ -104,7 +114,10 @@ def respawn(argv: list[str]) -> int:
             if time.monotonic() - begun > _SECONDS_OF_A_HEALTHY_AGENT:
                 pause = _FIRST_PAUSE_SECONDS
             again_at = time.monotonic() + pause
-            words = f"the agent was killed by {signal.Signals(-code).name}; it starts again in {pause:.1f} s"
+            words = (
+                f"the agent was killed by {signal.Signals(-code).name}; it starts again in"
+                f" {pause:.1f} s"
+            )
             print(words, file=sys.stderr, flush=True)
             while (left := again_at - time.monotonic()) > 0:
                 wait_for([stop], left)
@@ -114,7 +127,8 @@ def respawn(argv: list[str]) -> int:
 
 
 def keep(options: Namespace) -> int:
-    """Run an agent, and start it again when a signal kills it; returns the exit code of the agent that exited."""
+    """Run an agent, and start it again when a signal kills it; returns the exit code of the agent
+    that exited."""
     return respawn(_this_call_as("run", "--kept"))
 
 

@@ -1,12 +1,14 @@
-"""Reports of a scheduler to an agent: which node this is, where node 0 is, and which agents have ended already.
+"""Reports of a scheduler to an agent: which node this is, where node 0 is, and which agents have
+ended already.
 
-Slurm: SLURM_NODEID (`man sbatch`); the job script passes the rest as options.
-Vertex AI: CLUSTER_SPEC (https://cloud.google.com/vertex-ai/docs/training/distributed-training): workerpool0 is node 0,
-replica i of workerpool1 is node 1 + i.
+Slurm: SLURM_NODEID (`man sbatch`); the job script passes the rest as options. Vertex AI:
+CLUSTER_SPEC (https://cloud.google.com/vertex-ai/docs/training/distributed-training): workerpool0 is
+node 0, replica i of workerpool1 is node 1 + i.
 
-In the log of a Slurm job script srun writes `srun: error: n3: task 2: Exited with exit code 2`, or `n[1-2]: tasks 1-2:
-Killed` where several end at once; each agent is one task, numbered as its node. With --label each line of a task begins
-with its number, as in `2: error: ...`. So a node whose agent has ended is known before it joins.
+In the log of a Slurm job script srun writes `srun: error: n3: task 2: Exited with exit code 2`, or
+`n[1-2]: tasks 1-2: Killed` where several end at once; each agent is one task, numbered as its node.
+With --label each line of a task begins with its number, as in `2: error: ...`. So a node whose
+agent has ended is known before it joins.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _ENDED = re.compile(r"^srun: error: \S+: tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 
 
 def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
-    """The rank of this node and the host of node 0, None where the environment does not say. Raises ValueError for a
-    bad CLUSTER_SPEC."""
+    """The rank of this node and the host of node 0, None where the environment does not say. Raises
+    ValueError for a bad CLUSTER_SPEC."""
     if not environment.get("CLUSTER_SPEC"):
         rank = environment.get("SLURM_NODEID", "")
         return (int(rank) if rank.isdigit() else None), None
@@ -36,9 +38,11 @@ def node_place(environment: Mapping[str, str]) -> tuple[int | None, str | None]:
 
 
 class Allocation:
-    """Reports of Slurm on the nodes of this job; empty where another scheduler, or none, starts agents.
+    """Reports of Slurm on the nodes of this job; empty where another scheduler, or none, starts
+    agents.
 
-    `hosts`: their names by rank. `log` and `offset`: the file that srun writes to, and where this start begins in it.
+    `hosts`: their names by rank. `log` and `offset`: the file that srun writes to, and where this
+    start begins in it.
     """
 
     def __init__(self, hosts: str | None = None, log: tuple[str, int] | None = None) -> None:
@@ -46,7 +50,8 @@ class Allocation:
         self._log = log
 
     def ended(self) -> dict[int, str]:
-        """Reasons of agents' ends, by node rank: their last lines and srun's. Without those that exited with 0."""
+        """Reasons of agents' ends, by node rank: their last lines and srun's. Without those that
+        exited with 0."""
         if self._log is None:
             return {}
         path, offset = self._log

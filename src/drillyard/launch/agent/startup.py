@@ -20,7 +20,15 @@ from .job import Job, read_job
 from .leader import Leader
 from .node_command import REFERENCE, NodeCommand
 from .scheduler_env import Allocation
-from .state_file import OVER, exit_code_of, is_cancelled, last_state, read_json_object, read_secrets, replace_file
+from .state_file import (
+    OVER,
+    exit_code_of,
+    is_cancelled,
+    last_state,
+    read_json_object,
+    read_secrets,
+    replace_file,
+)
 
 _SECONDS_FOR_SECRET = 60.0
 """NFS clients may cache for this long that a file was not there (nfs(5), acdirmax)."""
@@ -38,7 +46,10 @@ def run(options: Namespace) -> int:
     if is_cancelled(directory, start["submission"]):
         return EXIT_CANCELLED
     if (over := recorded_exit_code(directory, start)) is not None:
-        print(f"drillyard: this start of the run is over (exit code {over}): nothing is started", flush=True)
+        print(
+            f"drillyard: this start of the run is over (exit code {over}): nothing is started",
+            flush=True,
+        )
         return over
     _require_secrets(job)
     # Only the user may write to the agents' files; the command gets the user's own umask.
@@ -47,11 +58,15 @@ def run(options: Namespace) -> int:
     me = this_process()
     with (
         _announced(directory, node, me, options.kept, start),
-        contextlib.closing(NodeCommand(job, node, me, address, options.quiet, start["submission"], umask)) as command,
+        contextlib.closing(
+            NodeCommand(job, node, me, address, options.quiet, start["submission"], umask)
+        ) as command,
     ):
         secret = _read_secret(directory) if job.nodes > 1 else b""
         log = (options.srun_log[0], int(options.srun_log[1])) if options.srun_log else None
-        return (Leader if node == 0 else Follower)(command, me, secret, start, Allocation(options.hosts, log)).run()
+        return (Leader if node == 0 else Follower)(
+            command, me, secret, start, Allocation(options.hosts, log)
+        ).run()
 
 
 def _require_secrets(job: Job) -> None:
@@ -60,16 +75,17 @@ def _require_secrets(job: Job) -> None:
     if missing := sorted(named - set(known)):
         path = Path(job.launch_directory) / "secrets.json"
         raise UsageError(
-            f"{path} has no value of {', '.join(missing)}, which the environment of the run refers to; "
-            f"`drillyard runs resume {job.run}` sends it again"
+            f"{path} has no value of {', '.join(missing)}, which the environment of the run refers"
+            f" to; `drillyard runs resume {job.run}` sends it again"
         )
 
 
 def recorded_exit_code(directory: Path, start: dict[str, str]) -> int | None:
     """The code that a start of the run ended with for good; None for another one, or while it runs.
 
-    A scheduler that starts every program again that exits with an error (Vertex AI: five times a replica, three times
-    the job) must not restart a run that is over. A start without a name cannot be distinguished from the next one.
+    A scheduler that starts every program again that exits with an error (Vertex AI: five times a
+    replica, three times the job) must not restart a run that is over. A start without a name cannot
+    be distinguished from the next one.
     """
     state = last_state(directory) if start["submission"] else {}
     return exit_code_of(state, start) if state.get("state") in OVER else None
@@ -82,7 +98,9 @@ def load_job(path: str) -> Job:
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{path}: {error}") from None
     if job.nodes > 1 and job.port <= 0:
-        raise UsageError(f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes")
+        raise UsageError(
+            f"{path}: `port` must be the first of 16 ports for the agents of {job.nodes} nodes"
+        )
     return job
 
 
@@ -99,17 +117,25 @@ def locate_node(job: Job, options: Namespace) -> tuple[int, str, dict[str, str]]
         node, address = node or 0, address or "127.0.0.1"
     if node is None or address is None:
         raise UsageError(
-            "neither the scheduler nor --node-rank and --leader say which node this is and where node 0 is"
+            "neither the scheduler nor --node-rank and --leader say which node this is and where"
+            " node 0 is"
         )
     if not 0 <= node < job.nodes:
         raise UsageError(f"there is no node {node} in a job of {job.nodes} nodes")
-    submission = options.submission if options.submission is not None else os.environ.get("CLOUD_ML_JOB_ID", "")
+    submission = (
+        options.submission
+        if options.submission is not None
+        else os.environ.get("CLOUD_ML_JOB_ID", "")
+    )
     return node, address, {"submission": submission, "attempt": options.attempt}
 
 
 @contextlib.contextmanager
-def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: dict[str, str]) -> Iterator[None]:
-    """Keep a file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and stopped."""
+def _announced(
+    directory: Path, node: int, me: Process, is_kept: bool, start: dict[str, str]
+) -> Iterator[None]:
+    """Keep a file in LAUNCH_DIR/agents/ for as long as the agent runs, by which it is found and
+    stopped."""
     path = directory / "agents" / f"{me.host}.node-{node}.json"
     agent, respawner = me.as_json(), running_process(os.getppid()).as_json() if is_kept else None
     path.parent.mkdir(exist_ok=True)
@@ -125,7 +151,8 @@ def _announced(directory: Path, node: int, me: Process, is_kept: bool, start: di
 
 
 def agents_here(directory: Path) -> list[tuple[dict[str, Any], Process]]:
-    """List the announcements of a run's agents on this machine, each with its `path`, and the agents, dead or alive."""
+    """List the announcements of a run's agents on this machine, each with its `path`, and the
+    agents, dead or alive."""
     paths = sorted((directory / "agents").glob("*.json"))
     announced = [{**read_json_object(path), "path": str(path)} for path in paths]
     agents = ((each, process_of(each.get("agent"))) for each in announced)
@@ -142,9 +169,13 @@ def _read_secret(directory: Path) -> bytes:
         except FileNotFoundError:
             secret = b""
         except OSError as error:
-            raise UsageError(f"{path}: {error.strerror}: the agents of a run must be one user's") from None
+            raise UsageError(
+                f"{path}: {error.strerror}: the agents of a run must be one user's"
+            ) from None
         if secret:
             return secret
         if time.monotonic() > deadline:
-            raise UsageError(f"{path} is missing or empty: is {directory} the same directory on all nodes?")
+            raise UsageError(
+                f"{path} is missing or empty: is {directory} the same directory on all nodes?"
+            )
         time.sleep(0.5)

@@ -1,7 +1,8 @@
-"""Shared files of a run's agents: state.json, which the leader writes, the file of a cancelled run, secrets.json.
+"""Shared files of a run's agents: state.json, which the leader writes, the file of a cancelled run,
+secrets.json.
 
-state.json is replaced as a whole, so readers on any host see one state or the next. A full disk does not end the
-run: the newest state waits in memory and is written once it can be.
+state.json is replaced as a whole, so readers on any host see one state or the next. A full disk
+does not end the run: the newest state waits in memory and is written once it can be.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ OVER = ("succeeded", "failed", "cancelled")
 
 
 def failure_for(reason: str, known: dict[str, Any] | None) -> dict[str, Any]:
-    """The `failure` of state.json for another reason than that of the `known` one, if there is one."""
+    """The `failure` of state.json for another reason than that of the `known` one, if there is
+    one."""
     unknown = dict.fromkeys(("rank", "node", "node_rank", "exit_code"))
     return {**unknown, "lines": [], **(known or {}), "reason": reason}
 
 
-def final_fields(decision: RestartDecision, cancelled: bool, failure: dict[str, Any] | None) -> dict[str, Any]:
-    """The last fields of state.json, after `decision`. `failure`: of the last attempt that failed; `cancelled`: by a
-    user. `ended_at` is None where the scheduler starts the run again."""
+def final_fields(
+    decision: RestartDecision, cancelled: bool, failure: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The last fields of state.json, after `decision`. `failure`: of the last attempt that failed;
+    `cancelled`: by a user. `ended_at` is None where the scheduler starts the run again."""
     code = decision.code
     state, reason = "failed", decision.reason
     if cancelled and code != EXIT_DONE:
@@ -78,7 +82,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_state(launch_directory: Path) -> dict[str, Any]:
-    """Read state.json; empty where there is none yet. Raises ValueError for one that is no state."""
+    """Read state.json; empty where there is none yet. Raises ValueError for one that is no
+    state."""
     try:
         state = json.loads((launch_directory / "state.json").read_text(encoding="utf-8"))
     except OSError:
@@ -96,30 +101,35 @@ def last_state(launch_directory: Path) -> dict[str, Any]:
 
 
 def exit_code_of(state: dict[str, Any], start: dict[str, str]) -> int | None:
-    """The exit code in the state of this start of a run; None in that of another one, or while it runs."""
+    """The exit code in the state of this start of a run; None in that of another one, or while it
+    runs."""
     code = state.get("exit_code")
     return code if start.items() <= state.items() and isinstance(code, int) else None
 
 
 def read_secrets(launch_directory: Path) -> dict[str, str]:
-    """Read secrets.json: the values of the configs' `${env:NAME}`, which submission put there; empty without it."""
+    """Read secrets.json: the values of the configs' `${env:NAME}`, which submission put there;
+    empty without it."""
     values = read_json_object(launch_directory / "secrets.json")
     return {str(name): str(value) for name, value in values.items()}
 
 
 def forget_secrets(launch_directory: Path) -> None:
-    """Remove secrets.json: nothing is started from this directory until a submission sends the values again."""
+    """Remove secrets.json: nothing is started from this directory until a submission sends the
+    values again."""
     with contextlib.suppress(OSError):
         (launch_directory / "secrets.json").unlink()
 
 
 @dataclass(repr=False)
 class StateFile:
-    """state.json as its leader writes it: fields are changed in memory and written at once, or when the disk has room.
+    """state.json as its leader writes it: fields are changed in memory and written at once, or when
+    the disk has room.
 
-    On a full disk it is overwritten in place, cut to the blocks that the file has and padded with blanks. A reader may
-    see half of a write then, which is better than no news until there is room. Nothing is written once `superseded`:
-    a leader that was frozen must not write after another has begun.
+    On a full disk it is overwritten in place, cut to the blocks that the file has and padded with
+    blanks. A reader may see half of a write then, which is better than no news until there is room.
+    Nothing is written once `superseded`: a leader that was frozen must not write after another has
+    begun.
     """
 
     _directory: Path
@@ -164,7 +174,8 @@ def _write_over(path: Path, fields: dict[str, Any]) -> None:
 
 
 def _fitting(fields: dict[str, Any], size: int) -> bytes:
-    """The state as JSON, in at most `size` bytes where cutting the texts of a failure achieves that."""
+    """The state as JSON, in at most `size` bytes where cutting the texts of a failure achieves
+    that."""
     for most in (None, 1000, 200, 50):
         text = json.dumps(fields if most is None else _cut(fields, most), indent=2) + "\n"
         if len(text.encode()) <= size:
@@ -173,7 +184,8 @@ def _fitting(fields: dict[str, Any], size: int) -> bytes:
 
 
 def _cut(fields: dict[str, Any], most: int) -> dict[str, Any]:
-    """Copy the state without a failure's last lines, and with reasons of at most `most` characters."""
+    """Copy the state without a failure's last lines, and with reasons of at most `most`
+    characters."""
     cut = {**fields, "reason": fields["reason"] and fields["reason"][:most]}
     if isinstance(failure := fields.get("failure"), dict):
         cut["failure"] = {**failure, "reason": str(failure.get("reason"))[:most], "lines": []}
@@ -197,7 +209,8 @@ def summary_completed(run_directory: Path) -> bool:
 
 
 def newest_checkpoint(pattern: str | None) -> list[Any] | None:
-    """Time and path of the newest match, which change when a checkpoint is added; None: there is none."""
+    """Time and path of the newest match, which change when a checkpoint is added; None: there is
+    none."""
     found = []
     for path in glob.glob(pattern) if pattern is not None else ():
         with contextlib.suppress(OSError):
@@ -206,8 +219,8 @@ def newest_checkpoint(pattern: str | None) -> list[Any] | None:
 
 
 def record_cancelled(launch_directory: Path, submission: str) -> None:
-    """Record that the user cancelled a submission, so its end is no failure and starts nothing; later submissions of
-    the run are not affected. Raises OSError.
+    """Record that the user cancelled a submission, so its end is no failure and starts nothing;
+    later submissions of the run are not affected. Raises OSError.
 
     The file is empty, and so needs no room on a full disk.
     """
@@ -215,7 +228,8 @@ def record_cancelled(launch_directory: Path, submission: str) -> None:
 
 
 def is_cancelled(launch_directory: Path, submission: str) -> bool:
-    """Whether a submission was cancelled: by `record_cancelled`, or by a file with its name, as on Vertex AI."""
+    """Whether a submission was cancelled: by `record_cancelled`, or by a file with its name, as on
+    Vertex AI."""
     if _cancel_file(launch_directory, submission).exists():
         return True
     return read_json_object(launch_directory / "cancelled").get("submission") == submission

@@ -1,18 +1,20 @@
-"""Verbs that write launch directories on the head host, and keep other launches away: `submit`; `place`, `unlock`.
+"""Verbs that write launch directories on the head host, and keep other launches away: `submit`;
+`place`, `unlock`.
 
-`submit`, on Slurm, writes launch directories, submits, and records the runs in the index: all of it under one kernel
-lock, and only if the index still has for each run the job that the launch has seen there. So of several launches of a
-name at the same moment only one submits.
+`submit`, on Slurm, writes launch directories, submits, and records the runs in the index: all of it
+under one kernel lock, and only if the index still has for each run the job that the launch has seen
+there. So of several launches of a name at the same moment only one submits.
 
-Where agents start on several hosts, no kernel lock can be held that long. The submit lock is the file `claim` of the
-launch directory, in which `place` records the submission before it writes: a launch that finds another one there
-submits nothing. The lock ends with `unlock`, when the launching process of the same host dies, else after
-`SUBMIT_LOCK_SECONDS`. A plan that is applied by hand has no such process. `place` and `unlock` hold a kernel lock to
-their ends, so a launch whose connection was lost cannot write after the next one.
+Where agents start on several hosts, no kernel lock can be held that long. The submit lock is the
+file `claim` of the launch directory, in which `place` records the submission before it writes: a
+launch that finds another one there submits nothing. The lock ends with `unlock`, when the launching
+process of the same host dies, else after `SUBMIT_LOCK_SECONDS`. A plan that is applied by hand has
+no such process. `place` and `unlock` hold a kernel lock to their ends, so a launch whose connection
+was lost cannot write after the next one.
 
-`--sent` is the unpacked archive of the launch: the files of the launch directory; for `place`, `client`, the launching
-process; for `submit`, `points/RUN/` with those of a sweep's other runs, and `index/RUN.json`, the entries. Launch
-directories are siblings: OUTPUT/RUN/launch.
+`--sent` is the unpacked archive of the launch: the files of the launch directory; for `place`,
+`client`, the launching process; for `submit`, `points/RUN/` with those of a sweep's other runs, and
+`index/RUN.json`, the entries. Launch directories are siblings: OUTPUT/RUN/launch.
 """
 
 from __future__ import annotations
@@ -46,12 +48,14 @@ SAYS = "drillyard: "
 ENTRIES, POINTS = "index", "points"
 _LAST_END = ("state.json", "ended.json")
 _PLACE_WAIT_SECONDS, _SUBMIT_WAIT_SECONDS = 30.0, 120.0
-"""Longest waits for another launch's kernel lock: writing takes seconds, sbatch may try for a while."""
+"""Longest waits for another launch's kernel lock: writing takes seconds, sbatch may try for a
+while."""
 _SBATCH_NOT_FOUND = 127
 
 
 def place(options: Namespace) -> int:
-    """Lock a launch directory, write what was sent, and record the run in the index. Raises UsageError, OSError."""
+    """Lock a launch directory, write what was sent, and record the run in the index. Raises
+    UsageError, OSError."""
     sent, launch = Path(options.sent), Path(options.launch_directory)
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
@@ -59,20 +63,38 @@ def place(options: Namespace) -> int:
         other = read_json_object(launch / "claim")
         age = time.time() - float(other.get("at") or 0)
         client = process_of(other.get("client"))
-        has_ended = age >= SUBMIT_LOCK_SECONDS or (client is not None and client.here and not client.alive)
+        has_ended = age >= SUBMIT_LOCK_SECONDS or (
+            client is not None and client.here and not client.alive
+        )
         if other.get("submission", options.submission) != options.submission and not has_ended:
-            words = f"submission {other['submission']}, {age:.0f} s ago; a lock ends after {SUBMIT_LOCK_SECONDS} s"
+            words = (
+                f"submission {other['submission']}, {age:.0f} s ago; a lock ends after"
+                f" {SUBMIT_LOCK_SECONDS} s"
+            )
             print(words, file=sys.stderr, flush=True)
             return TAKEN
         # Another launch may have had the lock, and released it, since the hosts were checked.
         if agents := running_agents(launch):
-            print(f"submission {agents[0]['submission']}, running there", file=sys.stderr, flush=True)
+            print(
+                f"submission {agents[0]['submission']}, running there", file=sys.stderr, flush=True
+            )
             return TAKEN
-        mine = {"submission": options.submission, "at": time.time(), "client": read_json_object(sent / "client")}
+        mine = {
+            "submission": options.submission,
+            "at": time.time(),
+            "client": read_json_object(sent / "client"),
+        }
         (launch / "claim").write_text(json.dumps(mine) + "\n", encoding="utf-8")
         # A run that is submitted again has its other files.
         again = None if (sent / "job.json").exists() else ("secret", "secrets.json")
-        _place(launch, *(path for path in sent.iterdir() if (path.name in again if again else path.name != "client")))
+        _place(
+            launch,
+            *(
+                path
+                for path in sent.iterdir()
+                if (path.name in again if again else path.name != "client")
+            ),
+        )
         write_entry(options.entry)
     return 0
 
@@ -94,7 +116,10 @@ def submit(options: Namespace) -> int:
     sent, launch = Path(options.sent), Path(options.launch_directory)
     index = index_directory() / options.cluster
     index.mkdir(parents=True, exist_ok=True)
-    entries = {path: json.loads(path.read_text(encoding="utf-8")) for path in sorted((sent / ENTRIES).glob("*.json"))}
+    entries = {
+        path: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((sent / ENTRIES).glob("*.json"))
+    }
     with _locked(index / ".lock", _SUBMIT_WAIT_SECONDS):
         for path, entry in entries.items():
             there = read_json_object(index / path.name).get("job_id")
@@ -115,7 +140,12 @@ def submit(options: Namespace) -> int:
         argv = ["sbatch", "--parsable", *_dependency(options.after), str(launch / options.script)]
         try:
             done = subprocess.run(
-                argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False, umask=umask
+                argv,
+                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                check=False,
+                umask=umask,
             )
         except FileNotFoundError:
             print("sbatch: not found", file=sys.stderr, flush=True)
@@ -132,14 +162,18 @@ def submit(options: Namespace) -> int:
             try:
                 replace_file(index / path.name, json.dumps(entry, indent=2) + "\n")
             except OSError as error:
-                print(f"{SAYS}job {job_id} is submitted, but could not be noted: {error}", file=sys.stderr)
+                print(
+                    f"{SAYS}job {job_id} is submitted, but could not be noted: {error}",
+                    file=sys.stderr,
+                )
     print(job_id, flush=True)
     return 0
 
 
 @contextlib.contextmanager
 def _locked(path: Path, seconds: float) -> Iterator[None]:
-    """Lock out other launches; warn where the file system has no locks (Lustre without -o flock)."""
+    """Lock out other launches; warn where the file system has no locks (Lustre without -o
+    flock)."""
     with open(path, "a", encoding="utf-8") as file:
         deadline = time.monotonic() + seconds
         while True:
@@ -148,23 +182,31 @@ def _locked(path: Path, seconds: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UsageError(f"{path}: another launch has had the lock for {seconds:.0f} s") from None
+                    raise UsageError(
+                        f"{path}: another launch has had the lock for {seconds:.0f} s"
+                    ) from None
                 time.sleep(0.1)
             except OSError as error:
-                words = f"no lock on {path} ({error.strerror}): launches at the very same moment are not kept apart"
+                words = (
+                    f"no lock on {path} ({error.strerror}): launches at the very same moment are"
+                    " not kept apart"
+                )
                 print(f"{SAYS}{words}", file=sys.stderr)
                 break
         yield
 
 
 def _place(launch: Path, *sources: Path) -> None:
-    """Put files and directories into a launch directory, each file in one step: an older start may be reading it."""
+    """Put files and directories into a launch directory, each file in one step: an older start may
+    be reading it."""
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
     for name in _LAST_END:
         (launch / name).unlink(missing_ok=True)
     for source in sources:
-        files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        files = (
+            [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
+        )
         for file in files:
             # The agent that was sent may have written bytecode.
             if file.parent.name != "__pycache__":
@@ -174,7 +216,8 @@ def _place(launch: Path, *sources: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file in one step. The new one has its mode before its content, which may be a secret."""
+    """Copy a file in one step. The new one has its mode before its content, which may be a
+    secret."""
     draft = target.with_name(f"{target.name}.new")
     draft.unlink(missing_ok=True)
     with open(source, "rb") as content:
@@ -192,15 +235,27 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _dependency(handle: str | None) -> list[str]:
-    """Build the options that make the job wait for the newest one of a run, by its handle. Raises UsageError."""
+    """Build the options that make the job wait for the newest one of a run, by its handle. Raises
+    UsageError."""
     if not handle:
         return []
     asked = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", "--format=%i %k"]
-    listed = subprocess.run(asked, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False).stdout
+    listed = subprocess.run(
+        asked, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False
+    ).stdout
     # The comment is the handle, followed by the reason of a requeue.
     rows = [line.split() for line in listed.splitlines()]
     # All tasks of an array have the comment of the first run.
-    jobs = [row[0] for row in rows if len(row) > 1 and row[1] == handle and row[0].partition("_")[2] in ("", "0")]
+    jobs = [
+        row[0]
+        for row in rows
+        if len(row) > 1 and row[1] == handle and row[0].partition("_")[2] in ("", "0")
+    ]
     if not jobs:
-        raise UsageError(f"Slurm knows no job of {handle}; if it has succeeded, launch without --after")
-    return [f"--dependency=afterok:{max(jobs, key=lambda job: int(job.partition('_')[0]))}", "--kill-on-invalid-dep=no"]
+        raise UsageError(
+            f"Slurm knows no job of {handle}; if it has succeeded, launch without --after"
+        )
+    return [
+        f"--dependency=afterok:{max(jobs, key=lambda job: int(job.partition('_')[0]))}",
+        "--kill-on-invalid-dep=no",
+    ]

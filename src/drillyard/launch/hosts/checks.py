@@ -1,8 +1,9 @@
 """Checks the facts that the hosts of a run report, before anything starts on any of them. Pure.
 
-One error lists every problem of every host with its fix; hosts with the same problem share a line. Clocks are compared
-among the hosts, never with the machine that launches: a host reads its clock between the request and the answer, so a
-slow connection can hide a difference but cannot invent one.
+One error lists every problem of every host with its fix; hosts with the same problem share a line.
+Clocks are compared among the hosts, never with the machine that launches: a host reads its clock
+between the request and the answer, so a slow connection can hide a difference but cannot invent
+one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from drillyard.launch.programs import Result
 from drillyard.version import __version__
 
 CLOCK_SECONDS = 2.0
-"""Events of all hosts are ordered by their clocks, and certificates and file system leases depend on them."""
+"""Events of all hosts are ordered by their clocks, and certificates and file system leases depend
+on them."""
 LEAST_FREE_BYTES = 1 << 30
 _SHOWN_HOSTS = 4
 
@@ -53,7 +55,8 @@ class HostAnswer:
 
 
 def problem_lines(problems: Iterable[tuple[str, str]]) -> list[str]:
-    """One line per problem, from pairs of a host and its problem: hosts with the same problem share it."""
+    """One line per problem, from pairs of a host and its problem: hosts with the same problem share
+    it."""
     hosts_with: dict[str, list[str]] = {}
     for host, problem in problems:
         hosts_with.setdefault(problem, []).append(host)
@@ -61,16 +64,26 @@ def problem_lines(problems: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def judge(
-    answers: Sequence[HostAnswer], job: Job, image: str | None = None, machine: Machine | None = None
+    answers: Sequence[HostAnswer],
+    job: Job,
+    image: str | None = None,
+    machine: Machine | None = None,
 ) -> list[str]:
-    """The problems to fix before the run can start, a line each. `machine`: what the cluster config says they are."""
+    """The problems to fix before the run can start, a line each. `machine`: what the cluster config
+    says they are."""
     parsed = {answer.host: answer.parsed() for answer in answers}
     reported = {host: facts for host, facts in parsed.items() if facts is not None}
-    problems = [(answer.host, no_answer_reason(answer)) for answer in answers if parsed[answer.host] is None]
+    problems = [
+        (answer.host, no_answer_reason(answer)) for answer in answers if parsed[answer.host] is None
+    ]
     for host, facts in reported.items():
         problems += [(host, text) for text in _problems_of(facts, job, image, machine)]
     for what, value_of, advice in _COMPARED:
-        values = {host: value for host, facts in reported.items() if (value := value_of(facts)) is not None}
+        values = {
+            host: value
+            for host, facts in reported.items()
+            if (value := value_of(facts)) is not None
+        }
         usual = statistics.mode(values.values()) if values else None
         for host, value in values.items():
             if value != usual:
@@ -84,24 +97,33 @@ def no_answer_reason(answer: HostAnswer) -> str:
     """Reason why a host did not answer, in its own or ssh's text, and what to do."""
     if answer.result is None:
         return answer.error
-    said = [line.strip() for line in (answer.result.stderr or answer.result.stdout).splitlines() if line.strip()]
+    said = [
+        line.strip()
+        for line in (answer.result.stderr or answer.result.stdout).splitlines()
+        if line.strip()
+    ]
     text = said[-1] if said else f"exit code {answer.result.returncode}"
     if answer.result.unreachable:
         return f"cannot be reached: {text} (try: ssh {answer.host} true)"
     if answer.result.returncode == 127 and "python3" in text:
-        return "has no python3 on its PATH, which the agent needs: install it (any version from 3.9 on, no packages)"
+        return (
+            "has no python3 on its PATH, which the agent needs: install it (any version from 3.9"
+            " on, no packages)"
+        )
     return f"the check failed there: {text}"
 
 
-def _problems_of(facts: Mapping[str, Any], job: Job, image_name: str | None, machine: Machine | None) -> Iterator[str]:
+def _problems_of(
+    facts: Mapping[str, Any], job: Job, image_name: str | None, machine: Machine | None
+) -> Iterator[str]:
     """List what is wrong with one host alone."""
     image, drillyard = facts.get("image"), facts.get("drillyard")
     if image and image.get("error"):
         yield f"image {image_name}: {image['error']}"
     elif drillyard and drillyard.get("version") is None:
         yield (
-            f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install drillyard {__version__} "
-            "there, or name another `python` in the cluster config"
+            f"{drillyard['python']} cannot run drillyard: {drillyard.get('error')}; install"
+            f" drillyard {__version__} there, or name another `python` in the cluster config"
         )
     elif drillyard and drillyard["version"].split()[-1:] != [__version__]:
         has = f"{drillyard['python']} has {drillyard['version']}"
@@ -117,24 +139,38 @@ def _problems_of(facts: Mapping[str, Any], job: Job, image_name: str | None, mac
     if directory.get("error"):
         yield f"{path}: cannot be written: {directory['error']}"
     elif free is not None and free < LEAST_FREE_BYTES:
-        yield f"{path}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make room"
+        yield (
+            f"{path}: only {free / (1 << 20):.0f} MiB are free, and checkpoints need more: make"
+            " room"
+        )
     if facts.get("unsafe"):
         yield facts["unsafe"]
     if facts.get("ports_free") == []:
         ports = f"ports {job.port} to {job.port + NUM_PORTS - 1}"
-        yield f"{ports}, on which the run's agents meet, are all taken: end the program that listens there (ss -ltnp)"
+        yield (
+            f"{ports}, on which the run's agents meet, are all taken: end the program that listens"
+            " there (ss -ltnp)"
+        )
     if facts.get("agents"):
-        yield f"{job.run} is still running there: drillyard runs cancel {job.run}, or launch --replace"
+        yield (
+            f"{job.run} is still running there: drillyard runs cancel {job.run}, or launch"
+            " --replace"
+        )
     for run in facts.get("runs") or []:
         # Runs without GPUs share a machine as any programs do.
         if run["launch_directory"] != job.launch_directory and facts.get("gpus"):
-            active = f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs"
+            active = (
+                f"run {run['run']} of cluster {run['cluster']} is active there and has the GPUs"
+            )
             yield f"{active}: wait for its end, or drillyard runs cancel {run['run']}"
 
 
 def _gpu_names(facts: Mapping[str, Any]) -> str:
     names = sorted(Counter(facts.get("gpu_models") or []).items())
-    return ", ".join(f"{count} x {name}" for name, count in names) or f"{facts.get('gpus') or 'no'} GPUs"
+    return (
+        ", ".join(f"{count} x {name}" for name, count in names)
+        or f"{facts.get('gpus') or 'no'} GPUs"
+    )
 
 
 _COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
@@ -146,13 +182,20 @@ _COMPARED: tuple[tuple[str, Callable[[Mapping[str, Any]], Any], str], ...] = (
         "the agents of a run must be one user's, or they cannot read its directory",
     ),
 )
-"""Facts that the hosts must have in common: their title, how they are found in a host's facts, and what to do."""
+"""Facts that the hosts must have in common: their title, how they are found in a host's facts, and
+what to do."""
 
 
-def _clocks(answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Compare the hosts' clocks, each known relative to this machine's within an interval, with the median."""
+def _clocks(
+    answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Compare the hosts' clocks, each known relative to this machine's within an interval, with the
+    median."""
     ahead = {
-        host: (facts["clock_at_end"] - answers[host].answered_at, facts["clock"] - answers[host].asked_at)
+        host: (
+            facts["clock_at_end"] - answers[host].answered_at,
+            facts["clock"] - answers[host].asked_at,
+        )
         for host, facts in reported.items()
         if "clock" in facts and "clock_at_end" in facts
     }
@@ -167,15 +210,18 @@ def _clocks(answers: Mapping[str, HostAnswer], reported: Mapping[str, Mapping[st
             way = "ahead of" if low > most else "behind"
             yield (
                 host,
-                f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or ntpd (timedatectl)",
+                (
+                    f"its clock is {apart:.1f} s or more {way} most others: set it with chrony or"
+                    " ntpd (timedatectl)"
+                ),
             )
 
 
 def not_shared(answers: Sequence[HostAnswer], directory: str, head: str) -> list[str]:
     """The problems of hosts that do not see what the head host wrote, or cannot be asked."""
     unseen = (
-        f"{directory} is not the directory that {head} sees under that path: put `output` or storage.directory on "
-        "storage that all hosts mount at the same path"
+        f"{directory} is not the directory that {head} sees under that path: put `output` or"
+        " storage.directory on storage that all hosts mount at the same path"
     )
     return problem_lines(
         (answer.host, no_answer_reason(answer) if facts is None else unseen)

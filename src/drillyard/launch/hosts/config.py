@@ -1,4 +1,5 @@
-"""Platforms `local` and `ssh`: their settings in cluster.yaml, and what holds for every such cluster."""
+"""Platforms `local` and `ssh`: their settings in cluster.yaml, and what holds for every such
+cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +8,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from drillyard.config.platforms import Capabilities, HostAddress, Login, PlatformFacts, PlatformSection, SshHost
+from drillyard.config.platforms import (
+    Capabilities,
+    HostAddress,
+    Login,
+    PlatformFacts,
+    PlatformSection,
+    SshHost,
+)
 from drillyard.config.problems import Problem
 
 
@@ -20,19 +28,28 @@ class SshConfig(PlatformSection):
     )
     user: Login | None = Field(
         default=None,
-        description="Login, which begins with a letter or digit; default: what the ssh configuration says.",
+        description=(
+            "Login, which begins with a letter or digit; default: what the ssh configuration says."
+        ),
     )
     port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
-        default=None, description="Port of the ssh server; default: what the ssh configuration says, else 22."
+        default=None,
+        description="Port of the ssh server; default: what the ssh configuration says, else 22.",
     )
     identity_file: str | None = Field(
         default=None, description="Private key; default: what the ssh configuration says."
     )
-    directory: str | None = Field(default=None, description="Directory of this project on the hosts; default: as here.")
-    config_file: str | None = Field(default=None, description="OpenSSH configuration file; default: ~/.ssh/config.")
+    directory: str | None = Field(
+        default=None, description="Directory of this project on the hosts; default: as here."
+    )
+    config_file: str | None = Field(
+        default=None, description="OpenSSH configuration file; default: ~/.ssh/config."
+    )
     rendezvous_host: HostAddress | None = Field(
         default=None,
-        description="Name or address under which the hosts reach the first one; default: as `hosts` has it.",
+        description=(
+            "Name or address under which the hosts reach the first one; default: as `hosts` has it."
+        ),
     )
 
     @property
@@ -45,7 +62,10 @@ class SshConfig(PlatformSection):
 
     def problems(self, nodes: int) -> Iterator[Problem]:
         if nodes != len(self.hosts):
-            message = f"found {nodes}, but ssh.hosts names {len(self.hosts)}; write nodes: {len(self.hosts)}"
+            message = (
+                f"found {nodes}, but ssh.hosts names {len(self.hosts)}; write nodes:"
+                f" {len(self.hosts)}"
+            )
             yield Problem(("nodes",), message)
         for host in dict.fromkeys(host for host in self.hosts if self.hosts.count(host) > 1):
             yield Problem(("ssh", "hosts"), f"'{host}' is named more than once")

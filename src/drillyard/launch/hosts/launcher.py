@@ -1,12 +1,13 @@
-"""Platforms `ssh` and `local`: runs on hosts without a scheduler; local is this machine alone, without ssh.
+"""Platforms `ssh` and `local`: runs on hosts without a scheduler; local is this machine alone,
+without ssh.
 
-Agents write a run's state into its launch directory, and the head host (the first of `ssh.hosts`, node 0) has an index
-of its runs, so every machine that reaches the head host sees the same runs.
+Agents write a run's state into its launch directory, and the head host (the first of `ssh.hosts`,
+node 0) has an index of its runs, so every machine that reaches the head host sees the same runs.
 
-Each stage of a plan (plan.py) runs on all hosts in parallel, and nothing starts before all checks pass. Ctrl-C before
-the first file is written changes nothing. From then until all agents have started it is deferred. Where an agent cannot
-start, those that did are stopped. Of several launches of one run at once, one gets the submit lock; the others report
-that and undo nothing.
+Each stage of a plan (plan.py) runs on all hosts in parallel, and nothing starts before all checks
+pass. Ctrl-C before the first file is written changes nothing. From then until all agents have
+started it is deferred. Where an agent cannot start, those that did are stopped. Of several launches
+of one run at once, one gets the submit lock; the others report that and undo nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +28,41 @@ from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import TAKEN
-from drillyard.launch.hosts.checks import HostAnswer, judge, no_answer_reason, not_shared, problem_lines
-from drillyard.launch.hosts.plan import CHECK, FORGET, SHARE, START, UNLOCK, WRITE, layout_of, plan_again, plan_of
-from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
+from drillyard.launch.hosts.checks import (
+    HostAnswer,
+    judge,
+    no_answer_reason,
+    not_shared,
+    problem_lines,
+)
+from drillyard.launch.hosts.plan import (
+    CHECK,
+    FORGET,
+    SHARE,
+    START,
+    UNLOCK,
+    WRITE,
+    layout_of,
+    plan_again,
+    plan_of,
+)
+from drillyard.launch.launcher import (
+    AFTER_STOP_SECONDS,
+    Launcher,
+    being_launched_error,
+    cancel_notice,
+)
 from drillyard.launch.plan import Plan, PlanFile, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
-from drillyard.launch.programs import Host, Programs, Result, archive, defer_interrupt, parallel_map, require_success
+from drillyard.launch.programs import (
+    Host,
+    Programs,
+    Result,
+    archive,
+    defer_interrupt,
+    parallel_map,
+    require_success,
+)
 from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
 from drillyard.launch.request import Cancellation, LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
@@ -40,7 +70,8 @@ from drillyard.launch.sync_archive import CARRY, archive_of_directory
 from drillyard.supervise.process_identity import this_process
 
 MOST_AT_ONCE = 64
-"""Programs of this machine that run at the same time: each is an ssh with a connection of its own."""
+"""Programs of this machine that run at the same time: each is an ssh with a connection of its
+own."""
 _SECONDS = {CHECK: 180.0, SHARE: 180.0, WRITE: 180.0, CARRY: None}
 """Time limits of stages; None: no limit."""
 _OTHER_SECONDS = 120.0
@@ -48,12 +79,12 @@ _OTHER_SECONDS = 120.0
 _RUNS_ALREADY = " runs here already (submission "
 """An agent's `start` prints this about an agent of another submission (agent/respawn.py)."""
 _STOP = (
-    'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ]; then '
-    'exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"; fi; '
-    f'set -- stop --launch-directory "$1" --patience "$2"; {SENT_AGENT}'
+    'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ];'
+    ' then exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"; fi; set -- stop'
+    f' --launch-directory "$1" --patience "$2"; {SENT_AGENT}'
 )
-"""Stops a run with its own agent, which needs no free disk space, where this user owns it; with the agent that is sent
-where the run's directory was deleted."""
+"""Stops a run with its own agent, which needs no free disk space, where this user owns it; with the
+agent that is sent where the run's directory was deleted."""
 _STOP_SECONDS = 180.0
 """Time limit of stopping, after the grace period: for a slow login, a file system that hangs."""
 _NOTHING_TO_SAVE_SECONDS = 10.0
@@ -117,10 +148,14 @@ class HostsLauncher(Launcher[HostRun]):
                 answers = self._do(plan, START)
                 _require_own(plan, answers[0])
                 try:
-                    _require_done(plan, answers, "the run could not be started, and what was is stopped")
+                    _require_done(
+                        plan, answers, "the run could not be started, and what was is stopped"
+                    )
                 except UserError:
                     self._stop_agents(plan.launch_directory, _NOTHING_TO_SAVE_SECONDS)
-                    self._ask_head(["forget", "--cluster", self.cluster.name, "--run", plan.handle.run])
+                    self._ask_head(
+                        ["forget", "--cluster", self.cluster.name, "--run", plan.handle.run]
+                    )
                     raise
             finally:
                 # Where that fails too, the lock expires with this process or with time.
@@ -141,11 +176,16 @@ class HostsLauncher(Launcher[HostRun]):
                 self._do(plan, FORGET)
         if problems:
             count = len(self._hosts)
-            what = f"{count} hosts were checked" if count > 1 else f"{self._hosts[0].title} was checked"
+            what = (
+                f"{count} hosts were checked"
+                if count > 1
+                else f"{self._hosts[0].title} was checked"
+            )
             raise _error(plan, f"nothing was started; {what}", problems, answers)
 
     def _write(self, plan: Plan, secrets_json: PlanFile) -> None:
-        """Take the submit lock and write the launch directory. Raises UserError where another launch has the lock."""
+        """Take the submit lock and write the launch directory. Raises UserError where another
+        launch has the lock."""
         client = PlanFile("client", json.dumps(this_process().as_json()))
         (answer,) = answers = self._do(plan, WRITE, client, secrets_json)
         if answer.result is not None and answer.result.returncode == TAKEN:
@@ -154,25 +194,32 @@ class HostsLauncher(Launcher[HostRun]):
         print_notices(answer.stderr)
 
     def _do(self, plan: Plan, stage: str, *sent: PlanFile) -> list[HostAnswer]:
-        """Execute a stage in parallel. Their input is `sent`, the secret and the files they name, or the directory."""
+        """Execute a stage in parallel. Their input is `sent`, the secret and the files they name,
+        or the directory."""
         steps = plan.stage(stage)
         if not steps:
             return []
-        # A stage has a step for every host, for the first, or for all but the first; all get the same input.
+        # A stage has a step for every host, for the first, or for all but the first; all get the
+        # same input.
         hosts = self._hosts[-len(steps) :] if stage == SHARE else self._hosts[: len(steps)]
         if (directory := steps[0].sends_directory) is not None:
             stdin = archive_of_directory(Path(directory), self.programs)
         else:
-            stdin = archive([*sent, *(file for file in plan.files if file.path in ("secret", *steps[0].sends))])
+            stdin = archive(
+                [*sent, *(file for file in plan.files if file.path in ("secret", *steps[0].sends))]
+            )
         titles, argvs = [host.title for host in hosts], [step.argv for step in steps]
-        return ask_all(titles, argvs, self.programs, stdin=stdin, seconds=_SECONDS.get(stage, _OTHER_SECONDS))
+        return ask_all(
+            titles, argvs, self.programs, stdin=stdin, seconds=_SECONDS.get(stage, _OTHER_SECONDS)
+        )
 
     def _resubmit(self, run: HostRun, secrets_json: PlanFile) -> None:
         job = Job(**self._job_json(run))
         if job.nodes != len(self._hosts):
             raise UserError(
-                f"{run.status.handle}: was launched on {job.nodes} hosts, and the cluster config has "
-                f"{len(self._hosts)}; launch its run config again: it continues from its checkpoint"
+                f"{run.status.handle}: was launched on {job.nodes} hosts, and the cluster config"
+                f" has {len(self._hosts)}; launch its run config again: it continues from its"
+                " checkpoint"
             )
         self._execute(plan_again(self._layout, job), secrets_json, [run])
 
@@ -194,23 +241,34 @@ class HostsLauncher(Launcher[HostRun]):
             problems = self._stop_agents(run.launch_directory, seconds + AFTER_STOP_SECONDS)
         if problems:
             stopped = len(self._hosts) - len(problems)
-            raise UserError("\n".join([f"{handle}: is stopped on {stopped} of {len(self._hosts)} hosts;", *problems]))
+            raise UserError(
+                "\n".join(
+                    [f"{handle}: is stopped on {stopped} of {len(self._hosts)} hosts;", *problems]
+                )
+            )
         status = self.status(handle.run)
         if status.native["agent"] != "none":
             return status
         if status.state.over:
             # The run's directory was deleted, so no agent could record the end.
-            return replace(status, state=State.cancelled, reason=f"{status.reason}; none of its processes is left")
+            return replace(
+                status,
+                state=State.cancelled,
+                reason=f"{status.reason}; none of its processes is left",
+            )
         # The launch was killed before it started an agent.
         self._ask_head(["forget", "--cluster", self.cluster.name, "--run", handle.run])
-        return replace(status, state=State.cancelled, reason="cancelled before anything was started")
+        return replace(
+            status, state=State.cancelled, reason="cancelled before anything was started"
+        )
 
     # The index of the head host.
 
     def _ask(
         self, hosts: Sequence[Host], words: Sequence[str], seconds: float, script: str = SENT_AGENT
     ) -> list[HostAnswer]:
-        """Run a verb of the agent on each host. `script` runs it, with the agent's source as its input."""
+        """Run a verb of the agent on each host. `script` runs it, with the agent's source as its
+        input."""
         titles = [host.title for host in hosts]
         argvs = [host.argv(["sh", "-c", script, self._layout.python, *words]) for host in hosts]
         return ask_all(titles, argvs, self.programs, stdin=archive(agent_files()), seconds=seconds)
@@ -226,7 +284,8 @@ class HostsLauncher(Launcher[HostRun]):
             raise HeadFailed(str(error)) from None
 
     def _stop_seconds(self, run: HostRun) -> float:
-        """The grace period that job.json gives the run; the file may be missing, incomplete or of another version."""
+        """The grace period that job.json gives the run; the file may be missing, incomplete or of
+        another version."""
         try:
             return float(self._job_json(run)["stop_seconds"])
         except (UserError, ValueError, KeyError, TypeError, RecursionError):
@@ -235,7 +294,10 @@ class HostsLauncher(Launcher[HostRun]):
     def _job_json(self, run: HostRun) -> Any:
         text = read_file(self._files, posixpath.join(run.launch_directory, "job.json"), 0)
         if not text:
-            raise UserError(f"{run.status.handle}: {run.launch_directory} was deleted; launch the run config again")
+            raise UserError(
+                f"{run.status.handle}: {run.launch_directory} was deleted; launch the run config"
+                " again"
+            )
         return json.loads(text)
 
     # Stopping agents.
@@ -243,7 +305,8 @@ class HostsLauncher(Launcher[HostRun]):
     def _end_leftovers(self, run: HostRun) -> None:
         """End agents whose leader died: they wait for it for up to `join_seconds`.
 
-        The check of all hosts that follows reports agents that could not be ended and hosts that do not answer.
+        The check of all hosts that follows reports agents that could not be ended and hosts that do
+        not answer.
         """
         if run.status.state is not State.failed or run.status.ended_at is not None:
             # A leader that recorded the run's end has stopped the other agents.
@@ -262,21 +325,36 @@ class HostsLauncher(Launcher[HostRun]):
                 problems.append(f"{answer.host}: {no_answer_reason(answer)}{advice}")
         return problems
 
-    def _ask_to_stop(self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float) -> list[HostAnswer]:
-        return self._ask(hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP)
+    def _ask_to_stop(
+        self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float
+    ) -> list[HostAnswer]:
+        return self._ask(
+            hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP
+        )
 
     def _stop_without_head(self, run: str, error: UserError) -> UnreachableError:
-        """The head host does not answer: stop the run on the other hosts; returns the error that reports both."""
+        """The head host does not answer: stop the run on the other hosts; returns the error that
+        reports both."""
         others = self._hosts[1:]
         launches: dict[str, list[Host]] = {}
-        for host, answer in zip(others, self._ask(others, ["check", "--runs"], _OTHER_SECONDS), strict=True):
+        for host, answer in zip(
+            others, self._ask(others, ["check", "--runs"], _OTHER_SECONDS), strict=True
+        ):
             for each in (answer.parsed() or {}).get("runs", []):
                 if (each["cluster"], each["run"]) == (self.cluster.name, run):
                     launches.setdefault(each["launch_directory"], []).append(host)
         seconds = Job.stop_seconds + AFTER_STOP_SECONDS
-        ended = [answer for launch, hosts in launches.items() for answer in self._ask_to_stop(hosts, launch, seconds)]
+        ended = [
+            answer
+            for launch, hosts in launches.items()
+            for answer in self._ask_to_stop(hosts, launch, seconds)
+        ]
         stopped = [answer.host for answer in ended if answer.parsed() is not None]
-        result = f"{run} is stopped on {', '.join(stopped)}" if stopped else f"{run} runs on no other host"
+        result = (
+            f"{run} is stopped on {', '.join(stopped)}"
+            if stopped
+            else f"{run} runs on no other host"
+        )
         return UnreachableError(f"{error}\n{result}; {self._unreached_advice}")
 
     @property
@@ -294,7 +372,8 @@ def ask_all(
     stdin: bytes = b"",
     seconds: float | None,
 ) -> list[HostAnswer]:
-    """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order given."""
+    """Run one command per host, at most MOST_AT_ONCE at a time; what each gave, in the order
+    given."""
 
     def ask(host: str, argv: Sequence[str]) -> HostAnswer:
         asked_at = time.time()
@@ -302,29 +381,45 @@ def ask_all(
             result = programs.run(argv, stdin=stdin, timeout=seconds)
         except UserError as error:
             late = "no answer after" in str(error)
-            return HostAnswer(host, None, f"no answer after {seconds:.0f} s" if late else str(error))
+            return HostAnswer(
+                host, None, f"no answer after {seconds:.0f} s" if late else str(error)
+            )
         return HostAnswer(host, result, "", asked_at, time.time())
 
-    return parallel_map(lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE)
+    return parallel_map(
+        lambda asked: ask(*asked), list(zip(hosts, argvs, strict=True)), MOST_AT_ONCE
+    )
 
 
 def _require_done(plan: Plan, answers: Sequence[HostAnswer], what: str) -> None:
     """Raise UserError where a command failed on a host."""
-    failed = [answer for answer in answers if answer.result is None or answer.result.returncode != 0]
+    failed = [
+        answer for answer in answers if answer.result is None or answer.result.returncode != 0
+    ]
     if failed:
-        raise _error(plan, what, problem_lines((answer.host, no_answer_reason(answer)) for answer in failed), failed)
+        raise _error(
+            plan,
+            what,
+            problem_lines((answer.host, no_answer_reason(answer)) for answer in failed),
+            failed,
+        )
 
 
 def _require_own(plan: Plan, head: HostAnswer) -> None:
-    """Raise UserError where another submission's agent runs on the head host: this one must not stop it."""
+    """Raise UserError where another submission's agent runs on the head host: this one must not
+    stop it."""
     answer = head.parsed() or {}
     own = hashlib.sha256(plan.file("secret").content.encode()).hexdigest()[:16]
     if answer.get("submission", own) != own or _RUNS_ALREADY in head.stderr:
-        whose = f"submission {answer['submission']}" if "submission" in answer else head.stderr.strip()
+        whose = (
+            f"submission {answer['submission']}" if "submission" in answer else head.stderr.strip()
+        )
         raise being_launched_error(plan.handle, whose)
 
 
-def _error(plan: Plan, what: str, problems: Sequence[str], answers: Sequence[HostAnswer]) -> UserError:
+def _error(
+    plan: Plan, what: str, problems: Sequence[str], answers: Sequence[HostAnswer]
+) -> UserError:
     silent = any(answer.result is None or answer.result.unreachable for answer in answers)
     kind = UnreachableError if silent else UserError
     return kind("\n".join([f"{plan.handle}: {what}:", *(f"  {line}" for line in problems)]))
@@ -342,7 +437,10 @@ def run_status(handle: Handle, seen: dict[str, Any]) -> RunStatus:
     """The status of a run from an agent's `list`: {entry, state, agent, problem}."""
     entry, problem = seen.get("entry") or {}, seen.get("problem")
     submitted_at = entry.get("submitted_at")
-    unreported = {"state": "failed" if problem else "starting", "reason": problem or "no agent has reported yet"}
+    unreported = {
+        "state": "failed" if problem else "starting",
+        "reason": problem or "no agent has reported yet",
+    }
     own = seen.get("state") or {**unreported, "nodes": entry.get("nodes", 1), "since": submitted_at}
     return reported_status(
         handle,

@@ -21,7 +21,9 @@ from drillyard.launch.vertex.config import bucket_of
 MAX_NAME = 63
 _JOBSET = "https://jobset.sigs.k8s.io/docs/concepts/"
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_LABEL_KEY = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_LABEL_KEY = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _FILE_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 
@@ -49,10 +51,16 @@ def longest_name(nodes: int) -> int:
 def _names(request: LaunchRequest) -> Iterator[LaunchFinding]:
     name, longest = request.run.name, longest_name(request.cluster.nodes)
     if not _NAME.fullmatch(name):
-        message = f"'{name}' becomes host names: lower case letters, digits and '-', beginning with a letter"
+        message = (
+            f"'{name}' becomes host names: lower case letters, digits and '-', beginning with a"
+            " letter"
+        )
         yield error("run", "name", message)
     elif len(name) > longest:
-        message = f"has {len(name)} characters; with the suffixes of its pods at most {longest} ({_JOBSET})"
+        message = (
+            f"has {len(name)} characters; with the suffixes of its pods at most {longest}"
+            f" ({_JOBSET})"
+        )
         yield error("run", "name", message)
     workload = request.workload
     for path in workload.files if workload else ():
@@ -64,42 +72,63 @@ def _names(request: LaunchRequest) -> Iterator[LaunchFinding]:
 def _storage(request: LaunchRequest, section: KubernetesConfig) -> Iterator[LaunchFinding]:
     storage = request.cluster.storage
     if section.volume_claim is None and storage.bucket is None:
-        message = "missing: name a PersistentVolumeClaim that all nodes may write to, or set storage.bucket"
+        message = (
+            "missing: name a PersistentVolumeClaim that all nodes may write to, or set"
+            " storage.bucket"
+        )
         yield error("cluster", "kubernetes.volume_claim", message)
     if section.volume_claim is not None and storage.bucket is not None:
-        yield error("cluster", "kubernetes.volume_claim", "and storage.bucket are both given; keep one of them")
+        yield error(
+            "cluster",
+            "kubernetes.volume_claim",
+            "and storage.bucket are both given; keep one of them",
+        )
     if section.volume_claim is not None and not (storage.directory or "").startswith("/"):
-        message = "missing: the absolute path at which pods see kubernetes.volume_claim, such as /data"
+        message = (
+            "missing: the absolute path at which pods see kubernetes.volume_claim, such as /data"
+        )
         yield error("cluster", "storage.directory", message)
     elif section.volume_claim is not None or storage.bucket is not None:
         root = storage_root(request.cluster)
         output = posixpath.normpath(posixpath.join(root, request.run.output))
         if not f"{output}/".startswith(f"{root.rstrip('/')}/"):
-            message = f"'{request.run.output}' would be lost with its pod: write a relative path, or one below {root}"
+            message = (
+                f"'{request.run.output}' would be lost with its pod: write a relative path, or one"
+                f" below {root}"
+            )
             yield error("run", "output", message)
 
 
 def storage_root(cluster: ClusterConfig) -> str:
-    """The directory of the pods that relative paths of a run refer to: on the volume, or in the bucket.
+    """The directory of the pods that relative paths of a run refer to: on the volume, or in the
+    bucket.
 
     Raises UserError for a name that no bucket can have.
     """
     if cluster.storage.bucket is None:
         return posixpath.normpath(cluster.storage.directory or "/")
-    return posixpath.normpath(posixpath.join(BUCKET_MOUNT, bucket_of(cluster), cluster.storage.directory or ""))
+    return posixpath.normpath(
+        posixpath.join(BUCKET_MOUNT, bucket_of(cluster), cluster.storage.directory or "")
+    )
 
 
 def _secrets(request: LaunchRequest, section: KubernetesConfig) -> Iterator[LaunchFinding]:
-    """Pods get secrets from Secrets of the namespace: all who may read a release or a ConfigMap see its values."""
+    """Pods get secrets from Secrets of the namespace: all who may read a release or a ConfigMap see
+    its values."""
     for config, key, environment in environments(request):
         for variable, value in environment.items():
             if variable in section.secrets:
-                yield error(config, f"{key}.{variable}", "is in kubernetes.secrets too; keep one of them")
+                yield error(
+                    config, f"{key}.{variable}", "is in kubernetes.secrets too; keep one of them"
+                )
             for name in dict.fromkeys(REFERENCE.findall(value)):
-                make = f'kubectl -n {section.namespace} create secret generic drillyard --from-literal {name}="${name}"'
+                make = (
+                    f"kubectl -n {section.namespace} create secret generic drillyard --from-literal"
+                    f' {name}="${name}"'
+                )
                 yield error(
                     config,
                     f"{key}.{variable}",
-                    f"refers to ${{env:{name}}}: make a Secret of it ({make}), set kubernetes.secrets: "
-                    f"{{{variable}: drillyard/{name}}}, and remove it here",
+                    f"refers to ${{env:{name}}}: make a Secret of it ({make}), set"
+                    f" kubernetes.secrets: {{{variable}: drillyard/{name}}}, and remove it here",
                 )

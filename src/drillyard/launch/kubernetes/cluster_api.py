@@ -1,7 +1,7 @@
 """The API server of a cluster, through the official client: objects as it returns them, plain JSON.
 
-Everything is read with the user's own kubeconfig. Kueue is optional: a path that the server does not know gives an
-empty list.
+Everything is read with the user's own kubeconfig. Kueue is optional: a path that the server does
+not know gives an empty list.
 """
 
 from __future__ import annotations
@@ -41,21 +41,34 @@ class ClusterApi:
             config.load_kube_config(context=self._section.context, client_configuration=settings)
         except config.ConfigException as error:
             raise UserError(
-                f"kubeconfig: {error}\nset KUBECONFIG, or name an existing kubernetes.context: kubectl config "
-                "get-contexts"
+                f"kubeconfig: {error}\nset KUBECONFIG, or name an existing kubernetes.context:"
+                " kubectl config get-contexts"
             ) from None
         self.title = f"{settings.host}, namespace {self.namespace}"
         self._client = client.ApiClient(settings)
 
     def listed(
-        self, group: str, kind: str, selector: str = "", *, metadata: bool = False, needed: bool = True
+        self,
+        group: str,
+        kind: str,
+        selector: str = "",
+        *,
+        metadata: bool = False,
+        needed: bool = True,
     ) -> list[dict[str, Any]]:
-        """The objects of a kind whose labels match; none where the cluster does not have the kind. `metadata`: that of
-        each object alone, without its content. Not `needed`: none, too, where this user may not list them."""
+        """The objects of a kind whose labels match; none where the cluster does not have the kind.
+        `metadata`: that of each object alone, without its content. Not `needed`: none, too, where
+        this user may not list them."""
         query = [("labelSelector", selector)] if selector else []
         accept = _ONLY_METADATA if metadata else "application/json"
         absent = (_ABSENT,) if needed else (_ABSENT, _FORBIDDEN)
-        found = self._ask("GET", f"{group}/namespaces/{self.namespace}/{kind}", query, accept=accept, absent=absent)
+        found = self._ask(
+            "GET",
+            f"{group}/namespaces/{self.namespace}/{kind}",
+            query,
+            accept=accept,
+            absent=absent,
+        )
         items: list[dict[str, Any]] = json.loads(found or b"{}").get("items") or []
         return items
 
@@ -74,7 +87,8 @@ class ClusterApi:
         return bool(json.loads(answer or b"{}").get("status", {}).get("allowed"))
 
     def dry_run(self, group: str, kind: str, body: Mapping[str, Any]) -> None:
-        """Ask the server whether it would create an object. Raises UserError with its reason where it would not."""
+        """Ask the server whether it would create an object. Raises UserError with its reason where
+        it would not."""
         self._ask("POST", f"{group}/namespaces/{self.namespace}/{kind}", [("dryRun", "All")], body)
 
     def create_pod(self, body: Mapping[str, Any]) -> str:
@@ -87,9 +101,22 @@ class ClusterApi:
         self._ask("DELETE", f"{CORE}/namespaces/{self.namespace}/pods/{name}", query)
 
     def log(self, pod: str, since: str | None = None) -> bytes:
-        """The lines of a pod's log, each with its time stamp; `since`: from that time on, in whole seconds."""
-        query = [("timestamps", "true"), ("container", "train"), *([("sinceTime", since)] if since else [])]
-        return self._ask("GET", f"{CORE}/namespaces/{self.namespace}/pods/{pod}/log", query, absent=(400, 404)) or b""
+        """The lines of a pod's log, each with its time stamp; `since`: from that time on, in whole
+        seconds."""
+        query = [
+            ("timestamps", "true"),
+            ("container", "train"),
+            *([("sinceTime", since)] if since else []),
+        ]
+        return (
+            self._ask(
+                "GET",
+                f"{CORE}/namespaces/{self.namespace}/pods/{pod}/log",
+                query,
+                absent=(400, 404),
+            )
+            or b""
+        )
 
     def _ask(
         self,
@@ -135,13 +162,15 @@ class ClusterApi:
         if error.status == _FORBIDDEN and "violates PodSecurity" in said:
             label = "pod-security.kubernetes.io/enforce=privileged --overwrite"
             advice = (
-                "\nSet kubernetes.run_as_user of the cluster config where that is all; else the namespace must allow "
-                f"such pods: kubectl label namespace {self.namespace} {label}"
+                "\nSet kubernetes.run_as_user of the cluster config where that is all; else the"
+                f" namespace must allow such pods: kubectl label namespace {self.namespace} {label}"
             )
         elif error.status == _FORBIDDEN:
             advice = "\nAsk for the Role that `drillyard launch ... --explain` prints."
         elif error.status == _UNAUTHORIZED:
-            advice = "\nLog in to the cluster again; kubectl get pods must work with the same context."
+            advice = (
+                "\nLog in to the cluster again; kubectl get pods must work with the same context."
+            )
         return f"{self.title}: {method} {path.rpartition('/')[2]}: {said}{advice}"
 
 

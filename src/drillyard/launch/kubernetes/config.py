@@ -1,4 +1,5 @@
-"""Platforms `kubernetes` and `gke`: their settings in cluster.yaml, and what holds for every such cluster."""
+"""Platforms `kubernetes` and `gke`: their settings in cluster.yaml, and what holds for every such
+cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +16,10 @@ from drillyard.config.strict_model import StrictModel
 BUCKET_MOUNT = "/gcs"
 FILES_MOUNT = "/etc/drillyard"
 """Where pods find the plan's files; the chart mounts them there."""
-NO_CLIENT = "platforms kubernetes and gke need the Kubernetes client ({}): pip install 'drillyard[kubernetes]'"
+NO_CLIENT = (
+    "platforms kubernetes and gke need the Kubernetes client ({}): pip install"
+    " 'drillyard[kubernetes]'"
+)
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -27,64 +31,98 @@ SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[-._a
 class Topology(StrictModel):
     """Placement by Kueue's topology-aware scheduling."""
 
-    required: str | None = Field(default=None, description="Node label of the level that must contain all pods.")
-    preferred: str | None = Field(default=None, description="Node label of the level that should contain all pods.")
+    required: str | None = Field(
+        default=None, description="Node label of the level that must contain all pods."
+    )
+    preferred: str | None = Field(
+        default=None, description="Node label of the level that should contain all pods."
+    )
 
 
 class KubernetesConfig(PlatformSection):
     """Settings of a Kubernetes cluster."""
 
-    context: str | None = Field(default=None, description="Context of the kubeconfig; default: its current one.")
+    context: str | None = Field(
+        default=None, description="Context of the kubeconfig; default: its current one."
+    )
     namespace: ObjectName = Field(default="default", description="Namespace of the runs.")
     controller: Literal["jobset", "job"] = Field(
         default="jobset",
-        description="What runs the pods. job is for clusters without JobSet: nothing restarts the run there.",
+        description=(
+            "What runs the pods. job is for clusters without JobSet: nothing restarts the run"
+            " there."
+        ),
     )
-    queue: ObjectName | None = Field(default=None, description="Kueue's LocalQueue; null: runs start without a queue.")
-    priority_class: ObjectName | None = Field(default=None, description="Kueue's WorkloadPriorityClass of the runs.")
+    queue: ObjectName | None = Field(
+        default=None, description="Kueue's LocalQueue; null: runs start without a queue."
+    )
+    priority_class: ObjectName | None = Field(
+        default=None, description="Kueue's WorkloadPriorityClass of the runs."
+    )
     service_account: ObjectName | None = Field(
         default=None, description="ServiceAccount of the pods; default: the namespace's."
     )
     volume_claim: ObjectName | None = Field(
         default=None,
-        description="PersistentVolumeClaim (ReadWriteMany) of run directories, mounted at storage.directory; instead "
-        "of storage.bucket.",
+        description=(
+            "PersistentVolumeClaim (ReadWriteMany) of run directories, mounted at"
+            " storage.directory; instead of storage.bucket."
+        ),
     )
     secrets: dict[VariableName, SecretKey] = Field(
         default={}, description="Variables from Secrets of the namespace: {HF_TOKEN: SECRET/KEY}."
     )
-    pull_secrets: list[ObjectName] = Field(default=[], description="Secrets for the image's registry.")
-    topology: Topology = Field(default=Topology(), description="Placement by Kueue's topology-aware scheduling.")
+    pull_secrets: list[ObjectName] = Field(
+        default=[], description="Secrets for the image's registry."
+    )
+    topology: Topology = Field(
+        default=Topology(), description="Placement by Kueue's topology-aware scheduling."
+    )
     pod_network: Literal["interfaces", "host", "dranet"] = Field(
         default="interfaces",
-        description="How pods reach the data NICs: interfaces on the cluster's Network objects, the host's own "
-        "network, or devices that managed DRANET allocates. Only machines whose stack is gib have a choice.",
+        description=(
+            "How pods reach the data NICs: interfaces on the cluster's Network objects, the host's"
+            " own network, or devices that managed DRANET allocates. Only machines whose stack is"
+            " gib have a choice."
+        ),
     )
     nccl_plugin: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$")] | None = Field(
         default=None,
-        description="Version of the NCCL plugin that the nodes have (tcpx, tcpxo); its daemon is of the version that "
-        "works with it. Default: the newest pair that is known.",
+        description=(
+            "Version of the NCCL plugin that the nodes have (tcpx, tcpxo); its daemon is of the"
+            " version that works with it. Default: the newest pair that is known."
+        ),
     )
     network_libraries: Literal["node", "image"] = Field(
         default="node",
-        description="Whether the network stack's libraries are mounted from the node, where its installer put them, or "
-        "are in the image.",
+        description=(
+            "Whether the network stack's libraries are mounted from the node, where its installer"
+            " put them, or are in the image."
+        ),
     )
     max_run_hours: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="Longest run time from admission, over all restarts; null: no limit."
+        default=None,
+        description="Longest run time from admission, over all restarts; null: no limit.",
     )
-    grace_seconds: PositiveInt = Field(default=120, description="Time of a stopped pod to save, before it is killed.")
+    grace_seconds: PositiveInt = Field(
+        default=120, description="Time of a stopped pod to save, before it is killed."
+    )
     lost_node_seconds: NonNegativeInt = Field(
         default=60, description="Time from the loss of a node until its pods are deleted."
     )
     run_as_user: NonNegativeInt = Field(
         default=0, description="User id of the pods' processes; 0: the image's own user."
     )
-    file_group: NonNegativeInt = Field(default=0, description="Group that owns the volume's files; 0: unchanged.")
-    tolerations: list[dict[str, str]] = Field(
-        default=[], description="Tolerations of the pods: [{key: nvidia.com/gpu, operator: Exists}]."
+    file_group: NonNegativeInt = Field(
+        default=0, description="Group that owns the volume's files; 0: unchanged."
     )
-    node_selector: dict[str, str] = Field(default={}, description="Labels that the nodes must have.")
+    tolerations: list[dict[str, str]] = Field(
+        default=[],
+        description="Tolerations of the pods: [{key: nvidia.com/gpu, operator: Exists}].",
+    )
+    node_selector: dict[str, str] = Field(
+        default={}, description="Labels that the nodes must have."
+    )
     labels: dict[str, str] = Field(default={}, description="Further labels of the run's objects.")
 
     @property
@@ -97,7 +135,10 @@ class KubernetesConfig(PlatformSection):
 
     def problems(self, nodes: int) -> Iterator[Problem]:
         if self.topology.required is not None and self.topology.preferred is not None:
-            yield Problem(("kubernetes", "topology"), "`required` and `preferred` are both given; keep one of them")
+            yield Problem(
+                ("kubernetes", "topology"),
+                "`required` and `preferred` are both given; keep one of them",
+            )
         needs_queue = {
             "priority_class": self.priority_class,
             "topology": self.topology.required or self.topology.preferred,
@@ -106,7 +147,9 @@ class KubernetesConfig(PlatformSection):
         }
         for key, value in needs_queue.items():
             if value is not None and self.queue is None:
-                yield Problem(("kubernetes", key), "only Kueue uses it: name kubernetes.queue, or remove it")
+                yield Problem(
+                    ("kubernetes", key), "only Kueue uses it: name kubernetes.queue, or remove it"
+                )
 
 
 KUBERNETES = PlatformFacts(

@@ -1,7 +1,8 @@
 """What GKE adds to a run: the nodes that its way of buying selects, and the taints that they have.
 
-Labels and taints are those of https://cloud.google.com/kubernetes-engine/docs/how-to/provisioningrequest,
-.../concepts/spot-vms, .../how-to/consuming-reservations and .../how-to/gpus.
+Labels and taints are those of
+https://cloud.google.com/kubernetes-engine/docs/how-to/provisioningrequest, .../concepts/spot-vms,
+.../how-to/consuming-reservations and .../how-to/gpus.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 LONGEST_FLEX_START_HOURS = 168
 """https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
 _LABEL = "cloud.google.com/"
-_RESERVATION = re.compile(r"(?:projects/(?P<project>[^/]+)/reservations/)?(?P<name>[a-z]([a-z0-9-]*[a-z0-9])?)")
+_RESERVATION = re.compile(
+    r"(?:projects/(?P<project>[^/]+)/reservations/)?(?P<name>[a-z]([a-z0-9-]*[a-z0-9])?)"
+)
 
 
 def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -25,18 +28,23 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     cluster, section = request.cluster, request.cluster.section_as(KubernetesConfig)
     if cluster.consumption == "flex-start-queued" and section.queue is None:
         message = (
-            "missing: flex-start-queued needs a LocalQueue whose ClusterQueue has an admission check of class "
-            "queued-provisioning.gke.io, which makes the nodes: kubectl get localqueues, or set consumption: flex-start"
+            "missing: flex-start-queued needs a LocalQueue whose ClusterQueue has an admission"
+            " check of class queued-provisioning.gke.io, which makes the nodes: kubectl get"
+            " localqueues, or set consumption: flex-start"
         )
         yield error("cluster", "kubernetes.queue", message)
     longest = LONGEST_FLEX_START_HOURS
     if str(cluster.consumption).startswith("flex-start") and (section.max_run_hours or 0) > longest:
-        message = f"{section.max_run_hours:g}: nodes of {cluster.consumption} exist for at most {longest} hours"
+        message = (
+            f"{section.max_run_hours:g}: nodes of {cluster.consumption} exist for at most {longest}"
+            " hours"
+        )
         yield error("cluster", "kubernetes.max_run_hours", message)
     if cluster.reservation is not None and _RESERVATION.fullmatch(cluster.reservation) is None:
         message = (
-            f"'{cluster.reservation}': write NAME or projects/PROJECT/reservations/NAME; a block belongs to the node "
-            "pool, which kubernetes.node_selector selects by cloud.google.com/gke-nodepool"
+            f"'{cluster.reservation}': write NAME or projects/PROJECT/reservations/NAME; a block"
+            " belongs to the node pool, which kubernetes.node_selector selects by"
+            " cloud.google.com/gke-nodepool"
         )
         yield error("cluster", "reservation", message)
 
@@ -52,18 +60,29 @@ def node_selector(request: LaunchRequest, machine: Machine | None) -> dict[str, 
     if cluster.consumption in ("spot", "flex-start"):
         found[f"{_LABEL}gke-{cluster.consumption}"] = "true"
     if cluster.reservation is not None and (named := _RESERVATION.fullmatch(cluster.reservation)):
-        found |= {f"{_LABEL}reservation-name": named["name"], f"{_LABEL}reservation-affinity": "specific"}
+        found |= {
+            f"{_LABEL}reservation-name": named["name"],
+            f"{_LABEL}reservation-affinity": "specific",
+        }
         if named["project"]:
             found[f"{_LABEL}reservation-project"] = named["project"]
     return found
 
 
 def tolerations(request: LaunchRequest, machine: Machine | None) -> list[dict[str, Any]]:
-    """The taints of such nodes. That of a node about to end is not among them: a restarted run would return to it."""
+    """The taints of such nodes. That of a node about to end is not among them: a restarted run
+    would return to it."""
     taints = {"spot": "gke-spot", "flex-start-queued": "gke-queued"}
     found = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if (taint := taints.get(request.cluster.consumption or "")) is not None:
-        found.append({"key": f"{_LABEL}{taint}", "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+        found.append(
+            {
+                "key": f"{_LABEL}{taint}",
+                "operator": "Equal",
+                "value": "true",
+                "effect": "NoSchedule",
+            }
+        )
     if machine is not None and machine.architecture != "x86_64":
         arch = {"key": "kubernetes.io/arch", "operator": "Equal", "value": machine.architecture}
         found.append({**arch, "effect": "NoSchedule"})

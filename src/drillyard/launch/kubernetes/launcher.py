@@ -1,7 +1,9 @@
-"""Platform `kubernetes`: a run is one Helm release of the chart `drillyard-run`; its name is the claim on the run.
+"""Platform `kubernetes`: a run is one Helm release of the chart `drillyard-run`; its name is the
+claim on the run.
 
-Helm submits and removes, JobSet restarts, Kueue queues, and this launcher reads. A release is never upgraded: a JobSet
-cannot be changed. Helm's record keeps a cancelled run's chart and values, from which it is resumed.
+Helm submits and removes, JobSet restarts, Kueue queues, and this launcher reads. A release is never
+upgraded: a JobSet cannot be changed. Helm's record keeps a cancelled run's chart and values, from
+which it is resumed.
 """
 
 from __future__ import annotations
@@ -87,14 +89,25 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         return plan_of(request)
 
     def rendered(self, plan: Plan) -> str:
-        argv = ("helm", "template", plan.job.run, CHART, "--namespace", self._section.namespace, "--values", VALUES)
+        argv = (
+            "helm",
+            "template",
+            plan.job.run,
+            CHART,
+            "--namespace",
+            self._section.namespace,
+            "--values",
+            VALUES,
+        )
         result = self._helm(argv, plan.files)
         return require_success(result, f"{plan.handle}: helm template").stdout
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
-        for line in require_cluster(self._api, self._section, json.loads(plan.file(VALUES).content)):
+        for line in require_cluster(
+            self._api, self._section, json.loads(plan.file(VALUES).content)
+        ):
             print_notice(f"warning: {line}")
         require_accepted(self._api, self.rendered(plan))
         return super().submit(plan, replace=replace)
@@ -105,7 +118,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         return self._found(f"{CLUSTER_LABEL}={self.cluster.name}")
 
     def _runs_named(self, names: Collection[str]) -> list[KubernetesRun]:
-        return [run for name in names for run in self._found(f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={name}")]
+        return [
+            run
+            for name in names
+            for run in self._found(f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={name}")
+        ]
 
     def _found(self, selector: str) -> list[KubernetesRun]:
         """The runs that a label selector matches, by their JobSet or Job and by Helm's records."""
@@ -117,17 +134,25 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             jobs = pool.submit(api.listed, JOBS, "jobs", f"{selector},!{_OF_JOBSET}")
             kept = pool.submit(api.listed, CORE, "secrets", f"{_KEPT},{selector}", metadata=True)
             all_pods = pool.submit(api.listed, CORE, "pods", selector)
-            queued = pool.submit(api.listed, WORKLOADS, "workloads", needed=False) if self._section.queue else None
+            queued = (
+                pool.submit(api.listed, WORKLOADS, "workloads", needed=False)
+                if self._section.queue
+                else None
+            )
         controllers = dict(by_run([*jobsets.result(), *jobs.result()], RUN_LABEL))
         records = dict(by_run(kept.result(), RUN_LABEL))
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name, pod in by_run(all_pods.result(), RUN_LABEL):
             pods[name].append(pod)
         workloads = _Workloads(queued.result() if queued else [])
-        may_start = any(not _ended(each) and not each["spec"].get("suspend") for each in controllers.values())
+        may_start = any(
+            not _ended(each) and not each["spec"].get("suspend") for each in controllers.values()
+        )
         events = api.listed(CORE, "events", needed=False) if may_start else []
         return [
-            self._run_of(name, controllers.get(name), pods[name], workloads, events, records.get(name))
+            self._run_of(
+                name, controllers.get(name), pods[name], workloads, events, records.get(name)
+            )
             for name in dict.fromkeys([*controllers, *records])
         ]
 
@@ -142,13 +167,21 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     ) -> KubernetesRun:
         uid = None if controller is None else controller["metadata"]["uid"]
         workload = workloads.of(uid)
-        own = [event for event in events if event.get("involvedObject", {}).get("name", "").startswith(name)]
+        own = [
+            event
+            for event in events
+            if event.get("involvedObject", {}).get("name", "").startswith(name)
+        ]
         ahead = workloads.ahead_of(workload)
         directory = None
         if controller is None:
             directory = self._controller(name)["metadata"].get("annotations", {}).get(RUN_DIRECTORY)
-        objects = RunObjects(name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory)
-        return KubernetesRun(status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods))
+        objects = RunObjects(
+            name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory
+        )
+        return KubernetesRun(
+            status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods)
+        )
 
     def _open_files(self) -> Files:
         from drillyard.launch.kubernetes.pod_files import PodFiles
@@ -156,14 +189,17 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         return PodFiles(self._api, self._section, self.programs, self._pod_of)
 
     def _pod_of(self, path: str) -> str | tuple[str, dict[str, Any]] | None:
-        """A running pod of the run whose directory contains `path`, on a node that is not lost; of one that is over its
-        name and pods' template."""
+        """A running pod of the run whose directory contains `path`, on a node that is not lost; of
+        one that is over its name and pods' template."""
         for run in self._runs():
             directory = run.status.run_directory
             if (directory and path.startswith(f"{directory}/")) or path == directory:
                 lost = lost_nodes(run.pods)
                 for pod in run.pods:
-                    if pod.get("status", {}).get("phase") == "Running" and pod["spec"].get("nodeName") not in lost:
+                    if (
+                        pod.get("status", {}).get("phase") == "Running"
+                        and pod["spec"].get("nodeName") not in lost
+                    ):
                         return str(pod["metadata"]["name"])
                 if not run.status.state.over:
                     return None
@@ -177,7 +213,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         objects = yaml.safe_load_all(require_success(asked, f"{run}: helm get manifest").stdout)
         return next(each for each in objects if each and each["kind"] in ("JobSet", "Job"))
 
-    def _execute(self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]) -> None:
+    def _execute(
+        self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]
+    ) -> None:
         for run in existing:
             self._remove(run.status.handle.run)
         (install,) = plan.steps
@@ -203,7 +241,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         with defer_interrupt(str(handle)):
             result = self._helm(argv, files)
         if result.returncode != 0 and _NAME_IN_USE in result.stderr:
-            raise being_launched_error(handle, f"Helm release {handle.run} of namespace {self._section.namespace}")
+            raise being_launched_error(
+                handle, f"Helm release {handle.run} of namespace {self._section.namespace}"
+            )
         if result.returncode != 0:
             # A failed installation leaves its record and perhaps objects.
             self._helm(helm_argv(self._section, "uninstall", handle.run, "--ignore-not-found"))
@@ -215,7 +255,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             for pod in run.pods:
                 self._api.delete_pod(pod["metadata"]["name"], 1)
         else:
-            argv = helm_argv(self._section, "uninstall", name, "--keep-history", "--ignore-not-found")
+            argv = helm_argv(
+                self._section, "uninstall", name, "--keep-history", "--ignore-not-found"
+            )
             require_success(self._helm(argv), f"{run.status.handle}: helm uninstall")
         with cancel_notice(run.status.handle, self._section.grace_seconds):
             self._await_gone(name)
@@ -228,13 +270,15 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found = self._find(run)
         if not found.status.state.over:
             raise UserError(
-                f"{found.status.handle}: is {found.status.state}; drillyard runs cancel {found.status.handle} ends it"
+                f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"
+                f" {found.status.handle} ends it"
             )
         self._remove(run)
         return found.status.handle
 
     def _remove(self, run: str) -> None:
-        """Remove a run that is over, with Helm's record, and wait until none of its objects is left."""
+        """Remove a run that is over, with Helm's record, and wait until none of its objects is
+        left."""
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods
@@ -243,20 +287,23 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         self._await_gone(run)
 
     def _await_gone(self, run: str) -> None:
-        """Wait until the run has neither JobSet nor pods: a lost node's pods end once it is back or released."""
+        """Wait until the run has neither JobSet nor pods: a lost node's pods end once it is back or
+        released."""
         from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS
 
         selector = f"{CLUSTER_LABEL}={self.cluster.name},{RUN_LABEL}={run}"
         deadline = time.monotonic() + self._section.grace_seconds + 120.0
         kinds = ((JOBSETS, "jobsets"), (JOBS, "jobs"), (CORE, "pods"))
         while left := [
-            each for group, kind in kinds for each in self._api.listed(group, kind, selector, metadata=True)
+            each
+            for group, kind in kinds
+            for each in self._api.listed(group, kind, selector, metadata=True)
         ]:
             if time.monotonic() > deadline:
                 names = ", ".join(each["metadata"]["name"] for each in left[:4])
                 raise UserError(
-                    f"{run}: {names} cannot end; its node may be lost: kubectl -n {self._section.namespace} get pods "
-                    f"-l {RUN_LABEL}={run} -o wide"
+                    f"{run}: {names} cannot end; its node may be lost: kubectl -n"
+                    f" {self._section.namespace} get pods -l {RUN_LABEL}={run} -o wide"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -268,7 +315,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         per_node = _processes_per_node(found.pods)
         size = (found.status.nodes, per_node)
         with contextlib.closing(
-            PodLogs(self._api, selector, found.status.run_directory or "", self._open_files(), *size)
+            PodLogs(
+                self._api, selector, found.status.run_directory or "", self._open_files(), *size
+            )
         ) as logs:
             yield from run_logs(found.launch_directory, logs, selection, over=self._is_over(found))
 
@@ -301,7 +350,10 @@ def _processes_per_node(pods: Sequence[dict[str, Any]]) -> int:
 
 def _ended(controller: dict[str, Any]) -> bool:
     conditions = controller.get("status", {}).get("conditions", ())
-    return any(each["type"] in ("Completed", "Complete", "Failed") and each["status"] == "True" for each in conditions)
+    return any(
+        each["type"] in ("Completed", "Complete", "Failed") and each["status"] == "True"
+        for each in conditions
+    )
 
 
 class _Workloads:
@@ -309,7 +361,9 @@ class _Workloads:
 
     def __init__(self, workloads: Sequence[dict[str, Any]]) -> None:
         self._by_owner = {
-            owner["uid"]: each for each in workloads for owner in each["metadata"].get("ownerReferences", ())
+            owner["uid"]: each
+            for each in workloads
+            for owner in each["metadata"].get("ownerReferences", ())
         }
         self._waiting: dict[str | None, list[tuple[int, str]]] = defaultdict(list)
         for each in filter(_waits, workloads):
@@ -322,17 +376,22 @@ class _Workloads:
         return self._by_owner.get(uid or "")
 
     def ahead_of(self, workload: dict[str, Any] | None) -> int | None:
-        """Workloads of the same queue without quota that come before: of higher priority, or as high and older."""
+        """Workloads of the same queue without quota that come before: of higher priority, or as
+        high and older."""
         if workload is None:
             return None
         return bisect_left(self._waiting[workload["spec"].get("queueName")], _place(workload))
 
 
 def _place(workload: dict[str, Any]) -> tuple[int, str]:
-    return -int(workload["spec"].get("priority") or 0), str(workload["metadata"].get("creationTimestamp"))
+    return -int(workload["spec"].get("priority") or 0), str(
+        workload["metadata"].get("creationTimestamp")
+    )
 
 
 def _waits(workload: dict[str, Any]) -> bool:
-    reached = {found["type"]: found["status"] for found in workload.get("status", {}).get("conditions", ())}
+    reached = {
+        found["type"]: found["status"] for found in workload.get("status", {}).get("conditions", ())
+    }
     is_active: bool = workload["spec"].get("active", True)
     return "True" not in (reached.get("QuotaReserved"), reached.get("Finished")) and is_active

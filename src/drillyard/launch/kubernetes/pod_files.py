@@ -1,8 +1,8 @@
 """Run directories on a volume: read through a pod, with `kubectl exec`.
 
-A running pod of the run, or else, when the run is over, a pod made for reading: of the run's image, user and
-volume, without GPUs and outside of queues. It is deleted at the end of this process, and ends by itself after
-READING_SECONDS. The program in the pod is `file_server.py`, as on other hosts.
+A running pod of the run, or else, when the run is over, a pod made for reading: of the run's image,
+user and volume, without GPUs and outside of queues. It is deleted at the end of this process, and
+ends by itself after READING_SECONDS. The program in the pod is `file_server.py`, as on other hosts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ _STORAGE = ("storage", "bucket")
 
 
 def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
-    """The pod that reads what the pods of `run` see. `pod`: their template, as the chart writes it."""
+    """The pod that reads what the pods of `run` see. `pod`: their template, as the chart writes
+    it."""
     spec = pod["spec"]
     train = next(each for each in spec["containers"] if each["name"] == "train")
-    annotations = {key: value for key, value in pod["metadata"].get("annotations", {}).items() if "gcsfuse" in key}
+    annotations = {
+        key: value
+        for key, value in pod["metadata"].get("annotations", {}).items()
+        if "gcsfuse" in key
+    }
     container = {
         "name": "train",
         "image": train["image"],
@@ -56,7 +61,11 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"generateName": f"{run}-read-", "labels": {READS_LABEL: run}, "annotations": annotations},
+        "metadata": {
+            "generateName": f"{run}-read-",
+            "labels": {READS_LABEL: run},
+            "annotations": annotations,
+        },
         "spec": {
             **{key: spec[key] for key in _KEPT if key in spec},
             "restartPolicy": "Never",
@@ -78,7 +87,8 @@ def delete_reading_pods(api: ClusterApi, run: str) -> None:
 class PodFiles(Files):
     """The files that the pods of runs see.
 
-    `pod_of`: a running pod of the run whose directory has a path; of one that is over, its name and pods' template.
+    `pod_of`: a running pod of the run whose directory has a path; of one that is over, its name and
+    pods' template.
     """
 
     def __init__(
@@ -121,7 +131,9 @@ class PodFiles(Files):
             context = ("--context", self._section.context) if self._section.context else ()
             before = ("kubectl", *context, "--namespace", self._section.namespace)
             before = (*before, "exec", "-i", pod, "-c", "train", "--")
-            self._open[pod] = RemoteFiles(PodHost(pod, before=before), self._programs, connect_seconds=CONNECT_SECONDS)
+            self._open[pod] = RemoteFiles(
+                PodHost(pod, before=before), self._programs, connect_seconds=CONNECT_SECONDS
+            )
         return self._open[pod]
 
     def _started(self, run: str, template: Mapping[str, Any]) -> str:
@@ -142,6 +154,7 @@ class PodFiles(Files):
                 self.close()
                 reason = waiting_reason([pod], events) if pod else None
                 raise UserError(
-                    f"{run}: pod {name}, which was to read the run directory, does not run: {reason or phase}"
+                    f"{run}: pod {name}, which was to read the run directory, does not run:"
+                    f" {reason or phase}"
                 )
             time.sleep(_POLL_SECONDS)

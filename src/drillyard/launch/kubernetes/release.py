@@ -1,8 +1,9 @@
-"""The plan of a run on Kubernetes: the values of the chart, and the `helm install` that submits them. Pure.
+"""The plan of a run on Kubernetes: the values of the chart, and the `helm install` that submits
+them. Pure.
 
-The chart `drillyard-run` is the one description of a run: restart rules, queue, volumes and security are in its
-templates, and a value here says what differs from run to run. Helm keeps chart and values, so a run is resumed from
-the cluster alone.
+The chart `drillyard-run` is the one description of a run: restart rules, queue, volumes and
+security are in its templates, and a value here says what differs from run to run. Helm keeps chart
+and values, so a run is resumed from the cluster alone.
 """
 
 from __future__ import annotations
@@ -33,31 +34,45 @@ CHART, VALUES = "chart/drillyard-run", "values.json"
 CLUSTER_LABEL, RUN_LABEL = "drillyard/cluster", "drillyard/run"
 MASTER_PORT = 29500
 MOST_BYTES = 1 << 20
-"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/), and of a Secret, Helm's record."""
+"""Of a ConfigMap (https://kubernetes.io/docs/concepts/configuration/configmap/), and of a Secret,
+Helm's record."""
 _GPU = "nvidia.com/gpu"
 _MOUNT_OPTIONS = "implicit-dirs,metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
-"""Nodes see each other's checkpoints and claims at once: cached metadata would show an earlier state."""
+"""Nodes see each other's checkpoints and claims at once: cached metadata would show an earlier
+state."""
 _RIGHTS = (
     *((verb, "jobset.x-k8s.io", "jobsets") for verb in ("create", "delete", "get", "list")),
     *((verb, "batch", "jobs") for verb in ("create", "delete", "get", "list")),
     *((verb, "", "pods") for verb in ("create", "delete", "get", "list")),
-    *((verb, "", resource) for resource in ("configmaps", "secrets") for verb in ("create", "delete", "get", "list")),
+    *(
+        (verb, "", resource)
+        for resource in ("configmaps", "secrets")
+        for verb in ("create", "delete", "get", "list")
+    ),
     ("update", "", "secrets"),
     ("create", "", "pods/exec"),
     ("get", "", "pods/log"),
 )
-"""What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records are Secrets; Jobs
-and Pods are created as dry runs only."""
+"""What submitting, reading and cancelling a run needs: verb, API group and resource. Helm's records
+are Secrets; Jobs and Pods are created as dry runs only."""
 READS = {
     ("get", "kueue.x-k8s.io", "localqueues"): "whether the queue is there",
     ("list", "kueue.x-k8s.io", "localqueues"): "which queues there are",
-    ("list", "kueue.x-k8s.io", "workloads"): "a run's place in the queue, and why it does not leave it",
+    (
+        "list",
+        "kueue.x-k8s.io",
+        "workloads",
+    ): "a run's place in the queue, and why it does not leave it",
     ("list", "", "events"): "why a pod does not start",
 }
 """Rights that only tell more, and what is not checked or shown without each."""
 _SERVICES = tuple((verb, "", "services") for verb in ("create", "delete", "get"))
-_CLAIMS = tuple((verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get"))
-_DOMAINS = tuple((verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get"))
+_CLAIMS = tuple(
+    (verb, "resource.k8s.io", "resourceclaimtemplates") for verb in ("create", "delete", "get")
+)
+_DOMAINS = tuple(
+    (verb, "resource.nvidia.com", "computedomains") for verb in ("create", "delete", "get")
+)
 _VARIABLES = {
     "node_rank": "$(NODE_RANK)",
     "nodes": "$(NNODES)",
@@ -76,15 +91,17 @@ def plan_of(request: LaunchRequest) -> Plan:
     root = storage_root(cluster)
     output = posixpath.normpath(posixpath.join(root, request.run.output))
     paths = ClusterPaths(root, output, cluster.python or "python3")
-    prepared = prepare(request, checks=[findings], paths=paths, agents=False, launch_directory=FILES_MOUNT)
+    prepared = prepare(
+        request, checks=[findings], paths=paths, agents=False, launch_directory=FILES_MOUNT
+    )
     _require_secrets(prepared, section)
     machine = _machine(request)
     values = values_of(prepared, request, machine)
     values_file = PlanFile(VALUES, json.dumps(values, indent=2) + "\n", 0o600)
     if (size := len(values_file.content.encode())) > MOST_BYTES:
         raise UserError(
-            f"run config: its files have {size:,} bytes, and a ConfigMap has at most {MOST_BYTES:,}; put large files "
-            f"on the shared storage, {root}"
+            f"run config: its files have {size:,} bytes, and a ConfigMap has at most"
+            f" {MOST_BYTES:,}; put large files on the shared storage, {root}"
         )
     sent = (values_file, *chart_files())
     install = Program(
@@ -98,7 +115,11 @@ def plan_of(request: LaunchRequest) -> Plan:
         files=sent,
         steps=(install,),
         fields=(*prepared.fields, *pod_network.fields(request, machine), *_fields(values)),
-        warnings=(*prepared.warnings, *_restart_warnings(section), *_namespace_warnings(values, section)),
+        warnings=(
+            *prepared.warnings,
+            *_restart_warnings(section),
+            *_namespace_warnings(values, section),
+        ),
         script=VALUES,
     )
 
@@ -111,17 +132,18 @@ def _machine(request: LaunchRequest) -> Machine | None:
 def _restart_warnings(section: KubernetesConfig) -> Iterator[str]:
     if section.controller == "job":
         yield (
-            "kubernetes.controller is job: nothing restarts the run after a failure, a lost node or a preemption, and "
-            "--max-failures has no effect; drillyard runs resume goes on from its last checkpoint"
+            "kubernetes.controller is job: nothing restarts the run after a failure, a lost node or"
+            " a preemption, and --max-failures has no effect; drillyard runs resume goes on from"
+            " its last checkpoint"
         )
 
 
 def _namespace_warnings(values: Mapping[str, Any], section: KubernetesConfig) -> Iterator[str]:
     if needed := pod_network.privileges(values):
         yield (
-            f"namespace {section.namespace} must allow pods of the Pod Security level privileged, for "
-            f"{'; '.join(needed)}: kubectl label namespace {section.namespace} "
-            "pod-security.kubernetes.io/enforce=privileged --overwrite"
+            f"namespace {section.namespace} must allow pods of the Pod Security level privileged,"
+            f" for {'; '.join(needed)}: kubectl label namespace {section.namespace}"
+            " pod-security.kubernetes.io/enforce=privileged --overwrite"
         )
 
 
@@ -140,7 +162,8 @@ def helm_argv(section: KubernetesConfig, *words: str) -> tuple[str, ...]:
 
 
 def install_argv(section: KubernetesConfig, cluster: str, run: str) -> tuple[str, ...]:
-    """The call that submits a run. Helm's record gets the labels by which `runs list` finds cancelled runs."""
+    """The call that submits a run. Helm's record gets the labels by which `runs list` finds
+    cancelled runs."""
     labels = f"{CLUSTER_LABEL}={cluster},{RUN_LABEL}={run}"
     return helm_argv(section, "install", run, CHART, "--values", VALUES, "--labels", labels)
 
@@ -167,7 +190,11 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
     section = cluster.section_as(KubernetesConfig)
     own = {file.path: file for file in prepared.files if file.path != NETWORK_FILE}
     script = next((file.content for file in prepared.files if file.path == NETWORK_FILE), "")
-    replaced = {**_VARIABLES, "run_directory": job.run_directory, "launch_directory": job.launch_directory}
+    replaced = {
+        **_VARIABLES,
+        "run_directory": job.run_directory,
+        "launch_directory": job.launch_directory,
+    }
     limits = pod_network.machine_resources(request, machine)
     if request.uses_gpus and machine is not None:
         limits = {_GPU: job.processes_per_node, **limits}
@@ -181,7 +208,8 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
         "masterPort": MASTER_PORT,
         "environment": {name: expanded(value, replaced) for name, value in job.environment.items()},
         "files": {
-            path: {"content": file.content, "mode": 0o755 if file.mode & 0o100 else 0o644} for path, file in own.items()
+            path: {"content": file.content, "mode": 0o755 if file.mode & 0o100 else 0o644}
+            for path, file in own.items()
         },
         "networkScript": script,
         "controller": section.controller,
@@ -193,31 +221,49 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
         "workingDir": _working_directory(request, job.working_directory),
         "imagePullSecrets": section.pull_secrets,
         "secrets": {
-            name: dict(zip(("secret", "key"), each.split("/"), strict=True)) for name, each in section.secrets.items()
+            name: dict(zip(("secret", "key"), each.split("/"), strict=True))
+            for name, each in section.secrets.items()
         },
         "queue": section.queue or "",
         "kueuePriorityClass": section.priority_class or "",
         "maxRunSeconds": limit,
-        "provisioning": {"maxRunSeconds": limit if not on_gke or cluster.consumption == "flex-start-queued" else 0},
+        "provisioning": {
+            "maxRunSeconds": (
+                limit if not on_gke or cluster.consumption == "flex-start-queued" else 0
+            )
+        },
         "serviceAccount": section.service_account or "",
         "topology": _topology(section),
         "securityContext": {"runAsUser": section.run_as_user, "fsGroup": section.file_group},
-        "tolerations": [*(gke.tolerations(request, machine) if on_gke else []), *section.tolerations],
-        "nodeSelector": {**(gke.node_selector(request, machine) if on_gke else {}), **section.node_selector},
+        "tolerations": [
+            *(gke.tolerations(request, machine) if on_gke else []),
+            *section.tolerations,
+        ],
+        "nodeSelector": {
+            **(gke.node_selector(request, machine) if on_gke else {}),
+            **section.node_selector,
+        },
         "resources": {"limits": limits} if limits else {},
         **pod_network.network_values(request, machine),
     }
     if section.volume_claim is not None:
-        values["volumeClaim"] = {"name": section.volume_claim, "mountPath": cluster.storage.directory}
+        values["volumeClaim"] = {
+            "name": section.volume_claim,
+            "mountPath": cluster.storage.directory,
+        }
     else:
         mount = f"{BUCKET_MOUNT}/{cluster.storage.bucket}"
-        values["bucket"] = {"name": cluster.storage.bucket, "mountPath": mount, "mountOptions": _MOUNT_OPTIONS}
+        values["bucket"] = {
+            "name": cluster.storage.bucket,
+            "mountPath": mount,
+            "mountOptions": _MOUNT_OPTIONS,
+        }
     return values
 
 
 def expanded(text: str, replaced: Mapping[str, str]) -> str:
-    """`text` for a container's command or environment: placeholders of the job become the pod's variables, and `$(`
-    that the user wrote stays as it is."""
+    """`text` for a container's command or environment: placeholders of the job become the pod's
+    variables, and `$(` that the user wrote stays as it is."""
     pattern = re.compile(r"\{(" + "|".join(replaced) + r")\}")
     return pattern.sub(lambda match: replaced[match[1]], text.replace("$(", "$$("))
 
@@ -240,8 +286,10 @@ def _require_secrets(prepared: Plan, section: KubernetesConfig) -> None:
     for name in sorted({name for text in texts for name in REFERENCE.findall(text)}):
         if name not in section.secrets:
             raise UserError(
-                f"run config: refers to ${{env:{name}}}, and kubernetes.secrets of the cluster config has no {name}\n"
-                f'kubectl -n {section.namespace} create secret generic drillyard --from-literal {name}="${name}"\n'
+                f"run config: refers to ${{env:{name}}}, and kubernetes.secrets of the cluster"
+                f" config has no {name}\n"
+                f"kubectl -n {section.namespace} create secret generic drillyard --from-literal"
+                f' {name}="${name}"\n'
                 f"then set kubernetes.secrets: {{{name}: drillyard/{name}}}"
             )
 
@@ -252,30 +300,52 @@ _REASONS = {
     "image": ("the run's image", "run.yaml: workload.image or cluster.yaml: image"),
     "command": ("first process of each pod; JobSet restarts it, so there is no agent", "drillyard"),
     "masterPort": ("pods have addresses of their own, so the port is free", "drillyard"),
-    "controller": ("jobset restarts the run; a job is never restarted", "cluster.yaml: kubernetes.controller"),
+    "controller": (
+        "jobset restarts the run; a job is never restarted",
+        "cluster.yaml: kubernetes.controller",
+    ),
     "maxRestarts": ("restarts that count; 85 and disruptions do not", "--max-failures"),
     "gracePeriodSeconds": ("time to save after SIGTERM", "cluster.yaml: kubernetes.grace_seconds"),
-    "lostNodeSeconds": ("then the pods of a lost node are deleted", "cluster.yaml: kubernetes.lost_node_seconds"),
+    "lostNodeSeconds": (
+        "then the pods of a lost node are deleted",
+        "cluster.yaml: kubernetes.lost_node_seconds",
+    ),
     "queue": ("Kueue admits the run when its quota has room", "cluster.yaml: kubernetes.queue"),
     "maxRunSeconds": ("counted by Kueue from admission", "cluster.yaml: kubernetes.max_run_hours"),
-    "provisioning": ("what a queue with flex-start asks the cloud for", "cluster.yaml: kubernetes.max_run_hours"),
+    "provisioning": (
+        "what a queue with flex-start asks the cloud for",
+        "cluster.yaml: kubernetes.max_run_hours",
+    ),
     "volumeClaim": ("run directories, seen by every node", "cluster.yaml: kubernetes.volume_claim"),
     "bucket": ("run directories, seen by every node", "cluster.yaml: storage.bucket"),
     "resources": ("all GPUs of a node", "cluster.yaml: machine"),
     "topology": ("nodes near each other", "cluster.yaml: kubernetes.topology"),
-    "network": ("how the pods reach the data NICs", "cluster.yaml: machine, and kubernetes.pod_network"),
+    "network": (
+        "how the pods reach the data NICs",
+        "cluster.yaml: machine, and kubernetes.pod_network",
+    ),
     "hostPaths": ("directories of the node", "the network stack, and cluster.yaml: mounts"),
     "capabilities": ("what the network stack needs to pin memory", "the network stack"),
-    "privileged": ("the container opens devices of the node", "the network stack, and kubernetes.pod_network"),
+    "privileged": (
+        "the container opens devices of the node",
+        "the network stack, and kubernetes.pod_network",
+    ),
     "sharedMemory": ("for NCCL's and the data loaders' buffers", "the network stack"),
-    "nodeSelector": ("the machine, and how it is bought", "cluster.yaml: machine, consumption, kubernetes"),
+    "nodeSelector": (
+        "the machine, and how it is bought",
+        "cluster.yaml: machine, consumption, kubernetes",
+    ),
     "tolerations": ("taints of such nodes", "cluster.yaml: machine, consumption, kubernetes"),
 }
 
 
 def _fields(values: Mapping[str, Any]) -> list[ExplainedField]:
     set_by_user = ("as set", "cluster.yaml: kubernetes")
-    own = {name: value for name, value in values.items() if value not in ("", 0, {}, []) and name != "files"}
+    own = {
+        name: value
+        for name, value in values.items()
+        if value not in ("", 0, {}, []) and name != "files"
+    }
     role = ExplainedField(
         "Role",
         _role((*rights_for(values), *READS)),
@@ -284,7 +354,10 @@ def _fields(values: Mapping[str, Any]) -> list[ExplainedField]:
     )
     return [
         role,
-        *(explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user)) for name, value in own.items()),
+        *(
+            explained(f"{VALUES}: {name}", value, *_REASONS.get(name, set_by_user))
+            for name, value in own.items()
+        ),
     ]
 
 
@@ -296,5 +369,10 @@ def _role(rights: tuple[tuple[str, str, str], ...]) -> str:
         f'- {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
         for (group, resource), verbs in rules.items()
     ]
-    head = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata: {name: drillyard}", "rules:"]
+    head = [
+        "apiVersion: rbac.authorization.k8s.io/v1",
+        "kind: Role",
+        "metadata: {name: drillyard}",
+        "rules:",
+    ]
     return "\n".join([*head, *lines])

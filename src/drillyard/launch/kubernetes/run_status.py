@@ -1,7 +1,8 @@
 """The status of a run on Kubernetes, from the objects of the API server. Pure.
 
-JobSet reports end and restarts, Kueue's Workload the queue, and pods, with their events, why a run does not start. Why
-an attempt failed is in the termination messages of its pods, which `supervise` writes.
+JobSet reports end and restarts, Kueue's Workload the queue, and pods, with their events, why a run
+does not start. Why an attempt failed is in the termination messages of its pods, which `supervise`
+writes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,20 @@ _DEACTIVATED = {
     "DeactivatedDueToMaximumExecutionTimeExceeded": "time limit",
     "DeactivatedDueToAdmissionCheck": "capacity revoked",
 }
-_WAITS = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
-_MOUNT_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedCreate", "FailedCreatePodSandBox", "FailedScheduling")
+_WAITS = (
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+)
+_MOUNT_EVENTS = (
+    "FailedMount",
+    "FailedAttachVolume",
+    "FailedCreate",
+    "FailedCreatePodSandBox",
+    "FailedScheduling",
+)
 _JOB_TIME_LIMIT = "DeadlineExceeded"
 
 
@@ -77,19 +90,25 @@ def status_of(cluster: str, platform: str, objects: RunObjects) -> RunStatus:
         reason=failure.reason if failure and state is State.failed and not reason else reason,
         since=since,
         submitted_at=_moment(controller["metadata"].get("creationTimestamp")),
-        started_at=min(filter(None, (_moment(pod.get("status", {}).get("startTime")) for pod in pods)), default=None),
+        started_at=min(
+            filter(None, (_moment(pod.get("status", {}).get("startTime")) for pod in pods)),
+            default=None,
+        ),
         ended_at=since if state.over else None,
         attempt=int(status.get("restarts") or 0),
         failures=int(status.get("restartsCountTowardsMax") or 0),
         failure=failure,
         run_directory=controller["metadata"].get("annotations", {}).get(RUN_DIRECTORY),
-        hosts=tuple(str(pod["spec"]["nodeName"]) for pod in pods if pod.get("spec", {}).get("nodeName")),
+        hosts=tuple(
+            str(pod["spec"]["nodeName"]) for pod in pods if pod.get("spec", {}).get("nodeName")
+        ),
         native={name: value for name, value in native.items() if value is not None},
     )
 
 
 def first_cause(pods: Iterable[Object]) -> RunFailure | None:
-    """The failure of an attempt: of the pod that failed first and does not report the loss of another one."""
+    """The failure of an attempt: of the pod that failed first and does not report the loss of
+    another one."""
     found = []
     for pod in pods:
         ended = _terminated(pod)
@@ -102,8 +121,14 @@ def first_cause(pods: Iterable[Object]) -> RunFailure | None:
         return None
     _, pod, ended, record = min(found, key=lambda each: each[0])
     code = int(record.get("exit_code") or ended.get("exitCode") or 1)
-    killed = f"{ended.get('reason')} (exit code {code})" if ended.get("reason") == "OOMKilled" else f"exit code {code}"
-    lines = record.get("lines") or (str(ended.get("message") or "").splitlines()[-8:] if not record else ())
+    killed = (
+        f"{ended.get('reason')} (exit code {code})"
+        if ended.get("reason") == "OOMKilled"
+        else f"exit code {code}"
+    )
+    lines = record.get("lines") or (
+        str(ended.get("message") or "").splitlines()[-8:] if not record else ()
+    )
     return RunFailure(
         reason=str(record.get("reason") or killed),
         rank=record.get("rank"),
@@ -121,7 +146,9 @@ def waiting_reason(pods: Sequence[Object], events: Sequence[Object]) -> str | No
         for each in pod.get("status", {}).get("containerStatuses", ()):
             waiting = each.get("state", {}).get("waiting") or {}
             if waiting.get("reason") in _WAITS:
-                return f"{where}: {waiting['reason']}: {waiting.get('message') or each.get('image')}"
+                return (
+                    f"{where}: {waiting['reason']}: {waiting.get('message') or each.get('image')}"
+                )
         for condition in pod.get("status", {}).get("conditions", ()):
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
                 return f"{where}: {condition.get('reason')}: {condition.get('message')}"
@@ -136,8 +163,9 @@ def waiting_reason(pods: Sequence[Object], events: Sequence[Object]) -> str | No
 def lost_nodes(pods: Iterable[Object]) -> list[str]:
     """Nodes whose kubelet does not answer.
 
-    Then the control plane sets the pod's Ready condition to False, without a reason; a kubelet always gives one
-    (kubernetes, pkg/controller/util/node: MarkPodsNotReady). Pods have no readiness probe of their own.
+    Then the control plane sets the pod's Ready condition to False, without a reason; a kubelet
+    always gives one (kubernetes, pkg/controller/util/node: MarkPodsNotReady). Pods have no
+    readiness probe of their own.
     """
     found = set()
     for pod in pods:
@@ -158,7 +186,10 @@ def queue_reason(workload: Object | None, ahead: int | None) -> str:
         for check in checks:
             if check.get("state") != "Ready":
                 said = f": {check['message']}" if check.get("message") else ""
-                parts.append(f"quota is reserved; admission check {check.get('name')} is {check.get('state')}{said}")
+                parts.append(
+                    f"quota is reserved; admission check {check.get('name')} is"
+                    f" {check.get('state')}{said}"
+                )
         return "; ".join(parts) or "quota is reserved; being admitted"
     if ahead is not None:
         parts.append(f"{ahead} ahead in queue {workload.get('spec', {}).get('queueName')}")
@@ -170,7 +201,11 @@ def queue_reason(workload: Object | None, ahead: int | None) -> str:
 def _state(objects: RunObjects) -> tuple[State, str | None, float | None]:
     controller, workload = objects.controller, objects.workload
     assert controller is not None
-    for kind, state in (("Completed", State.succeeded), ("Complete", State.succeeded), ("Failed", State.failed)):
+    for kind, state in (
+        ("Completed", State.succeeded),
+        ("Complete", State.succeeded),
+        ("Failed", State.failed),
+    ):
         if (ended := _condition(controller, kind)) is not None and ended.get("status") == "True":
             reason = None if state is State.succeeded else _end_reason(ended, objects.pods)
             return state, reason, _moment(ended.get("lastTransitionTime"))
@@ -208,12 +243,20 @@ def _end_reason(ended: Object, pods: Sequence[Object]) -> str | None:
     reason, message = str(ended.get("reason") or ""), str(ended.get("message") or "")
     if reason == _JOB_TIME_LIMIT:
         return f"time limit: {message}"
-    if reason == "PodFailurePolicy" and ("exit code 85 matching" in message or "DisruptionTarget" in message):
-        return "stopped from outside, and a Job is not restarted: drillyard runs resume goes on from what it saved"
+    if reason == "PodFailurePolicy" and (
+        "exit code 85 matching" in message or "DisruptionTarget" in message
+    ):
+        return (
+            "stopped from outside, and a Job is not restarted: drillyard runs resume goes on from"
+            " what it saved"
+        )
     cause = first_cause(pods)
     if cause is not None and cause.exit_code == 2:
         return "refused: the same start would fail again"
-    words = {"ReachedMaxRestarts": "all restarts are used", "FailJobSetFailurePolicyAction": "not started again"}
+    words = {
+        "ReachedMaxRestarts": "all restarts are used",
+        "FailJobSetFailurePolicyAction": "not started again",
+    }
     said = words.get(reason, f"{reason}: {message}" if message else reason)
     return f"{cause.reason}; {said}" if cause is not None else said
 
@@ -221,7 +264,9 @@ def _end_reason(ended: Object, pods: Sequence[Object]) -> str | None:
 def _nodes(controller: Object) -> int:
     spec = controller.get("spec", {})
     if "replicatedJobs" in spec:
-        return sum(int(job["template"]["spec"].get("parallelism") or 1) for job in spec["replicatedJobs"])
+        return sum(
+            int(job["template"]["spec"].get("parallelism") or 1) for job in spec["replicatedJobs"]
+        )
     return int(spec.get("parallelism") or 1)
 
 
@@ -252,12 +297,16 @@ def _is_running(pod: Object) -> bool:
 def _newest(events: Sequence[Object]) -> Object | None:
     reported = [event for event in events if event.get("reason") in _MOUNT_EVENTS]
     return max(
-        reported, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), default=None
+        reported,
+        key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
+        default=None,
     )
 
 
 def _index(pod: Object) -> int:
-    text = pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
+    text = (
+        pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index", "0")
+    )
     return int(text) if str(text).isdigit() else 0
 
 

@@ -1,7 +1,7 @@
 """What the cluster itself is asked before a run is submitted: nothing is created.
 
-A dry run of a JobSet alone accepts pods that its namespace forbids, so three objects are tried: the JobSet, a Job of
-its template and a Pod of that. So are claims on devices.
+A dry run of a JobSet alone accepts pods that its namespace forbids, so three objects are tried: the
+JobSet, a Job of its template and a Pod of that. So are claims on devices.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ _DEVICES = {
 _QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
 
 
-def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]) -> list[str]:
-    """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing; returns what could not be checked,
-    and what will not be shown, for lack of a right to read."""
+def require_cluster(
+    api: ClusterApi, section: KubernetesConfig, values: Mapping[str, Any]
+) -> list[str]:
+    """Raise UserError where JobSet, Kueue's queue, a Secret or a right is missing; returns what
+    could not be checked, and what will not be shown, for lack of a right to read."""
     if section.controller == "jobset":
         _require_jobset(api)
     missing = [
-        f"{verb} {resource}" for verb, group, resource in rights_for(values) if not api.may(verb, group, resource)
+        f"{verb} {resource}"
+        for verb, group, resource in rights_for(values)
+        if not api.may(verb, group, resource)
     ]
     if missing:
         raise UserError(
@@ -48,41 +52,52 @@ def require_cluster(api: ClusterApi, section: KubernetesConfig, values: Mapping[
         f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}"
     ) is None:
         raise UserError(
-            f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace "
-            f"{section.namespace}; these are: kubectl -n {section.namespace} get localqueues"
+            f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace"
+            f" {section.namespace}; these are: kubectl -n {section.namespace} get localqueues"
         )
     for variable, each in section.secrets.items():
         secret, _, key = each.partition("/")
         found = api.one(f"{CORE}/namespaces/{section.namespace}/secrets/{secret}")
         if found is None or key not in found.get("data", {}):
             raise UserError(
-                f"cluster config: kubernetes.secrets.{variable}: namespace {section.namespace} has no Secret "
-                f"{secret} with the key {key}\nkubectl -n {section.namespace} create secret generic "
+                f"cluster config: kubernetes.secrets.{variable}: namespace {section.namespace} has"
+                " no Secret "
+                f"{secret} with the key {key}\nkubectl -n {section.namespace} create secret"
+                " generic "
                 f'{secret} --from-literal {key}="..."'
             )
-    return [f"not checked: {lost}: you may not {verb} {resource}" for (verb, _, resource), lost in unread.items()]
+    return [
+        f"not checked: {lost}: you may not {verb} {resource}"
+        for (verb, _, resource), lost in unread.items()
+    ]
 
 
 def _require_jobset(api: ClusterApi) -> None:
     schema = api.one("/openapi/v3/apis/jobset.x-k8s.io/v1alpha2")
     install = (
-        f"install JobSet {JOBSET_VERSION} or later (helm install jobset oci://registry.k8s.io/jobset/charts/jobset), "
-        "or set kubernetes.controller: job in the cluster config, where nothing restarts a run"
+        f"install JobSet {JOBSET_VERSION} or later (helm install jobset"
+        " oci://registry.k8s.io/jobset/charts/jobset), or set kubernetes.controller: job in the"
+        " cluster config, where nothing restarts a run"
     )
     if schema is None:
         raise UserError(f"{api.title}: has no JobSet, which restarts runs\n{install}")
     if _PATTERNS not in str(schema):
-        raise UserError(f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every failure\n{install}")
+        raise UserError(
+            f"{api.title}: its JobSet has no {_PATTERNS}, so it would restart every"
+            f" failure\n{install}"
+        )
 
 
 def require_accepted(api: ClusterApi, manifests: str) -> None:
-    """Raise UserError where the server would not create the run's objects. `manifests`: as `helm template` prints."""
+    """Raise UserError where the server would not create the run's objects. `manifests`: as `helm
+    template` prints."""
     for group, kind, body in tried_objects(list(yaml.safe_load_all(manifests))):
         api.dry_run(group, kind, body)
 
 
 def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod; claims on devices.
+    """The objects to try: of a JobSet also a Job of its template, and of a Job also its Pod; claims
+    on devices.
 
     Under another name of the same length, as a run of this name may be there.
     """
@@ -104,8 +119,14 @@ def tried_objects(objects: list[Any]) -> Iterator[tuple[str, str, Mapping[str, A
 def _job_and_pod(job: dict[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     name, pod = job["metadata"]["name"], copy.deepcopy(job["spec"]["template"])
     # Kueue would count a Job of the queue.
-    labels = {key: value for key, value in job["metadata"].get("labels", {}).items() if "kueue" not in key}
+    labels = {
+        key: value for key, value in job["metadata"].get("labels", {}).items() if "kueue" not in key
+    }
     job["metadata"] = {"name": name, "labels": labels}
     yield JOBS, "jobs", job
     metadata = {**pod["metadata"], "name": f"{name}-w-0-0"}
-    yield CORE, "pods", {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]}
+    yield (
+        CORE,
+        "pods",
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]},
+    )

@@ -1,7 +1,9 @@
-"""Selects lines of logs: by time with bisection, the last lines from the end, and the lines of one rank.
+"""Selects lines of logs: by time with bisection, the last lines from the end, and the lines of one
+rank.
 
-`offsets_*` probe all files in one request: logs of any size cost about 25 small reads, over ssh as many round trips for
-any number of files. They only save reading: the reader selects exactly, and no offset is too late.
+`offsets_*` probe all files in one request: logs of any size cost about 25 small reads, over ssh as
+many round trips for any number of files. They only save reading: the reader selects exactly, and no
+offset is too late.
 """
 
 from __future__ import annotations
@@ -23,12 +25,16 @@ _TAIL_BLOCK: Final = 64 << 10
 
 
 def offsets_since(files: Files, sizes: Sequence[tuple[str, int]], key: bytes) -> list[int]:
-    """For each file, an offset at or before its first line of that time or later; 0 where lines are not stamped."""
+    """For each file, an offset at or before its first line of that time or later; 0 where lines are
+    not stamped."""
     low = [0] * len(sizes)
     high = [size for _, size in sizes]
-    while searching := [number for number in range(len(sizes)) if high[number] - low[number] > _NEAR_BYTES]:
+    while searching := [
+        number for number in range(len(sizes)) if high[number] - low[number] > _NEAR_BYTES
+    ]:
         probes = [
-            ReadRequest(sizes[number][0], (low[number] + high[number]) // 2, _PROBE_BYTES) for number in searching
+            ReadRequest(sizes[number][0], (low[number] + high[number]) // 2, _PROBE_BYTES)
+            for number in searching
         ]
         for number, probe, piece in zip(searching, probes, files.read(probes), strict=True):
             found = None if piece is None else _STAMPED_LINE.search(piece.data)
@@ -50,7 +56,10 @@ def offsets_of_tail(files: Files, sizes: Sequence[tuple[str, int]], lines: int) 
     while searching := [number for number in range(len(sizes)) if left[number] and begins[number]]:
         spans = [(max(0, begins[number] - block), begins[number]) for number in searching]
         pieces = files.read(
-            [ReadRequest(sizes[number][0], at, end - at) for number, (at, end) in zip(searching, spans, strict=True)]
+            [
+                ReadRequest(sizes[number][0], at, end - at)
+                for number, (at, end) in zip(searching, spans, strict=True)
+            ]
         )
         for number, (at, end), piece in zip(searching, spans, pieces, strict=True):
             data = b"" if piece is None else piece.data
@@ -68,10 +77,12 @@ _KNOWN_PREFIXES: Final = 4096
 
 
 class RankFilter:
-    """Selects the lines of one rank among stamped lines of its node, by the prefix that a launcher put before them.
+    """Selects the lines of one rank among stamped lines of its node, by the prefix that a launcher
+    put before them.
 
-    The agent and torchrun's --tee write `[default3]:` before the lines of local rank 3, torch's own messages begin
-    `[rank7]:`, Open MPI's `[1,7]<stdout>:`. Prefixes may be nested. A line without one belongs to no rank.
+    The agent and torchrun's --tee write `[default3]:` before the lines of local rank 3, torch's own
+    messages begin `[rank7]:`, Open MPI's `[1,7]<stdout>:`. Prefixes may be nested. A line without
+    one belongs to no rank.
     """
 
     def __init__(self, rank: int, node: int, per_node: int) -> None:

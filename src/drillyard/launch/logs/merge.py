@@ -1,10 +1,11 @@
 """Merges logs of any size into one: lines in order of time, each with its source's prefix.
 
-Every line has a key, its time stamp as text of fixed width (`2026-11-21T22:55:10.123456Z`); a line without a stamp has
-the key of the line before it. Keys never decrease within a source. Lines are ordered by (key, source, place in the
-source), and all lines up to the smallest (last key, source) of any source are final. `LogMerge` reads nothing itself;
-memory is bounded by sources x piece. Cost: about 0.7 microseconds a line. Limits: a line of more than `LONGEST_LINE` is
-broken there; a stamp must begin in the first 48 bytes of its line; stamps without a zone are taken for UTC.
+Every line has a key, its time stamp as text of fixed width (`2026-11-21T22:55:10.123456Z`); a line
+without a stamp has the key of the line before it. Keys never decrease within a source. Lines are
+ordered by (key, source, place in the source), and all lines up to the smallest (last key, source)
+of any source are final. `LogMerge` reads nothing itself; memory is bounded by sources x piece.
+Cost: about 0.7 microseconds a line. Limits: a line of more than `LONGEST_LINE` is broken there; a
+stamp must begin in the first 48 bytes of its line; stamps without a zone are taken for UTC.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ _ZEROS: Final = b"0000-00-00T00:00:00.000000Z "
 _STAMP_BEGINS: Final = 48
 _ANY_STAMP: Final = re.compile(
     rb"[^\n]{0,%d}?(?<![\d.])(?:%s)"
-    % (_STAMP_BEGINS, b"|".join(b"(?P<%s>%s)" % (name.encode(), style) for name, style in STYLES.items()))
+    % (
+        _STAMP_BEGINS,
+        b"|".join(b"(?P<%s>%s)" % (name.encode(), style) for name, style in STYLES.items()),
+    )
 )
 _STYLES: Final = {name: re.compile(style) for name, style in STYLES.items()}
 _FRACTION: Final = re.compile(rb"[.,](\d{1,9})")
-_GOES_ON: Final = frozenset([b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b".", b",", b"+", b"-", b"Z"])
+_GOES_ON: Final = frozenset(
+    [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"8", b"9", b".", b",", b"+", b"-", b"Z"]
+)
 """Bytes that continue a stamp: a zone, more digits."""
 _BEFORE_FRACTION: Final = 20
 """Bytes of a key up to the dot, included."""
@@ -52,8 +58,8 @@ Keys = list[bytes]
 class StampKeys:
     """Keys of lines that have stamps of other forms, or none.
 
-    Most lines of a block have stamps of one form. Then each second is converted once for all its lines, and the
-    fraction is copied: three slices a line, and no pattern.
+    Most lines of a block have stamps of one form. Then each second is converted once for all its
+    lines, and the fraction is copied: three slices a line, and no pattern.
     """
 
     def __init__(self) -> None:
@@ -63,12 +69,16 @@ class StampKeys:
         self._latest = b""
 
     def keys(self, lines: list[bytes], before: bytes) -> Keys:
-        """One key a line; `before` for lines until the first stamp. Dates of tomorrow or later are not times of
-        lines."""
+        """One key a line; `before` for lines until the first stamp. Dates of tomorrow or later are
+        not times of lines."""
         self._latest = key_of(round(time.time() * 1e6) + _DAY_US)
         style, begin = self._usual
         stamps = (_STYLES["iso"].match(line, begin) for line in lines if style == "iso")
-        whole = (each for each in stamps if each and each.string[each.end() : each.end() + 1] not in _GOES_ON)
+        whole = (
+            each
+            for each in stamps
+            if each and each.string[each.end() : each.end() + 1] not in _GOES_ON
+        )
         if (found := next(whole, None)) is None:
             return [before := self._key_of(line, before) for line in lines]
         # The form: the stamp's text and the byte behind it, all digits replaced by zeros.
@@ -109,7 +119,11 @@ class StampKeys:
         digits = b""
         if fraction := _FRACTION.search(stamp, 10):
             digits = fraction[1]
-            stamp = stamp[: fraction.start()] + (b".0" if style in ("glog", "epoch") else b"") + stamp[fraction.end() :]
+            stamp = (
+                stamp[: fraction.start()]
+                + (b".0" if style in ("glog", "epoch") else b"")
+                + stamp[fraction.end() :]
+            )
         second = self._second(style, stamp)
         key = second + digits.ljust(6, b"0")[:6] + b"Z " if second else b""
         return key if key < self._latest else b""
@@ -126,15 +140,17 @@ def all_stamped(begins: Sequence[bytes], before: bytes = b"") -> bool:
 
 def key_of(microseconds: int) -> bytes:
     """A time, in microseconds since 1970, as a key."""
-    return (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+    return (
+        (_EPOCH + timedelta(microseconds=microseconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ ").encode()
+    )
 
 
 @dataclass(eq=False)
 class LogSource:
     """One of the merged logs. `order` decides between lines of one time.
 
-    `keep` selects lines by their text, `since` drops lines with a smaller key; with `keep_untimed`, lines before the
-    first stamp are kept.
+    `keep` selects lines by their text, `since` drops lines with a smaller key; with `keep_untimed`,
+    lines before the first stamp are kept.
     """
 
     order: int
@@ -179,7 +195,10 @@ class LogSource:
         keys = self._keys_of(lines)
         self.last_key = keys[-1]
         if self.since > keys[0]:
-            first, untimed = bisect_left(keys, self.since), bisect_right(keys, b"") if self.keep_untimed else 0
+            first, untimed = (
+                bisect_left(keys, self.since),
+                bisect_right(keys, b"") if self.keep_untimed else 0,
+            )
             keys, lines = keys[:untimed] + keys[first:], lines[:untimed] + lines[first:]
         if self.keep is not None:
             kept = [self.keep(line) for line in lines]
@@ -217,14 +236,19 @@ class LogMerge:
 
     def final(self, most: bytes = LAST_KEY) -> bytes:
         """All lines that are final, up to the time `most`."""
-        bounds = [(source.last_key, source.order) for source in self.sources if not (source.ended or source.paused)]
+        bounds = [
+            (source.last_key, source.order)
+            for source in self.sources
+            if not (source.ended or source.paused)
+        ]
         key, order = min([*bounds, (most, sys.maxsize)])
         parts = [part for source in self.sources if any(part := source.take(key, order))]
         if not parts:
             return b""
         keys, lines = (list(chain.from_iterable(column)) for column in zip(*parts, strict=True))
         if len(parts) > 1:
-            # Stable: lines of one time stay in the order of sources, those of a source in their own.
+            # Stable: lines of one time stay in the order of sources, those of a source in their
+            # own.
             lines = [lines[place] for place in sorted(range(len(lines)), key=keys.__getitem__)]
         return b"\n".join(lines) + b"\n"
 

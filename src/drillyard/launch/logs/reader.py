@@ -1,10 +1,11 @@
-"""A run's output: all nodes as one stream (LAUNCH_DIR/node-K.log, every line stamped by its agent), or one rank's
-(RUN_DIR/logs/rank-R.log, or its lines in its node's log).
+"""A run's output: all nodes as one stream (LAUNCH_DIR/node-K.log, every line stamped by its agent),
+or one rank's (RUN_DIR/logs/rank-R.log, or its lines in its node's log).
 
-Files are read in pieces (`remote_files.py`) as lines are used up (`merge.py`): about 8 MiB of text at any log size.
-`since` is found by bisection and `tail` from the end. Following reads all files at once, four times a second or, where
-that takes long, in a quarter of the time. Lines older than five seconds are returned at once, newer ones half a second
-after they were read, since earlier ones may follow.
+Files are read in pieces (`remote_files.py`) as lines are used up (`merge.py`): about 8 MiB of text
+at any log size. `since` is found by bisection and `tail` from the end. Following reads all files at
+once, four times a second or, where that takes long, in a quarter of the time. Lines older than five
+seconds are returned at once, newer ones half a second after they were read, since earlier ones may
+follow.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def run_logs(
 ) -> Iterator[bytes]:
     """The lines of a run's logs, `NODE: STAMP TEXT` or `[rankR]: ...`, in pieces of whole lines.
 
-    `over` returns whether the run is over, so that following ends; a thread calls it every few seconds. Raises
-    UserError for a node or rank that the run does not have, and where the logs cannot be read.
+    `over` returns whether the run is over, so that following ends; a thread calls it every few
+    seconds. Raises UserError for a node or rank that the run does not have, and where the logs
+    cannot be read.
     """
     files.patient = wanted.follow
     reader = _Reader(launch_directory, files, wanted)
@@ -88,7 +90,8 @@ def run_logs(
 
 
 def _until_end(reader: _Reader) -> Iterator[bytes]:
-    """Yield what is written already. Of a run that is followed, the newest lines are held back, as later ones are."""
+    """Yield what is written already. Of a run that is followed, the newest lines are held back, as
+    later ones are."""
     follow = reader.wanted.follow
     reader.look()
     while not reader.at_end:
@@ -130,7 +133,8 @@ def _follow(reader: _Reader, ended: threading.Event) -> Iterator[bytes]:
 
 
 def _when_over(over: Callable[[], bool]) -> threading.Event:
-    """Set once the run is over: a thread asks every few seconds, as a scheduler may fail to answer for a while."""
+    """Set once the run is over: a thread asks every few seconds, as a scheduler may fail to answer
+    for a while."""
     ended = threading.Event()
 
     def ask() -> None:
@@ -173,7 +177,9 @@ class _Reader:
         path = posixpath.join(launch_directory, "job.json")
         (piece,) = files.read([ReadRequest(path, 0, 16 << 20)])
         if piece is None:
-            raise NotFoundError(f"{path}: is not on {files.title}; without it the run's logs cannot be found")
+            raise NotFoundError(
+                f"{path}: is not on {files.title}; without it the run's logs cannot be found"
+            )
         job = json.loads(piece.data)
         self._nodes, self._per_node = job["nodes"], job["processes_per_node"]
         ranks = self._nodes * self._per_node
@@ -183,10 +189,16 @@ class _Reader:
         if rank is not None and not 0 <= rank < ranks:
             raise ConfigError(f"--rank {rank}: the run has ranks 0 to {ranks - 1}")
         if rank is not None and node is not None and rank // self._per_node != node:
-            raise ConfigError(f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out")
+            raise ConfigError(
+                f"--rank {rank}: is on node {rank // self._per_node}; leave --node {node} out"
+            )
         self._node = node if rank is None else rank // self._per_node
         """The one that is read; None: all."""
-        self._rank_log = None if rank is None else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")
+        self._rank_log = (
+            None
+            if rank is None
+            else posixpath.join(job["run_directory"], "logs", f"rank-{rank}.log")
+        )
         begins = None if wanted.submitted_at is None else wanted.submitted_at - _SUBMISSION_SECONDS
         since = begins if wanted.since is None else wanted.since
         self._since = b"" if since is None else key_of(round(since * 1e6))
@@ -203,7 +215,10 @@ class _Reader:
         num_nodes = self._nodes if self._node is None else 1
         if self._rank_log in known or (self._rank_log is None and len(known) == num_nodes):
             return
-        patterns = [glob.escape(self._launch_directory) + f"/node-{'*' if self._node is None else self._node}.log"]
+        patterns = [
+            glob.escape(self._launch_directory)
+            + f"/node-{'*' if self._node is None else self._node}.log"
+        ]
         if self._rank_log is not None:
             patterns.append(glob.escape(self._rank_log))
         found = [(path, size) for path, size in self._files.find(patterns) if path not in known]
@@ -215,10 +230,14 @@ class _Reader:
         fresh = [self._log(path) for path, _ in found]
         # What was written before `since` or the `tail` is not read.
         if self._since:
-            for log, begin in zip(fresh, offsets_since(self._files, found, self._since), strict=True):
+            for log, begin in zip(
+                fresh, offsets_since(self._files, found, self._since), strict=True
+            ):
                 log.offset = begin
         if self.wanted.tail is not None and all(log.source.keep is None for log in fresh):
-            for log, begin in zip(fresh, offsets_of_tail(self._files, found, self.wanted.tail), strict=True):
+            for log, begin in zip(
+                fresh, offsets_of_tail(self._files, found, self.wanted.tail), strict=True
+            ):
                 log.offset = max(log.offset, begin)
         self.logs += fresh
 
@@ -231,23 +250,33 @@ class _Reader:
         else:
             node, prefix = rank // self._per_node, b"[rank%d]: " % rank
             keep = None if path == self._rank_log else RankFilter(rank, node, self._per_node)
-        source = LogSource(node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed)
+        source = LogSource(
+            node, prefix, keep=keep, since=self._since, keep_untimed=self._keeps_untimed
+        )
         return _Log(path, self.merge.add(source))
 
     def fill(self, *, all_of_them: bool = False) -> None:
-        """Read more where lines are used up; `all_of_them`: also of files that were at their end, as followers do."""
+        """Read more where lines are used up; `all_of_them`: also of files that were at their end,
+        as followers do."""
         going_on = [log for log in self.logs if not log.source.ended]
         # From half of a piece on, so that one request reads many files.
-        half = (log for log in going_on if log.source.paused or 2 * log.source.held_lines <= log.fed)
+        half = (
+            log for log in going_on if log.source.paused or 2 * log.source.held_lines <= log.fed
+        )
         hungry = [log for log in half if all_of_them or not log.source.paused]
         least, most = _PIECE_BYTES
         length = min(max(HELD_BYTES // (len(self.logs) or 1), least), most)
-        pieces = self._files.read([ReadRequest(log.path, log.offset, length, log.head) for log in hungry])
+        pieces = self._files.read(
+            [ReadRequest(log.path, log.offset, length, log.head) for log in hungry]
+        )
         for log, piece in zip(hungry, pieces, strict=True):
             log.take(piece, length)
             enough = log.source.paused or log.read > _UNKNOWN_TIME_BYTES
             if not self._keeps_untimed and log.read and enough and not log.source.last_key:
-                raise UserError(f"{log.path}: its lines have no time stamps, so --since cannot select; use --tail N")
+                raise UserError(
+                    f"{log.path}: its lines have no time stamps, so --since cannot select; use"
+                    " --tail N"
+                )
 
 
 def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
@@ -257,16 +286,27 @@ def plain(piece: bytes, *, stamps: bool, prefixes: bool) -> bytes:
     *lines, _ = piece.split(b"\n")
     text = lines[0].find(b": ") + 2
     end = text + KEY_BYTES
-    begins = [line[text - 2 : end] for line in lines] if not stamps and all_stamped([lines[0][text:end]]) else []
+    begins = (
+        [line[text - 2 : end] for line in lines]
+        if not stamps and all_stamped([lines[0][text:end]])
+        else []
+    )
     if begins and all_stamped(begins, b": "):
-        shown = [line[:text] + line[end:] for line in lines] if prefixes else [line[end:] for line in lines]
+        shown = (
+            [line[:text] + line[end:] for line in lines]
+            if prefixes
+            else [line[end:] for line in lines]
+        )
     else:
-        # Most lines of a program that writes stamps of its own have a prefix as wide as the first one's, and no other.
+        # Most lines of a program that writes stamps of its own have a prefix as wide as the first
+        # one's, and no other.
         begin, ends = (0 if prefixes else text), (b"" if stamps else b"Z ")
         shown = [
-            line[begin:]
-            if line[text - 2 : text] == b": " and line[end - 2 : end] != ends
-            else _plain_line(line, stamps, prefixes)
+            (
+                line[begin:]
+                if line[text - 2 : text] == b": " and line[end - 2 : end] != ends
+                else _plain_line(line, stamps, prefixes)
+            )
             for line in lines
         ]
     return b"\n".join(shown) + b"\n"
@@ -279,8 +319,8 @@ def _plain_line(line: bytes, stamps: bool, prefixes: bool) -> bytes:
 
 
 def as_json_lines(piece: bytes) -> bytes:
-    """A piece of a merged log as JSON, an object a line: `node` or `rank`, `time` (RFC 3339, null before the first) and
-    `text`; bytes that are not UTF-8 are replaced."""
+    """A piece of a merged log as JSON, an object a line: `node` or `rank`, `time` (RFC 3339, null
+    before the first) and `text`; bytes that are not UTF-8 are replaced."""
     documents = []
     for line in piece.split(b"\n")[:-1]:
         prefix, _, rest = line.partition(b": ")

@@ -24,25 +24,43 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     if slurm.gres is not None and machine is not None:
         yield from _gres(slurm.gres, request, machine)
     if slurm.segment is not None and cluster.nodes % slurm.segment:
-        message = f"{cluster.nodes} nodes are no multiple of segments of {slurm.segment} ({_SBATCH}, --segment)"
+        message = (
+            f"{cluster.nodes} nodes are no multiple of segments of {slurm.segment} ({_SBATCH},"
+            " --segment)"
+        )
         yield error("cluster", "slurm.segment", message)
     limit, ahead = slurm.limit_seconds, slurm.signal_seconds
     if ahead > _MAX_SIGNAL_SECONDS:
-        yield error("cluster", "slurm.signal_seconds", f"at most {_MAX_SIGNAL_SECONDS} ({_SBATCH}, --signal)")
+        yield error(
+            "cluster",
+            "slurm.signal_seconds",
+            f"at most {_MAX_SIGNAL_SECONDS} ({_SBATCH}, --signal)",
+        )
     if limit is None:
         return
     if cluster.consumption == "flex-start" and limit > FLEX_START_DAYS * _DAY_SECONDS:
-        message = f"is more than flex-start gives ({_FLEX_SOURCE}); write {FLEX_START_DAYS}-00:00:00 or less"
-        yield error("cluster", "slurm.time_limit", f"{message}: after it the run is queued again and continues")
+        message = (
+            f"is more than flex-start gives ({_FLEX_SOURCE}); write {FLEX_START_DAYS}-00:00:00 or"
+            " less"
+        )
+        yield error(
+            "cluster",
+            "slurm.time_limit",
+            f"{message}: after it the run is queued again and continues",
+        )
     # The signal comes after the start and before the limit.
     if limit <= ahead:
         message = (
-            f"{slurm.time_limit} ({limit} s) is not longer than slurm.signal_seconds: {ahead}, so the run would get "
-            f"the signal to stop at once ({_SBATCH}, --signal); raise it, or lower signal_seconds"
+            f"{slurm.time_limit} ({limit} s) is not longer than slurm.signal_seconds: {ahead}, so"
+            f" the run would get the signal to stop at once ({_SBATCH}, --signal); raise it, or"
+            " lower signal_seconds"
         )
         yield error("cluster", "slurm.time_limit", message)
     elif limit <= ahead + _SIGNAL_EARLY_SECONDS:
-        message = f"leaves less than a minute of work: Slurm may signal {_SIGNAL_EARLY_SECONDS} s early ({_SBATCH})"
+        message = (
+            f"leaves less than a minute of work: Slurm may signal {_SIGNAL_EARLY_SECONDS} s early"
+            f" ({_SBATCH})"
+        )
         yield warning("cluster", "slurm.time_limit", message)
 
 
@@ -56,12 +74,16 @@ def _gres(gres: str, request: LaunchRequest, machine: Machine) -> Iterator[Launc
         message = f"asks for {count} GPUs per node; {machine.name} has {available}: {advice}"
         yield error("cluster", "slurm.gres", message)
     elif count < ranks and request.uses_gpus:
-        message = f"asks for {count} GPUs per node, for {ranks} ranks: {advice}, or set processes_per_node: {count}"
+        message = (
+            f"asks for {count} GPUs per node, for {ranks} ranks: {advice}, or set"
+            f" processes_per_node: {count}"
+        )
         yield error("cluster", "slurm.gres", message)
 
 
 def gpus_of_gres(gres: str) -> int | None:
-    """GPUs in a `--gres` value, such as 8 in `gpu:nvidia_h100_80gb_hbm3:8`; 1 where it has no number. None: no gpu."""
+    """GPUs in a `--gres` value, such as 8 in `gpu:nvidia_h100_80gb_hbm3:8`; 1 where it has no
+    number. None: no gpu."""
     counts = []
     for part in gres.split(","):
         words = re.sub(r"\(.*\)", "", part).split(":")

@@ -1,10 +1,12 @@
-"""Slurm's commands and what they print (squeue, sacct, scancel, sinfo), and the runs of a cluster by all its sources.
+"""Slurm's commands and what they print (squeue, sacct, scancel, sinfo), and the runs of a cluster
+by all its sources.
 
 One call each for any number of jobs.
 
-`squeue --json` has another shape in each release (https://github.com/pytorch/torchx/issues/1101), and `--Format` cuts
-values off; `--format` with a separator is the same since 2.x and cuts nothing. Times are asked for in Unix seconds
-(SLURM_TIME_FORMAT), so that the login node's time zone does not matter.
+`squeue --json` has another shape in each release (https://github.com/pytorch/torchx/issues/1101),
+and `--Format` cuts values off; `--format` with a separator is the same since 2.x and cuts nothing.
+Times are asked for in Unix seconds (SLURM_TIME_FORMAT), so that the login node's time zone does not
+matter.
 """
 
 from __future__ import annotations
@@ -29,22 +31,36 @@ _SACCT_FORMAT = "JobID,State,Reason,Submit,Start,End,NNodes,NodeList,Partition,E
 _SECONDS = 60.0
 _AGENT_SECONDS = 120.0
 _RECORD_BYTES = 1 << 20
-_NO_CONTROLLER = re.compile(r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted", re.I)
+_NO_CONTROLLER = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted", re.I
+)
 _ADVICE = {
-    "account": "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the cluster config",
+    "account": (
+        "sacctmgr show associations user=$USER lists your accounts; set slurm.account in the"
+        " cluster config"
+    ),
     "partition": "sinfo -s lists the partitions; set slurm.partition in the cluster config",
     "qos": "sacctmgr show qos lists them; set slurm.qos in the cluster config",
-    "time limit": "scontrol show partition shows its MaxTime; set slurm.time_limit in the cluster config",
-    "node configuration": "sinfo -o '%P %D %c %m %G' shows what nodes have; compare nodes, machine and slurm.gres",
-    "generic resource": "sinfo -o '%P %G' shows the GPUs' types; set slurm.gres as it is written there",
-    "job array specification": "scontrol show config | grep MaxArraySize shows how many; sweep over fewer at a time",
+    "time limit": (
+        "scontrol show partition shows its MaxTime; set slurm.time_limit in the cluster config"
+    ),
+    "node configuration": (
+        "sinfo -o '%P %D %c %m %G' shows what nodes have; compare nodes, machine and slurm.gres"
+    ),
+    "generic resource": (
+        "sinfo -o '%P %G' shows the GPUs' types; set slurm.gres as it is written there"
+    ),
+    "job array specification": (
+        "scontrol show config | grep MaxArraySize shows how many; sweep over fewer at a time"
+    ),
     "constraint": "sinfo -o '%P %f' lists the features; set slurm.constraint in the cluster config",
 }
 """Advice about a refusal of sbatch, by words of its message."""
 
 
 class Slurm:
-    """Slurm's commands on a cluster's head host, and the runs that its queue, index and files show together."""
+    """Slurm's commands on a cluster's head host, and the runs that its queue, index and files show
+    together."""
 
     def __init__(self, cluster: str, host: Host, programs: Programs) -> None:
         self.host = host
@@ -55,12 +71,14 @@ class Slurm:
     # Runs.
 
     def runs(self) -> list[SlurmRun]:
-        """All runs of this cluster: one command reads the index and each state.json, then one squeue.
+        """All runs of this cluster: one command reads the index and each state.json, then one
+        squeue.
 
-        In this order: a job is submitted before it is entered into the index, so the queue has every job of the index.
-        In the other order, a run entered between the two would look like one whose job Slurm has forgotten. Only for
-        runs that failed or that Slurm has forgotten it reads more: state.json again (the job may have ended since),
-        ended.json, the index again where neither has the end, and the accounts.
+        In this order: a job is submitted before it is entered into the index, so the queue has
+        every job of the index. In the other order, a run entered between the two would look like
+        one whose job Slurm has forgotten. Only for runs that failed or that Slurm has forgotten it
+        reads more: state.json again (the job may have ended since), ended.json, the index again
+        where neither has the end, and the accounts.
         """
         listed = self._listed()
         jobs = sorted(self.jobs(), key=lambda each: each.number)
@@ -81,7 +99,11 @@ class Slurm:
         for handle, job in newest.items():
             # Submitted by hand, and not in the index.
             launch = posixpath.dirname(job.script)
-            entry = {"run": handle.run, "launch_directory": launch, "run_directory": posixpath.dirname(launch)}
+            entry = {
+                "run": handle.run,
+                "launch_directory": launch,
+                "run_directory": posixpath.dirname(launch),
+            }
             (state,) = self.records([posixpath.join(launch, "state.json")])
             runs.append(SlurmRun(handle, entry, job, state))
         return self._with_ends(runs)
@@ -90,26 +112,35 @@ class Slurm:
         """The index: each entry, the state of its run, and why there is none (agent/index.py)."""
         result = self.run_agent(["list", "--cluster", self._cluster])
         self._require(result, "its runs cannot be listed", "")
-        return [(each["entry"], each["state"] or {}, each["problem"]) for each in result.printed_json()]
+        return [
+            (each["entry"], each["state"] or {}, each["problem"]) for each in result.printed_json()
+        ]
 
     def _with_ends(self, runs: list[SlurmRun]) -> list[SlurmRun]:
-        """The same with ended.json, a newer state.json and the accounts, read for all runs at once."""
+        """The same with ended.json, a newer state.json and the accounts, read for all runs at
+        once."""
         failed = [each for each in runs if each.status.state is State.failed]
         launches = [each.launch_directory for each in failed]
-        found = self.records([posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches])
+        found = self.records(
+            [posixpath.join(launch, name) for name in (ENDED, "state.json") for launch in launches]
+        )
         ends, states = found[: len(failed)], found[len(failed) :]
         ended = {
-            # A state that is not final stays as `list` reported it, which checks whether the leader is alive.
+            # A state that is not final stays as `list` reported it, which checks whether the leader
+            # is alive.
             each.handle: replace(each, ended=end, state=state if is_over(state) else each.state)
             for each, end, state in zip(failed, ends, states, strict=True)
         }
-        # Their leaders lived when `list` looked, and their end could not be written: a disk that takes nothing.
+        # Their leaders lived when `list` looked, and their end could not be written: a disk that
+        # takes nothing.
         silent = [
             each
             for each in ended.values()
             if each.job and each.own_state and not is_over(each.own_state) and not each.own_end
         ]
-        again = {str(entry.get("run")): state for entry, state, _ in (self._listed() if silent else [])}
+        again = {
+            str(entry.get("run")): state for entry, state, _ in (self._listed() if silent else [])
+        }
         for each in silent:
             ended[each.handle] = replace(each, state=again.get(each.handle.run) or each.state)
         forgotten = [each for each in ended.values() if each.needs_accounts]
@@ -126,7 +157,11 @@ class Slurm:
         try:
             pieces = self.files.read([ReadRequest(path, 0, _RECORD_BYTES) for path in paths])
         except UnreadableFile:
-            return [{}] if len(paths) == 1 else [found for path in paths for found in self.records([path])]
+            return (
+                [{}]
+                if len(paths) == 1
+                else [found for path in paths for found in self.records([path])]
+            )
         return [json_object(piece.data) if piece is not None else {} for piece in pieces]
 
     def run_agent(self, words: Sequence[str]) -> Result:
@@ -137,49 +172,87 @@ class Slurm:
     # Commands.
 
     def jobs(self) -> list[SlurmJob]:
-        """Every job of this user that Slurm has not forgotten, tasks of arrays one by one. Raises UserError."""
-        words = ["squeue", "--noheader", "--all", "--array", "--states=all", "--me", f"--format={_SQUEUE_FORMAT}"]
-        return parse_squeue(self._require(self._run([*_UNIX_TIMES, *words]), "the queue cannot be read").stdout)
+        """Every job of this user that Slurm has not forgotten, tasks of arrays one by one. Raises
+        UserError."""
+        words = [
+            "squeue",
+            "--noheader",
+            "--all",
+            "--array",
+            "--states=all",
+            "--me",
+            f"--format={_SQUEUE_FORMAT}",
+        ]
+        return parse_squeue(
+            self._require(self._run([*_UNIX_TIMES, *words]), "the queue cannot be read").stdout
+        )
 
     def accounts(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
         """The records of these jobs in Slurm's accounts; empty where the cluster keeps none."""
         ids = sorted(job_ids)
         if not ids:
             return {}
-        words = ["sacct", "--allocations", "--noheader", "--parsable2", "--duplicates", f"--format={_SACCT_FORMAT}"]
+        words = [
+            "sacct",
+            "--allocations",
+            "--noheader",
+            "--parsable2",
+            "--duplicates",
+            f"--format={_SACCT_FORMAT}",
+        ]
         result = self._run([*_UNIX_TIMES, *words, f"--jobs={','.join(ids)}"])
-        # "Slurm accounting storage is disabled" is no error: then only the run's own files are left.
-        return {job.job_id: job for job in parse_sacct(result.stdout)} if result.returncode == 0 else {}
+        # "Slurm accounting storage is disabled" is no error: then only the run's own files are
+        # left.
+        return (
+            {job.job_id: job for job in parse_sacct(result.stdout)}
+            if result.returncode == 0
+            else {}
+        )
 
     def require_submitted(self, result: Result) -> None:
-        """Raise UserError where the submitting program failed, with its words or those of sbatch, and what to do."""
+        """Raise UserError where the submitting program failed, with its words or those of sbatch,
+        and what to do."""
         stderr = result.stderr.lower()
         advice = next((text for words, text in _ADVICE.items() if words in stderr), "")
         if "sbatch: not found" in stderr and result.returncode == 127:
-            advice = f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that has it"
+            advice = (
+                f"sbatch is not installed on {self.host.title}; slurm.login_host names a node that"
+                " has it"
+            )
         what = "sbatch refused the job" if "sbatch:" in stderr else "nothing was submitted"
         self._require(result, what, advice)
 
     def cancel(self, job_id: str) -> None:
         """scancel; does nothing to a job that is over. Raises UserError."""
         result = self._run(["scancel", job_id])
-        if result.returncode != 0 and not re.search(r"Invalid job id|already completing", result.stderr, re.I):
+        if result.returncode != 0 and not re.search(
+            r"Invalid job id|already completing", result.stderr, re.I
+        ):
             self._require(result, f"job {job_id} cannot be cancelled")
 
     def signal_agents(self, job_id: str) -> None:
-        """SIGTERM to all steps of a job, as before its time limit; where that does not work, `cancel` follows."""
+        """SIGTERM to all steps of a job, as before its time limit; where that does not work,
+        `cancel` follows."""
         self._run(["scancel", "--signal=TERM", job_id])
 
     def unusable_nodes(self, partition: str) -> list[str]:
-        """Nodes of a partition that are down or drained, with the reason; empty where sinfo fails."""
+        """Nodes of a partition that are down or drained, with the reason; empty where sinfo
+        fails."""
         words = ["sinfo", "--noheader", "--list-reasons", "--format=%N|%T|%E"]
         words += [f"--partition={partition}"] if partition else []
-        rows = [line.split("|", 2) for line in self._run(words).stdout.splitlines() if line.count("|") >= 2]
+        rows = [
+            line.split("|", 2)
+            for line in self._run(words).stdout.splitlines()
+            if line.count("|") >= 2
+        ]
         return [f"{nodes} {state.rstrip('*')} ({reason})" for nodes, state, reason in rows]
 
     def _require(self, result: Result, what: str, advice: str | None = None) -> Result:
         if advice is None and result.returncode == 127:
-            advice = f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node that has them"
+            advice = (
+                f"Slurm's commands are not on {self.host.title}: set slurm.login_host to a node"
+                " that has them"
+            )
         try:
             return require_success(result, f"{self.host.title}: {what}", advice or "")
         except UserError as error:
@@ -192,7 +265,8 @@ class Slurm:
 
 
 def parse_squeue(text: str) -> list[SlurmJob]:
-    """The jobs in what squeue printed with our format. A script's path may have `|` in it, a comment may not."""
+    """The jobs in what squeue printed with our format. A script's path may have `|` in it, a
+    comment may not."""
     jobs = []
     for job, rest in _jobs(text):
         script, _, commented = rest.rpartition("|")
@@ -203,7 +277,8 @@ def parse_squeue(text: str) -> list[SlurmJob]:
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:
-    """The jobs in what sacct printed with our format: of a job that was queued again, its last start."""
+    """The jobs in what sacct printed with our format: of a job that was queued again, its last
+    start."""
     jobs = {}
     for job, exit_code in _jobs(text):
         code, _, number = exit_code.partition(":")
@@ -215,10 +290,13 @@ def parse_sacct(text: str) -> list[SlurmJob]:
 
 
 def _jobs(text: str) -> Iterator[tuple[SlurmJob, str]]:
-    """The job of each line, from the fields that both programs print first, and the rest of the line."""
+    """The job of each line, from the fields that both programs print first, and the rest of the
+    line."""
     # A login may print something first.
     for line in (line for line in text.splitlines() if line.count("|") >= 9):
-        job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = line.split("|", 9)
+        job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = (
+            line.split("|", 9)
+        )
         # `4`, or `1-4` of a job with a range.
         count = re.match(r"\d+", nodes)
         job = SlurmJob(

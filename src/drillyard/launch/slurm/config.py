@@ -19,40 +19,56 @@ class SlurmConfig(PlatformSection):
         default=None, description="Time limit as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS."
     )
     login_host: SshHost | None = Field(
-        default=None, description="Login node, reached by ssh: [USER@]HOST; null: sbatch runs on this machine."
+        default=None,
+        description="Login node, reached by ssh: [USER@]HOST; null: sbatch runs on this machine.",
     )
     exclusive: bool = Field(default=True, description="Ask for whole nodes.")
     exclude: list[str] = Field(default=[], description="Nodes that jobs must not use.")
     constraint: str | None = Field(default=None, description="Features that nodes must have.")
     gres: str | None = Field(
         default=None,
-        description="GPUs per node as the cluster types them, such as gpu:nvidia_h100_80gb_hbm3:8 (Soperator); "
-        "default: --gpus-per-node with the accelerators of `machine`.",
+        description=(
+            "GPUs per node as the cluster types them, such as gpu:nvidia_h100_80gb_hbm3:8"
+            " (Soperator); default: --gpus-per-node with the accelerators of `machine`."
+        ),
     )
     segment: PositiveInt | None = Field(
-        default=None, description="Nodes of one NVLink domain or block that belong together (sbatch --segment)."
+        default=None,
+        description="Nodes of one NVLink domain or block that belong together (sbatch --segment).",
     )
     signal_seconds: Annotated[int, Field(ge=30)] = Field(
         default=300,
-        description="Seconds before its time limit at which a job is signalled to save; it is queued again.",
+        description=(
+            "Seconds before its time limit at which a job is signalled to save; it is queued again."
+        ),
     )
     max_requeues: Annotated[int, Field(ge=0)] = Field(
-        default=1000, description="Times that a job is queued again after its time limit, preemption or a lost node."
+        default=1000,
+        description=(
+            "Times that a job is queued again after its time limit, preemption or a lost node."
+        ),
     )
     setup: list[str] = Field(
-        default=[], description="Shell lines that the job runs on its first node before anything: [module load cuda]."
+        default=[],
+        description=(
+            "Shell lines that the job runs on its first node before anything: [module load cuda]."
+        ),
     )
     directory: str | None = Field(
         default=None, description="Directory of this project on the cluster; default: as here."
     )
     config_file: str | None = Field(
-        default=None, description="OpenSSH configuration file for `login_host`; default: ~/.ssh/config."
+        default=None,
+        description="OpenSSH configuration file for `login_host`; default: ~/.ssh/config.",
     )
-    arguments: list[str] = Field(default=[], description="Further #SBATCH arguments, as written: [--mail-type=END].")
+    arguments: list[str] = Field(
+        default=[], description="Further #SBATCH arguments, as written: [--mail-type=END]."
+    )
 
     @property
     def limit_seconds(self) -> int | None:
-        """`time_limit` in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (sbatch, --time); None: the partition's."""
+        """`time_limit` in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (sbatch, --time); None: the
+        partition's."""
         if self.time_limit is None:
             return None
         days, dash, clock = self.time_limit.rpartition("-")
@@ -71,7 +87,17 @@ class SlurmConfig(PlatformSection):
 
 
 SLURM = PlatformFacts(
-    optional=("slurm", "storage", "image", "mounts", "python", "location", "machine", "consumption", "reservation"),
+    optional=(
+        "slurm",
+        "storage",
+        "image",
+        "mounts",
+        "python",
+        "location",
+        "machine",
+        "consumption",
+        "reservation",
+    ),
     section=SlurmConfig,
     consumption=("on-demand", "reservation", "spot", "flex-start", "calendar"),
     machines="own or bought",

@@ -1,11 +1,13 @@
-"""job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each of its lines.
+"""job.sbatch: the script that Slurm runs on the first node of an allocation, and the reason of each
+of its lines.
 
-It starts one agent per node; agents start and restart the ranks. A script is a generated head (directives, variables
-and the srun command) and files of this package: requeue.sh queues the job again (in array.sbatch too), job.sh is one
-start. Slurm fails a job whose --output it cannot open, so the script opens its log itself once it can read the storage.
-The reason for a requeue is in the job's comment: `drillyard runs` finds it there without the storage. `scontrol
-requeue` also revives a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark
-a job that continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
+It starts one agent per node; agents start and restart the ranks. A script is a generated head
+(directives, variables and the srun command) and files of this package: requeue.sh queues the job
+again (in array.sbatch too), job.sh is one start. Slurm fails a job whose --output it cannot open,
+so the script opens its log itself once it can read the storage. The reason for a requeue is in the
+job's comment: `drillyard runs` finds it there without the storage. `scontrol requeue` also revives
+a cancelled job, so the script asks Slurm why the job ends: PreemptTime and Reason=TimeLimit mark a
+job that continues. (`scontrol` is not in containers: https://github.com/NVIDIA/pyxis/issues/129.)
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _RESERVED = {
     "no other: the log is in the run's launch directory": "--output -o --error -e",
     "no other: the script is drillyard's": "--wrap",
 }
-"""Options that the script sets itself, which `slurm.arguments` may not have, by the setting to use instead."""
+"""Options that the script sets itself, which `slurm.arguments` may not have, by the setting to use
+instead."""
 
 
 ExplainedOption = tuple[str, str, str]
@@ -65,37 +68,60 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
     yield f"--nodes={cluster.nodes}", "as set", "cluster.yaml: nodes"
     yield "--ntasks-per-node=1", "one agent per node; it starts the ranks", _OURS
     if slurm.gres is not None:
-        yield _option("gres", slurm.gres), "GPUs as this cluster types them", "cluster.yaml: slurm.gres"
-    elif cluster.machine is not None and (gpus := machine_of(cluster, request.facts).num_accelerators):
+        yield (
+            _option("gres", slurm.gres),
+            "GPUs as this cluster types them",
+            "cluster.yaml: slurm.gres",
+        )
+    elif cluster.machine is not None and (
+        gpus := machine_of(cluster, request.facts).num_accelerators
+    ):
         source = f"cluster.yaml: machine {cluster.machine}"
         yield f"--gpus-per-node={gpus}", "all GPUs of the machine", source
     if slurm.exclusive:
-        yield "--exclusive", "no other job takes cores, memory or NICs", "cluster.yaml: slurm.exclusive"
+        yield (
+            "--exclusive",
+            "no other job takes cores, memory or NICs",
+            "cluster.yaml: slurm.exclusive",
+        )
         yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
     if slurm.exclude:
-        yield _option("exclude", ",".join(slurm.exclude)), "nodes not to use", "cluster.yaml: slurm.exclude"
+        yield (
+            _option("exclude", ",".join(slurm.exclude)),
+            "nodes not to use",
+            "cluster.yaml: slurm.exclude",
+        )
     yield from as_set("constraint", "segment")
     if slurm.time_limit is not None:
         yield f"--time={slurm.time_limit}", "as set", "cluster.yaml: slurm.time_limit"
     yield (
         f"--signal=B:USR1@{slurm.signal_seconds}",
-        "this script gets the signal before the time limit (up to 60 s earlier), so that the run saves",
+        (
+            "this script gets the signal before the time limit (up to 60 s earlier), so that the"
+            " run saves"
+        ),
         "cluster.yaml: slurm.signal_seconds",
     )
     yield "--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH
     yield (
         "--output=/dev/null",
-        "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot open, and one node "
-        "without the storage would end the run",
+        (
+            "the script writes launch/slurm-JOB.log itself: Slurm fails a job whose log it cannot"
+            " open, and one node without the storage would end the run"
+        ),
         _OURS,
     )
     for argument in slurm.arguments:
         name = argument.split("=")[0].split(" ")[0]
         if not argument.startswith("-") or not argument.isprintable():
-            raise UserError(f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END")
+            raise UserError(
+                f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END"
+            )
         for setting, options in _RESERVED.items():
             if name in options.split():
-                raise UserError(f"cluster config: slurm.arguments: {name} is set by drillyard; use {setting}")
+                raise UserError(
+                    f"cluster config: slurm.arguments: {name} is set by drillyard; use {setting}"
+                )
         yield argument, "as set", "cluster.yaml: slurm.arguments"
 
 
@@ -128,7 +154,7 @@ run_on_all_nodes() {{
         python3 "$@"
 }}
 
-"""
+"""  # noqa: E501
     slurm = request.cluster.section_as(SlurmConfig)
     # Scripts that `module load` and the like source use unset variables.
     shell = "\n".join(["set +u", *slurm.setup, "set -u", ""]) if slurm.setup else ""
@@ -136,23 +162,39 @@ run_on_all_nodes() {{
     fields = []
     for option, reason, source in (*lines, *((f"srun {option}", *why) for option, *why in srun)):
         name, equals, value = option.partition("=")
-        fields.append(ExplainedField(f"{SCRIPT}: {name}", value if equals else "set", reason, source))
+        fields.append(
+            ExplainedField(f"{SCRIPT}: {name}", value if equals else "set", reason, source)
+        )
     again = "all is saved, or a node was lost: queued again, the second time without that node"
     limit = "a run that is queued again more often has failed"
     # The parts of the script that are no options.
     parts = [
-        ("leader", "first name of scontrol show hostnames", "a name, as a host may have many addresses", _SBATCH),
+        (
+            "leader",
+            "first name of scontrol show hostnames",
+            "a name, as a host may have many addresses",
+            _SBATCH,
+        ),
         ("agent", "python3 LAUNCH_DIR/agent run", "runs the node's part; needs no packages", _OURS),
-        ("trap USR1", "scancel --signal=TERM", "the whole step saves and ends with 85, as on preemption", _SBATCH),
+        (
+            "trap USR1",
+            "scancel --signal=TERM",
+            "the whole step saves and ends with 85, as on preemption",
+            _SBATCH,
+        ),
         ("code 85, 75", "scontrol requeue", again, _OURS),
         ("max_requeues", str(slurm.max_requeues), limit, "cluster.yaml: slurm.max_requeues"),
         *(("setup", line, "as set", "cluster.yaml: slurm.setup") for line in slurm.setup),
     ]
-    return text, [*fields, *(ExplainedField(f"{SCRIPT}: {name}", *explained) for name, *explained in parts)]
+    return text, [
+        *fields,
+        *(ExplainedField(f"{SCRIPT}: {name}", *explained) for name, *explained in parts),
+    ]
 
 
 def array_script(request: LaunchRequest, launches: Sequence[str]) -> str:
-    """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the first point's."""
+    """The script of an array job: task I becomes the job.sbatch in `launches[I]`. `request`: the
+    first point's."""
     first = Handle(request.cluster.platform, request.cluster.name, request.run.name)
     points = "\n".join(f"    {shlex.quote(launch)}" for launch in launches)
     head = f"""\
@@ -188,28 +230,45 @@ def _source(name: str) -> str:
 
 
 def enroot_image(image: str) -> str:
-    """An image as enroot names it: `registry#path:tag`; files and names without a registry stay as they are.
+    """An image as enroot names it: `registry#path:tag`; files and names without a registry stay as
+    they are.
 
     https://github.com/NVIDIA/enroot/blob/master/doc/cmd/import.md
     """
     name = image.removeprefix("docker://")
     registry, slash, path = name.partition("/")
     is_file = name.startswith(("/", "./")) or name.endswith(".sqsh")
-    if is_file or "#" in name or not slash or not ("." in registry or ":" in registry or registry == "localhost"):
+    if (
+        is_file
+        or "#" in name
+        or not slash
+        or not ("." in registry or ":" in registry or registry == "localhost")
+    ):
         return name
     return f"{registry}#{path}"
 
 
 def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[ExplainedOption]:
     job = prepared.job
-    yield f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1", "one agent on each node", _OURS
+    yield (
+        f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1",
+        "one agent on each node",
+        _OURS,
+    )
     yield (
         '--cpus-per-task="$cpus"',
-        "srun does not take it over from sbatch since 22.05; without it all ranks of a node share one core",
+        (
+            "srun does not take it over from sbatch since 22.05; without it all ranks of a node"
+            " share one core"
+        ),
         _SRUN,
     )
     yield "--kill-on-bad-exit=0", "the agents end together, with time to save", _OURS
-    yield "--wait=60", "agents end together, after the ranks: srun kills one that does not answer then", _SRUN
+    yield (
+        "--wait=60",
+        "agents end together, after the ranks: srun kills one that does not answer then",
+        _SRUN,
+    )
     yield "--label", "lines in this log begin with the node's rank", _SRUN
     if prepared.image is not None:
         yield (
@@ -224,5 +283,7 @@ def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[ExplainedOption]:
 
 def _option(name: str, value: str) -> str:
     if not value.isprintable():
-        raise UserError(f"cluster config: slurm.{name}: {value!r} has a control character; write it without")
+        raise UserError(
+            f"cluster config: slurm.{name}: {value!r} has a control character; write it without"
+        )
     return f"--{name}={shlex.quote(value)}"

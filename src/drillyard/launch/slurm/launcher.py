@@ -1,10 +1,12 @@
-"""Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that reaches one by ssh.
+"""Platform `slurm`: runs as jobs of a Slurm cluster, from its login node or from a machine that
+reaches one by ssh.
 
-A plan copies the code with --sync, then writes the launch directory and submits. One program on the head host does the
-latter under a lock and enters the run into the index, so that of several launches of one name only one submits:
-agent/submit.py. Only Slurm knows job ids, so a run that waits for another names it by handle, and that program finds
-the job. Nothing is stored on this machine: the queue has the jobs, the head host an index of all submissions, and each
-run's files the rest (commands.py reads them).
+A plan copies the code with --sync, then writes the launch directory and submits. One program on the
+head host does the latter under a lock and enters the run into the index, so that of several
+launches of one name only one submits: agent/submit.py. Only Slurm knows job ids, so a run that
+waits for another names it by handle, and that program finds the job. Nothing is stored on this
+machine: the queue has the jobs, the head host an index of all submissions, and each run's files the
+rest (commands.py reads them).
 """
 
 from __future__ import annotations
@@ -22,10 +24,22 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import ENTRIES, POINTS, TAKEN
-from drillyard.launch.launcher import AFTER_STOP_SECONDS, Launcher, being_launched_error, cancel_notice
+from drillyard.launch.launcher import (
+    AFTER_STOP_SECONDS,
+    Launcher,
+    being_launched_error,
+    cancel_notice,
+)
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, new_secret
 from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
-from drillyard.launch.programs import TEMPORARY, Host, Programs, archive, defer_interrupt, require_success
+from drillyard.launch.programs import (
+    TEMPORARY,
+    Host,
+    Programs,
+    archive,
+    defer_interrupt,
+    require_success,
+)
 from drillyard.launch.remote_files import Files, open_files, print_notices
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
@@ -41,11 +55,14 @@ _SUBMIT = f"""\
 {TEMPORARY} && (umask go-w && tar -x -C "$d" -f -) &&
 python3 "$d/agent" "$@" --sent "$d\""""
 _SAVE_SHARE = 0.9
-"""The share of the time between the signal and the time limit after which agents kill ranks that have not saved."""
+"""The share of the time between the signal and the time limit after which agents kill ranks that
+have not saved."""
 _START_SECONDS = 45.0
-"""srun starts a task on a thousand nodes within seconds; storage that does not answer takes for ever."""
+"""srun starts a task on a thousand nodes within seconds; storage that does not answer takes for
+ever."""
 _SUBMIT_SECONDS = 450.0
-"""sbatch itself retries for a while where the controller is away, and another launch may have the lock first."""
+"""sbatch itself retries for a while where the controller is away, and another launch may have the
+lock first."""
 _POLL_SECONDS = 10.0
 """Between two squeue calls of one follower: each takes a lock of the controller."""
 _CANCEL_SECONDS = 300.0
@@ -58,14 +75,19 @@ _PAUSES = (0.3, 5.0)
 
 
 def _job_settings(request: LaunchRequest) -> JobSettings:
-    """The job's times: a lost node does not come back, and saving must end before the time limit."""
+    """The job's times: a lost node does not come back, and saving must end before the time
+    limit."""
     start = Job.start_seconds if request.image else _START_SECONDS
     stop = request.cluster.section_as(SlurmConfig).signal_seconds * _SAVE_SHARE
     late = "a node that does not join so long after the one before is left out"
     late += ": images take time" if request.image else ""
     saving = f"of the time between the signal and the limit, {_SAVE_SHARE:.0%} are for saving"
     return {
-        "join_seconds": (0.0, "a lost node does not come back; Slurm finds another one", "drillyard"),
+        "join_seconds": (
+            0.0,
+            "a lost node does not come back; Slurm finds another one",
+            "drillyard",
+        ),
         "start_seconds": (start, late, "drillyard"),
         "stop_seconds": (stop, saving, "cluster.yaml: slurm.signal_seconds"),
     }
@@ -88,24 +110,33 @@ class SlurmLauncher(Launcher[SlurmRun]):
         files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
         fields = (*prepared.fields, *script_fields)
         project = paths_on(request).project
-        code = f"there already: {project}" if request.image is None else f"in the image {request.image}"
+        code = (
+            f"there already: {project}"
+            if request.image is None
+            else f"in the image {request.image}"
+        )
         sync = []
         if request.sync:
             if self._host.name is None and project == posixpath.normpath(request.here):
                 raise ConfigError(
-                    f"--sync: {project} is this directory itself; name another in slurm.directory, or leave --sync out"
+                    f"--sync: {project} is this directory itself; name another in slurm.directory,"
+                    " or leave --sync out"
                 )
             sync = [sync_step(self._host, request.here, project)]
             code = f"carried (--sync): {request.here}, what git does not ignore, to {project}"
         submit = self._submit_step(prepared.launch_directory, SCRIPT, files, request.dependency)
-        return replace(prepared, code=code, steps=(*sync, submit), files=files, fields=fields, script=SCRIPT)
+        return replace(
+            prepared, code=code, steps=(*sync, submit), files=files, fields=fields, script=SCRIPT
+        )
 
     def plan_sweep(self, requests: Sequence[LaunchRequest]) -> list[Plan]:
         """The first plan writes the files of all runs and submits them as one array job."""
         plans = [self.plan(request) for request in requests]
         first = plans[0]
         files = (
-            PlanFile(ARRAY, array_script(requests[0], [plan.launch_directory for plan in plans]), 0o755),
+            PlanFile(
+                ARRAY, array_script(requests[0], [plan.launch_directory for plan in plans]), 0o755
+            ),
             *first.files,
             *(
                 replace(file, path=f"{POINTS}/{plan.handle.run}/{file.path}")
@@ -119,7 +150,14 @@ class SlurmLauncher(Launcher[SlurmRun]):
         submit = self._submit_step(first.launch_directory, ARRAY, files, requests[0].dependency)
         steps = (*first.steps[:-1], submit)
         sweep = tuple(plan.job for plan in plans)
-        array = replace(first, files=files, fields=(*first.fields, tasks), steps=steps, script=ARRAY, sweep=sweep)
+        array = replace(
+            first,
+            files=files,
+            fields=(*first.fields, tasks),
+            steps=steps,
+            script=ARRAY,
+            sweep=sweep,
+        )
         return [array, *(replace(plan, steps=()) for plan in plans[1:])]
 
     def _submit_step(
@@ -131,10 +169,23 @@ class SlurmLauncher(Launcher[SlurmRun]):
             purpose += f", to begin when {after[-1]} has succeeded"
         # The last two are in no plan.
         sends = (*(file.path for file in files), "secret", "secrets.json")
-        return Program(purpose, self._submit_argv(launch_directory, script, *after), sends=sends, stage="submit")
+        return Program(
+            purpose,
+            self._submit_argv(launch_directory, script, *after),
+            sends=sends,
+            stage="submit",
+        )
 
     def _submit_argv(self, launch_directory: str, script: str, *options: str) -> tuple[str, ...]:
-        words = ["submit", "--cluster", self.cluster.name, "--launch-directory", launch_directory, "--script", script]
+        words = [
+            "submit",
+            "--cluster",
+            self.cluster.name,
+            "--launch-directory",
+            launch_directory,
+            "--script",
+            script,
+        ]
         return self._host.argv(["sh", "-c", _SUBMIT, "sh", *words, *options])
 
     def status(self, run: str) -> RunStatus:
@@ -145,7 +196,9 @@ class SlurmLauncher(Launcher[SlurmRun]):
         if found.job is None or not (lost or found.job.reason.startswith(_LACKS_NODES)):
             return status
         down = self._slurm.unusable_nodes(found.job.partition)
-        return replace(status, reason=f"{status.reason}; down: {', '.join(down)}") if down else status
+        return (
+            replace(status, reason=f"{status.reason}; down: {', '.join(down)}") if down else status
+        )
 
     # What the shared flow needs.
 
@@ -180,10 +233,11 @@ class SlurmLauncher(Launcher[SlurmRun]):
         points: Sequence[Mapping[str, Any]],
         existing: Sequence[SlurmRun],
     ) -> None:
-        """Submit, and enter the runs into the index, so that they are found once Slurm has forgotten the job.
+        """Submit, and enter the runs into the index, so that they are found once Slurm has
+        forgotten the job.
 
-        `existing`: the runs that were there. Raises UserError where the index has another job of one now: another
-        launch has submitted it since.
+        `existing`: the runs that were there. Raises UserError where the index has another job of
+        one now: another launch has submitted it since.
         """
         jobs = {run.handle.run: run.entry.get("job_id") for run in existing}
         entries = []
@@ -200,7 +254,9 @@ class SlurmLauncher(Launcher[SlurmRun]):
             }
             entries.append(PlanFile(f"{ENTRIES}/{point['run']}.json", json.dumps(entry) + "\n"))
         with defer_interrupt(str(handle)):
-            result = self.programs.run(argv, stdin=archive([*files, *entries]), timeout=_SUBMIT_SECONDS)
+            result = self.programs.run(
+                argv, stdin=archive([*files, *entries]), timeout=_SUBMIT_SECONDS
+            )
             if result.returncode == TAKEN:
                 raise being_launched_error(handle, result.stderr.strip())
             self._slurm.require_submitted(result)
@@ -220,15 +276,17 @@ class SlurmLauncher(Launcher[SlurmRun]):
         run = self._wait_until_gone(run, _CANCEL_SECONDS)
         if not run.is_gone:
             raise UserError(
-                f"{run.handle}: is cancelled, but Slurm has not ended its job {run.job_id} after "
-                f"{_CANCEL_SECONDS:.0f} s\nscontrol show job {run.job_id} lists the nodes on which it still runs"
+                f"{run.handle}: is cancelled, but Slurm has not ended its job {run.job_id} after"
+                f" {_CANCEL_SECONDS:.0f} s\nscontrol show job {run.job_id} lists the nodes on which"
+                " it still runs"
             )
         if not run.own_state:
             self._record_cancelled(run)
         return run.status
 
     def _let_agents_save(self, run: SlurmRun) -> SlurmRun:
-        """Signal running agents and wait for them: scancel gives a job only the cluster's KillWait."""
+        """Signal running agents and wait for them: scancel gives a job only the cluster's
+        KillWait."""
         (job,) = self._slurm.records([posixpath.join(run.launch_directory, "job.json")])
         if not job or run.job is None or run.job.state != "RUNNING" or not run.own_state:
             return run
@@ -249,7 +307,9 @@ class SlurmLauncher(Launcher[SlurmRun]):
     def _record_cancelled(self, run: SlurmRun) -> None:
         """Write ended.json of a run that never began: Slurm forgets its job."""
         end = {"submission": run.job_id, "attempt": "0", "code": 130, "state": "cancelled"}
-        text = json.dumps(end | {"reason": "cancelled in the queue", "at": round(time.time())}) + "\n"
+        text = (
+            json.dumps(end | {"reason": "cancelled in the queue", "at": round(time.time())}) + "\n"
+        )
         argv = self._host.argv(["sh", "-c", 'exec tar -x -C "$0" -f -', run.launch_directory])
         self.programs.run(argv, stdin=archive([PlanFile(ENDED, text)]))
 

@@ -1,8 +1,10 @@
-"""The status of a run on Slurm, from four sources: the job in the queue, the accounts, state.json and ended.json.
+"""The status of a run on Slurm, from four sources: the job in the queue, the accounts, state.json
+and ended.json.
 
-Slurm has the state of the job and why it waits; the leader's state.json has the run's state and the rank that failed
-first. Slurm forgets a job minutes after its end (MinJobAge), and a cluster without accounts keeps no record of it; then
-the run's own files show how it ended: state.json, or the job script's ended.json where the leader was killed. Pure.
+Slurm has the state of the job and why it waits; the leader's state.json has the run's state and the
+rank that failed first. Slurm forgets a job minutes after its end (MinJobAge), and a cluster without
+accounts keeps no record of it; then the run's own files show how it ended: state.json, or the job
+script's ended.json where the leader was killed. Pure.
 """
 
 from __future__ import annotations
@@ -11,10 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of, reported_status
+from drillyard.launch.run_status import (
+    Handle,
+    RunFailure,
+    RunStatus,
+    State,
+    failure_of,
+    reported_status,
+)
 
 ENDED = "ended.json"
-"""End of the job's newest start, written by the job script where the agents could not write theirs."""
+"""End of the job's newest start, written by the job script where the agents could not write
+theirs."""
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 _FAILED = {
@@ -23,7 +33,9 @@ _FAILED = {
     "NODE_FAIL": "lost capacity: a node failed, and Slurm did not queue the job again",
     "BOOT_FAIL": "lost capacity: a node did not boot",
     "PREEMPTED": "lost capacity: preempted, and not queued again",
-    "OUT_OF_MEMORY": "out of memory: Slurm killed it (slurm.exclusive takes all memory of the nodes)",
+    "OUT_OF_MEMORY": (
+        "out of memory: Slurm killed it (slurm.exclusive takes all memory of the nodes)"
+    ),
     "REVOKED": "revoked by a sibling cluster",
 }
 _REASONS = {
@@ -34,7 +46,9 @@ _REASONS = {
     "BeginTime": "may not start before its begin time, which Slurm sets a moment after a requeue",
     "JobHeldUser": "is held: scontrol release {job}",
     "JobHeldAdmin": "is held by an administrator",
-    "JobHoldMaxRequeue": "is held, as Slurm started it too often without success: scontrol release {job}",
+    "JobHoldMaxRequeue": (
+        "is held, as Slurm started it too often without success: scontrol release {job}"
+    ),
     "launch failed requeued held": "is held, as a node could not start it: scontrol release {job}",
     "job requeued in held state": "is held: scontrol release {job}",
     "PartitionDown": "the partition is down",
@@ -88,7 +102,8 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmRun:
-    """The four sources for a run. All but the handle may be missing. `problem`: why the index has no state of it."""
+    """The four sources for a run. All but the handle may be missing. `problem`: why the index has
+    no state of it."""
 
     handle: Handle
     entry: Mapping[str, Any]
@@ -124,8 +139,11 @@ class SlurmRun:
             reason=reason,
             since=_since(self, state),
             submitted_at=_submitted_at(self),
-            started_at=own.get("started_at") or (job.started_at if job and state is not State.queued else None),
-            ended_at=next((float(at) for at in ends if at is not None), None) if state.over else None,
+            started_at=own.get("started_at")
+            or (job.started_at if job and state is not State.queued else None),
+            ended_at=(
+                next((float(at) for at in ends if at is not None), None) if state.over else None
+            ),
             failure=_failure(self, reason) if state is State.failed else None,
             run_directory=own.get("run_directory") or self.entry.get("run_directory"),
             native=_native(self),
@@ -134,7 +152,9 @@ class SlurmRun:
     @property
     def is_gone(self) -> bool:
         """Whether nothing of the run can be running: a job that Slurm is ending is COMPLETING."""
-        return self.job is None or (self.status.state.over and self.job.state not in ("RUNNING", "COMPLETING"))
+        return self.job is None or (
+            self.status.state.over and self.job.state not in ("RUNNING", "COMPLETING")
+        )
 
     @property
     def needs_accounts(self) -> bool:
@@ -177,7 +197,11 @@ def _state_and_reason(run: SlurmRun) -> tuple[State, str | None]:
     if job.state in _WAITING:
         waits = queue_reason(job)
         why = f" ({job.note})" if job.note else ""
-        return (State.restarting, f"is queued again{why}: {waits}") if own or why else (State.queued, waits)
+        return (
+            (State.restarting, f"is queued again{why}: {waits}")
+            if own or why
+            else (State.queued, waits)
+        )
     if job.state == "CONFIGURING":
         return State.starting, "nodes are being made ready"
     if job.state in _RUNNING:
@@ -189,7 +213,9 @@ def _state_and_reason(run: SlurmRun) -> tuple[State, str | None]:
     return State.failed, _failed_reason(job, run)
 
 
-def _running(job: SlurmJob, own: Mapping[str, Any], problem: str | None) -> tuple[State, str | None]:
+def _running(
+    job: SlurmJob, own: Mapping[str, Any], problem: str | None
+) -> tuple[State, str | None]:
     if job.state in ("SUSPENDED", "STOPPED"):
         return State.running, f"is {job.state.lower()} by Slurm"
     if not own:
@@ -213,9 +239,15 @@ def _forgotten(run: SlurmRun) -> tuple[State, str | None]:
     if end:
         return State(end["state"]), None if end["state"] == "succeeded" else end["reason"]
     if not own:
-        return State.failed, f"lost: Slurm has forgotten the job; {run.problem or 'it never started'}"
+        return (
+            State.failed,
+            f"lost: Slurm has forgotten the job; {run.problem or 'it never started'}",
+        )
     why = f" ({own['reason']})" if own.get("reason") else ""
-    return State.failed, f"lost: Slurm has forgotten the job, which was last seen {own['state']}{why}"
+    return (
+        State.failed,
+        f"lost: Slurm has forgotten the job, which was last seen {own['state']}{why}",
+    )
 
 
 def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
@@ -234,7 +266,10 @@ def _failed_reason(job: SlurmJob, run: SlurmRun) -> str:
         return f"exit code {job.exit_code} of the job script"
     if before := own.get("reason") or run.problem:
         return f"the job script failed; before that: {before}"
-    return f"the job script failed ({job.reason or job.state}); see slurm-{job.job_id}.log in the launch directory"
+    return (
+        f"the job script failed ({job.reason or job.state}); see slurm-{job.job_id}.log in the"
+        " launch directory"
+    )
 
 
 def _leader_reason(run: SlurmRun) -> str | None:
@@ -246,7 +281,11 @@ def _leader_reason(run: SlurmRun) -> str | None:
 def _with_time_limit(run: SlurmRun, said: str | None) -> str | None:
     """The leader's reason, after the one that only the job script knows."""
     ended_at_limit = str(run.own_end.get("reason", "")).startswith("time limit")
-    return f"time limit; {said}" if ended_at_limit and said and not said.startswith("time limit") else said
+    return (
+        f"time limit; {said}"
+        if ended_at_limit and said and not said.startswith("time limit")
+        else said
+    )
 
 
 def _failure(run: SlurmRun, reason: str | None) -> RunFailure:
@@ -257,7 +296,8 @@ def _failure(run: SlurmRun, reason: str | None) -> RunFailure:
         # Slurm or the job script ended the run, and no rank caused that.
         return replace(failure, reason=reason or failure.reason, rank=None, node=None)
     return RunFailure(
-        reason or "unknown", exit_code=run.own_end.get("code") or (run.job.exit_code if run.job else None)
+        reason or "unknown",
+        exit_code=run.own_end.get("code") or (run.job.exit_code if run.job else None),
     )
 
 
@@ -271,7 +311,8 @@ def _since(run: SlurmRun, state: State) -> float | None:
 
 
 def _submitted_at(run: SlurmRun) -> float | None:
-    """By the controller's clock or the submitter's, whichever is earlier: a requeue moves the controller's."""
+    """By the controller's clock or the submitter's, whichever is earlier: a requeue moves the
+    controller's."""
     # A job that was submitted by hand is not the one of the index.
     noted = run.entry if run.job is None or run.entry.get("job_id") == run.job.job_id else {}
     times = (noted.get("submitted_at"), run.job.submitted_at if run.job else None)
@@ -282,7 +323,11 @@ def _native(run: SlurmRun) -> dict[str, Any]:
     native: dict[str, Any] = {"job_id": run.job_id}
     if (job := run.job) is not None:
         native |= {"state": job.state, "partition": job.partition}
-        native |= {name: value for name, value in (("reason", job.reason), ("nodes", job.node_list)) if value}
+        native |= {
+            name: value
+            for name, value in (("reason", job.reason), ("nodes", job.node_list))
+            if value
+        }
         if job.state == "PENDING" and job.started_at:
             native["expected_start"] = job.started_at
     return native

@@ -1,10 +1,11 @@
 """The run directories of Vertex AI jobs: objects of a bucket, under the paths that containers see.
 
-`BucketFiles` implements `remote_files.Files`, so logs and artifacts are read by the same code as those of hosts. A
-node's log is stored in parts (`node-0.log`, `node-0.log.0001`, ...), which are read as one file. The bucket is read
-directly, without the cache of a mount.
+`BucketFiles` implements `remote_files.Files`, so logs and artifacts are read by the same code as
+those of hosts. A node's log is stored in parts (`node-0.log`, `node-0.log.0001`, ...), which are
+read as one file. The bucket is read directly, without the cache of a mount.
 
-Cost: a listing per directory and request, then one range request for each file that has grown, 10 at a time.
+Cost: a listing per directory and request, then one range request for each file that has grown, 10
+at a time.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ PART = re.compile(r"(?P<log>.*/node-\d+\.log)\.(?P<number>\d{4,})")
 _AT_ONCE = 10
 """As many connections as Google's client keeps."""
 _LISTED = "items(name,size),nextPageToken"
-# Retries are safe for all that is done here: an object is written whole or not, and twice the same content is the same
-# object.
+# Retries are safe for all that is done here: an object is written whole or not, and twice the same
+# content is the same object.
 _LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(30.0), "timeout": 60.0}
 _T = TypeVar("_T")
 
@@ -77,7 +78,9 @@ class BucketFiles(Files):
         parts: dict[str, list[tuple[str, int]]] = {}
         for directory in directories:
             parts.update(self._parts(directory))
-        return parallel_map(lambda request: self._piece(request, parts.get(request.path)), requests, _AT_ONCE)
+        return parallel_map(
+            lambda request: self._piece(request, parts.get(request.path)), requests, _AT_ONCE
+        )
 
     def close(self) -> None:
         pass  # Nothing stays open between requests.
@@ -94,7 +97,8 @@ class BucketFiles(Files):
         self._answer(lambda: blob.delete(**_LIMITS), None)
 
     def write(self, directory: str, contents: Mapping[str, bytes]) -> None:
-        """Write objects below a directory. Directories become objects too, for mounts that need them."""
+        """Write objects below a directory. Directories become objects too, for mounts that need
+        them."""
         top = self._key(directory)
         made = {posixpath.join(top, path): content for path, content in contents.items()}
         parents = {str(parent) for name in made for parent in PurePosixPath(name).parents}
@@ -112,7 +116,11 @@ class BucketFiles(Files):
 
         def listed() -> list[tuple[str, int]]:
             blobs = self._bucket.list_blobs(prefix=self._key(prefix), fields=_LISTED, **_LIMITS)
-            return sorted({f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")}.items())
+            return sorted(
+                {
+                    f"{self._root}{b.name}": int(b.size) for b in blobs if not b.name.endswith("/")
+                }.items()
+            )
 
         files: dict[str, list[tuple[str, int]]] = {}
         for path, size in self._answer(listed):
@@ -124,14 +132,24 @@ class BucketFiles(Files):
         """Path and size of the files with this prefix."""
         return {path: sum(size for _, size in parts) for path, parts in self._parts(prefix).items()}
 
-    def _piece(self, request: ReadRequest, parts: Sequence[tuple[str, int]] | None) -> ReadResult | None:
+    def _piece(
+        self, request: ReadRequest, parts: Sequence[tuple[str, int]] | None
+    ) -> ReadResult | None:
         if parts is None:
             return None
         size = sum(size for _, size in parts)
         replaced = size < request.offset
-        begin = 0 if replaced else request.offset if request.offset >= 0 else max(0, size + request.offset)
+        begin = (
+            0
+            if replaced
+            else request.offset
+            if request.offset >= 0
+            else max(0, size + request.offset)
+        )
         data = self._range(parts, begin, request.length)
-        head = data[:HEAD_BYTES] if begin == 0 else request.head or self._range(parts, 0, HEAD_BYTES)
+        head = (
+            data[:HEAD_BYTES] if begin == 0 else request.head or self._range(parts, 0, HEAD_BYTES)
+        )
         return ReadResult(head, replaced, data)
 
     def _range(self, parts: Sequence[tuple[str, int]], begin: int, length: int) -> bytes:
@@ -140,7 +158,9 @@ class BucketFiles(Files):
             if begin < size and len(data) < length:
                 last = min(size, begin + length - len(data)) - 1
                 blob = self._bucket.blob(self._key(path))
-                data += self._answer(partial(blob.download_as_bytes, start=begin, end=last, **_LIMITS), b"")
+                data += self._answer(
+                    partial(blob.download_as_bytes, start=begin, end=last, **_LIMITS), b""
+                )
             begin = max(0, begin - size)
         return data
 
@@ -150,7 +170,8 @@ class BucketFiles(Files):
         return path.removeprefix(self._root)
 
     def _answer(self, ask: Callable[[], _T], *absent: _T) -> _T:
-        """The answer; `absent`, where given, for an object that is not there, or is shorter than its listing."""
+        """The answer; `absent`, where given, for an object that is not there, or is shorter than
+        its listing."""
 
         def answered() -> _T:
             with self._words():
@@ -158,7 +179,9 @@ class BucketFiles(Files):
                     return ask()
                 except (exceptions.NotFound, exceptions.RequestRangeNotSatisfiable) as error:
                     # A missing bucket is a mistake, unlike a missing object.
-                    if not absent or re.search("bucket (does not exist|not found)", str(error), re.I):
+                    if not absent or re.search(
+                        "bucket (does not exist|not found)", str(error), re.I
+                    ):
                         raise
                     return absent[0]
 
@@ -170,13 +193,15 @@ class BucketFiles(Files):
             yield
         except exceptions.NotFound as error:
             raise UserError(
-                f"storage.bucket: there is no bucket {self._name}, or it is not yours to see ({_first(error)})\n"
-                f"Make it: gcloud storage buckets create {self.title} --location REGION"
+                f"storage.bucket: there is no bucket {self._name}, or it is not yours to see"
+                f" ({_first(error)})\nMake it: gcloud storage buckets create {self.title}"
+                " --location REGION"
             ) from None
         except (exceptions.Forbidden, exceptions.Unauthorized) as error:
             raise UserError(
-                f"storage.bucket: {self.title} may not be used ({_first(error)})\nYou, and the job's service account, "
-                f"need roles/storage.objectAdmin: gcloud storage buckets add-iam-policy-binding {self.title} ..."
+                f"storage.bucket: {self.title} may not be used ({_first(error)})\nYou, and the"
+                " job's service account, need roles/storage.objectAdmin: gcloud storage buckets"
+                f" add-iam-policy-binding {self.title} ..."
             ) from None
         except DefaultCredentialsError:
             raise UserError(
@@ -184,7 +209,9 @@ class BucketFiles(Files):
                 "`gcloud auth application-default login`"
             ) from None
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
-            raise UnreachableError(f"{self.title}: cannot be reached ({_first(error)}); check the network") from None
+            raise UnreachableError(
+                f"{self.title}: cannot be reached ({_first(error)}); check the network"
+            ) from None
 
 
 def _first(error: BaseException) -> str:

@@ -1,8 +1,9 @@
-"""Rules of Vertex AI's custom jobs, checked before anything is sent. Each has its source and the fix.
+"""Rules of Vertex AI's custom jobs, checked before anything is sent. Each has its source and the
+fix.
 
 Where no other source is named, it is Google's description of the type in google.cloud.aiplatform.v1
-(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). Whether image, bucket, quota and capacity
-exist is reported by the service, at submission or at the job's end (service.py).
+(https://cloud.google.com/vertex-ai/docs/reference/rest/v1/CustomJobSpec). Whether image, bucket,
+quota and capacity exist is reported by the service, at submission or at the job's end (service.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _NETWORK = re.compile(r"projects/\d+/global/networks/[a-z]([a-z0-9-]*[a-z0-9])?"
 _TENSORBOARD_NAME = re.compile(r"projects/[^/]+/locations/(?P<region>[^/]+)/tensorboards/[^/]+")
 _RESERVATION_NAME = re.compile(r"projects/[^/]+/zones/(?P<zone>[^/]+)/reservations/[^/]+")
 _SERVICE_ACCOUNT = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
-_IMAGE = re.compile(r"[a-z0-9]([a-z0-9._:-]*[a-z0-9])?(/[A-Za-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
+_IMAGE = re.compile(
+    r"[a-z0-9]([a-z0-9._:-]*[a-z0-9])?(/[A-Za-z0-9._-]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 _HYPERDISK_ONLY = ("h200", "b200", "gb200", "gb300")
 """Accelerators whose machines boot from Hyperdisk alone."""
 
@@ -45,112 +48,169 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
         # Refused before, or by planning.
         return
     vertex = cluster.section_as(VertexConfig)
-    for key, message in (*_bought(cluster, vertex, machine), *_settings(cluster, vertex, machine), *_labels(vertex)):
+    for key, message in (
+        *_bought(cluster, vertex, machine),
+        *_settings(cluster, vertex, machine),
+        *_labels(vertex),
+    ):
         yield error("cluster", key, message)
     if not _IMAGE.fullmatch(request.image or ""):
         message = (
-            f"'{request.image}' is not an image's address as Vertex AI reads it: write REGION-docker.pkg.dev/PROJECT/"
-            f"REPOSITORY/NAME:TAG, without https:// or docker:// ({_SPEC}#ContainerSpec)"
+            f"'{request.image}' is not an image's address as Vertex AI reads it: write"
+            " REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG, without https:// or docker://"
+            f" ({_SPEC}#ContainerSpec)"
         )
         yield error(*request.image_setting, message)
 
 
-def _bought(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> Iterator[tuple[str, str]]:
+def _bought(
+    cluster: ClusterConfig, vertex: VertexConfig, machine: Machine
+) -> Iterator[tuple[str, str]]:
     """Broken rules about the machine, its place, and how it is bought: key and message."""
     assert cluster.location is not None
     region, zone = cluster.location.region or "", cluster.location.zone
     if machine.vertex_accelerator_type is None:
         yield (
             "machine",
-            f"{machine.name} cannot be had for Vertex AI's custom jobs: no accelerator type of its interface "
-            f"is known for it ({_SPEC}#AcceleratorType). Take another machine, or another platform.",
+            (
+                f"{machine.name} cannot be had for Vertex AI's custom jobs: no accelerator type of"
+                f" its interface is known for it ({_SPEC}#AcceleratorType). Take another machine,"
+                " or another platform."
+            ),
         )
     if not _REGION.fullmatch(region):
-        yield "location.region", f"'{region}' is not a region, such as us-central1 (Vertex AI's jobs are regional)"
+        yield (
+            "location.region",
+            f"'{region}' is not a region, such as us-central1 (Vertex AI's jobs are regional)",
+        )
     if zone is not None and not zone.startswith(f"{region}-"):
-        yield "location.zone", f"{zone} is not in region {region}; a zone is its region and a letter: {region}-a"
+        yield (
+            "location.zone",
+            f"{zone} is not in region {region}; a zone is its region and a letter: {region}-a",
+        )
     if cluster.consumption == "flex-start" and vertex.timeout_hours > MAX_FLEX_START_HOURS:
         yield (
             "vertex.timeout_hours",
-            f"{vertex.timeout_hours:g} hours are more than the 7 days ({MAX_FLEX_START_HOURS:g} hours) that flex-start "
-            f"gives ({_FLEX}). Set it to {MAX_FLEX_START_HOURS:g} or less; afterwards `drillyard runs resume` "
-            "continues from the checkpoint.",
+            (
+                f"{vertex.timeout_hours:g} hours are more than the 7 days ({MAX_FLEX_START_HOURS:g}"
+                f" hours) that flex-start gives ({_FLEX}). Set it to {MAX_FLEX_START_HOURS:g} or"
+                " less; afterwards `drillyard runs resume` continues from the checkpoint."
+            ),
         )
     default_wait = VertexConfig.model_fields["max_wait_hours"].get_default()
     if cluster.consumption != "flex-start" and vertex.max_wait_hours != default_wait:
         yield (
             "vertex.max_wait_hours",
-            f"only flex-start jobs wait for capacity ({_SPEC}#Scheduling); consumption is {cluster.consumption}: "
-            "remove it, or set consumption: flex-start",
+            (
+                f"only flex-start jobs wait for capacity ({_SPEC}#Scheduling); consumption is"
+                f" {cluster.consumption}: remove it, or set consumption: flex-start"
+            ),
         )
     if cluster.consumption != "reservation":
         return
     name = cluster.reservation or ""
     whole = _RESERVATION_NAME.fullmatch(name)
     if whole is None and "/" in name:
-        message = f"'{name}' is neither a name nor projects/PROJECT/zones/ZONE/reservations/NAME ({_RESERVATION})"
+        message = (
+            f"'{name}' is neither a name nor projects/PROJECT/zones/ZONE/reservations/NAME"
+            f" ({_RESERVATION})"
+        )
         yield "reservation", message
     elif whole is None and zone is None:
         yield (
             "location.zone",
-            f"missing: Vertex AI finds a reservation by its full name, which holds the zone ({_RESERVATION}). Add the "
-            f"zone of {name} to `location`.",
+            (
+                "missing: Vertex AI finds a reservation by its full name, which holds the zone"
+                f" ({_RESERVATION}). Add the zone of {name} to `location`."
+            ),
         )
     elif whole is not None and not whole["zone"].startswith(f"{region}-"):
-        message = f"its zone {whole['zone']} is not in location.region {region}; a job uses its own region's"
+        message = (
+            f"its zone {whole['zone']} is not in location.region {region}; a job uses its own"
+            " region's"
+        )
         yield "reservation", message
     elif whole is not None and zone is not None and whole["zone"] != zone:
-        yield "reservation", f"its zone is {whole['zone']}, but location.zone is {zone}; remove one of them"
+        yield (
+            "reservation",
+            f"its zone is {whole['zone']}, but location.zone is {zone}; remove one of them",
+        )
 
 
-def _settings(cluster: ClusterConfig, vertex: VertexConfig, machine: Machine) -> Iterator[tuple[str, str]]:
+def _settings(
+    cluster: ClusterConfig, vertex: VertexConfig, machine: Machine
+) -> Iterator[tuple[str, str]]:
     """Broken rules about network, accounts and disks: key and message."""
     assert cluster.location is not None
     if vertex.network is not None and not _NETWORK.fullmatch(vertex.network):
         yield (
             "vertex.network",
-            f"'{vertex.network}' is not projects/NUMBER/global/networks/NAME; the number, not the id, of the project "
-            f"is wanted ({_SPEC}): gcloud projects describe PROJECT --format='value(projectNumber)'",
+            (
+                f"'{vertex.network}' is not projects/NUMBER/global/networks/NAME; the number, not"
+                f" the id, of the project is wanted ({_SPEC}): gcloud projects describe PROJECT"
+                " --format='value(projectNumber)'"
+            ),
         )
     if vertex.reserved_ip_ranges and vertex.network is None:
-        yield "vertex.reserved_ip_ranges", f"are ranges of vertex.network, which is not set ({_SPEC})"
+        yield (
+            "vertex.reserved_ip_ranges",
+            f"are ranges of vertex.network, which is not set ({_SPEC})",
+        )
     account = vertex.service_account
     if account is not None and not _SERVICE_ACCOUNT.fullmatch(account):
-        message = f"'{account}' is not the address of one, such as NAME@PROJECT.iam.gserviceaccount.com"
+        message = (
+            f"'{account}' is not the address of one, such as NAME@PROJECT.iam.gserviceaccount.com"
+        )
         yield "vertex.service_account", message
     board = _TENSORBOARD_NAME.fullmatch(vertex.tensorboard or "")
     if vertex.tensorboard is not None and board is None:
-        message = f"'{vertex.tensorboard}' is not projects/NUMBER/locations/REGION/tensorboards/ID ({_SPEC})"
+        message = (
+            f"'{vertex.tensorboard}' is not projects/NUMBER/locations/REGION/tensorboards/ID"
+            f" ({_SPEC})"
+        )
         yield "vertex.tensorboard", message
     if board is not None and board["region"] != cluster.location.region:
         yield (
             "vertex.tensorboard",
-            f"is in {board['region']}, the job in {cluster.location.region}: both must be in one region "
-            f"({_TENSORBOARD})",
+            (
+                f"is in {board['region']}, the job in {cluster.location.region}: both must be in"
+                f" one region ({_TENSORBOARD})"
+            ),
         )
     if vertex.tensorboard is not None and account is None:
         yield (
             "vertex.service_account",
-            f"missing: a job that writes to a Tensorboard instance needs one ({_TENSORBOARD}). Name a service account "
-            "with the roles Storage Admin and Vertex AI User.",
+            (
+                f"missing: a job that writes to a Tensorboard instance needs one ({_TENSORBOARD})."
+                " Name a service account with the roles Storage Admin and Vertex AI User."
+            ),
         )
     disk = vertex.boot_disk_type
     if disk not in (None, "hyperdisk-balanced") and machine.accelerator in _HYPERDISK_ONLY:
-        message = f"{machine.name} boots from hyperdisk-balanced only, not from {disk} ({_HYPERDISK}); remove it"
+        message = (
+            f"{machine.name} boots from hyperdisk-balanced only, not from {disk} ({_HYPERDISK});"
+            " remove it"
+        )
         yield "vertex.boot_disk_type", message
 
 
 def _labels(vertex: VertexConfig) -> Iterator[tuple[str, str]]:
     rule = (
-        f"labels are at most {MAX_LABEL_LETTERS} lower case letters, digits, '-' and '_', and keys begin with a letter "
-        f"({_LABELS})"
+        f"labels are at most {MAX_LABEL_LETTERS} lower case letters, digits, '-' and '_', and keys"
+        f" begin with a letter ({_LABELS})"
     )
     if len(vertex.labels) > MAX_LABELS - 3:
-        many = f"{len(vertex.labels)} are too many: a job may have {MAX_LABELS}, 3 are ours ({_LABELS})"
+        many = (
+            f"{len(vertex.labels)} are too many: a job may have {MAX_LABELS}, 3 are ours"
+            f" ({_LABELS})"
+        )
         yield "vertex.labels", many
     for key, value in vertex.labels.items():
         if key.startswith(OUR_LABELS):
-            yield "vertex.labels", f"'{key}': labels that begin with {OUR_LABELS} are reserved; rename it"
+            yield (
+                "vertex.labels",
+                f"'{key}': labels that begin with {OUR_LABELS} are reserved; rename it",
+            )
         if not key or not key[0].isalpha() or not _is_label(key):
             yield "vertex.labels", f"key '{key}': {rule}"
         if not _is_label(value):
@@ -158,4 +218,6 @@ def _labels(vertex: VertexConfig) -> Iterator[tuple[str, str]]:
 
 
 def _is_label(text: str) -> bool:
-    return re.fullmatch(rf"[\w-]{{0,{MAX_LABEL_LETTERS}}}", text) is not None and text == text.lower()
+    return (
+        re.fullmatch(rf"[\w-]{{0,{MAX_LABEL_LETTERS}}}", text) is not None and text == text.lower()
+    )

@@ -1,9 +1,11 @@
-"""Platform `vertex`: runs as custom jobs of Vertex AI; the job is in the service, the run directory in a bucket.
+"""Platform `vertex`: runs as custom jobs of Vertex AI; the job is in the service, the run directory
+in a bucket.
 
-Jobs are found by their labels, so every machine sees the same runs. The service reports whether a job waits, runs or
-has ended; state.json and the logs, which the agents write into the bucket, hold the rest. Cloud Logging has the same
-lines: `gcloud ai custom-jobs stream-logs ID --region REGION`. There is no submit lock, only a check before the request:
-of two submissions in the same second the agents' fence lets the newer one continue and ends the other.
+Jobs are found by their labels, so every machine sees the same runs. The service reports whether a
+job waits, runs or has ended; state.json and the logs, which the agents write into the bucket, hold
+the rest. Cloud Logging has the same lines: `gcloud ai custom-jobs stream-logs ID --region REGION`.
+There is no submit lock, only a check before the request: of two submissions in the same second the
+agents' fence lets the newer one continue and ends the other.
 """
 
 from __future__ import annotations
@@ -51,7 +53,10 @@ class VertexRun:
     def launch_directory(self) -> str:
         """As containers see it."""
         if self.status.run_directory is None:
-            raise UserError(f"{self.job_title} has no directory in a bucket: it was not made by `drillyard launch`")
+            raise UserError(
+                f"{self.job_title} has no directory in a bucket: it was not made by `drillyard"
+                " launch`"
+            )
         return f"{self.status.run_directory}/launch"
 
 
@@ -108,7 +113,9 @@ class VertexLauncher(Launcher[VertexRun]):
         _, create = plan.steps
         assert isinstance(create, Call)
         sent = (*plan.files, new_secret(), secrets_json)
-        self._files.write(plan.launch_directory, {file.path: file.content.encode() for file in sent})
+        self._files.write(
+            plan.launch_directory, {file.path: file.content.encode() for file in sent}
+        )
         with defer_interrupt(str(plan.handle)):
             self._service.create(create.body)
 
@@ -118,7 +125,8 @@ class VertexLauncher(Launcher[VertexRun]):
         planned = self._files.text(request)
         if planned is None:
             raise UserError(
-                f"{uri_of(request)}: was deleted, so the run cannot be submitted again; launch its run config again"
+                f"{uri_of(request)}: was deleted, so the run cannot be submitted again; launch its"
+                " run config again"
             )
         with defer_interrupt(str(run.status.handle)):
             self._files.write(launch, {secrets_json.path: secrets_json.content.encode()})
@@ -132,7 +140,8 @@ class VertexLauncher(Launcher[VertexRun]):
         for job in self._service.jobs(run.status.handle.run):
             if is_over(job):
                 continue
-            # So that the agents report it as cancelled; without a bucket the service's state is enough.
+            # So that the agents report it as cancelled; without a bucket the service's state is
+            # enough.
             with suppress(UserError):
                 record = {"submission": job_id(job), "at": time.time()}
                 launch = self._run_of(job).launch_directory
@@ -146,7 +155,8 @@ class VertexLauncher(Launcher[VertexRun]):
         return lambda: is_over(self._service.job(name))
 
     def _run_of(self, job: dict[str, Any]) -> VertexRun:
-        """A job with the state.json of its run, where that is readable; else the service's state alone."""
+        """A job with the state.json of its run, where that is readable; else the service's state
+        alone."""
         bare = status_of(job, {}, self.cluster.name)
         if bare.state in (State.queued, State.succeeded) or bare.run_directory is None:
             return VertexRun(job, bare)

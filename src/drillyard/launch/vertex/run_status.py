@@ -1,7 +1,7 @@
 """The status of a run on Vertex AI, from the CustomJob and the agents' state.json. Pure.
 
-The service knows whether the job waits, runs or has ended; the agents know the attempt and why a rank failed. A
-state.json of an earlier submission is ignored.
+The service knows whether the job waits, runs or has ended; the agents know the attempt and why a
+rank failed. A state.json of an earlier submission is ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State, failure_of, reported_status
+from drillyard.launch.run_status import (
+    Handle,
+    RunFailure,
+    RunStatus,
+    State,
+    failure_of,
+    reported_status,
+)
 from drillyard.launch.vertex.config import mounted
 
 CustomJobJson = Mapping[str, Any]
@@ -25,7 +32,9 @@ _OVER = {
 }
 _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED = 4, 8
 """google.rpc.Code."""
-_NO_CAPACITY = re.compile(r"resources are insufficient|stockout|out of (capacity|stock)|no (available )?capacity", re.I)
+_NO_CAPACITY = re.compile(
+    r"resources are insufficient|stockout|out of (capacity|stock)|no (available )?capacity", re.I
+)
 _TIME_LIMIT = re.compile(r"timed? ?out|timeout|deadline|maximum (run|running|job)", re.I)
 _PREEMPTED = re.compile(r"preempt", re.I)
 _SECONDS_OF_DOUBT = 120.0
@@ -90,7 +99,11 @@ def _state(job: CustomJobJson, own: Mapping[str, Any]) -> tuple[State, str | Non
     match native:
         case "JOB_STATE_PENDING":
             waits = _wait_words(job)
-            return State.starting, f"machines are being prepared{waits and f', or waited for: {waits}'}", updated
+            return (
+                State.starting,
+                f"machines are being prepared{waits and f', or waited for: {waits}'}",
+                updated,
+            )
         case "JOB_STATE_RUNNING" | "JOB_STATE_UPDATING":
             return _running(own, started)
         case "JOB_STATE_CANCELLING":
@@ -98,10 +111,16 @@ def _state(job: CustomJobJson, own: Mapping[str, Any]) -> tuple[State, str | Non
         case "JOB_STATE_PAUSED":
             return State.queued, "paused by the service", updated
         case _:
-            return State.queued, _wait_words(job) or "the service has not begun with it, or quota is missing", created
+            return (
+                State.queued,
+                _wait_words(job) or "the service has not begun with it, or quota is missing",
+                created,
+            )
 
 
-def _running(own: Mapping[str, Any], started: float | None) -> tuple[State, str | None, float | None]:
+def _running(
+    own: Mapping[str, Any], started: float | None
+) -> tuple[State, str | None, float | None]:
     if not own:
         return State.starting, "all replicas run; the agents have not met yet", started
     name = str(own.get("state", ""))
@@ -116,7 +135,9 @@ def _wait_words(job: CustomJobJson) -> str:
     if scheduling.get("strategy") != "FLEX_START":
         return ""
     limit = seconds_of(scheduling.get("maxWaitDuration"))
-    return "flex-start capacity" + (f", for {limit / _HOUR:g} h at most" if limit else ", without limit")
+    return "flex-start capacity" + (
+        f", for {limit / _HOUR:g} h at most" if limit else ", without limit"
+    )
 
 
 def _end_reason(job: CustomJobJson, native: str) -> str | None:
@@ -124,7 +145,11 @@ def _end_reason(job: CustomJobJson, native: str) -> str | None:
     message = str(error.get("message") or "").strip()
     if native == "JOB_STATE_EXPIRED":
         limit = seconds_of(_scheduling(job).get("maxWaitDuration"))
-        return "no capacity" + (f" within {limit / _HOUR:g} h" if limit else "") + (f": {message}" if message else "")
+        return (
+            "no capacity"
+            + (f" within {limit / _HOUR:g} h" if limit else "")
+            + (f": {message}" if message else "")
+        )
     if native == "JOB_STATE_PARTIALLY_SUCCEEDED":
         return f"only a part of it succeeded: {message}"
     if native in ("JOB_STATE_SUCCEEDED", "JOB_STATE_CANCELLED"):
@@ -143,7 +168,10 @@ def _end_reason(job: CustomJobJson, native: str) -> str | None:
 def _reached_limit(job: CustomJobJson) -> bool:
     limit = seconds_of(_scheduling(job).get("timeout"))
     started, ended = moment(job.get("startTime")), moment(job.get("endTime"))
-    return None not in (limit, started, ended) and 0 <= (ended or 0) - (started or 0) - (limit or 0) < _SECONDS_OF_DOUBT
+    return (
+        None not in (limit, started, ended)
+        and 0 <= (ended or 0) - (started or 0) - (limit or 0) < _SECONDS_OF_DOUBT
+    )
 
 
 def _failure(job: CustomJobJson, own: Mapping[str, Any], state: State) -> RunFailure | None:
@@ -153,7 +181,11 @@ def _failure(job: CustomJobJson, own: Mapping[str, Any], state: State) -> RunFai
     if state is not State.failed:
         return None
     reason = _end_reason(job, str(job.get("state"))) or ""
-    return RunFailure(reason.partition(":")[0] if reason.startswith(("time limit", "no cap", "lost cap")) else reason)
+    return RunFailure(
+        reason.partition(":")[0]
+        if reason.startswith(("time limit", "no cap", "lost cap"))
+        else reason
+    )
 
 
 def _scheduling(job: CustomJobJson) -> Mapping[str, Any]:

@@ -1,9 +1,11 @@
-"""Vertex AI's JobService, through Google's own client: jobs of one cluster created, found, read and cancelled.
+"""Vertex AI's JobService, through Google's own client: jobs of one cluster created, found, read and
+cancelled.
 
-The REST transport works through proxies and with forks. An endpoint that begins with http:// (a server for tests) gets
-no credentials. Importing the client takes about a second, so this module is imported only to contact the service.
-Transient errors (a connection, 5xx) are retried for `RETRY_SECONDS`; creating a job is repeated only after a search for
-it, since a lost answer may belong to a job that exists.
+The REST transport works through proxies and with forks. An endpoint that begins with http:// (a
+server for tests) gets no credentials. Importing the client takes about a second, so this module is
+imported only to contact the service. Transient errors (a connection, 5xx) are retried for
+`RETRY_SECONDS`; creating a job is repeated only after a search for it, since a lost answer may
+belong to a job that exists.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.hardware.capacity import quota_needed
 from drillyard.launch.vertex.config import NO_CLIENT, VertexConfig
-from drillyard.launch.vertex.custom_job import CLUSTER_LABEL, RUN_LABEL, label_of, parent_of, service_of
+from drillyard.launch.vertex.custom_job import (
+    CLUSTER_LABEL,
+    RUN_LABEL,
+    label_of,
+    parent_of,
+    service_of,
+)
 
 try:
     import google.auth.exceptions
@@ -27,7 +35,11 @@ try:
     from google.api_core import exceptions, retry
     from google.auth.credentials import AnonymousCredentials
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
-    from google.cloud.aiplatform_v1.types import CreateCustomJobRequest, CustomJob, ListCustomJobsRequest
+    from google.cloud.aiplatform_v1.types import (
+        CreateCustomJobRequest,
+        CustomJob,
+        ListCustomJobsRequest,
+    )
     from google.protobuf import json_format
 except ImportError as _error:
     raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
@@ -49,7 +61,9 @@ _TRANSIENT = (
     google.auth.exceptions.TransportError,
 )
 
-_RETRY = retry.Retry(predicate=retry.if_exception_type(*_TRANSIENT), initial=0.5, maximum=8.0, timeout=RETRY_SECONDS)
+_RETRY = retry.Retry(
+    predicate=retry.if_exception_type(*_TRANSIENT), initial=0.5, maximum=8.0, timeout=RETRY_SECONDS
+)
 _LIMITS: dict[str, Any] = {"retry": _RETRY, "timeout": 60.0}
 """Of each call that may be repeated."""
 
@@ -70,14 +84,17 @@ class Service:
             )
 
     def create(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Create the job of a plan. Raises UserError; then, as far as is known, no job was created."""
+        """Create the job of a plan. Raises UserError; then, as far as is known, no job was
+        created."""
         request = CreateCustomJobRequest(parent=self._parent, custom_job=parse_request(body))
         run = body["labels"][RUN_LABEL]
         before = {job["name"] for job in self.jobs(run)}
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 with self._words("create the job"):
-                    return _plain(self._client.create_custom_job(request, timeout=_LIMITS["timeout"]))
+                    return _plain(
+                        self._client.create_custom_job(request, timeout=_LIMITS["timeout"])
+                    )
             except UnreachableError:
                 if made := [job for job in self.jobs(run) if job["name"] not in before]:
                     return made[0]
@@ -87,12 +104,17 @@ class Service:
         raise AssertionError("unreachable")
 
     def jobs(self, run: str | None = None) -> list[dict[str, Any]]:
-        """The cluster's jobs, newest first: all, or those of one run, named as it is or as its label."""
-        wanted = self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={label_of(run)}"
+        """The cluster's jobs, newest first: all, or those of one run, named as it is or as its
+        label."""
+        wanted = (
+            self._label if run is None else f"{self._label} AND labels.{RUN_LABEL}={label_of(run)}"
+        )
         request = ListCustomJobsRequest(parent=self._parent, filter=wanted, page_size=_PAGE)
         with self._words("list the jobs"):
             listed = self._client.list_custom_jobs(request, **_LIMITS)
-            return sorted(map(_plain, listed), key=lambda job: str(job.get("createTime", "")), reverse=True)
+            return sorted(
+                map(_plain, listed), key=lambda job: str(job.get("createTime", "")), reverse=True
+            )
 
     def job(self, name: str) -> dict[str, Any]:
         """One job by its resource name."""
@@ -116,21 +138,24 @@ class Service:
             yield
         except exceptions.GoogleAPICallError as error:
             words = words_of(doing, error, self._cluster)
-            raise (UnreachableError if isinstance(error, _TRANSIENT) else UserError)(words) from None
+            raise (UnreachableError if isinstance(error, _TRANSIENT) else UserError)(
+                words
+            ) from None
         except google.auth.exceptions.DefaultCredentialsError:
             raise UserError(
-                "Google Cloud: this machine has no credentials; run `gcloud auth application-default login`, or set "
-                "GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account"
+                "Google Cloud: this machine has no credentials; run `gcloud auth"
+                " application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key file"
+                " of a service account"
             ) from None
         except google.auth.exceptions.RefreshError as error:
             raise UserError(
-                f"Google Cloud: the credentials of this machine are not accepted ({_first(error)}); "
-                "run `gcloud auth application-default login`"
+                f"Google Cloud: the credentials of this machine are not accepted ({_first(error)});"
+                " run `gcloud auth application-default login`"
             ) from None
         except _TRANSIENT as error:
             raise UnreachableError(
-                f"{service_of(self._cluster)}: no answer ({_first(error)}) when asked to {doing}; check the network, "
-                "location.region and vertex.endpoint of the cluster config"
+                f"{service_of(self._cluster)}: no answer ({_first(error)}) when asked to {doing};"
+                " check the network, location.region and vertex.endpoint of the cluster config"
             ) from None
 
 
@@ -140,8 +165,8 @@ def parse_request(body: dict[str, Any]) -> CustomJob:
         return CustomJob(json_format.ParseDict(body, CustomJob.pb()(), ignore_unknown_fields=False))
     except json_format.ParseError as error:
         raise UserError(
-            f"the request is not a CustomJob as the installed google-cloud-aiplatform knows it: {error}\n"
-            "A newer one may: pip install --upgrade google-cloud-aiplatform"
+            "the request is not a CustomJob as the installed google-cloud-aiplatform knows it:"
+            f" {error}\nA newer one may: pip install --upgrade google-cloud-aiplatform"
         ) from None
 
 
@@ -165,7 +190,8 @@ def _first(error: BaseException) -> str:
 
 
 def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterConfig) -> str:
-    """The request, the service's message (google.rpc.Status in JSON, with details), and what to do about it."""
+    """The request, the service's message (google.rpc.Status in JSON, with details), and what to do
+    about it."""
     assert cluster.location is not None
     project, region = cluster.location.project, cluster.location.region
     answer = _body(error)
@@ -174,10 +200,18 @@ def words_of(doing: str, error: exceptions.GoogleAPICallError, cluster: ClusterC
     quotas: list[str] = []
     reason = ""
     for detail in answer.get("details", ()):
-        fields += [f"{each.get('field')}: {each.get('description')}" for each in detail.get("fieldViolations", ())]
-        quotas += [str(each.get("description") or each.get("subject")) for each in detail.get("violations", ())]
+        fields += [
+            f"{each.get('field')}: {each.get('description')}"
+            for each in detail.get("fieldViolations", ())
+        ]
+        quotas += [
+            str(each.get("description") or each.get("subject"))
+            for each in detail.get("violations", ())
+        ]
         reason = str(detail.get("reason") or reason)
-    said = f"Vertex AI ({project}, {region}) was asked to {doing} and said {status}: {message.strip()}"
+    said = (
+        f"Vertex AI ({project}, {region}) was asked to {doing} and said {status}: {message.strip()}"
+    )
     details = [f"  {each}" for each in (*fields, *quotas) if each not in message]
     disabled = reason == "SERVICE_DISABLED" or "has not been used in project" in message
     return "\n".join([said, *details, _advice(status, disabled, cluster)])
@@ -189,7 +223,9 @@ def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
     project, region = cluster.location.project, cluster.location.region
     match status:
         case HTTPStatus.FORBIDDEN if disabled:
-            return f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"
+            return (
+                f"Enable it: gcloud services enable aiplatform.googleapis.com --project {project}"
+            )
         case HTTPStatus.FORBIDDEN:
             account = cluster.section_as(VertexConfig).service_account
             act_as = f", and roles/iam.serviceAccountUser on {account}" if account else ""
@@ -198,19 +234,30 @@ def _advice(status: int, disabled: bool, cluster: ClusterConfig) -> str:
             return "Log in: gcloud auth application-default login"
         case HTTPStatus.NOT_FOUND:
             return (
-                f"Check location.project ({project}) and location.region ({region}), and that resources named under "
-                "`vertex` are there: gcloud projects list; gcloud ai custom-jobs list --region REGION"
+                f"Check location.project ({project}) and location.region ({region}), and that"
+                " resources named under `vertex` are there: gcloud projects list; gcloud ai"
+                " custom-jobs list --region REGION"
             )
         case HTTPStatus.TOO_MANY_REQUESTS:
             quotas: list[str] = []
             with suppress(UserError):
                 quotas += [
-                    f"{each.metric}: {each.amount} {each.unit} in {each.region}" for each in quota_needed(cluster)
+                    f"{each.metric}: {each.amount} {each.unit} in {each.region}"
+                    for each in quota_needed(cluster)
                 ]
             needs = f"The job needs {'; '.join(quotas)}.\n" if quotas else ""
-            more = f"Ask for more at https://console.cloud.google.com/iam-admin/quotas?project={project}"
+            more = (
+                "Ask for more at"
+                f" https://console.cloud.google.com/iam-admin/quotas?project={project}"
+            )
             return f"{needs}{more}, take fewer `nodes`, or buy otherwise (`consumption`)."
         case HTTPStatus.BAD_REQUEST:
-            return "What was sent: drillyard launch ... --dry-run; where each value comes from: --explain"
+            return (
+                "What was sent: drillyard launch ... --dry-run; where each value comes from:"
+                " --explain"
+            )
         case _:
-            return "The service has an internal error; try again, or see https://status.cloud.google.com"
+            return (
+                "The service has an internal error; try again, or see"
+                " https://status.cloud.google.com"
+            )

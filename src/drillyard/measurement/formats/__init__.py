@@ -1,7 +1,9 @@
-"""Log formats: how step lines look, and what else a log says about a run. This file lists them by name.
+"""Log formats: how step lines look, and what else a log says about a run. This file lists them by
+name.
 
-A plug-in whose attributes have a wrong type, or that fails on a line that is its anchor alone, is left out when it is
-loaded. One whose code fails later, while a log is read, ends the command with a UserError that names it.
+A plug-in whose attributes have a wrong type, or that fails on a line that is its anchor alone, is
+left out when it is loaded. One whose code fails later, while a log is read, ends the command with a
+UserError that names it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from drillyard.measurement.formats.drillyard import Drillyard, PerfLogger
 from drillyard.measurement.formats.hf_trainer import HfTrainer
 from drillyard.measurement.formats.hf_trainer_state import HfTrainerState
 from drillyard.measurement.formats.line_rules import RuleSearch
-from drillyard.measurement.formats.log_format import DocumentFormat, LogFormat, ParsedDocument, StepPattern, TextFormat
+from drillyard.measurement.formats.log_format import (
+    DocumentFormat,
+    LogFormat,
+    ParsedDocument,
+    StepPattern,
+    TextFormat,
+)
 from drillyard.measurement.formats.maxtext import MaxText
 from drillyard.measurement.formats.megatron import Megatron
 from drillyard.measurement.formats.nemo import NeMo1, NeMo2
@@ -49,7 +57,8 @@ BUILT_IN: Final[tuple[type[LogFormat], ...]] = (
 
 @cache
 def log_formats() -> dict[str, type[LogFormat]]:
-    """All formats by name, in order of preference. A plug-in that cannot be used is left out with a line on stderr."""
+    """All formats by name, in order of preference. A plug-in that cannot be used is left out with a
+    line on stderr."""
     formats = {kind.name: kind for kind in BUILT_IN}
     base = "drillyard.measurement.formats.log_format:LogFormat"
     for name, kind in load_plugins(GROUP, base, tuple(formats), _why_unusable).items():
@@ -63,7 +72,8 @@ def format_title(name: str | None, unknown: str) -> str:
 
 
 def _why_unusable(name: str, kind: Any) -> str | None:
-    """Describe what is wrong with the format of a plug-in, or None. Errors of its code are raised."""
+    """Describe what is wrong with the format of a plug-in, or None. Errors of its code are
+    raised."""
     types = {"title": str, "preference": int, "windowed": bool, "clock_restarts": bool}
     if issubclass(kind, TextFormat):
         types |= {"anchor": bytes, "longest": int, "rules": Sequence}
@@ -90,17 +100,24 @@ def _require(value: Any, wanted: Any) -> None:
 def _checked_decode(decode: Callable[..., Columns]) -> Callable[..., Columns]:
     def checked(groups: Sequence[Values], place: MatchedLines) -> Columns:
         columns, known, shape = decode(groups, place), COLUMN_DEFAULTS | RUNNING, (place.count,)
-        if wrong := [name for name in ("step", *columns) if name not in known or columns[name].shape != shape]:
-            raise TypeError(f"these columns are not known, or no arrays of shape {shape}: {', '.join(wrong)}")
+        if wrong := [
+            name for name in ("step", *columns) if name not in known or columns[name].shape != shape
+        ]:
+            raise TypeError(
+                f"these columns are not known, or no arrays of shape {shape}: {', '.join(wrong)}"
+            )
         return columns
 
     return checked
 
 
 def _guarded(name: str, kind: type[LogFormat]) -> dict[str, Any]:
-    """Replacements for the attributes of a plug-in, so that an exception of its code is a UserError that names it."""
+    """Replacements for the attributes of a plug-in, so that an exception of its code is a UserError
+    that names it."""
 
-    def guard(call: Callable[..., Any], *passed: type[Exception], returns: Any = object) -> Callable[..., Any]:
+    def guard(
+        call: Callable[..., Any], *passed: type[Exception], returns: Any = object
+    ) -> Callable[..., Any]:
         passes: tuple[type[Exception], ...] = (UserError, OSError, *passed)
 
         def guarded(*arguments: Any) -> Any:
@@ -116,14 +133,18 @@ def _guarded(name: str, kind: type[LogFormat]) -> dict[str, Any]:
                 raise
             except Exception as error:
                 raise UserError(
-                    f"{plugin_title(GROUP, name)} cannot read this log: {type(error).__name__}: {error}\n"
-                    "uninstall that distribution, or name the log's format: --framework NAME"
+                    f"{plugin_title(GROUP, name)} cannot read this log: {type(error).__name__}:"
+                    f" {error}\nuninstall that distribution, or name the log's format: --framework"
+                    " NAME"
                 ) from error
 
         return guarded
 
     if issubclass(kind, DocumentFormat):
-        return {"matches": staticmethod(guard(kind.matches)), "read": guard(kind.read, returns=ParsedDocument)}
+        return {
+            "matches": staticmethod(guard(kind.matches)),
+            "read": guard(kind.read, returns=ParsedDocument),
+        }
     assert issubclass(kind, TextFormat)
     return {
         # A value that is no number is a damaged line: ValueError.

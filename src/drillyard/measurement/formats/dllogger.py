@@ -1,11 +1,13 @@
 """NVIDIA DLLogger's JSON lines.
 
     DLLL {"timestamp": "1711..", "datetime": "..", "elapsedtime": "12.3", "type": "LOG", "step": 5,
-          "data": {"reduced_train_loss": 11.0, "train_step_timing in s": 25.7, "consumed_samples": 6144}}
+          "data": {"reduced_train_loss": 11.0, "train_step_timing in s": 25.7, "consumed_samples":
+          6144}}
 
-`type` is LOG or METADATA; `step` is "PARAMETER", a number, a list such as [epoch, iteration], or [] for a summary. Only
-LOG lines with a step and a loss or time are steps. All stamps are strings: seconds since 1970 and since the start.
-`train_step_timing in s` (NeMo) is a moving average. With list steps and no `global_step`, lines are numbered.
+`type` is LOG or METADATA; `step` is "PARAMETER", a number, a list such as [epoch, iteration], or []
+for a summary. Only LOG lines with a step and a loss or time are steps. All stamps are strings:
+seconds since 1970 and since the start. `train_step_timing in s` (NeMo) is a moving average. With
+list steps and no `global_step`, lines are numbered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Drillyard's own logs: metrics.jsonl, events.jsonl and the console, as JSON lines or as PerfLogger lines.
+"""Drillyard's own logs: metrics.jsonl, events.jsonl and the console, as JSON lines or as PerfLogger
+lines.
 
-A JSON line with `step` and `step_seconds` is a logged step; others are its events. `round` numbers the attempts,
-floats that are not finite are restored from `nonfinite` (telemetry/jsonlines.py). The PerfLogger prints:
+A JSON line with `step` and `step_seconds` is a logged step; others are its events. `round` numbers
+the attempts, floats that are not finite are restored from `nonfinite` (telemetry/jsonlines.py). The
+PerfLogger prints:
 
     [PerfLogger] Using 70.55B parameters for TFLOPs calculation.
     Step: 5 | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620
@@ -18,8 +20,20 @@ import numpy as np
 from drillyard.loglines.blocks import LONGEST_LINE
 from drillyard.measurement.formats.jsonlines import OBJECT, field, floats, gather, load, load_all
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact_rule
-from drillyard.measurement.formats.log_format import ENDS, LARGEST_STEP, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import TIME_SPEED_LOSS, Columns, MatchedLines, Values, decode_values
+from drillyard.measurement.formats.log_format import (
+    ENDS,
+    LARGEST_STEP,
+    NUMBER,
+    StepPattern,
+    TextFormat,
+)
+from drillyard.measurement.formats.values import (
+    TIME_SPEED_LOSS,
+    Columns,
+    MatchedLines,
+    Values,
+    decode_values,
+)
 from drillyard.measurement.parsed_log import COMPILED, LogEventKind
 
 _NAMES: Final = {
@@ -37,9 +51,8 @@ _NAMES: Final = {
 }
 _KINDS: Final = frozenset(get_args(LogEventKind))
 _PERF_LINE: Final = re.compile(
-    rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\| *Loss: *%s"
-    % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER)
-    + ENDS
+    rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\|"
+    rb" *Loss: *%s" % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER) + ENDS
 )
 
 
@@ -102,11 +115,17 @@ class Drillyard(TextFormat):
             if isinstance(words := record.get("nonfinite"), dict):
                 # Floats that JSON cannot hold.
                 record |= {
-                    name: float(word) for name, word in words.items() if name in record and isinstance(word, str)
+                    name: float(word)
+                    for name, word in words.items()
+                    if name in record and isinstance(word, str)
                 }
         columns: Columns = gather(records, _NAMES)
-        # A larger step is damage. Other events name a step too: only those with its time are its record.
-        steps = [step if type(step) is int and step < LARGEST_STEP else -1 for step in field(records, "step")]
+        # A larger step is damage. Other events name a step too: only those with its time are its
+        # record.
+        steps = [
+            step if type(step) is int and step < LARGEST_STEP else -1
+            for step in field(records, "step")
+        ]
         timed = ~np.isnan(columns.get("seconds", np.full(place.count, np.nan)))
         columns["step"] = np.where(timed, np.array(steps, np.int64), -1)
         columns["window_steps"] = np.nan_to_num(floats(field(records, "window_steps")), nan=1.0)
@@ -123,7 +142,8 @@ class Drillyard(TextFormat):
 
 
 class PerfLogger(TextFormat):
-    """The step lines of the PerfLogger, which Drillyard's own console prints too. `Time` is that of one step."""
+    """The step lines of the PerfLogger, which Drillyard's own console prints too. `Time` is that of
+    one step."""
 
     name = "perflogger"
     title = "PerfLogger"

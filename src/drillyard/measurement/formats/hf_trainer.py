@@ -2,11 +2,13 @@
 
     {'loss': 2.2091, 'grad_norm': 0.60, 'learning_rate': 1.09e-05, 'epoch': 0.09}
     {'loss': '0.6647', 'grad_norm': '0.8371', 'learning_rate': '1.09e-05', 'epoch': '0.09'}        (transformers 5)
-    {'train_runtime': 364.4972, 'train_samples_per_second': 1.317, ..., 'train_loss': 2.25, 'epoch': 0.1}
+    {'train_runtime': 364.4972, 'train_samples_per_second': 1.317, ..., 'train_loss': 2.25, 'epoch':
+    0.1}
 
-The line has neither step nor time. Both come from the progress bar drawn before it (`6/60 [00:36<05:28, 6.07s/it]`),
-where it is in the same stream; else lines are numbered, with a warning. The loss is a mean over `logging_steps`.
-"""
+The line has neither step nor time. Both come from the progress bar drawn before it (`6/60
+[00:36<05:28, 6.07s/it]`), where it is in the same stream; else lines are numbered, with a warning.
+The loss is a mean over `logging_steps`.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
 from drillyard.measurement.lanes import Lane
 
-_OPEN: Final = re.compile(rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)")
+_OPEN: Final = re.compile(
+    rb"\{(?='(?:loss|grad_norm|learning_rate|epoch|mean_token_accuracy|num_tokens|entropy)':)"
+)
 _ITEM: Final = re.compile(rb"'([^'\n]+)': ('?)([-+.0-9a-zA-Z]+)'?(?=[,}])(?:, )?")
 _COUNT: Final = (
-    rb"%\|[^|\n]{0,1000}\|[ \t]*(\d{1,18})/(\d{1,18}) \[([\d:]{1,20})<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
+    rb"%\|[^|\n]{0,1000}\|[ \t]*(\d{1,18})/(\d{1,18})"
+    rb" \[([\d:]{1,20})<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
 )
 _BAR: Final = rb"[ \t]*+\d++" + _COUNT + rb"[ \t]*"
 # Not from within a row of blanks or digits, which would be gone through once from each of them.
 _FIRST_BAR: Final = re.compile(rb"(?:(?<![ \t])(?=[ \t])|(?<![ \t\d])(?=\d))" + _BAR)
 _DRAWN: Final = re.compile(_COUNT)
-"""Bars in a block, found by a literal: a pattern that may begin with blanks would retry long runs of them."""
+"""Bars in a block, found by a literal: a pattern that may begin with blanks would retry long runs
+of them."""
 _Bar = tuple[bytes, ...]
 """Step, steps in all, and the bar's clock."""
 _VALUES: Final = {
@@ -62,9 +68,17 @@ class HfTrainer(TextFormat):
     anchor = b"'loss': "
     rules = (
         LineRule(b"***** Running training *****", rb"Running training", RuleContext.begin_attempt),
-        fact_rule(b"Total optimization steps", rb"Total optimization steps = (?P<total_steps>[\d,]+)"),
-        fact_rule(b"Total train batch size", rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)"),
-        fact_rule(b"batch size per device", rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)"),
+        fact_rule(
+            b"Total optimization steps", rb"Total optimization steps = (?P<total_steps>[\d,]+)"
+        ),
+        fact_rule(
+            b"Total train batch size",
+            rb"Total train batch size [^=\n]{0,200}= (?P<global_batch_size>\d+)",
+        ),
+        fact_rule(
+            b"batch size per device",
+            rb"nstantaneous batch size per device = (?P<micro_batch_size>\d+)",
+        ),
         fact_rule(
             b"Number of trainable parameters",
             rb"Number of trainable parameters = (?P<trainable_parameters>[\d,]+)",
@@ -93,12 +107,24 @@ class HfTrainer(TextFormat):
             return None
         bar = _FIRST_BAR.search(line, 0, found.start())
         begin = bar.start() if bar is not None and bar.end() == found.start() else found.start()
-        pieces, values, position = [_BAR if begin != found.start() else b"", rb"\{"], [], found.end()
+        pieces, values, position = (
+            [_BAR if begin != found.start() else b"", rb"\{"],
+            [],
+            found.end(),
+        )
         while item := _ITEM.match(line, position):
             value = _VALUES.get(item[1])
             captured = value is not None and value not in values
             number = NUMBER if captured else rb"[^',}\n]+"
-            pieces.append(b"'" + re.escape(item[1]) + b"': " + item[2] + number + item[2] + rb"(?=[,}])(?:, )?")
+            pieces.append(
+                b"'"
+                + re.escape(item[1])
+                + b"': "
+                + item[2]
+                + number
+                + item[2]
+                + rb"(?=[,}])(?:, )?"
+            )
             if captured and value is not None:
                 values.append(value)
             position = item.end()
@@ -109,11 +135,15 @@ class HfTrainer(TextFormat):
 
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode(groups[3:] if barred else groups, place)
-            return self._numbered_columns(read, place, list(zip(*groups[:3], strict=True)) if barred else None)
+            return self._numbered_columns(
+                read, place, list(zip(*groups[:3], strict=True)) if barred else None
+            )
 
         return StepPattern(begin, b"".join(pieces), columns)
 
-    def _numbered_columns(self, read: Columns, place: MatchedLines, own_bars: list[_Bar] | None) -> Columns:
+    def _numbered_columns(
+        self, read: Columns, place: MatchedLines, own_bars: list[_Bar] | None
+    ) -> Columns:
         """Steps and elapsed times from the last bar before each line."""
         if "step" in read:
             return read
@@ -137,7 +167,9 @@ class HfTrainer(TextFormat):
             return [self._last_of(NOWHERE)] * place.count
         found: list[_Bar | None] = []
         index = 0
-        for begin, where in zip(place.begins, self._origins.at(place.block, place.begins), strict=True):
+        for begin, where in zip(
+            place.begins, self._origins.at(place.block, place.begins), strict=True
+        ):
             while index < len(bars) and bars[index][0] <= begin:
                 self._last[bars[index][1]] = bars[index][2]
                 index += 1
@@ -145,16 +177,24 @@ class HfTrainer(TextFormat):
         return found
 
     def _last_of(self, where: Origin) -> _Bar | None:
-        """The last bar of an origin; of the only one that draws any, for lines that come on another stream."""
+        """The last bar of an origin; of the only one that draws any, for lines that come on another
+        stream."""
         return next(iter(self._last.values())) if len(self._last) == 1 else self._last.get(where)
 
     def _bars(self, block: LineBlock) -> list[tuple[int, Origin, _Bar]]:
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
         if self._drawn[0] is not block:
-            bars = list(_DRAWN.finditer(block.text)) if b"it/s" in block.text or b"s/it" in block.text else []
+            bars = (
+                list(_DRAWN.finditer(block.text))
+                if b"it/s" in block.text or b"s/it" in block.text
+                else []
+            )
             begins = [block.text.rfind(b"\n", 0, match.start()) + 1 for match in bars]
             origins = self._origins.at(block, begins)
-            self._drawn = block, list(zip(begins, origins, (match.groups() for match in bars), strict=True))
+            self._drawn = (
+                block,
+                list(zip(begins, origins, (match.groups() for match in bars), strict=True)),
+            )
         return self._drawn[1]
 
     def end_block(self, block: LineBlock) -> None:
@@ -167,7 +207,10 @@ class HfTrainer(TextFormat):
         step = lane.column("step")
         assert step is not None
         if self._numbered:
-            self.warnings.append("HF Trainer lines without a progress bar have no step: they are numbered 1, 2, 3, ...")
+            self.warnings.append(
+                "HF Trainer lines without a progress bar have no step: they are numbered 1, 2,"
+                " 3, ..."
+            )
         again = np.append(False, step[1:] == step[:-1])
         if again.any():
             index = np.arange(len(step))

@@ -1,12 +1,14 @@
-"""trainer_state.json of Hugging Face's Trainer, read as a stream: it grows with the run, to hundreds of megabytes.
+"""trainer_state.json of Hugging Face's Trainer, read as a stream: it grows with the run, to
+hundreds of megabytes.
 
-`log_history` is a list of flat objects with `step`: training logs (`loss`, `grad_norm`, `learning_rate`), evaluations
-(`eval_loss`) and, last, totals (`train_runtime`). There are no times of day and no step times: the mean step time is
-`train_runtime` over the steps. Losses are means over `logging_steps`.
+`log_history` is a list of flat objects with `step`: training logs (`loss`, `grad_norm`,
+`learning_rate`), evaluations (`eval_loss`) and, last, totals (`train_runtime`). There are no times
+of day and no step times: the mean step time is `train_runtime` over the steps. Losses are means
+over `logging_steps`.
 
-The list is cut after objects into megabyte pieces that are parsed as lists of their own. Where a cut does not parse
-(objects inside of objects), objects are read one by one, 3 times slower. A document that ends in the middle gives the
-objects that are whole.
+The list is cut after objects into megabyte pieces that are parsed as lists of their own. Where a
+cut does not parse (objects inside of objects), objects are read one by one, 3 times slower. A
+document that ends in the middle gives the objects that are whole.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ import numpy as np
 from drillyard.loglines.blocks import Readable
 from drillyard.loglines.prefixes import NOWHERE
 from drillyard.measurement.formats.jsonlines import gather, load, parsed_json
-from drillyard.measurement.formats.log_format import LARGEST_STEP, DocumentFormat, ParsedDocument, append_rows
+from drillyard.measurement.formats.log_format import (
+    LARGEST_STEP,
+    DocumentFormat,
+    ParsedDocument,
+    append_rows,
+)
 from drillyard.measurement.lanes import Lanes
 from drillyard.measurement.parsed_log import LogEvent
 
@@ -55,7 +62,9 @@ class HfTrainerState(DocumentFormat):
     @staticmethod
     def matches(head: bytes) -> bool:
         """Whether a file may be a trainer_state.json."""
-        return head.lstrip()[:1] == b"{" and (b'"log_history"' in head or b'"best_model_checkpoint"' in head)
+        return head.lstrip()[:1] == b"{" and (
+            b'"log_history"' in head or b'"best_model_checkpoint"' in head
+        )
 
     def read(self, name: str, file: int, stream: Readable) -> ParsedDocument:
         self._name, self._parsed = name, ParsedDocument(lanes=Lanes(file), complete=False)
@@ -75,7 +84,8 @@ class HfTrainerState(DocumentFormat):
         return piece
 
     def _history(self, rest: bytes, stream: Readable) -> bytes:
-        """Read the list, of which `rest` has the opening bracket; returns what begins with the closing one."""
+        """Read the list, of which `rest` has the opening bracket; returns what begins with the
+        closing one."""
         flat = True
         searched = 0
         while True:
@@ -100,7 +110,8 @@ class HfTrainerState(DocumentFormat):
             rest += piece
 
     def _one_by_one(self, rest: bytes) -> tuple[bytes, bool]:
-        """Read the whole objects of a list with nested ones; returns what is left, and whether the list is closed."""
+        """Read the whole objects of a list with nested ones; returns what is left, and whether the
+        list is closed."""
         text = rest.decode("utf-8", "surrogateescape")
         entries: list[Any] = []
         position = _BETWEEN.match(text, 1).end()  # type: ignore[union-attr]
@@ -141,13 +152,19 @@ class HfTrainerState(DocumentFormat):
 
     def _other(self, entry: dict[str, Any], line: int) -> None:
         number = entry.get("step")
-        step = int(number) if isinstance(number, int | float) and 0 <= number < LARGEST_STEP else None
+        step = (
+            int(number) if isinstance(number, int | float) and 0 <= number < LARGEST_STEP else None
+        )
         if "eval_loss" in entry:
             values = {"loss": entry["eval_loss"]}
-            event = LogEvent("evaluation", None, self._parsed.lanes.file, line, step=step, values=values)
+            event = LogEvent(
+                "evaluation", None, self._parsed.lanes.file, line, step=step, values=values
+            )
             self._parsed.events.append((NOWHERE, event))
         if isinstance(entry.get("train_runtime"), int | float):
-            self._parsed.facts.learn(f"{self._name}:{line}", train_runtime_seconds=float(entry["train_runtime"]))
+            self._parsed.facts.learn(
+                f"{self._name}:{line}", train_runtime_seconds=float(entry["train_runtime"])
+            )
 
     def _settings(self, document: bytes) -> None:
         try:
@@ -162,8 +179,8 @@ class HfTrainerState(DocumentFormat):
 
 
 def _closing(text: bytes, since: int) -> int:
-    """Find the bracket that closes a list after an object, or an empty one; -1 if none. Three times as fast as a regex:
-    single characters are searched by vector instructions."""
+    """Find the bracket that closes a list after an object, or an empty one; -1 if none. Three times
+    as fast as a regex: single characters are searched by vector instructions."""
     at = text.find(b"]", since)
     while at >= 0:
         before = at - 1
@@ -179,7 +196,8 @@ def _load_list(text: bytes) -> list[Any]:
     try:
         entries = parsed_json(b"[" + text + b"]")
     except ValueError:
-        # Python's writer emits NaN and Infinity, which JSON does not have: as text they are numbers again later.
+        # Python's writer emits NaN and Infinity, which JSON does not have: as text they are numbers
+        # again later.
         quoted, count = _NONFINITE.subn(rb'"\1"', text)
         if not count:
             raise

@@ -1,7 +1,7 @@
 """JSON objects as step lines: one parser for all formats that log them.
 
-msgspec reads 5 times faster than the standard library but refuses NaN and Infinity, which Python's own writer emits;
-such lines are read again by the standard library.
+msgspec reads 5 times faster than the standard library but refuses NaN and Infinity, which Python's
+own writer emits; such lines are read again by the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
 
 
 def parsed_json(text: bytes | memoryview | str) -> Any:
-    """The value of a JSON text. Raises ValueError for what is none, NaN and Infinity too, or is nested too deeply."""
+    """The value of a JSON text. Raises ValueError for what is none, NaN and Infinity too, or is
+    nested too deeply."""
     try:
         return msgspec.json.decode(text)
     except RecursionError as error:
@@ -37,13 +38,16 @@ def load(text: bytes | memoryview) -> Any:
     except ValueError:
         try:
             # Damaged text in one field costs no other field.
-            return json.loads(bytes(text).decode("utf-8", "replace"), strict=False, parse_int=_whole)
+            return json.loads(
+                bytes(text).decode("utf-8", "replace"), strict=False, parse_int=_whole
+            )
         except RecursionError as error:
             raise ValueError("nested too deeply") from error
 
 
 def _whole(digits: str) -> int | float:
-    """An integer of up to 18 digits, which fits into 64 bits; a longer one as a float, or infinity."""
+    """An integer of up to 18 digits, which fits into 64 bits; a longer one as a float, or
+    infinity."""
     return int(digits) if len(digits) <= 18 else float(digits)
 
 
@@ -60,8 +64,11 @@ def load_all(texts: Values) -> list[dict[str, Any]]:
     return values
 
 
-def gather(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]) -> dict[str, NDArray[Any]]:
-    """Columns of numbers: for each column the first of its names that a record has. What is no number is NaN.
+def gather(
+    records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]
+) -> dict[str, NDArray[Any]]:
+    """Columns of numbers: for each column the first of its names that a record has. What is no
+    number is NaN.
 
     The column `flags` comes with them.
     """
@@ -73,7 +80,9 @@ def gather(records: Sequence[dict[str, Any]], names: Mapping[str, Sequence[str]]
             values = field(records, name)
             printed.setdefault(column, values)
             numbers, known = floats(values), columns.get(column)
-            columns[column] = numbers if known is None else np.where(np.isnan(known), numbers, known)
+            columns[column] = (
+                numbers if known is None else np.where(np.isnan(known), numbers, known)
+            )
     return {**columns, "flags": nonfinite_flags(len(records), columns, printed)}
 
 
@@ -86,11 +95,14 @@ def field(records: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 
 def floats(values: Sequence[Any]) -> NDArray[np.float64]:
-    """An array of numbers; None and what is no number are NaN, text is read as a number where it is one."""
+    """An array of numbers; None and what is no number are NaN, text is read as a number where it is
+    one."""
     try:
         if values and type(values[0]) is str:
             # Numbers in quotes: the JSON parser reads them 3 times faster than numpy does.
-            return np.array(parsed_json("[" + ",".join(values) + "]"), np.float64).reshape(len(values))
+            return np.array(parsed_json("[" + ",".join(values) + "]"), np.float64).reshape(
+                len(values)
+            )
         return np.fromiter(values, np.float64, len(values))
     except (TypeError, ValueError, OverflowError):
         return np.array([_float(value) for value in values], np.float64)

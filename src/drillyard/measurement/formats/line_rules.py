@@ -1,8 +1,9 @@
-"""Content of a log besides steps: facts about the run, and events (starts, checkpoints, evaluations, failures).
+"""Content of a log besides steps: facts about the run, and events (starts, checkpoints,
+evaluations, failures).
 
-Each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with it. A block is
-searched for all literals at once, at several gigabytes a second; only lines that have one are matched, and their time
-stamp and rank are read as those of step lines are.
+Each format lists `LineRule`s: a literal to search for, a pattern for its line, and what to do with
+it. A block is searched for all literals at once, at several gigabytes a second; only lines that
+have one are matched, and their time stamp and rank are read as those of step lines are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class LineRule:
     pattern: bytes
     action: Action
     once: bool = False
-    """It states something about the whole run: it is not searched for again, nor far into the log."""
+    """It states something about the whole run: it is not searched for again, nor far into the
+    log."""
 
 
 class RuleSearch:
@@ -45,12 +47,13 @@ class RuleSearch:
     def _look_for(self, rules: list[tuple[LineRule, re.Pattern[bytes]]]) -> None:
         self._rules = rules
         literals = list(dict.fromkeys(rule.literal for rule, _ in rules))
-        # Of overlapping literals it finds the first only, but always one on a line that has any. LeftmostFirst is the
-        # kind that is searched by vector instructions.
+        # Of overlapping literals it finds the first only, but always one on a line that has any.
+        # LeftmostFirst is the kind that is searched by vector instructions.
         self._search = BytesAhoCorasick(literals, matchkind=MatchKind.LeftmostFirst)
 
     def find(self, block: LineBlock) -> list[tuple[int, int, re.Match[bytes], Action]]:
-        """Begin and end of lines that a rule matches, the match and the rule's action, in the order of the log."""
+        """Begin and end of lines that a rule matches, the match and the rule's action, in the order
+        of the log."""
         text = block.text
         found: list[tuple[int, int, re.Match[bytes], Action]] = []
         matched: set[LineRule] = set()
@@ -60,11 +63,16 @@ class RuleSearch:
                 continue
             begin, end = block.line_at(at)
             for rule, pattern in self._rules:
-                if text.find(rule.literal, begin, end) >= 0 and (match := pattern.search(text, begin, end)) is not None:
+                if (
+                    text.find(rule.literal, begin, end) >= 0
+                    and (match := pattern.search(text, begin, end)) is not None
+                ):
                     found.append((begin, end, match, rule.action))
                     matched.add(rule)
         if any(rule.once for rule in matched):
-            self._look_for([pair for pair in self._rules if not pair[0].once or pair[0] not in matched])
+            self._look_for(
+                [pair for pair in self._rules if not pair[0].once or pair[0] not in matched]
+            )
         return found
 
     def end_of_beginning(self) -> None:
@@ -112,11 +120,14 @@ class RuleContext:
         if len(self.events) < _MOST_EVENTS:
             text = self.line[self._begin :].decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
             time_us = fields.pop("time_us", self._time_us)
-            event = LogEvent(kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields)
+            event = LogEvent(
+                kind, time_us, self.file, self._number, rank=self._origin.rank, text=text, **fields
+            )
             self.events.append((self._origin, event))
 
     def begin_attempt(self, match: re.Match[bytes]) -> None:
-        """The current line is one that every start of the ranks prints once; named groups are facts."""
+        """The current line is one that every start of the ranks prints once; named groups are
+        facts."""
         self.add("round_start")
         self.learn_groups(match)
 
@@ -131,8 +142,8 @@ def fact_rule(literal: bytes, pattern: bytes) -> LineRule:
 
 
 def event_rule(kind: LogEventKind, literal: bytes, pattern: bytes = b"") -> LineRule:
-    """A line that is an event. The groups `step`, `seconds` and `loss` of the pattern (by default the literal) are the
-    event's."""
+    """A line that is an event. The groups `step`, `seconds` and `loss` of the pattern (by default
+    the literal) are the event's."""
 
     def action(context: RuleContext, match: re.Match[bytes]) -> None:
         named = match.groupdict()
@@ -176,7 +187,9 @@ _READERS: Final[dict[str, Callable[[bytes], Any]]] = {
     "float": parse_count_suffix,
 }
 _FACT_READERS: Final = {
-    fact.name: _READERS[kind] for fact in fields(LogFacts) if (kind := str(fact.type).partition(" ")[0]) in _READERS
+    fact.name: _READERS[kind]
+    for fact in fields(LogFacts)
+    if (kind := str(fact.type).partition(" ")[0]) in _READERS
 }
 
 

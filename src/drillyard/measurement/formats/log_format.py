@@ -1,10 +1,11 @@
 """Log formats, and the reader for the step lines of a text log.
 
-A `TextFormat` parses one line with slow, general rules and returns a `StepPattern`: where the step's text begins on the
-line, a pattern whose groups are the values, and how these become columns. With the shape of the line's prefix
-(loglines/prefixes.py) that is a `_Layout`: one compiled pattern for the whole line. The next lines are matched against
-it one after the other; where no step line follows, the next one is found by a literal that all step lines of the format
-have. A line that no known layout matches goes through the slow rules again and may add a layout.
+A `TextFormat` parses one line with slow, general rules and returns a `StepPattern`: where the
+step's text begins on the line, a pattern whose groups are the values, and how these become columns.
+With the shape of the line's prefix (loglines/prefixes.py) that is a `_Layout`: one compiled pattern
+for the whole line. The next lines are matched against it one after the other; where no step line
+follows, the next one is found by a literal that all step lines of the format have. A line that no
+known layout matches goes through the slow rules again and may add a layout.
 
 Cost: 2 to 6 microseconds a step line; text without step lines is searched at gigabytes a second.
 """
@@ -29,14 +30,16 @@ from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LogFacts
 
 NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
-"""Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the line is damaged."""
+"""Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the
+line is damaged."""
 ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
 """End of a complete number: a line cut inside a number is no step line."""
 
 LARGEST_STEP: Final = 2**53
 _MOST_LAYOUTS: Final = 48
 _MOST_LEARNED: Final = 2_000
-"""Kinds of step lines in one source; each takes about a millisecond to learn. A run has fewer than 50."""
+"""Kinds of step lines in one source; each takes about a millisecond to learn. A run has fewer than
+50."""
 _LONGEST_PREFIX: Final = 4096
 """Launchers and loggers write less than 500 bytes before a message."""
 
@@ -44,8 +47,8 @@ _LONGEST_PREFIX: Final = 4096
 class LogFormat(ABC):
     """A log format. An instance reads one source and may keep state between its lines.
 
-    Built-in formats are listed in __init__.py; other distributions register theirs as entry points of the group
-    `drillyard.log_formats`, named as `name` is.
+    Built-in formats are listed in __init__.py; other distributions register theirs as entry points
+    of the group `drillyard.log_formats`, named as `name` is.
     """
 
     name: ClassVar[str]
@@ -53,18 +56,21 @@ class LogFormat(ABC):
     title: ClassVar[str]
     """For people."""
     preference: ClassVar[int] = 1000
-    """Rank among formats: a run logged in several takes its steps from the one with the lowest number. Formats with
-    all digits and their own times come first (10), progress bars last (120)."""
+    """Rank among formats: a run logged in several takes its steps from the one with the lowest
+    number. Formats with all digits and their own times come first (10), progress bars last
+    (120)."""
     windowed: ClassVar[bool] = False
     """Each line is a mean over the steps since the previous line."""
     clock_restarts: ClassVar[bool] = False
-    """`elapsed_seconds` restart with each start of the ranks, and only then (NeMo 1: with each epoch)."""
+    """`elapsed_seconds` restart with each start of the ranks, and only then (NeMo 1: with each
+    epoch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPattern:
-    """Pattern of a step line from offset `begin` on. `pattern` has plain groups only; `decode` turns the values, group
-    by group, into columns; a `step` of -1 marks a row that is no step. It raises ValueError if a value is no number."""
+    """Pattern of a step line from offset `begin` on. `pattern` has plain groups only; `decode`
+    turns the values, group by group, into columns; a `step` of -1 marks a row that is no step. It
+    raises ValueError if a value is no number."""
 
     begin: int
     pattern: bytes
@@ -82,7 +88,9 @@ class TextFormat(LogFormat):
     """Rules that read facts and events from other lines: see line_rules.py."""
 
     def __init_subclass__(cls) -> None:
-        if missing := [name for name in ("name", "title", "anchor") if not getattr(cls, name, None)]:
+        if missing := [
+            name for name in ("name", "title", "anchor") if not getattr(cls, name, None)
+        ]:
             raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
 
     def __init__(self) -> None:
@@ -133,7 +141,8 @@ class DocumentFormat(LogFormat):
 
 @dataclass(slots=True)
 class _Layout:
-    """A kind of step line with its prefix. `stamp`, `origins`: places of these among the groups; values follow them."""
+    """A kind of step line with its prefix. `stamp`, `origins`: places of these among the groups;
+    values follow them."""
 
     match: Callable[[bytes, int], re.Match[bytes] | None]
     shape: PrefixShape
@@ -191,14 +200,19 @@ class StepLineReader:
         self.format.end_block(block)
 
     def _layout_for(self, text: bytes, begin: int) -> tuple[_Layout | None, re.Match[bytes] | None]:
-        """The layout of the line at `begin`, with its match: a known one, moved to the front, or a new one."""
+        """The layout of the line at `begin`, with its match: a known one, moved to the front, or a
+        new one."""
         for index, layout in enumerate(self._layouts):
             match = layout.match(text, begin)
             if match is not None:
                 self._layouts.insert(0, self._layouts.pop(index))
                 return layout, match
         end = text.find(b"\n", begin)
-        found = self.format.step_pattern(text[begin:end]) if end - begin <= self.format.longest else None
+        found = (
+            self.format.step_pattern(text[begin:end])
+            if end - begin <= self.format.longest
+            else None
+        )
         if found is None:
             return None, None
         if found.begin > _LONGEST_PREFIX or self._compiled >= _MOST_LEARNED:
@@ -215,19 +229,28 @@ class StepLineReader:
         del self._layouts[_MOST_LAYOUTS:]
         return layout, match
 
-    def _convert(self, layout: _Layout | None, block: LineBlock, begins: list[int], rows: list[Any]) -> None:
-        """Convert rows of one layout and append them to their lanes; one by one where a value is no number."""
+    def _convert(
+        self, layout: _Layout | None, block: LineBlock, begins: list[int], rows: list[Any]
+    ) -> None:
+        """Convert rows of one layout and append them to their lanes; one by one where a value is no
+        number."""
         if layout is None or not rows:
             return
         lines = block.line_numbers(begins)
         try:
-            self._append(layout, list(zip(*rows, strict=True)), MatchedLines(block, begins, lines, self.stamps))
+            self._append(
+                layout,
+                list(zip(*rows, strict=True)),
+                MatchedLines(block, begins, lines, self.stamps),
+            )
         except (ValueError, OverflowError):
             for index, row in enumerate(rows):
                 one = slice(index, index + 1)
                 try:
                     self._append(
-                        layout, [(value,) for value in row], MatchedLines(block, begins[one], lines[one], self.stamps)
+                        layout,
+                        [(value,) for value in row],
+                        MatchedLines(block, begins[one], lines[one], self.stamps),
                     )
                 except (ValueError, OverflowError):
                     self.damaged += 1
@@ -235,8 +258,9 @@ class StepLineReader:
     def _append(self, layout: _Layout, groups: Sequence[Any], place: MatchedLines) -> None:
         """Convert rows and distribute them over lanes by origin, without those that are no steps.
 
-        A redrawn line has its prefix once, before its first drawing: the others inherit its origin, not its time.
-        Raises ValueError or OverflowError, before anything is kept, if a value is no number.
+        A redrawn line has its prefix once, before its first drawing: the others inherit its origin,
+        not its time. Raises ValueError or OverflowError, before anything is kept, if a value is no
+        number.
         """
         columns = layout.decode(groups[layout.first_value :], place)
         columns["line"] = place.lines
@@ -255,7 +279,10 @@ class StepLineReader:
             keys = self._line_origins.at(place.block, place.begins)
         codes = {key: code for code, key in enumerate(dict.fromkeys(keys))}
         lanes = [
-            self.lanes.lane(key if isinstance(key, Origin) else parse_origin(layout.shape.parts, key)) for key in codes
+            self.lanes.lane(
+                key if isinstance(key, Origin) else parse_origin(layout.shape.parts, key)
+            )
+            for key in codes
         ]
         if len(lanes) == 1:
             append_rows(lanes[0], columns, None if steps.all() else steps)

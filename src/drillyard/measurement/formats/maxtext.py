@@ -1,11 +1,12 @@
 """MaxText's step lines.
 
-    completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059, total_weights: 4194304,
-    loss: 13.652
+    completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059,
+    total_weights: 4194304, loss: 13.652
 
-Each line is one step, counted from 0. JAX dispatches asynchronously: the time of step 1 is that of putting it into the
-queue, and step 2 pays for it. `total_weights` counts the tokens that carry loss, not all tokens. A line may have more
-losses (`main_model_loss`); the first one is read. Source: AI-Hypercomputer/maxtext metric_logger.py.
+Each line is one step, counted from 0. JAX dispatches asynchronously: the time of step 1 is that of
+putting it into the queue, and step 2 pays for it. `total_weights` counts the tokens that carry
+loss, not all tokens. A line may have more losses (`main_model_loss`); the first one is read.
+Source: AI-Hypercomputer/maxtext metric_logger.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from drillyard.measurement.formats.values import TIME_SPEED_LOSS, decode_values
 
 _LINE: Final = re.compile(
     rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
-    rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?" % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
+    rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?"
+    % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
 )
 _CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
     b"max_target_length": ("sequence_length", int),
@@ -47,7 +49,9 @@ class MaxText(TextFormat):
     preference = 60
     anchor = b"completed step: "
     rules = (
-        LineRule(b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True),
+        LineRule(
+            b"number parameters: ", rb"number parameters: ([\d.]+) billion", _parameters, once=True
+        ),
         LineRule(b"Num_devices: ", rb"Num_devices: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
         LineRule(b"Config param ", rb"Config param (\w+): (\S+)", _config),
         event_rule(
@@ -55,7 +59,11 @@ class MaxText(TextFormat):
             b"restoring from this run's directory",
             rb"restoring from this run's directory (?:latest )?step +(?P<step>\d+)",
         ),
-        event_rule("checkpoint", b"saved a checkpoint at step", rb"saved a checkpoint at step (?P<step>\d+)"),
+        event_rule(
+            "checkpoint",
+            b"saved a checkpoint at step",
+            rb"saved a checkpoint at step (?P<step>\d+)",
+        ),
         event_rule(
             "evaluation",
             b"eval metrics after step",
@@ -65,4 +73,8 @@ class MaxText(TextFormat):
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
         match = _LINE.search(line)
-        return None if match is None else StepPattern(match.start(), _LINE.pattern, decode_values(TIME_SPEED_LOSS, {}))
+        return (
+            None
+            if match is None
+            else StepPattern(match.start(), _LINE.pattern, decode_values(TIME_SPEED_LOSS, {}))
+        )

@@ -1,14 +1,15 @@
-"""Megatron-LM's log lines, and those of its descendants (MindSpeed, Megatron-DeepSpeed, Primus, FlagScale,
-GPT-NeoX, whose loss is `lm_loss`).
+"""Megatron-LM's log lines, and those of its descendants (MindSpeed, Megatron-DeepSpeed, Primus,
+FlagScale, GPT-NeoX, whose loss is `lm_loss`).
 
      [2026-08-01 12:00:00.123456] iteration       10/     100 | consumed samples:         1280 | elapsed time per
-     iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 | learning rate: 1.5E-06 | global batch size:
+     iteration (ms): 14530.1 | throughput per GPU (TFLOP/s/GPU): 954.0 | learning rate: 1.5E-06 |
+     global batch size:
      128 | lm loss: 1.103E+01 | ... | number of skipped iterations:   0 | number of nan iterations:   0 |
 
-The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at all (only if
-`avg >= 0.0`), so where other lines have a loss, a line without one is taken for non-finite. Source of this and of the
-fields: NVIDIA/Megatron-LM megatron/training/training.py.
-"""
+The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at
+all (only if `avg >= 0.0`), so where other lines have a loss, a line without one is taken for
+non-finite. Source of this and of the fields: NVIDIA/Megatron-LM megatron/training/training.py.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -20,12 +21,22 @@ import numpy as np
 
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import StepPattern, TextFormat
-from drillyard.measurement.formats.values import BAR, Columns, MatchedLines, Value, Values, decode_values, keyed_pattern
+from drillyard.measurement.formats.values import (
+    BAR,
+    Columns,
+    MatchedLines,
+    Value,
+    Values,
+    decode_values,
+    keyed_pattern,
+)
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED
 
 _HEADER: Final = rb"iteration[ \t]++(\d{1,18}+)[ \t]*+/[ \t]*+\d++"
-_LINE: Final = re.compile(rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)")
+_LINE: Final = re.compile(
+    rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)"
+)
 _KEYS: Final = {
     b"elapsed time per iteration (ms)": Value("seconds", 1e-3),
     b"throughput per GPU (TFLOP/s/GPU)": Value("printed_tflops_per_gpu"),
@@ -66,7 +77,11 @@ def _argument(context: RuleContext, match: re.Match[bytes]) -> None:
         context.learn(precision="fp8")
     elif name == b"params_dtype":
         context.learn(
-            precision={b"torch.bfloat16": "bf16", b"torch.float16": "fp16", b"torch.float32": "fp32"}.get(value)
+            precision={
+                b"torch.bfloat16": "bf16",
+                b"torch.float16": "fp16",
+                b"torch.float32": "fp32",
+            }.get(value)
         )
     elif name in (b"tokenizer_model", b"tokenizer_type") and value != b"None":
         context.learn(tokenizer=value.decode("utf-8", "replace"))
@@ -79,9 +94,15 @@ class Megatron(TextFormat):
     windowed = True
     anchor = b"iteration "
     rules = (
-        LineRule(b"using world size: ", rb"using world size: (?P<num_gpus>\d+)", RuleContext.begin_attempt),
+        LineRule(
+            b"using world size: ",
+            rb"using world size: (?P<num_gpus>\d+)",
+            RuleContext.begin_attempt,
+        ),
         LineRule(b" ......", rb"[ \t](\w+) \.{3,} (\S+)", _argument),
-        event_rule("checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"),
+        event_rule(
+            "checkpoint_begin", b" checkpoint ", rb"saving checkpoint at iteration +(?P<step>\d+)"
+        ),
         event_rule(
             "checkpoint_end",
             b" checkpoint ",
@@ -90,7 +111,8 @@ class Megatron(TextFormat):
         event_rule(
             "evaluation",
             b"validation loss at iteration",
-            rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value: (?P<loss>[-+.\deE]+)",
+            rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value:"
+            rb" (?P<loss>[-+.\deE]+)",
         ),
         event_rule(
             "resume",

@@ -2,18 +2,20 @@
 
 NeMo 2 prints one line per optimizer step:
 
-    Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_step: 29 | reduced_train_loss: 11.03 | ...
+    Training epoch 1, iteration 10/999 | lr: 4.498e-06 | global_step: 29 | reduced_train_loss: 11.03
+    | ...
 
-`iteration` restarts with each epoch, so the step is `global_step`. The timing is a moving average in the field's
-recipes (`buffer_size`), so it is taken for one. Memory is in bytes.
+`iteration` restarts with each epoch, so the step is `global_step`. The timing is a moving average
+in the field's recipes (`buffer_size`), so it is taken for one. Memory is in bytes.
 
 NeMo 1 redraws its bar for every step on one line with carriage returns:
 
     Epoch 0: : 100%|##| 2000/2000 [43:24:54<00:00, reduced_train_loss=0.139, global_step=2e+3, ...]
 
-From 1,000 on `global_step` is printed in e-notation and loses digits. The bar's own count is one more than
-`global_step`; it is used where it agrees with the digits that are left. A bar is redrawn without a new step: only the
-first drawing of a step counts. Times are the bar's elapsed seconds (and the prefix's stamp, where it has one).
+From 1,000 on `global_step` is printed in e-notation and loses digits. The bar's own count is one
+more than `global_step`; it is used where it agrees with the digits that are left. A bar is redrawn
+without a new step: only the first drawing of a step counts. Times are the bar's elapsed seconds
+(and the prefix's stamp, where it has one).
 """
 
 from __future__ import annotations
@@ -60,7 +62,11 @@ _KEYS_2: Final = {
 
 
 NEMO_RULES: Final = (
-    event_rule("checkpoint_begin", b"heckpoint save for step", rb"heckpoint save for step (?P<step>\d+) started"),
+    event_rule(
+        "checkpoint_begin",
+        b"heckpoint save for step",
+        rb"heckpoint save for step (?P<step>\d+) started",
+    ),
     event_rule(
         "checkpoint",
         b"finalized successfully",
@@ -76,9 +82,12 @@ NEMO_RULES: Final = (
         b"Restored all states from the checkpoint",
         rb"Restored all states from the checkpoint.*?(?:\bstep=(?P<step>\d+)|$)",
     ),
-    LineRule(b"Starting with ", rb"Starting with (?P<num_gpus>\d+) processes", RuleContext.begin_attempt),
+    LineRule(
+        b"Starting with ", rb"Starting with (?P<num_gpus>\d+) processes", RuleContext.begin_attempt
+    ),
 )
-"""Of NeMo 1 and 2: checkpoints (nemo_logging), and the number of processes that Lightning prints at each start."""
+"""Of NeMo 1 and 2: checkpoints (nemo_logging), and the number of processes that Lightning prints at
+each start."""
 
 
 class NeMo2(TextFormat):
@@ -100,11 +109,14 @@ class NeMo2(TextFormat):
         else:
             opening = rb"Training epoch \d++, iteration (\d{1,18}+)/\d++"
             values.insert(0, Value("step"))
-        return StepPattern(header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0}))
+        return StepPattern(
+            header.start(), opening + BAR + pattern, decode_values(values, {"window_steps": 0})
+        )
 
 
 _HEADER_1: Final = (
-    rb"Epoch \d+:[^\n\[]{0,1000}?[| ](\d{1,18})(?:/\d{1,18}|/\?|it) \[([\d:]{1,20})(?:<[^,\]\n]{0,200})?,"
+    rb"Epoch \d+:[^\n\[]{0,1000}?[| ](\d{1,18})(?:/\d{1,18}|/\?|it)"
+    rb" \[([\d:]{1,20})(?:<[^,\]\n]{0,200})?,"
     rb"(?: *[\d.]+ ?(?:s/it|it/s),| *\?it/s,)? *"
 )
 _LINE_1: Final = re.compile(_HEADER_1 + rb"(?=\w)")
@@ -121,10 +133,14 @@ class NeMo1(TextFormat):
         header = _LINE_1.search(line)
         if header is None:
             return None
-        pattern, values = keyed_pattern(line[header.end() :].partition(b"]")[0], _KEYS_1, equals=b"=", separator=b",")
+        pattern, values = keyed_pattern(
+            line[header.end() :].partition(b"]")[0], _KEYS_1, equals=b"=", separator=b","
+        )
         if not any(value.column == "step" for value in values):
             return None
-        place_of_step = 2 + next(index for index, value in enumerate(values) if value.column == "step")
+        place_of_step = 2 + next(
+            index for index, value in enumerate(values) if value.column == "step"
+        )
         decode = decode_values([Value("_count", integer=True), *values], {"window_steps": 0})
 
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
@@ -145,10 +161,14 @@ class NeMo1(TextFormat):
             lane.keep(new)
 
 
-def _steps(counts: NDArray[np.int64], printed: NDArray[np.float64], texts: Values) -> NDArray[np.int64]:
+def _steps(
+    counts: NDArray[np.int64], printed: NDArray[np.float64], texts: Values
+) -> NDArray[np.int64]:
     """The steps of bars that count to `counts`; -1 where none is printed."""
     # In e-notation few different texts are printed, and their unit tells how many digits are lost.
-    lost = {text: half_unit(text) if text and b"e" in text.lower() else np.nan for text in set(texts)}
+    lost = {
+        text: half_unit(text) if text and b"e" in text.lower() else np.nan for text in set(texts)
+    }
     unit = np.array([lost[text] for text in texts])
     steps = np.where(np.abs(printed) < LARGEST_STEP, printed, -1.0).astype(np.int64)
     return np.where(np.abs(printed - (counts - 1)) <= unit, counts - 1, steps)

@@ -1,13 +1,16 @@
 """TensorBoard event files: scalars, read without tensorflow, tensorboard or torch.
 
-A file is a row of TFRecords: length (uint64), its masked CRC32C, the data, its masked CRC32C; all little-endian. The
-data is an `Event` message (wall_time = field 1, double; step = 2; summary = 5), a summary has values (field 1) with a
-tag (1) and a `simple_value` (2, float) or a `tensor` (8) that holds one number. Everything else is skipped by its
-length. Sources: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto, tensor.proto.
+A file is a row of TFRecords: length (uint64), its masked CRC32C, the data, its masked CRC32C; all
+little-endian. The data is an `Event` message (wall_time = field 1, double; step = 2; summary = 5),
+a summary has values (field 1) with a tag (1) and a `simple_value` (2, float) or a `tensor` (8) that
+holds one number. Everything else is skipped by its length. Sources:
+tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto,
+tensor.proto.
 
-The tags of the frameworks' writers are known by name; values of one step become one record, whose time is that of its
-loss. A step that comes again begins a new attempt. A record that is cut off is left out; one whose checksum is wrong
-ends the file, as nothing after it can be trusted, and is reported.
+The tags of the frameworks' writers are known by name; values of one step become one record, whose
+time is that of its loss. A step that comes again begins a new attempt. A record that is cut off is
+left out; one whose checksum is wrong ends the file, as nothing after it can be trusted, and is
+reported.
 """
 
 from __future__ import annotations
@@ -122,7 +125,8 @@ def _exactly(stream: Readable, count: int) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Number, wire type and value of each field; raises IndexError or struct.error for what is no message."""
+    """Number, wire type and value of each field; raises IndexError or struct.error for what is no
+    message."""
     position = 0
     while position < len(message):
         key, position = _varint(message, position)
@@ -131,7 +135,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
             value: Any
             value, position = _varint(message, position)
         elif wire == 2 or wire in _FIXED_BYTES:
-            length, position = _varint(message, position) if wire == 2 else (_FIXED_BYTES[wire], position)
+            length, position = (
+                _varint(message, position) if wire == 2 else (_FIXED_BYTES[wire], position)
+            )
             value = message[position : position + length]
             position += length
         else:
@@ -189,12 +195,20 @@ def _tensor(tensor: bytes) -> float | None:
     for number, wire, value in _fields(tensor):
         if number == 1 and wire == 0:
             dtype = value
-        elif (number in (4, 5, 6) and wire == 2) or (number == 5 and wire == 5) or (number == 6 and wire == 1):
+        elif (
+            (number in (4, 5, 6) and wire == 2)
+            or (number == 5 and wire == 5)
+            or (number == 6 and wire == 1)
+        ):
             content = value
         elif number in (7, 10) and wire == 2:
             return float(_varint(value, 0)[0])
     code, size = _TENSOR_TYPES.get(dtype, ("", -1))
-    return float(struct.unpack(code, content)[0]) if content is not None and len(content) == size else None
+    return (
+        float(struct.unpack(code, content)[0])
+        if content is not None and len(content) == size
+        else None
+    )
 
 
 class TensorBoardEvents(DocumentFormat):
@@ -243,21 +257,30 @@ class TensorBoardEvents(DocumentFormat):
         if row is None:
             if len(self._rows) >= 2 * _BATCH:
                 self._flush(_BATCH)
-            row = self._rows[step] = {"step": step, "line": self._parsed.records, "_time": wall_time}
+            row = self._rows[step] = {
+                "step": step,
+                "line": self._parsed.records,
+                "_time": wall_time,
+            }
         row[column] = value * scale
         if column == "loss":
             row["_time"] = wall_time
 
     def _flush(self, count: int | None = None) -> None:
-        """Append the `count` oldest rows to the lane; rows that have neither loss nor time are no steps."""
+        """Append the `count` oldest rows to the lane; rows that have neither loss nor time are no
+        steps."""
         chosen = [self._rows.pop(step) for step in sorted(self._rows)[:count]]
         rows = [row for row in chosen if "loss" in row or "seconds" in row]
         if not rows:
             return
         names = sorted({name for row in rows for name in row} - {"_time"})
-        columns: dict[str, Any] = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
+        columns: dict[str, Any] = {
+            name: np.array([row.get(name, np.nan) for row in rows]) for name in names
+        }
         columns["time_us"] = times_us(np.array([row["_time"] for row in rows]))
-        columns["flags"] = nonfinite_flags(len(rows), columns, {"loss": [row.get("loss") for row in rows]})
+        columns["flags"] = nonfinite_flags(
+            len(rows), columns, {"loss": [row.get("loss") for row in rows]}
+        )
         columns["_attempt"] = np.full(len(rows), self._attempt)
         if self._moving:
             columns["window_steps"] = np.zeros(len(rows))

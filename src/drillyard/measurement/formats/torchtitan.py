@@ -3,11 +3,11 @@
     [titan] 2026-08-01 12:00:00,123 - root - INFO - step: 10  loss:  8.12345  grad_norm:  1.2345  memory:
     45.12GiB(57.01%)  tps: 5,762  tflops: 333.75  mfu: 33.75%
 
-The line has no step time: it follows from the time stamps. `tps` is tokens per second of the steps since the line
-before, per device (divided by the degrees of parallelism that are not data parallel); that of step 1 is divided by
-`log_freq` and means nothing. `mfu: N/A` is printed for quantised training. Source: pytorch/torchtitan
-torchtitan/components/metrics.py.
-"""
+The line has no step time: it follows from the time stamps. `tps` is tokens per second of the steps
+since the line before, per device (divided by the degrees of parallelism that are not data
+parallel); that of step 1 is divided by `log_freq` and means nothing. `mfu: N/A` is printed for
+quantised training. Source: pytorch/torchtitan torchtitan/components/metrics.py.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -48,14 +48,23 @@ class TorchTitan(TextFormat):
     anchor = b"GiB("
     rules = (
         LineRule(b"Starting job: ", rb"Starting job: ", RuleContext.begin_attempt),
-        fact_rule(b"total parameters", rb"Model (?P<model>.{1,200}?) size: (?P<parameters>[\d,]+) total parameters"),
-        fact_rule(b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)"),
+        fact_rule(
+            b"total parameters",
+            rb"Model (?P<model>.{1,200}?) size: (?P<parameters>[\d,]+) total parameters",
+        ),
+        fact_rule(
+            b"Peak FLOPS used", rb"Peak FLOPS used for computing MFU: (?P<peak_flops>[\d.eE+]+)"
+        ),
         fact_rule(b"capacity: ", rb"capacity: (?P<accelerator>.{1,200}) with [\d.]+GiB memory"),
         fact_rule(
             b"global batch size",
-            rb"local batch size:? (?P<micro_batch_size>\d+), global batch size:? (?P<global_batch_size>\d+)",
+            rb"local batch size:? (?P<micro_batch_size>\d+), global batch size:?"
+            rb" (?P<global_batch_size>\d+)",
         ),
-        fact_rule(b"total steps", rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)"),
+        fact_rule(
+            b"total steps",
+            rb"sequence length:? (?P<sequence_length>\d+), total steps:? (?P<total_steps>\d+)",
+        ),
         LineRule(b"device mesh with", rb"\[([\d, ]{1,100})\]", _mesh, once=True),
         event_rule("checkpoint_begin", b"ing the checkpoint", rb"Saving the checkpoint"),
         event_rule(
@@ -76,7 +85,11 @@ class TorchTitan(TextFormat):
         header = _LINE.search(line)
         if header is None or line[: header.start()].endswith(b"validate "):
             return None
-        pieces, values, position = [rb"step:[ \t]*+(\d{1,18}+)"], [Value("step", integer=True)], header.end()
+        pieces, values, position = (
+            [rb"step:[ \t]*+(\d{1,18}+)"],
+            [Value("step", integer=True)],
+            header.end(),
+        )
         while item := _ITEM.match(line, position):
             value, pattern = _VALUES.get(item[1], (None, rb"[^ \t\n]++"))
             pieces.append(item[1] + rb":[ \t]*+" + pattern)
@@ -85,4 +98,6 @@ class TorchTitan(TextFormat):
             position = item.end()
         if not {"loss", "printed_tokens_per_second_per_gpu"} & {value.column for value in values}:
             return None
-        return StepPattern(header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {}))
+        return StepPattern(
+            header.start(), _GAP.join(pieces) + rb"(?=[ \t\n]|\Z)", decode_values(values, {})
+        )

@@ -1,15 +1,18 @@
-"""torchtune's metric lines, of StdoutLogger and DiskLogger (and of its copies: torchforge and others print the same).
+"""torchtune's metric lines, of StdoutLogger and DiskLogger (and of its copies: torchforge and
+others print the same).
 
-    Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_active:11.2 peak_memory_alloc:11.2
-    peak_memory_reserved:12.9 grad_norm:3.1
+    Step 2 | loss:1.8745 lr:2e-05 tokens_per_second_per_gpu:405.04 peak_memory_active:11.2
+    peak_memory_alloc:11.2 peak_memory_reserved:12.9 grad_norm:3.1
 
-A line is one optimizer step, every `log_every_n_steps`; the count continues over epochs and restarts. It has no step
+A line is one optimizer step, every `log_every_n_steps`; the count continues over epochs and
+restarts. It has no step
 time: that follows from a launcher's time stamps, or from the progress bar before it (`1|2|Loss: 1.8745:   3%|3 | 2/65
 [00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock restarts with each epoch. The rate is that of
-this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is in GiB (before 0.5 in
-units of 1e9 bytes). Lines with other keys alone are passed over but for `val_loss`. Source: pytorch/torchtune
-torchtune/training/metric_logging.py, recipes/full_finetune_distributed.py, torchtune/training/memory.py.
-"""
+this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is
+in GiB (before 0.5 in units of 1e9 bytes). Lines with other keys alone are passed over but for
+`val_loss`. Source: pytorch/torchtune torchtune/training/metric_logging.py,
+recipes/full_finetune_distributed.py, torchtune/training/memory.py.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, 
 from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
 
-_BAR: Final = rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
+_BAR: Final = (
+    rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
+)
 _HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
 _LINE: Final = re.compile(_HEADER + rb"(?= [^\s:|]+:)")
 _ITEM: Final = re.compile(rb" +([^\s:|]+):([^ \n]+)")
@@ -44,12 +49,22 @@ class TorchTune(TextFormat):
     preference = 50
     anchor = b"Step "
     rules = (
-        LineRule(b" with resolved config:", rb"Running \w+ with resolved config:", RuleContext.begin_attempt),
+        LineRule(
+            b" with resolved config:",
+            rb"Running \w+ with resolved config:",
+            RuleContext.begin_attempt,
+        ),
         fact_rule(b"dtype: ", rb"(?<!\w)dtype: (?P<precision>bf16|fp16|fp32)\s*$"),
         event_rule(
-            "evaluation", b"| val_loss:", rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)"
+            "evaluation",
+            b"| val_loss:",
+            rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)",
         ),
-        event_rule("checkpoint_end", b"Saving checkpoint took ", rb"Saving checkpoint took (?P<seconds>[\d.]+) secs"),
+        event_rule(
+            "checkpoint_end",
+            b"Saving checkpoint took ",
+            rb"Saving checkpoint took (?P<seconds>[\d.]+) secs",
+        ),
     )
 
     def step_pattern(self, line: bytes) -> StepPattern | None:
@@ -72,7 +87,9 @@ class TorchTune(TextFormat):
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             clocks, *numbers = groups
             read = decode(numbers, place)
-            read["elapsed_seconds"] = np.array([clock_seconds(text) if text else np.nan for text in clocks])
+            read["elapsed_seconds"] = np.array(
+                [clock_seconds(text) if text else np.nan for text in clocks]
+            )
             return read
 
         # Without the end a line with fewer keys would match one that has more.

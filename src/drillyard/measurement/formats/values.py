@@ -1,7 +1,8 @@
-"""Printed numbers -> columns: what a group of a format's pattern means, and how exactly it was printed.
+"""Printed numbers -> columns: what a group of a format's pattern means, and how exactly it was
+printed.
 
-Also patterns for step lines that are rows of `key: value`. Their repetitions are possessive (`*+`): no value is tried
-shorter than it is, which doubles the speed of a match.
+Also patterns for step lines that are rows of `key: value`. Their repetitions are possessive (`*+`):
+no value is tried shorter than it is, which doubles the speed of a match.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Columns = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class MatchedLines:
-    """The lines whose values are converted: their block, where each begins in it, their numbers, the stamp parser."""
+    """The lines whose values are converted: their block, where each begins in it, their numbers,
+    the stamp parser."""
 
     block: LineBlock
     begins: Sequence[int]
@@ -38,7 +40,8 @@ class MatchedLines:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Group and its column. `scale` multiplies (milliseconds: 1e-3); thousands may be grouped by commas."""
+    """Group and its column. `scale` multiplies (milliseconds: 1e-3); thousands may be grouped by
+    commas."""
 
     column: str
     scale: float = 1.0
@@ -59,7 +62,8 @@ TIME_SPEED_LOSS: Final = (
 def decode_values(
     values: Sequence[Value], constants: Mapping[str, Any]
 ) -> Callable[[Sequence[Values], MatchedLines], Columns]:
-    """A `Message.decode` for groups that are plain numbers; `constants` are columns of one value."""
+    """A `Message.decode` for groups that are plain numbers; `constants` are columns of one
+    value."""
 
     def decode(groups: Sequence[Values], place: MatchedLines) -> Columns:
         count = place.count
@@ -76,7 +80,8 @@ def decode_values(
 
 
 def numbers(value: Value, texts: Values) -> NDArray[Any]:
-    """The numbers of a group; NaN where an optional group is absent. Raises ValueError for what is no number."""
+    """The numbers of a group; NaN where an optional group is absent. Raises ValueError for what is
+    no number."""
     if value.commas:
         texts = [text and text.replace(b",", b"") for text in texts]
     column: NDArray[Any]
@@ -88,9 +93,12 @@ def numbers(value: Value, texts: Values) -> NDArray[Any]:
 
 
 def precisions(texts: Values, scale: float) -> NDArray[np.float32]:
-    """Half a unit of the last printed digit, times `scale`: of a column whose numbers differ in digits only, once."""
+    """Half a unit of the last printed digit, times `scale`: of a column whose numbers differ in
+    digits only, once."""
     joined = b"\n".join([text or b"" for text in texts])
-    shapes = joined.split(b"\n") if b"e" in joined.lower() else joined.translate(_ZEROS).split(b"\n")
+    shapes = (
+        joined.split(b"\n") if b"e" in joined.lower() else joined.translate(_ZEROS).split(b"\n")
+    )
     units = {shape: half_unit(shape) * scale if shape else 0.0 for shape in set(shapes)}
     return np.array([units[shape] for shape in shapes[: len(texts)]], np.float32)
 
@@ -99,7 +107,8 @@ _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 
 
 def half_unit(text: bytes) -> float:
-    """Half a unit of the last digit of a printed number: `14.54` 0.005, `2e+3` 500, `nan` 0. At most 5e36."""
+    """Half a unit of the last digit of a printed number: `14.54` 0.005, `2e+3` 500, `nan` 0. At
+    most 5e36."""
     mantissa, _, exponent = text.lower().partition(b"e")
     if not mantissa.lstrip(b"+-")[:1].isdigit() and not mantissa.lstrip(b"+-").startswith(b"."):
         return 0.0
@@ -114,13 +123,18 @@ _END: Final = rb"(?=[\s,|\]}/(]|\Z)"
 
 
 def keyed_pattern(
-    text: bytes, keys: Mapping[bytes, Value | None], *, equals: bytes = b":", separator: bytes = b"|"
+    text: bytes,
+    keys: Mapping[bytes, Value | None],
+    *,
+    equals: bytes = b":",
+    separator: bytes = b"|",
 ) -> tuple[bytes, list[Value]]:
     """A pattern for lines with the keys of `text`, and what its groups are.
 
-    `text` is `key: value | key: value |`, with `equals` for the colon and `separator` for the bar. Of keys that are not
-    in `keys`, or None there, the value may be anything without a separator; so may what follows a number before the
-    next separator (units, averages). What comes after the last value that can be read is left out.
+    `text` is `key: value | key: value |`, with `equals` for the colon and `separator` for the bar.
+    Of keys that are not in `keys`, or None there, the value may be anything without a separator; so
+    may what follows a number before the next separator (units, averages). What comes after the last
+    value that can be read is left out.
     """
     bar, blanks = re.escape(separator), rb"[ \t]*+"
     anything = rb"[^\]\n" + bar + rb"]*+"

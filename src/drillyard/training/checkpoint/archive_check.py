@@ -1,9 +1,11 @@
-"""The archives of a checkpoint, one per tensor or value, looked at without loading them. Needs no torch.
+"""The archives of a checkpoint, one per tensor or value, looked at without loading them. Needs no
+torch.
 
-An archive is what `torch.save` writes: a zip file with a pickle `data.pkl`, at some offset of a data file. The opcodes
-of the pickle are read, not run: the names in it are compared with those of tensors and plain containers, and the sizes
-of what it would build are added up. This comes before `torch.load(weights_only=True)`, which has rules of its own, and
-bounds what that can be made to allocate.
+An archive is what `torch.save` writes: a zip file with a pickle `data.pkl`, at some offset of a
+data file. The opcodes of the pickle are read, not run: the names in it are compared with those of
+tensors and plain containers, and the sizes of what it would build are added up. This comes before
+`torch.load(weights_only=True)`, which has rules of its own, and bounds what that can be made to
+allocate.
 
 Cost: 0.3 ms per archive.
 """
@@ -30,7 +32,8 @@ from drillyard.training.checkpoint.index_reader import (
 from drillyard.training.checkpoint.manifest import Manifest
 
 LARGEST_READ_BYTES = 16 * 1024**2
-"""Of an archive's directory or `data.pkl`: a tensor's have some hundred bytes, those of a plain value its own size."""
+"""Of an archive's directory or `data.pkl`: a tensor's have some hundred bytes, those of a plain
+value its own size."""
 
 _TENSOR_PARTS: Final = {
     "torch._utils _rebuild_tensor_v2",
@@ -40,16 +43,18 @@ _TENSOR_PARTS: Final = {
 }
 _PLAIN: Final = {"collections OrderedDict", "_codecs encode", "__builtin__ set", "builtins set"}
 _STORAGE: Final = re.compile(r"torch [A-Z]\w*Storage")
-# What torch.save (protocol 2) gives for tensors, dictionaries, lists, tuples, sets, numbers, text and bytes.
+# What torch.save (protocol 2) gives for tensors, dictionaries, lists, tuples, sets, numbers, text
+# and bytes.
 _OPCODES: Final = """
 APPEND APPENDS BINFLOAT BINGET BININT BININT1 BININT2 BINPERSID BINPUT BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE
 GLOBAL LONG1 LONG_BINGET LONG_BINPUT MARK NEWFALSE NEWTRUE NONE PROTO REDUCE SETITEM SETITEMS STOP TUPLE TUPLE1 TUPLE2
 TUPLE3
-"""
+"""  # noqa: E501
 _ALLOWED_OPCODES: Final = frozenset(_OPCODES.split())
 _CALLED: Final = (_TENSOR_PARTS | _PLAIN) - {"torch.storage UntypedStorage"}
 _DEEPEST: Final = 100
-"""Levels of lists, dictionaries and tuples in a value: twice what a config may have, and far below the stack's end."""
+"""Levels of lists, dictionaries and tuples in a value: twice what a config may have, and far below
+the stack's end."""
 _MOST_VALUES: Final = 100_000_000
 """Parts of all values, each counted once per container around it: a pickle of 16 MiB needs less."""
 
@@ -73,9 +78,11 @@ def unsafe_files(directory: Path, manifest: Manifest) -> dict[str, str]:
 
 
 def require_plain(directory: Path, manifest: Manifest) -> None:
-    """Raise UnsafeCheckpoint where the index of a checkpoint, or a value stored in it, is not plain. Raises OSError.
+    """Raise UnsafeCheckpoint where the index of a checkpoint, or a value stored in it, is not
+    plain. Raises OSError.
 
-    Reads the index and the archives of values, not those of tensors: milliseconds for a checkpoint of a few ranks.
+    Reads the index and the archives of values, not those of tensors: milliseconds for a checkpoint
+    of a few ranks.
     """
     for place in read_index(directory, manifest).value_places():
         check_archive(directory, place)
@@ -135,10 +142,12 @@ class _Value:
 
 
 class _Builder:
-    """Follows a pickle with sizes in the place of values, and refuses all but tensors and plain values.
+    """Follows a pickle with sizes in the place of values, and refuses all but tensors and plain
+    values.
 
-    A few bytes can build a tuple of 2**40 members, by containing the one before twice, or one of a million levels.
-    Hashing the first never ends, and hashing the second overflows the stack and kills the process.
+    A few bytes can build a tuple of 2**40 members, by containing the one before twice, or one of a
+    million levels. Hashing the first never ends, and hashing the second overflows the stack and
+    kills the process.
     """
 
     def __init__(self) -> None:
@@ -151,7 +160,9 @@ class _Builder:
         """Raises UnsafeContent, and anything for a pickle that is not well formed."""
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name not in _ALLOWED_OPCODES:
-                raise UnsafeContent(f"has the pickle opcode {opcode.name}, and tensors and plain values have none")
+                raise UnsafeContent(
+                    f"has the pickle opcode {opcode.name}, and tensors and plain values have none"
+                )
             self._step(opcode.name, argument)
 
     def _step(self, opcode: str, argument: object) -> None:
@@ -193,7 +204,9 @@ class _Builder:
         return members
 
     def _contain(self, container: _Value, members: list[_Value]) -> None:
-        if container.contained:  # its size has been counted; torch.save fills a container before it uses it
+        if (
+            container.contained
+        ):  # its size has been counted; torch.save fills a container before it uses it
             raise UnsafeContent("changes a value that is part of another one already")
         for member in members:
             member.contained = True
@@ -201,27 +214,36 @@ class _Builder:
             container.depth = max(container.depth, member.depth + 1)
             self._total += member.size
             if container.depth > _DEEPEST or self._total > _MOST_VALUES:
-                raise UnsafeContent(f"has a value of more than {_DEEPEST} levels or {_MOST_VALUES} parts")
+                raise UnsafeContent(
+                    f"has a value of more than {_DEEPEST} levels or {_MOST_VALUES} parts"
+                )
 
 
 def _require_known(wanted: str) -> None:
     module, _, name = wanted.partition(" ")
     is_dtype = module == "torch" and DTYPE.fullmatch(name) is not None
     if not (wanted in _TENSOR_PARTS or wanted in _PLAIN or is_dtype or _STORAGE.fullmatch(wanted)):
-        raise UnsafeContent(f"names {module[:80]}.{name[:80]}, which is no part of a tensor or a plain value")
+        raise UnsafeContent(
+            f"names {module[:80]}.{name[:80]}, which is no part of a tensor or a plain value"
+        )
 
 
 def _require_call(function: _Value, arguments: _Value) -> None:
-    """Storages are named, never called: `UntypedStorage(2**45)` allocates that many bytes. Some text encodings take
-    quadratic time; bytes are pickled as latin1."""
+    """Storages are named, never called: `UntypedStorage(2**45)` allocates that many bytes. Some
+    text encodings take quadratic time; bytes are pickled as latin1."""
     if function.text not in _CALLED:
-        raise UnsafeContent(f"calls {str(function.text)[:80]!r}, which makes no tensor or plain value")
-    if function.text == "_codecs encode" and (len(arguments.members) != 2 or arguments.members[1] != "latin1"):
+        raise UnsafeContent(
+            f"calls {str(function.text)[:80]!r}, which makes no tensor or plain value"
+        )
+    if function.text == "_codecs encode" and (
+        len(arguments.members) != 2 or arguments.members[1] != "latin1"
+    ):
         raise UnsafeContent("has bytes in another encoding than torch.save writes")
 
 
 class _Window(io.RawIOBase):
-    """A part of an open file as a file of its own; a single read of more than `LARGEST_READ_BYTES` is refused."""
+    """A part of an open file as a file of its own; a single read of more than `LARGEST_READ_BYTES`
+    is refused."""
 
     def __init__(self, file: io.FileIO, start: int, size: int) -> None:
         super().__init__()
@@ -234,7 +256,9 @@ class _Window(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        self._at = max(
+            0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        )
         return self._at
 
     def tell(self) -> int:

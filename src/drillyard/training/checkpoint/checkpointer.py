@@ -1,19 +1,22 @@
-"""The trainer's checkpoints: `save` while training goes on, `load` the newest good one, keep the newest N and the best.
+"""The trainer's checkpoints: `save` while training goes on, `load` the newest good one, keep the
+newest N and the best.
 
 A save is three parts. Training waits only for the first: the state is copied into kept CPU buffers
-(`planning.Staging`). Then a thread of its own writes the copy through torch.distributed.checkpoint over a gloo group
-of its own (collectives of two threads on one group would mix), and at last the coordinator, rank 0, deletes what is
-no longer kept. One save is in flight at a time; the next one waits for it.
+(`planning.Staging`). Then a thread of its own writes the copy through torch.distributed.checkpoint
+over a gloo group of its own (collectives of two threads on one group would mix), and at last the
+coordinator, rank 0, deletes what is no longer kept. One save is in flight at a time; the next one
+waits for it.
 
-A save that fails on any rank (disk full, I/O error) fails on all and is an event, and training continues with the
-earlier checkpoints untouched: nothing is deleted before the new checkpoint is complete. One process writes a run
-directory at a time; who else might is for the caller to rule out.
+A save that fails on any rank (disk full, I/O error) fails on all and is an event, and training
+continues with the earlier checkpoints untouched: nothing is deleted before the new checkpoint is
+complete. One process writes a run directory at a time; who else might is for the caller to rule
+out.
 
-Events (`on_event(name, **fields)`, called from the saving thread, on rank 0): `checkpoint` (step, path, bytes,
-blocking_seconds, seconds), `checkpoint_failed` (step, path, reason), `checkpoint_damaged` and `checkpoint_incomplete`
-(passed over by a load: step, path, reason), `checkpoint_abandoned`, `checkpoint_removed` (step, path) and
-`checkpoint_not_removed` (step, path, reason). A rank that loses its connection to the others writes
-`checkpoint_failed` itself.
+Events (`on_event(name, **fields)`, called from the saving thread, on rank 0): `checkpoint` (step,
+path, bytes, blocking_seconds, seconds), `checkpoint_failed` (step, path, reason),
+`checkpoint_damaged` and `checkpoint_incomplete` (passed over by a load: step, path, reason),
+`checkpoint_abandoned`, `checkpoint_removed` (step, path) and `checkpoint_not_removed` (step, path,
+reason). A rank that loses its connection to the others writes `checkpoint_failed` itself.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state_dic
 from drillyard.errors import UserError
 from drillyard.parallel.collectives import from_first_rank, own_cpu_group
 from drillyard.safe_files import NO_ROOM, describe_os_error
-from drillyard.training.checkpoint.dcp_planners import RepeatedSavePlanner, StagedState, StagingBuffers, flatten
+from drillyard.training.checkpoint.dcp_planners import (
+    RepeatedSavePlanner,
+    StagedState,
+    StagingBuffers,
+    flatten,
+)
 from drillyard.training.checkpoint.dcp_storage import CheckpointWriter, DamagedCheckpoint
 from drillyard.training.checkpoint.inventory import (
     HELD_OUT_NAME,
@@ -74,12 +82,13 @@ class _Save:
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints in `directory` (`RUN_DIR/checkpoints`). All ranks make one and call it alike.
+    """Saves and loads the checkpoints in `directory` (`RUN_DIR/checkpoints`). All ranks make one
+    and call it alike.
 
-    `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest held-out loss, given to
-    `record_held_out_loss` or as metadata["held_out_loss"].
-    `asynchronous`: write while training continues, at the price of a copy of the rank's state in host memory.
-    `identity`: what the run is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
+    `keep`: newest checkpoints kept; `keep_best`: also the one with the lowest held-out loss, given
+    to `record_held_out_loss` or as metadata["held_out_loss"]. `asynchronous`: write while training
+    continues, at the price of a copy of the rank's state in host memory. `identity`: what the run
+    is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
     written. `before_write`: called on rank 0 before a save and before its manifest.
     """
 
@@ -116,23 +125,32 @@ class Checkpointer:
         self._group_is_lost = False
         self._is_closed = False
         self._damaged: set[Path] = set()
-        """Paths that a load passed over as damaged, also where the sizes are right: they do not count as kept."""
+        """Paths that a load passed over as damaged, also where the sizes are right: they do not
+        count as kept."""
 
-    # -- saving --------------------------------------------------------------------------------------------------------
+    # -- saving
+    # ----------------------------------------------------------------------------------------------
 
-    def save(self, step: int, state: dict[str, Any], *, metadata: Mapping[str, Any], wait: bool = False) -> None:
+    def save(
+        self, step: int, state: dict[str, Any], *, metadata: Mapping[str, Any], wait: bool = False
+    ) -> None:
         """Save the state after `step` steps. Collective.
 
-        `state`: nested dictionary of DTensors, tensors and small objects; keys that only one rank has are fine, a key
-        that several ranks have names the same value on all of them. The state may change as soon as this returns.
-        `metadata`: JSON values. With `wait`, or when not asynchronous, it returns when the save has ended, well or
-        not. A step that is on disk already (loaded from here, or saved before) is not saved again.
+        `state`: nested dictionary of DTensors, tensors and small objects; keys that only one rank
+        has are fine, a key that several ranks have names the same value on all of them. The state
+        may change as soon as this returns. `metadata`: JSON values. With `wait`, or when not
+        asynchronous, it returns when the save has ended, well or not. A step that is on disk
+        already (loaded from here, or saved before) is not saved again.
         """
         started = time.perf_counter()
         self.wait()
         if self._group_is_lost:
-            # gloo closes a group in which a collective has failed: no save of this attempt could work any more.
-            raise RuntimeError("an earlier save lost the other ranks: this attempt ends, as it could not save any more")
+            # gloo closes a group in which a collective has failed: no save of this attempt could
+            # work any more.
+            raise RuntimeError(
+                "an earlier save lost the other ranks: this attempt ends, as it could not save any"
+                " more"
+            )
         if step == self.step_on_disk:
             return
         flat = flatten(state)
@@ -145,12 +163,14 @@ class Checkpointer:
             self.wait()
 
     def prepare(self, state: dict[str, Any]) -> None:
-        """Allocate the buffers for saving such a state, so that the first save need not: worth a call before step 1."""
+        """Allocate the buffers for saving such a state, so that the first save need not: worth a
+        call before step 1."""
         if self.asynchronous:
             self._staging.stage(flatten(state), copies=True).wait()
 
     def wait(self) -> bool:
-        """Wait for the save in flight; True when it (or, with none in flight, nothing) has gone well."""
+        """Wait for the save in flight; True when it (or, with none in flight, nothing) has gone
+        well."""
         if self._in_flight is None:
             return True
         in_flight, self._in_flight = self._in_flight, None
@@ -201,8 +221,14 @@ class Checkpointer:
         if self._is_coordinator:
             assert writer.manifest is not None
             size = sum(record.bytes for record in writer.manifest.files.values())
-            self._event("checkpoint", save.step, save.path, bytes=size, blocking_seconds=save.blocking_seconds,
-                       seconds=time.perf_counter() - started)  # fmt: skip
+            self._event(
+                "checkpoint",
+                save.step,
+                save.path,
+                bytes=size,
+                blocking_seconds=save.blocking_seconds,
+                seconds=time.perf_counter() - started,
+            )
             self._tidy_up(save.step)
         return True
 
@@ -219,9 +245,11 @@ class Checkpointer:
         )
 
     def _failed(self, save: _Save, reason: str) -> None:
-        """Forget the plans, which may differ between ranks now, and remove what was written of this save.
+        """Forget the plans, which may differ between ranks now, and remove what was written of this
+        save.
 
-        At once, as it may fill the disk; where that fails too (the mount is gone), before the next save.
+        At once, as it may fill the disk; where that fails too (the mount is gone), before the next
+        save.
         """
         self.saves_failed += 1
         self._planner = RepeatedSavePlanner()
@@ -239,16 +267,24 @@ class Checkpointer:
         text = describe_os_error(error).removeprefix(error.strerror).removeprefix(": ")
         if error.errno in NO_ROOM:
             kept = self.keep + self.keep_best
-            text += f": old checkpoints go when the new one is complete, so keeping {kept} needs room for {kept + 1}"
-        parts = [part for part in (text, "training goes on, earlier checkpoints are untouched") if part]
+            text += (
+                f": old checkpoints go when the new one is complete, so keeping {kept} needs room"
+                f" for {kept + 1}"
+            )
+        parts = [
+            part for part in (text, "training goes on, earlier checkpoints are untouched") if part
+        ]
         return f" ({'; '.join(parts)})"
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
+    # -- keeping
+    # ----------------------------------------------------------------------------------------------
 
     def record_held_out_loss(self, step: int, loss: float) -> None:
-        """Put what was measured at `step` beside its checkpoint, if there is one, and keep the best accordingly.
+        """Put what was measured at `step` beside its checkpoint, if there is one, and keep the best
+        accordingly.
 
-        A save comes before the measurement, so that an evaluation that ends the process costs no step.
+        A save comes before the measurement, so that an evaluation that ends the process costs no
+        step.
         """
         if self._is_closed:
             self._record_held_out_loss(step, loss)
@@ -262,23 +298,31 @@ class Checkpointer:
         try:
             write_held_out_loss(path, loss)
         except OSError as error:
-            self._on_event("warning", text=f"{path / HELD_OUT_NAME}: not written: {describe_os_error(error)}")
+            self._on_event(
+                "warning", text=f"{path / HELD_OUT_NAME}: not written: {describe_os_error(error)}"
+            )
         else:
             self._tidy_up(step)
 
     def end_at(self, step: int) -> None:
-        """Set aside what lies ahead of the run's last step: one that went back to it had nothing to save."""
+        """Set aside what lies ahead of the run's last step: one that went back to it had nothing to
+        save."""
         if self._is_coordinator and self.step_on_disk == step:
             self._tidy_up(step)
 
     def _tidy_up(self, step: int) -> None:
-        """After a save: set aside what lies ahead of it (the run went back), then delete what is no longer kept."""
+        """After a save: set aside what lies ahead of it (the run went back), then delete what is no
+        longer kept."""
         try:
             for info in list_checkpoints_in(self.directory):
                 if info.complete and info.step > step:
                     set_aside_checkpoint(info.path)
                     self._event("checkpoint_abandoned", info.step, info.path)
-            checkpoints = [info for info in list_checkpoints_in(self.directory) if info.path not in self._damaged]
+            checkpoints = [
+                info
+                for info in list_checkpoints_in(self.directory)
+                if info.path not in self._damaged
+            ]
         except OSError as error:
             self._event("checkpoint_not_removed", step, self.directory, reason=str(error))
             return
@@ -286,7 +330,8 @@ class Checkpointer:
             self._remove(info.step, info.path, report=True)
 
     def remove_leftovers(self) -> None:
-        """Begin to delete what interrupted saves and deletions left behind, which may be what fills a disk.
+        """Begin to delete what interrupted saves and deletions left behind, which may be what fills
+        a disk.
 
         For the one run that writes here, once it has loaded the checkpoint that it continues from.
         """
@@ -318,21 +363,29 @@ class Checkpointer:
     def _event(self, event: str, step: int | None, path: Path, **fields: Any) -> None:
         self._on_event(event, step=step, path=str(path), **fields)
 
-    # -- loading -------------------------------------------------------------------------------------------------------
+    # -- loading
+    # ----------------------------------------------------------------------------------------------
 
     def latest(self) -> CheckpointInfo | None:
-        """The newest complete checkpoint, judged by manifest and sizes; None when there is none. Collective."""
+        """The newest complete checkpoint, judged by manifest and sizes; None when there is none.
+        Collective."""
         return next((info for info in reversed(self._all()) if info.complete), None)
 
     def load(
-        self, state: StateSource, source: Path | None = None, *, accept: AcceptMetadata | None = None
+        self,
+        state: StateSource,
+        source: Path | None = None,
+        *,
+        accept: AcceptMetadata | None = None,
     ) -> LoadedCheckpoint | None:
-        """Fill `state` from a checkpoint: the newest good one, or with `source` the one at that path. Collective.
+        """Fill `state` from a checkpoint: the newest good one, or with `source` the one at that
+        path. Collective.
 
-        Without `source` a damaged checkpoint is passed over for the next older one, with an event that names the
-        file; None when nothing was ever completely saved. `state` may be a function of the checkpoint's metadata, and
-        `accept(metadata)` may raise to refuse it. Raises UserError when the one asked for is unusable, every one is
-        damaged, or the next in line was written by a later program.
+        Without `source` a damaged checkpoint is passed over for the next older one, with an event
+        that names the file; None when nothing was ever completely saved. `state` may be a function
+        of the checkpoint's metadata, and `accept(metadata)` may raise to refuse it. Raises
+        UserError when the one asked for is unusable, every one is damaged, or the next in line was
+        written by a later program.
         """
         self.wait()
         if source is not None:
@@ -360,15 +413,18 @@ class Checkpointer:
                 self._passed_over("checkpoint_damaged", info, reason)
             elif info.status == "incomplete":
                 self._passed_over("checkpoint_incomplete", info, reason)
-        # Those whose manifest is lost are asked for when nothing can be loaded; the answer is the same on all ranks.
+        # Those whose manifest is lost are asked for when nothing can be loaded; the answer is the
+        # same on all ranks.
         lost = from_first_rank(lambda: lost_checkpoints(found, self.directory.parent), self._group)
         damage_seen += [
-            f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete" for info in lost
+            f"{info.path}: its {MANIFEST_NAME} is gone, and events.jsonl says that it was complete"
+            for info in lost
         ]
         if damage_seen:
             raise UserError(
-                f"{self.directory}: none of its {len(damage_seen)} checkpoints can be used ({damage_seen[0]}); "
-                "restore one from a copy, or move the directory away to start from step 0"
+                f"{self.directory}: none of its {len(damage_seen)} checkpoints can be used"
+                f" ({damage_seen[0]}); restore one from a copy, or move the directory away to start"
+                " from step 0"
             )
         return None
 

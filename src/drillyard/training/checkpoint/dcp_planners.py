@@ -1,15 +1,17 @@
 """Planners of what each rank writes, and a copy of it that training cannot change.
 
-State is a flat dictionary: `flatten` turns nested ones into dotted keys. DTensors are planned from their own mesh and
-placements, while the bytes come from `StagingBuffers`: one kept CPU tensor per key (pinned when the state is on a GPU)
-into which each save copies. On a CPU the copy is a memcpy that has ended when `stage` returns. On a GPU the copies are
-queued on the current stream, ahead of whatever the training queues next, so the host does not wait for them;
-`StagedState.wait` does, in the saving thread. Cost: host memory as large as the rank's state, kept between saves.
+State is a flat dictionary: `flatten` turns nested ones into dotted keys. DTensors are planned from
+their own mesh and placements, while the bytes come from `StagingBuffers`: one kept CPU tensor per
+key (pinned when the state is on a GPU) into which each save copies. On a CPU the copy is a memcpy
+that has ended when `stage` returns. On a GPU the copies are queued on the current stream, ahead of
+whatever the training queues next, so the host does not wait for them; `StagedState.wait` does, in
+the saving thread. Cost: host memory as large as the rank's state, kept between saves.
 
-Plans repeat from save to save. `RepeatedSavePlanner` sends a plan only when it changed; the coordinator then neither
-gathers nor checks plans again (at thousands of ranks that is most of a save's time). Same idea as
-DefaultSavePlanner's `enable_plan_caching`, whose cache however belongs to the class: here it lives and dies with the
-planner, so that after a failed save a new planner starts from nothing on every rank.
+Plans repeat from save to save. `RepeatedSavePlanner` sends a plan only when it changed; the
+coordinator then neither gathers nor checks plans again (at thousands of ranks that is most of a
+save's time). Same idea as DefaultSavePlanner's `enable_plan_caching`, whose cache however belongs
+to the class: here it lives and dies with the planner, so that after a failed save a new planner
+starts from nothing on every rank.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ from drillyard.training.checkpoint.archive_check import check_archive_stream
 
 
 def flatten(state: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, keys joined by dots. Lists and objects are values. ValueError when keys collide."""
+    """Nested dictionaries as one, keys joined by dots. Lists and objects are values. ValueError
+    when keys collide."""
     flat: dict[str, Any] = {}
     for key, value in state.items():
         name = f"{prefix}{key}"
-        items = flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+        items = (
+            flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+        )
         if duplicate := flat.keys() & items.keys():
             raise ValueError(f"two entries of the state are named {sorted(duplicate)[0]!r}")
         flat.update(items)
@@ -51,7 +56,8 @@ def unflatten_into(state: dict[str, Any], flat: Mapping[str, Any], prefix: str =
 
 
 def local_tensor(value: torch.Tensor) -> torch.Tensor:
-    """Part of a tensor on this rank: a DTensor's local shard, or the tensor itself. Never part of a graph."""
+    """Part of a tensor on this rank: a DTensor's local shard, or the tensor itself. Never part of a
+    graph."""
     with torch.no_grad():
         return (value.to_local() if isinstance(value, DTensor) else value).detach()
 
@@ -80,14 +86,19 @@ class StagingBuffers:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def stage(self, flat: Mapping[str, Any], *, copies: bool) -> StagedState:
-        """The state, copied or itself. Copies overwrite those of the save before, which must have ended."""
+        """The state, copied or itself. Copies overwrite those of the save before, which must have
+        ended."""
         values: dict[str, Any] = {}
         device: torch.device | None = None
         with torch.no_grad():
             for key, value in flat.items():
                 if isinstance(value, torch.Tensor):
                     local = local_tensor(value)
-                    values[key] = self._buffer(key, local).copy_(local, non_blocking=True) if copies else local
+                    values[key] = (
+                        self._buffer(key, local).copy_(local, non_blocking=True)
+                        if copies
+                        else local
+                    )
                     device = local.device if local.is_cuda else device
                 else:
                     values[key] = copy.deepcopy(value) if copies else value
@@ -96,13 +107,16 @@ class StagingBuffers:
     def _buffer(self, key: str, local: torch.Tensor) -> torch.Tensor:
         buffer = self._buffers.get(key)
         if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
-            buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda)
+            buffer = torch.empty(
+                local.shape, dtype=local.dtype, device="cpu", pin_memory=local.is_cuda
+            )
             self._buffers[key] = buffer
         return buffer
 
 
 class RepeatedSavePlanner(DefaultSavePlanner):
-    """Plans from the state's DTensors, takes data from `StagedState`, and plans again only what has changed."""
+    """Plans from the state's DTensors, takes data from `StagedState`, and plans again only what has
+    changed."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -123,7 +137,10 @@ class RepeatedSavePlanner(DefaultSavePlanner):
         if self._all_plans is not None and self._global_metadata is not None:
             if not any(plan.usable for plan in all_plans):
                 return [SavePlan([], usable=False) for _ in all_plans], self._global_metadata
-            all_plans = [new if new.usable else old for new, old in zip(all_plans, self._all_plans, strict=True)]
+            all_plans = [
+                new if new.usable else old
+                for new, old in zip(all_plans, self._all_plans, strict=True)
+            ]
         plans, metadata = super().create_global_plan(all_plans)
         self._all_plans, self._global_metadata = all_plans, metadata
         return plans, metadata
@@ -139,7 +156,8 @@ class RepeatedSavePlanner(DefaultSavePlanner):
         return self.staged.values[index.fqn]
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """As DCP does it. Raises ValueError for a value that no load would take, such as an object of a class."""
+        """As DCP does it. Raises ValueError for a value that no load would take, such as an object
+        of a class."""
         written = super().transform_object(write_item, object)
         if isinstance(written, io.BytesIO):
             check_archive_stream(written, written.getbuffer().nbytes)
@@ -147,13 +165,15 @@ class RepeatedSavePlanner(DefaultSavePlanner):
 
 
 class PlainLoadPlanner(DefaultLoadPlanner):
-    """Fills tensors in place and replaces plain values. DefaultLoadPlanner unpickles values with any class in them."""
+    """Fills tensors in place and replaces plain values. DefaultLoadPlanner unpickles values with
+    any class in them."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_local_plan(self) -> LoadPlan:
-        """Raises ValueError where a tensor of the state is a plain value in the checkpoint: it would not be filled."""
+        """Raises ValueError where a tensor of the state is a plain value in the checkpoint: it
+        would not be filled."""
         assert self.metadata is not None
         for key, value in self.state_dict.items():
             stored = self.metadata.state_dict_metadata.get(key)
@@ -162,4 +182,6 @@ class PlainLoadPlanner(DefaultLoadPlanner):
         return super().create_local_plan()
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.state_dict[read_item.dest_index.fqn] = torch.load(value, map_location="cpu", weights_only=True)
+        self.state_dict[read_item.dest_index.fqn] = torch.load(
+            value, map_location="cpu", weights_only=True
+        )

@@ -1,17 +1,20 @@
-"""Storage for torch.distributed.checkpoint that takes checksums while writing and verifies them before use.
+"""Storage for torch.distributed.checkpoint that takes checksums while writing and verifies them
+before use.
 
-Writing: every byte passes an XXH3-128 digest on its way to the file. Once the file is durable, the rank reads it back
-(from the storage, not from the kernel's copy) and compares: a checkpoint that is complete was good when it was
-completed, so older ones may be deleted on its account. That costs the saving thread one read of the rank's own file.
-The records of a rank's files travel to the coordinator among its write results. `finish` runs on the coordinator once
-every rank has done so: it writes `.metadata`, checks that it sees every file, and writes the manifest last.
-Reading: each rank hashes every file that its plan reads from, and does so while planning, before any tensor is
-touched; an error there reaches all ranks, so all of them turn to the same older checkpoint. Nothing is unpickled that
-`contents` has not found to be plain.
+Writing: every byte passes an XXH3-128 digest on its way to the file. Once the file is durable, the
+rank reads it back (from the storage, not from the kernel's copy) and compares: a checkpoint that is
+complete was good when it was completed, so older ones may be deleted on its account. That costs the
+saving thread one read of the rank's own file. The records of a rank's files travel to the
+coordinator among its write results. `finish` runs on the coordinator once every rank has done so:
+it writes `.metadata`, checks that it sees every file, and writes the manifest last. Reading: each
+rank hashes every file that its plan reads from, and does so while planning, before any tensor is
+touched; an error there reaches all ranks, so all of them turn to the same older checkpoint. Nothing
+is unpickled that `contents` has not found to be plain.
 
-Built on the public FileSystemWriter, FileSystemReader and FileSystem, and on these parts of them that torch documents
-only in their source: the attribute `fs`, and the storage data (`_StorageInfo`). One thread writes: with more,
-FileSystemWriter loses the exceptions of its threads.
+Built on the public FileSystemWriter, FileSystemReader and FileSystem, and on these parts of them
+that torch documents only in their source: the attribute `fs`, and the storage data
+(`_StorageInfo`). One thread writes: with more, FileSystemWriter loses the exceptions of its
+threads.
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -44,7 +52,11 @@ from torch.futures import Future
 
 from drillyard.errors import UserError
 from drillyard.training.checkpoint.archive_check import check_archive
-from drillyard.training.checkpoint.index_reader import METADATA_NAME, ArchiveLocation, CheckpointIndex
+from drillyard.training.checkpoint.index_reader import (
+    METADATA_NAME,
+    ArchiveLocation,
+    CheckpointIndex,
+)
 from drillyard.training.checkpoint.inventory import remove_checkpoint
 from drillyard.training.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -70,14 +82,17 @@ class DamagedCheckpoint(Exception):
 
 @dataclass(frozen=True)
 class FileWritten(WriteResult):
-    """Not a tensor but a whole file that a rank wrote: `storage_data` is its FileRecord, `index.fqn` its name."""
+    """Not a tensor but a whole file that a rank wrote: `storage_data` is its FileRecord,
+    `index.fqn` its name."""
 
 
 class _HashingStream(io.RawIOBase):
-    """A file opened for writing that takes the digest of what passes, in blocks of `WRITE_BUFFER_BYTES` or more.
+    """A file opened for writing that takes the digest of what passes, in blocks of
+    `WRITE_BUFFER_BYTES` or more.
 
-    A failed write is remembered and raised by `flush` and `close`, not by `write`: torch.save calls `write` from C++,
-    where an exception would lose its errno, and a writer that is torn down halfway may end the process.
+    A failed write is remembered and raised by `flush` and `close`, not by `write`: torch.save calls
+    `write` from C++, where an exception would lose its errno, and a writer that is torn down
+    halfway may end the process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +170,9 @@ class HashingFileSystem(FileSystem):
         self.written: dict[str, FileRecord] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+    def create_stream(
+        self, path: str | os.PathLike[str], mode: str
+    ) -> Generator[io.IOBase, None, None]:
         if mode != "wb":
             with super().create_stream(path, mode) as plain:
                 yield plain
@@ -177,10 +194,19 @@ class HashingFileSystem(FileSystem):
 
 
 class CheckpointWriter(FileSystemWriter):
-    """Writes one checkpoint directory. `make_manifest(files)` gives the manifest once all files are known."""
+    """Writes one checkpoint directory. `make_manifest(files)` gives the manifest once all files are
+    known."""
 
-    def __init__(self, path: Path, make_manifest: Callable[[dict[str, FileRecord]], Manifest]) -> None:
-        super().__init__(path, single_file_per_rank=True, sync_files=True, thread_count=1, per_thread_copy_ahead=0)
+    def __init__(
+        self, path: Path, make_manifest: Callable[[dict[str, FileRecord]], Manifest]
+    ) -> None:
+        super().__init__(
+            path,
+            single_file_per_rank=True,
+            sync_files=True,
+            thread_count=1,
+            per_thread_copy_ahead=0,
+        )
         self._make_manifest = make_manifest
         self.fs: HashingFileSystem = HashingFileSystem()
         self.manifest: Manifest | None = None
@@ -198,9 +224,11 @@ class CheckpointWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator, before any rank writes: an empty directory, whatever an earlier attempt left in it."""
+        """On the coordinator, before any rank writes: an empty directory, whatever an earlier
+        attempt left in it."""
         remove_checkpoint(self.directory)
-        # Not their parents: where the mount of the run directory is gone, these would be made on the disk below it.
+        # Not their parents: where the mount of the run directory is gone, these would be made on
+        # the disk below it.
         self.directory.parent.mkdir(exist_ok=True)
         self.directory.mkdir()
         sync_directory(self.directory.parent)
@@ -210,7 +238,8 @@ class CheckpointWriter(FileSystemWriter):
         """Write this rank's file, durably. A rank with nothing to write (a replica) writes none."""
         results: list[WriteResult] = []
         if plan.items:
-            # Made by the coordinator; made here too where hosts do not share it, so that `finish` can say so.
+            # Made by the coordinator; made here too where hosts do not share it, so that `finish`
+            # can say so.
             self.directory.mkdir(parents=True, exist_ok=True)
             results = list(super().write_data(plan, planner).value())
             sync_directory(self.directory)
@@ -229,8 +258,15 @@ class CheckpointWriter(FileSystemWriter):
 
         Raises OSError when one of the two cannot be written, or does not read back as written.
         """
-        files = {r.index.fqn: r.storage_data for rank in results for r in rank if isinstance(r, FileWritten)}
-        super().finish(metadata, [[r for r in rank if not isinstance(r, FileWritten)] for rank in results])
+        files = {
+            r.index.fqn: r.storage_data
+            for rank in results
+            for r in rank
+            if isinstance(r, FileWritten)
+        }
+        super().finish(
+            metadata, [[r for r in rank if not isinstance(r, FileWritten)] for rank in results]
+        )
         files[METADATA_NAME] = self.fs.written[METADATA_NAME]
         _require_readable(self.directory / METADATA_NAME, files[METADATA_NAME])
         _require_visible(self.directory, files)
@@ -243,10 +279,11 @@ class CheckpointWriter(FileSystemWriter):
 
 
 class CheckpointReader(FileSystemReader):
-    """Reads one checkpoint directory; no byte of a file is used before the whole file's checksum is right.
+    """Reads one checkpoint directory; no byte of a file is used before the whole file's checksum is
+    right.
 
-    `index` stands for `.metadata`, which FileSystemReader would unpickle. Planning raises UnsafeCheckpoint for an
-    archive that is not plain.
+    `index` stands for `.metadata`, which FileSystemReader would unpickle. Planning raises
+    UnsafeCheckpoint for an archive that is not plain.
     """
 
     def __init__(self, path: Path, manifest: Manifest, index: Metadata) -> None:
@@ -262,22 +299,31 @@ class CheckpointReader(FileSystemReader):
         for name in sorted({entry.relative_path for entry in entries}):
             require_undamaged(Path(self.path), name, self._manifest)
         for entry in entries:
-            check_archive(Path(self.path), ArchiveLocation(entry.relative_path, entry.offset, entry.length))
+            check_archive(
+                Path(self.path), ArchiveLocation(entry.relative_path, entry.offset, entry.length)
+            )
         return plan
 
 
 def metadata_of(index: CheckpointIndex, manifest: Manifest) -> Metadata:
-    """The index as torch's own objects. Raises UserError for a dtype that this torch does not have."""
+    """The index as torch's own objects. Raises UserError for a dtype that this torch does not
+    have."""
     stored: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, tensor in index.tensors.items():
         dtype = getattr(torch, tensor.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise UserError(
-                f"{name}: torch {torch.__version__} has no dtype {tensor.dtype}, and the checkpoint was written with "
-                f"torch {manifest.torch_version}; use torch {manifest.torch_version.partition('+')[0]} or later"
+                f"{name}: torch {torch.__version__} has no dtype {tensor.dtype}, and the checkpoint"
+                f" was written with torch {manifest.torch_version}; use torch"
+                f" {manifest.torch_version.partition('+')[0]} or later"
             )
-        pieces = [ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)) for offset, shape in tensor.pieces]
-        stored[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.shape), pieces)
+        pieces = [
+            ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
+            for offset, shape in tensor.pieces
+        ]
+        stored[name] = TensorStorageMetadata(
+            TensorProperties(dtype=dtype), torch.Size(tensor.shape), pieces
+        )
     stored |= {name: BytesStorageMetadata() for name in index.values}
     places = {
         MetadataIndex(name, offset): _StorageInfo(place.name, place.start, place.bytes)
@@ -293,7 +339,8 @@ def require_undamaged(directory: Path, name: str, manifest: Manifest) -> None:
     verdict = verify_file(directory, name, manifest)
     if verdict.verdict != "ok":
         raise DamagedCheckpoint(
-            f"{directory / name}: {verdict.verdict}" + (f" ({verdict.detail})" if verdict.detail else "")
+            f"{directory / name}: {verdict.verdict}"
+            + (f" ({verdict.detail})" if verdict.detail else "")
         )
 
 
@@ -305,17 +352,23 @@ def _require_readable(path: Path, record: FileRecord) -> None:
 
 
 def _require_visible(directory: Path, files: dict[str, FileRecord]) -> None:
-    """Raise OSError unless this rank sees all ranks' files: it does not when hosts write to disks of their own."""
+    """Raise OSError unless this rank sees all ranks' files: it does not when hosts write to disks
+    of their own."""
     waiting = dict(files)
     end = time.monotonic() + VISIBLE_WITHIN_SECONDS
     while True:
-        waiting = {name: record for name, record in waiting.items() if not _has_size(directory / name, record.bytes)}
+        waiting = {
+            name: record
+            for name, record in waiting.items()
+            if not _has_size(directory / name, record.bytes)
+        }
         if not waiting:
             return
         if time.monotonic() > end:
             raise OSError(
-                f"{len(waiting)} of {len(files)} files are not visible to the rank that completes the checkpoint "
-                f"({sorted(waiting)[0]} in {directory}): the run directory must be on storage that all hosts share"
+                f"{len(waiting)} of {len(files)} files are not visible to the rank that completes"
+                f" the checkpoint ({sorted(waiting)[0]} in {directory}): the run directory must be"
+                " on storage that all hosts share"
             )
         time.sleep(0.1)
 

@@ -1,12 +1,14 @@
 """The index of a checkpoint, read without running anything that it names. Needs no torch.
 
-torch.distributed.checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and a pickle is a program: `pickle.load`
-calls what the file names. `read_index` accepts only the opcodes, in the order, that pickling DCP's metadata classes
-gives, and puts an inert class in the place of each class that these files may name. Any other name is refused, and so
-is a place outside of the files that the manifest lists. `dcp_storage.metadata_of` makes torch's own objects from the
-result. `archive_check.py` does the same for the tensors and values.
+torch.distributed.checkpoint (DCP) keeps its index, `.metadata`, as a pickle, and a pickle is a
+program: `pickle.load` calls what the file names. `read_index` accepts only the opcodes, in the
+order, that pickling DCP's metadata classes gives, and puts an inert class in the place of each
+class that these files may name. Any other name is refused, and so is a place outside of the files
+that the manifest lists. `dcp_storage.metadata_of` makes torch's own objects from the result.
+`archive_check.py` does the same for the tensors and values.
 
-Cost: 24 microseconds per piece of a tensor, one and a half times that of `pickle.load` (60,000 pieces).
+Cost: 24 microseconds per piece of a tensor, one and a half times that of `pickle.load` (60,000
+pieces).
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ MOST_DIMS = 64
 
 
 class UnsafeCheckpoint(UnsafeFileError):
-    """A file of a checkpoint holds what no checkpoint needs, such as code; the text names the file and the reason."""
+    """A file of a checkpoint holds what no checkpoint needs, such as code; the text names the file
+    and the reason."""
 
 
 def raise_unsafe(path: Path, reason: str) -> NoReturn:
     """Raise UnsafeCheckpoint with the advice that every such refusal needs."""
     raise UnsafeCheckpoint(
-        f"{path}: refused: {reason}. Nothing of it was run. A checkpoint holds tensors and plain values only: do not "
-        "use this one; get it from a source that you trust (one of a later torch needs a later Drillyard)"
+        f"{path}: refused: {reason}. Nothing of it was run. A checkpoint holds tensors and plain"
+        " values only: do not use this one; get it from a source that you trust (one of a later"
+        " torch needs a later Drillyard)"
     )
 
 
@@ -47,7 +51,8 @@ class UnsafeContent(ValueError):
 
 @dataclass(frozen=True)
 class ArchiveLocation:
-    """Location of an archive: `bytes` bytes from `start` of the file `name` in the checkpoint's directory."""
+    """Location of an archive: `bytes` bytes from `start` of the file `name` in the checkpoint's
+    directory."""
 
     name: str
     start: int
@@ -65,7 +70,8 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CheckpointIndex:
-    """The content of `.metadata`. `places` by key and, for a piece of a tensor, its offset; None for a plain value."""
+    """The content of `.metadata`. `places` by key and, for a piece of a tensor, its offset; None
+    for a plain value."""
 
     tensors: dict[str, TensorEntry]
     values: list[str]
@@ -76,25 +82,32 @@ class CheckpointIndex:
 
 
 def read_index(directory: Path, manifest: Manifest) -> CheckpointIndex:
-    """The index of a checkpoint whose `.metadata` is as the manifest says. Raises UnsafeCheckpoint and OSError."""
+    """The index of a checkpoint whose `.metadata` is as the manifest says. Raises UnsafeCheckpoint
+    and OSError."""
     path = directory / METADATA_NAME
     with path.open("rb") as file:
         raw = file.read(LARGEST_INDEX_BYTES + 1)
-    data_bytes = sum(record.bytes for name, record in manifest.files.items() if name != METADATA_NAME)
+    data_bytes = sum(
+        record.bytes for name, record in manifest.files.items() if name != METADATA_NAME
+    )
     # A piece takes some 150 bytes here and more than 1,000 in its data file.
     if len(raw) > min(LARGEST_INDEX_BYTES, data_bytes + 1024**2):
-        raise_unsafe(path, f"an index of {len(raw)} bytes over {data_bytes} bytes of data is too large")
+        raise_unsafe(
+            path, f"an index of {len(raw)} bytes over {data_bytes} bytes of data is too large"
+        )
     try:
         _require_known_opcodes(raw)
         return _checked(_Unpickler(io.BytesIO(raw)).load(), manifest)
     except UnsafeContent as refused:
         raise_unsafe(path, str(refused))
-    except Exception as error:  # a pickle that is not what it should be fails in any way: that is no reason to load it
+    # a pickle that is not what it should be fails in any way: that is no reason to load it
+    except Exception as error:
         raise_unsafe(path, f"it is not the index of a checkpoint ({type(error).__name__}: {error})")
 
 
 class _Inert(type):
-    """The metaclass of stand-ins: a pickle can set attributes of a class that it names (BUILD); not of these."""
+    """The metaclass of stand-ins: a pickle can set attributes of a class that it names (BUILD); not
+    of these."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise UnsafeContent(f"changes the class {cls.__name__}")
@@ -107,7 +120,9 @@ class _Object(metaclass=_Inert):
         """The attribute, where it has one of the types; else the index is refused."""
         value = self.__dict__.get(name)
         if type(value) not in (kind if isinstance(kind, tuple) else (kind,)):
-            raise UnsafeContent(f"it has {type(value).__name__} for {type(self).__name__.lstrip('_')}.{name}")
+            raise UnsafeContent(
+                f"it has {type(value).__name__} for {type(self).__name__.lstrip('_')}.{name}"
+            )
         return value
 
 
@@ -145,7 +160,8 @@ class _Function:
         raise UnsafeContent("changes a function")
 
     def __call__(self, *arguments: Any) -> Any:
-        """Refuses arguments that are no number, text or shape: calls could nest tuples without end (see `_RUN`)."""
+        """Refuses arguments that are no number, text or shape: calls could nest tuples without end
+        (see `_RUN`)."""
         for argument in arguments:
             if type(argument) is tuple:
                 _shape(argument)
@@ -156,7 +172,11 @@ class _Function:
 
 def _shape(values: object) -> tuple[int, ...]:
     """torch.Size: a flat tuple of sizes."""
-    if type(values) is not tuple or len(values) > MOST_DIMS or any(type(v) is not int or v < 0 for v in values):
+    if (
+        type(values) is not tuple
+        or len(values) > MOST_DIMS
+        or any(type(v) is not int or v < 0 for v in values)
+    ):
         raise UnsafeContent("it has a shape that is no tuple of sizes")
     return values
 
@@ -177,7 +197,8 @@ _CLASSES: Final[dict[str, Any]] = {
 _STAND_INS: Final[dict[tuple[str, str], Any]] = {
     **{(_DCP, name): stand_in for name, stand_in in _CLASSES.items() if name != "_StorageInfo"},
     (_DCP, "TensorProperties"): _TensorProperties,
-    # What these give is not used. getattr(enumeration, name) is how Python 3.11 before 3.11.4 pickled a member.
+    # What these give is not used. getattr(enumeration, name) is how Python 3.11 before 3.11.4
+    # pickled a member.
     (_DCP, "_MEM_FORMAT_ENCODING"): _Function(lambda *_: 0),
     ("torch.serialization", "_get_layout"): _Function(lambda *_: 0),
     ("builtins", "getattr"): _Function(lambda *_: 0),
@@ -193,13 +214,16 @@ class _Unpickler(pickle.Unpickler):
             return _STAND_INS[module, name]
         if module == "torch" and DTYPE.fullmatch(name):
             return _Dtype(name)
-        raise UnsafeContent(f"it names {module[:80]}.{name[:80]}, which is no part of a checkpoint's index")
+        raise UnsafeContent(
+            f"it names {module[:80]}.{name[:80]}, which is no part of a checkpoint's index"
+        )
 
 
-# The opcodes of protocol 4 and 5 that pickling the classes above gives (pickletools names them). A tuple stands only
-# where these classes have one: as a shape or the one argument of a call, and in the state of TensorProperties. So
-# tuples are never deep (hashing one of 200,000 levels ends the process), and there is no PUT, whose number makes the
-# unpickler allocate memory for all smaller ones. A frame (\x95) may begin between any two objects.
+# The opcodes of protocol 4 and 5 that pickling the classes above gives (pickletools names them). A
+# tuple stands only where these classes have one: as a shape or the one argument of a call, and in
+# the state of TensorProperties. So tuples are never deep (hashing one of 200,000 levels ends the
+# process), and there is no PUT, whose number makes the unpickler allocate memory for all smaller
+# ones. A frame (\x95) may begin between any two objects.
 _FRAME: Final = rb"(?:\x95.{8})?"
 _RUN: Final = re.compile(
     rb"(?:[)}\](Nbsuea\x81\x88\x89\x93\x94]"
@@ -213,7 +237,9 @@ _RUN: Final = re.compile(
 def _require_known_opcodes(raw: bytes) -> None:
     """Raise UnsafeContent at the first opcode that pickling an index does not give."""
     if raw[:2] not in (b"\x80\x04", b"\x80\x05"):
-        raise UnsafeContent(f"it is not the index of a checkpoint{_named(raw, 2 * raw.startswith(bytes([0x80])))}")
+        raise UnsafeContent(
+            f"it is not the index of a checkpoint{_named(raw, 2 * raw.startswith(bytes([0x80])))}"
+        )
     at = 2
     while True:
         match = _RUN.match(raw, at)
@@ -228,7 +254,8 @@ def _require_known_opcodes(raw: bytes) -> None:
             return
         else:
             raise UnsafeContent(
-                f"it has the pickle opcode {opcode!r} at byte {at}, and an index has none{_named(raw, at)}"
+                f"it has the pickle opcode {opcode!r} at byte {at}, and an index has"
+                f" none{_named(raw, at)}"
             )
 
 
@@ -241,8 +268,8 @@ def _named(raw: bytes, at: int) -> str:
 
 
 def _checked(metadata: Any, manifest: Manifest) -> CheckpointIndex:
-    """The index in the unpickled stand-ins. Raises UnsafeContent where it is inconsistent or points outside of the data
-    files.
+    """The index in the unpickled stand-ins. Raises UnsafeContent where it is inconsistent or points
+    outside of the data files.
     """
     if type(metadata) is not _CLASSES["Metadata"]:
         raise UnsafeContent("it is not the index of a checkpoint")
@@ -252,18 +279,29 @@ def _checked(metadata: Any, manifest: Manifest) -> CheckpointIndex:
             raise UnsafeContent("it has a place of another form")
         if info.__dict__.get("transform_descriptors"):
             raise UnsafeContent("it names a transformation of the data; Drillyard writes none")
-        place = ArchiveLocation(info.field("relative_path", str), info.field("offset", int), info.field("length", int))
+        place = ArchiveLocation(
+            info.field("relative_path", str), info.field("offset", int), info.field("length", int)
+        )
         if place.name not in manifest.files or place.name == METADATA_NAME:
-            raise UnsafeContent(f"it names the file {place.name[:80]!r}, which the manifest does not list as data")
-        if place.start < 0 or place.bytes < 0 or place.start + place.bytes > manifest.files[place.name].bytes:
             raise UnsafeContent(
-                f"it names bytes {place.start} to {place.start + place.bytes} beyond the end of {place.name}"
+                f"it names the file {place.name[:80]!r}, which the manifest does not list as data"
+            )
+        if (
+            place.start < 0
+            or place.bytes < 0
+            or place.start + place.bytes > manifest.files[place.name].bytes
+        ):
+            raise UnsafeContent(
+                f"it names bytes {place.start} to {place.start + place.bytes} beyond the end of"
+                f" {place.name}"
             )
         offset = key.field("offset", (tuple, type(None)))
         places[key.field("fqn", str), None if offset is None else _shape(offset)] = place
     tensors: dict[str, TensorEntry] = {}
     values: list[str] = []
-    pieces_left = len(places)  # each piece has its own place, so that a list shared by many tensors costs nothing
+    pieces_left = len(
+        places
+    )  # each piece has its own place, so that a list shared by many tensors costs nothing
     for name, stored in metadata.field("state_dict_metadata", dict).items():
         if type(name) is not str:
             raise UnsafeContent("it has a key that is no text")
@@ -275,9 +313,14 @@ def _checked(metadata: Any, manifest: Manifest) -> CheckpointIndex:
             raise UnsafeContent(f"it has neither a tensor nor a plain value for {name[:80]!r}")
         chunks = stored.field("chunks", list)
         pieces_left -= len(chunks)
-        if pieces_left < 0 or any(type(chunk) is not _CLASSES["ChunkStorageMetadata"] for chunk in chunks):
+        if pieces_left < 0 or any(
+            type(chunk) is not _CLASSES["ChunkStorageMetadata"] for chunk in chunks
+        ):
             raise UnsafeContent(f"it has more pieces of {name[:80]!r} than places for them")
-        pieces = [(_shape(chunk.field("offsets", tuple)), _shape(chunk.field("sizes", tuple))) for chunk in chunks]
+        pieces = [
+            (_shape(chunk.field("offsets", tuple)), _shape(chunk.field("sizes", tuple)))
+            for chunk in chunks
+        ]
         _require_places(places, name, (offset for offset, _ in pieces))
         dtype = stored.field("properties", _TensorProperties).field("dtype", str)
         tensors[name] = TensorEntry(dtype, _shape(stored.field("size", tuple)), pieces)

@@ -1,17 +1,20 @@
-"""Inventory of `checkpoints/`: which are complete, what is wrong with the others, and which may go. Needs no torch.
+"""Inventory of `checkpoints/`: which are complete, what is wrong with the others, and which may go.
+Needs no torch.
 
 A checkpoint is a directory `step-<8 digits>`. It is
 - `complete`: its manifest is intact and every file it names is there with the right size;
-- `incomplete`: it has no manifest: a save that was interrupted, or a deletion (which takes the manifest first);
+- `incomplete`: it has no manifest: a save that was interrupted, or a deletion (which takes the
+  manifest first);
 - `abandoned`: set aside by a return to an earlier checkpoint;
 - `later-format`: intact as far as this program can see, but written by a later one;
 - `damaged`: it has a manifest, but the manifest or a file is not as written;
-- `refused`: as written, but it contains code or other unexpected content; `mark_unsafe` in verification.py looks for
-  that.
+- `refused`: as written, but it contains code or other unexpected content; `mark_unsafe` in
+  verification.py looks for that.
 
-Listing reads manifests and sizes (milliseconds); only verification.py and loading.py read the files and compare
-checksums. A checkpoint's directory may be a link; deleting it deletes the link alone. A file in it that is a link to a
-place outside of it is never opened: in a checkpoint from elsewhere it could lead to any file of this host.
+Listing reads manifests and sizes (milliseconds); only verification.py and loading.py read the files
+and compare checksums. A checkpoint's directory may be a link; deleting it deletes the link alone. A
+file in it that is a link to a place outside of it is never opened: in a checkpoint from elsewhere
+it could lead to any file of this host.
 """
 
 from __future__ import annotations
@@ -42,9 +45,12 @@ from drillyard.training.checkpoint.manifest import (
 
 CHECKPOINTS_NAME = "checkpoints"
 HELD_OUT_NAME = "held_out.json"
-"""Beside the manifest, which is complete before anything is measured at its step: {"held_out_loss": 1.25}."""
+"""Beside the manifest, which is complete before anything is measured at its step: {"held_out_loss":
+1.25}."""
 _LARGEST_HELD_OUT_BYTES = 4096  # it holds one number
-LINK_OUTSIDE = "is a link to a place outside of the checkpoint, which is never read: put the file itself here"
+LINK_OUTSIDE = (
+    "is a link to a place outside of the checkpoint, which is never read: put the file itself here"
+)
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})\Z")
 
 Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format", "refused"]
@@ -52,7 +58,8 @@ Status = Literal["complete", "incomplete", "abandoned", "damaged", "later-format
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One checkpoint directory. `manifest` is None where it is missing or damaged; `reason` says what is wrong.
+    """One checkpoint directory. `manifest` is None where it is missing or damaged; `reason` says
+    what is wrong.
 
     `measured_loss`: what `held_out.json` says.
     """
@@ -82,7 +89,9 @@ class CheckpointInfo:
     def held_out_loss(self) -> float | None:
         """The figure that the best checkpoint is chosen by: what was measured after the save, else
         metadata["held_out_loss"], where it is finite."""
-        loss = self.metadata.get("held_out_loss") if self.measured_loss is None else self.measured_loss
+        loss = (
+            self.metadata.get("held_out_loss") if self.measured_loss is None else self.measured_loss
+        )
         try:
             return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
         except OverflowError:
@@ -101,7 +110,8 @@ def step_of(path: Path) -> int | None:
 
 
 def list_checkpoints(run_directory: Path) -> list[CheckpointInfo]:
-    """All checkpoints of a run directory, oldest step first. A missing directory holds none. Raises OSError."""
+    """All checkpoints of a run directory, oldest step first. A missing directory holds none. Raises
+    OSError."""
     return list_checkpoints_in(run_directory / CHECKPOINTS_NAME)
 
 
@@ -118,7 +128,8 @@ def list_checkpoints_in(checkpoints: Path) -> list[CheckpointInfo]:
 def inspect(path: Path) -> CheckpointInfo | None:
     """Look at one checkpoint directory: manifest and sizes. None when it is gone.
 
-    One that cannot be looked at (an I/O error, a file or a dangling link of that name) is damaged, not gone.
+    One that cannot be looked at (an I/O error, a file or a dangling link of that name) is damaged,
+    not gone.
     """
     named = step_of(path)
     step = -1 if named is None else named
@@ -127,14 +138,22 @@ def inspect(path: Path) -> CheckpointInfo | None:
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.lexists(path):
             return None
-        reason = "a link to nothing" if isinstance(error, FileNotFoundError) else "a file, not a directory"
+        reason = (
+            "a link to nothing"
+            if isinstance(error, FileNotFoundError)
+            else "a file, not a directory"
+        )
         return CheckpointInfo(path, step, "damaged", f"it is {reason}", 0, None)
     except OSError as error:
-        return CheckpointInfo(path, step, "damaged", f"it cannot be read: {error_text(error)}", 0, None)
+        return CheckpointInfo(
+            path, step, "damaged", f"it cannot be read: {error_text(error)}", 0, None
+        )
     status, reason, manifest = _judge(path, named, sizes, odd)
     measured = read_held_out_loss(path) if HELD_OUT_NAME in sizes else None
     size = sum(sizes.values())
-    return CheckpointInfo(path, manifest.step if manifest else step, status, reason, size, manifest, measured)
+    return CheckpointInfo(
+        path, manifest.step if manifest else step, status, reason, size, manifest, measured
+    )
 
 
 def write_held_out_loss(path: Path, loss: float) -> None:
@@ -155,13 +174,18 @@ def read_held_out_loss(path: Path) -> float | None:
 def _judge(
     path: Path, step: int | None, sizes: dict[str, int], odd: dict[str, str]
 ) -> tuple[Status, str, Manifest | None]:
-    """Status, reason and manifest (where it can be believed), given what `_scan` found; `step` is the directory's."""
+    """Status, reason and manifest (where it can be believed), given what `_scan` found; `step` is
+    the directory's."""
     if MANIFEST_NAME in odd:
         return "damaged", f"{MANIFEST_NAME} {odd[MANIFEST_NAME]}", None
     if MANIFEST_NAME not in sizes:
         if ABANDONED_NAME in sizes:
             return "abandoned", "set aside when the run went back to an earlier checkpoint", None
-        return "incomplete", f"it has no {MANIFEST_NAME}: its save or its deletion was interrupted", None
+        return (
+            "incomplete",
+            f"it has no {MANIFEST_NAME}: its save or its deletion was interrupted",
+            None,
+        )
     try:
         manifest = read_manifest(path)
     except LaterFormat as error:
@@ -179,7 +203,8 @@ def _judge(
 
 
 def completed_steps(run_directory: Path) -> set[int]:
-    """Steps whose checkpoint was completed and neither set aside nor deleted since, according to events.jsonl."""
+    """Steps whose checkpoint was completed and neither set aside nor deleted since, according to
+    events.jsonl."""
     # Imported only where a manifest is missing: telemetry imports pydantic, and listing stays fast.
     from drillyard.telemetry.events import read_events
 
@@ -193,8 +218,11 @@ def completed_steps(run_directory: Path) -> set[int]:
     return steps
 
 
-def lost_checkpoints(checkpoints: Iterable[CheckpointInfo], run_directory: Path) -> list[CheckpointInfo]:
-    """The incomplete ones that were complete once, according to the run's events, so not those of interrupted saves.
+def lost_checkpoints(
+    checkpoints: Iterable[CheckpointInfo], run_directory: Path
+) -> list[CheckpointInfo]:
+    """The incomplete ones that were complete once, according to the run's events, so not those of
+    interrupted saves.
 
     Where nothing else can be loaded, a start from step 0 would lose them.
     """
@@ -206,8 +234,8 @@ def lost_checkpoints(checkpoints: Iterable[CheckpointInfo], run_directory: Path)
 def newest_usable(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
     """The newest complete one: what a start with `resume: auto` tries first. None without any.
 
-    Raises UserError when a newer one is of a later format (to pass it over would repeat steps of a later program and
-    set its checkpoint aside) or refused.
+    Raises UserError when a newer one is of a later format (to pass it over would repeat steps of a
+    later program and set its checkpoint aside) or refused.
     """
     for info in sorted(checkpoints, key=lambda info: info.step, reverse=True):
         if info.status == "later-format":
@@ -225,16 +253,21 @@ def later_format_error(info: CheckpointInfo) -> UserError:
 
 
 def best_checkpoint(checkpoints: Iterable[CheckpointInfo]) -> CheckpointInfo | None:
-    """The complete checkpoint with the lowest held-out loss (the newer of two equal ones); None without any."""
+    """The complete checkpoint with the lowest held-out loss (the newer of two equal ones); None
+    without any."""
     measured = [info for info in checkpoints if info.complete and info.held_out_loss is not None]
     return min(measured, key=lambda info: (info.held_out_loss, -info.step), default=None)
 
 
-def prunable(checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool) -> list[CheckpointInfo]:
-    """Those that may go: complete ones beyond the newest `keep` and (`keep_best`) the best, then also abandoned ones.
+def prunable(
+    checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool
+) -> list[CheckpointInfo]:
+    """Those that may go: complete ones beyond the newest `keep` and (`keep_best`) the best, then
+    also abandoned ones.
 
-    Abandoned ones stay until `keep` complete ones exist, so that going back can be undone for a while. Damaged ones
-    stay for a person to look at and never count as kept, so at least one complete checkpoint always remains.
+    Abandoned ones stay until `keep` complete ones exist, so that going back can be undone for a
+    while. Damaged ones stay for a person to look at and never count as kept, so at least one
+    complete checkpoint always remains.
     """
     assert keep >= 1
     complete = sorted((info for info in checkpoints if info.complete), key=lambda info: info.step)
@@ -243,11 +276,16 @@ def prunable(checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool) 
     kept = {info.path for info in complete[-keep:]}
     if keep_best and (best_one := best_checkpoint(complete)) is not None:
         kept.add(best_one.path)
-    return [info for info in checkpoints if info.status == "abandoned" or (info.complete and info.path not in kept)]
+    return [
+        info
+        for info in checkpoints
+        if info.status == "abandoned" or (info.complete and info.path not in kept)
+    ]
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint directory, manifest first: stopped anywhere, what remains is incomplete, never damaged.
+    """Delete a checkpoint directory, manifest first: stopped anywhere, what remains is incomplete,
+    never damaged.
 
     Raises OSError when something cannot be deleted; a directory that is gone already is no error.
     """

@@ -1,9 +1,10 @@
 """Reading a checkpoint into the state at hand, whatever number of ranks and sharding wrote it.
 
-Reading is collective: the coordinator says which checkpoint and hands out its manifest, every rank verifies what it
-is about to read, and a problem on one rank is a problem on all, so that all ranks load the same checkpoint or none.
-Damage found by a checksum is found before the state is touched; only an I/O error in the short time between the check
-and the read leaves it partly filled, and then an older checkpoint fills all of it or the run ends.
+Reading is collective: the coordinator says which checkpoint and hands out its manifest, every rank
+verifies what it is about to read, and a problem on one rank is a problem on all, so that all ranks
+load the same checkpoint or none. Damage found by a checksum is found before the state is touched;
+only an I/O error in the short time between the check and the read leaves it partly filled, and then
+an older checkpoint fills all of it or the run ends.
 """
 
 from __future__ import annotations
@@ -39,17 +40,27 @@ from drillyard.training.checkpoint.inventory import (
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 
-# torch raises a RuntimeError for a key that is missing, a ValueError for another shape or kind of entry, and any of
-# these for an archive whose numbers make no tensor.
-_FROM_CONTENT = (ValueError, RuntimeError, TypeError, AssertionError, OverflowError, UnpicklingError)
+# torch raises a RuntimeError for a key that is missing, a ValueError for another shape or kind of
+# entry, and any of these for an archive whose numbers make no tensor.
+_FROM_CONTENT = (
+    ValueError,
+    RuntimeError,
+    TypeError,
+    AssertionError,
+    OverflowError,
+    UnpicklingError,
+)
 
-# The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks) is known.
+# The state to fill, or what makes it once the checkpoint's metadata (such as its number of ranks)
+# is known.
 StateSource = dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]
 AcceptMetadata = Callable[[dict[str, Any]], None]
 
 # A single process is a supported way to load and save, not a mistake.
 warnings.filterwarnings(
-    "ignore", message="torch.distributed is disabled, unavailable or uninitialized", category=UserWarning
+    "ignore",
+    message="torch.distributed is disabled, unavailable or uninitialized",
+    category=UserWarning,
 )
 
 
@@ -67,7 +78,8 @@ class LoadedCheckpoint:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata given to `save`, with `step`, `world_size` (of the saving run) and `path`."""
+        """The metadata given to `save`, with `step`, `world_size` (of the saving run) and
+        `path`."""
         return full_metadata(self.info)
 
 
@@ -78,21 +90,27 @@ def load_checkpoint(
     process_group: dist.ProcessGroup | None = None,
     accept: AcceptMetadata | None = None,
 ) -> LoadedCheckpoint:
-    """Fill `state` from the checkpoint at `path`, or the newest complete one of a run directory. Collective.
+    """Fill `state` from the checkpoint at `path`, or the newest complete one of a run directory.
+    Collective.
 
-    `state`: nested dictionary of tensors and DTensors, which are filled in place, and of small objects, which are
-    replaced; every key must be in the checkpoint, which may hold more. `accept(metadata)` may raise to refuse it
-    beforehand. Raises UserError when there is no such checkpoint or it does not fit the state, DamagedCheckpoint when
-    a file is not as written, UnsafeCheckpoint (a UserError) when it is and could run code.
+    `state`: nested dictionary of tensors and DTensors, which are filled in place, and of small
+    objects, which are replaced; every key must be in the checkpoint, which may hold more.
+    `accept(metadata)` may raise to refuse it beforehand. Raises UserError when there is no such
+    checkpoint or it does not fit the state, DamagedCheckpoint when a file is not as written,
+    UnsafeCheckpoint (a UserError) when it is and could run code.
     """
     info = from_first_rank(lambda: _find(path), process_group)
     return read(info, state, process_group, accept)
 
 
 def read(
-    info: CheckpointInfo, state: StateSource, group: dist.ProcessGroup | None, accept: AcceptMetadata | None
+    info: CheckpointInfo,
+    state: StateSource,
+    group: dist.ProcessGroup | None,
+    accept: AcceptMetadata | None,
 ) -> LoadedCheckpoint:
-    """Load one complete checkpoint; `info` must be the same on all ranks. Raises as `load_checkpoint`."""
+    """Load one complete checkpoint; `info` must be the same on all ranks. Raises as
+    `load_checkpoint`."""
     assert info.manifest is not None
     metadata = full_metadata(info)
     if accept is not None:
@@ -121,18 +139,28 @@ def read(
 def full_metadata(info: CheckpointInfo) -> dict[str, Any]:
     """The caller's metadata, with `step`, `world_size` and `path`."""
     assert info.manifest is not None
-    return {**info.metadata, "step": info.step, "world_size": info.manifest.world_size, "path": str(info.path)}
+    return {
+        **info.metadata,
+        "step": info.step,
+        "world_size": info.manifest.world_size,
+        "path": str(info.path),
+    }
 
 
 def failure_text(failures: Mapping[int, Any]) -> str:
-    """`rank 1: OSError: [Errno 28] No space left on device`, for up to three of the ranks that failed."""
+    """`rank 1: OSError: [Errno 28] No space left on device`, for up to three of the ranks that
+    failed."""
     ranks = sorted(failures)
-    texts = [f"rank {rank}: {type(failures[rank][0]).__name__}: {failures[rank][0]}" for rank in ranks[:3]]
+    texts = [
+        f"rank {rank}: {type(failures[rank][0]).__name__}: {failures[rank][0]}"
+        for rank in ranks[:3]
+    ]
     return "; ".join(texts) + (f"; and {len(ranks) - 3} more ranks" if len(ranks) > 3 else "")
 
 
 def _find(path: Path) -> CheckpointInfo:
-    """The checkpoint that a user's path means: itself, or the newest complete one below a run directory."""
+    """The checkpoint that a user's path means: itself, or the newest complete one below a run
+    directory."""
     if any((path / name).is_file() for name in (MANIFEST_NAME, METADATA_NAME)):
         candidates = [info for info in [inspect(path)] if info is not None]
     else:
@@ -141,12 +169,18 @@ def _find(path: Path) -> CheckpointInfo:
     if (newest := newest_usable(candidates)) is not None:
         return newest
     if not candidates:
-        raise NotFoundError(f"{path}: there is no checkpoint; name one such as RUN_DIR/checkpoints/step-00000050")
-    raise UserError(f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name another one")
+        raise NotFoundError(
+            f"{path}: there is no checkpoint; name one such as RUN_DIR/checkpoints/step-00000050"
+        )
+    raise UserError(
+        f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name"
+        " another one"
+    )
 
 
 def _read_index(info: CheckpointInfo) -> Metadata | DamagedCheckpoint | UserError:
-    """The index as torch has it, or why there is none to use. It is verified before anything in it is believed."""
+    """The index as torch has it, or why there is none to use. It is verified before anything in it
+    is believed."""
     assert info.manifest is not None
     try:
         require_undamaged(info.path, METADATA_NAME, info.manifest)
@@ -158,7 +192,8 @@ def _read_index(info: CheckpointInfo) -> Metadata | DamagedCheckpoint | UserErro
 
 
 def _translated(info: CheckpointInfo, failure: CheckpointException) -> Exception:
-    """The same exception on every rank: damage (an I/O error too), a state that does not fit, or neither."""
+    """The same exception on every rank: damage (an I/O error too), a state that does not fit, or
+    neither."""
     for rank in sorted(failure.failures):
         error = failure.failures[rank][0]
         if isinstance(error, DamagedCheckpoint | UserError):

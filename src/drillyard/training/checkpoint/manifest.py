@@ -1,15 +1,17 @@
 """The manifest of a checkpoint: the last file written, which makes the others a checkpoint.
 
-It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over the manifest's own
-bytes with the 32 digits of that checksum set to zero. Every byte is covered, so a flipped bit, a truncation or a
-half-copied object is noticed before anything in it is believed. `format_version` counts up when older programs could no
-longer read what is written; every earlier version stays readable. Two things are the same in every version, so that a
-program can distinguish a later format from damage: the last lines, with the checksum, and the key `format_version`.
-Keys that a program does not know are ignored: an added key needs no new version.
+It names every file with its size and checksum, and ends with a checksum of itself: XXH3-128 over
+the manifest's own bytes with the 32 digits of that checksum set to zero. Every byte is covered, so
+a flipped bit, a truncation or a half-copied object is noticed before anything in it is believed.
+`format_version` counts up when older programs could no longer read what is written; every earlier
+version stays readable. Two things are the same in every version, so that a program can distinguish
+a later format from damage: the last lines, with the checksum, and the key `format_version`. Keys
+that a program does not know are ignored: an added key needs no new version.
 
-A file is durable when its content (fsync of the file) and its name (fsync of the directory) are. Checksums are
-XXH3-128: far faster than any disk. They find damage, not forgery. On object-store mounts (GCS FUSE) a file appears when
-it is closed and a rename is copy and delete; nothing here relies on a rename being atomic.
+A file is durable when its content (fsync of the file) and its name (fsync of the directory) are.
+Checksums are XXH3-128: far faster than any disk. They find damage, not forgery. On object-store
+mounts (GCS FUSE) a file appears when it is closed and a rename is copy and delete; nothing here
+relies on a rename being atomic.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from drillyard.safe_files import flush, replace_file
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-# The manifest of a checkpoint that was set aside by a return to an earlier one. Renaming it back undoes that.
+# The manifest of a checkpoint that was set aside by a return to an earlier one. Renaming it back
+# undoes that.
 ABANDONED_NAME = "manifest.abandoned.json"
 
 _ZERO = b"0" * 32
@@ -41,7 +44,8 @@ _KINDS = {"torch_version": str, "created": str, "identity": dict, "metadata": di
 # What a resume computes with; it compares the other values with its own, whatever they are.
 _KINDS_IN_METADATA = {"num_sequences": int, "settings": dict}
 READ_CHUNK_BYTES = 4 * 1024 * 1024
-# What file systems without fsync of a directory answer; an I/O error (EIO, ENOSPC) is none of these.
+# What file systems without fsync of a directory answer; an I/O error (EIO, ENOSPC) is none of
+# these.
 _DIRECTORY_SYNC_NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
 _TAIL = re.compile(rb'"checksum": "([0-9a-f]{32})"\n\}\n\Z')
 
@@ -51,7 +55,8 @@ class ManifestError(Exception):
 
 
 class LaterFormat(ManifestError):
-    """The manifest is intact, and of a format that only a later program can read. The text says what to do."""
+    """The manifest is intact, and of a format that only a later program can read. The text says
+    what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of a checkpoint. `identity` and `metadata` are the caller's (JSON values); `created` is UTC, ISO 8601."""
+    """Content of a checkpoint. `identity` and `metadata` are the caller's (JSON values); `created`
+    is UTC, ISO 8601."""
 
     step: int
     world_size: int
@@ -77,7 +83,8 @@ class Manifest:
 
 
 def json_value(value: Any) -> Any:
-    """`value` as JSON can hold it: non-finite numbers become null, tuples lists. TypeError for anything else."""
+    """`value` as JSON can hold it: non-finite numbers become null, tuples lists. TypeError for
+    anything else."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -99,7 +106,10 @@ def encode(manifest: Manifest) -> bytes:
         "world_size": manifest.world_size,
         "torch_version": manifest.torch_version,
         "created": manifest.created,
-        "files": {name: {"bytes": f.bytes, "xxh3_128": f.xxh3_128} for name, f in sorted(manifest.files.items())},
+        "files": {
+            name: {"bytes": f.bytes, "xxh3_128": f.xxh3_128}
+            for name, f in sorted(manifest.files.items())
+        },
         "checksum": _ZERO.decode(),
     }
     raw = (json.dumps(body, indent=1, allow_nan=False) + "\n").encode()
@@ -107,7 +117,8 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """Read a manifest. Raises ManifestError when a byte is not as written, LaterFormat when the format is too new."""
+    """Read a manifest. Raises ManifestError when a byte is not as written, LaterFormat when the
+    format is too new."""
     tail = _TAIL.search(raw[-64:])
     if tail is None:
         raise ManifestError("it is cut short or damaged: it does not end with its checksum")
@@ -121,8 +132,8 @@ def decode(raw: bytes) -> Manifest:
         raise ManifestError("it is not a JSON object")
     if _count(body, "format_version", least=1) > FORMAT_VERSION:
         raise LaterFormat(
-            f"its format version {body['format_version']} is newer than the {FORMAT_VERSION} known here; "
-            "use the Drillyard version that wrote it, or a later one"
+            f"its format version {body['format_version']} is newer than the {FORMAT_VERSION} known"
+            " here; use the Drillyard version that wrote it, or a later one"
         )
     _count(body, "step", least=0)
     _count(body, "world_size", least=1)
@@ -141,16 +152,26 @@ def _files(records: Any) -> dict[str, FileRecord]:
     for name, record in records.items():
         if not is_file_name(name):
             raise ManifestError(
-                f"it lists {name[:80]!r}, which is not the name of a file in the checkpoint's directory"
+                f"it lists {name[:80]!r}, which is not the name of a file in the checkpoint's"
+                " directory"
             )
         if not isinstance(record, dict) or not isinstance(record.get("xxh3_128"), str):
             raise ManifestError(f"it has no checksum of {name[:80]!r}")
-    return {name: FileRecord(_count(record, "bytes", least=0), record["xxh3_128"]) for name, record in records.items()}
+    return {
+        name: FileRecord(_count(record, "bytes", least=0), record["xxh3_128"])
+        for name, record in records.items()
+    }
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of this name is directly in a checkpoint's directory: no other path, and not the manifest."""
-    return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..", MANIFEST_NAME)
+    """Whether a file of this name is directly in a checkpoint's directory: no other path, and not
+    the manifest."""
+    return (
+        bool(name)
+        and "/" not in name
+        and "\0" not in name
+        and name not in (".", "..", MANIFEST_NAME)
+    )
 
 
 def _require_kinds(values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
@@ -167,7 +188,8 @@ def _count(values: Mapping[str, Any], key: str, *, least: int) -> int:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory. Raises FileNotFoundError, OSError or ManifestError."""
+    """The manifest of a checkpoint directory. Raises FileNotFoundError, OSError or
+    ManifestError."""
     with (directory / MANIFEST_NAME).open("rb") as file:
         raw = file.read(LARGEST_MANIFEST_BYTES + 1)
     if len(raw) > LARGEST_MANIFEST_BYTES:
@@ -176,7 +198,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Make a checkpoint complete, durably. All its other files must be durable already. Raises OSError."""
+    """Make a checkpoint complete, durably. All its other files must be durable already. Raises
+    OSError."""
     write_durably(directory / MANIFEST_NAME, encode(manifest))
 
 
@@ -192,10 +215,12 @@ def checksum(data: bytes) -> str:
 
 
 def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> str:
-    """XXH3-128 of a whole file, read in chunks; calls `on_read` with the size of each. Raises OSError."""
+    """XXH3-128 of a whole file, read in chunks; calls `on_read` with the size of each. Raises
+    OSError."""
     digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        # No larger than the file: clearing megabytes for each of many small files is what would take the time.
+        # No larger than the file: clearing megabytes for each of many small files is what would
+        # take the time.
         buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
         while count := file.readinto(buffer):
             digest.update(buffer[:count])
@@ -205,7 +230,8 @@ def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> s
 
 
 def forget_cached(path: Path) -> None:
-    """Ask the kernel to drop its copy of a durable file, so that the next read comes from the storage. Raises OSError.
+    """Ask the kernel to drop its copy of a durable file, so that the next read comes from the
+    storage. Raises OSError.
 
     Advice: a file system may keep its copy (tmpfs has no other).
     """
@@ -214,7 +240,8 @@ def forget_cached(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable, where the file system offers it. Raises OSError on an I/O error."""
+    """Make the names in a directory durable, where the file system offers it. Raises OSError on an
+    I/O error."""
     try:
         flush(path)
     except OSError as error:
@@ -223,7 +250,8 @@ def sync_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file whose final name never shows part of it: temporary name, fsync, rename, fsync of the directory.
+    """Write a file whose final name never shows part of it: temporary name, fsync, rename, fsync of
+    the directory.
 
     Raises OSError; then the file of the final name is unchanged.
     """

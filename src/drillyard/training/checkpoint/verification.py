@@ -1,13 +1,16 @@
-"""`drillyard checkpoint`: find what a path means, verify checkpoints by every byte, and plan deletions. Needs no torch.
+"""`drillyard checkpoint`: find what a path means, verify checkpoints by every byte, and plan
+deletions. Needs no torch.
 
-`verify` reads every file, compares it with the manifest, and checks the pickles of files that are as written
-(archive_check.py). `mark_unsafe` checks the index and the plain values alone, in milliseconds.
+`verify` reads every file, compares it with the manifest, and checks the pickles of files that are
+as written (archive_check.py). `mark_unsafe` checks the index and the plain values alone, in
+milliseconds.
 
-A checkpoint counts as good only when all its bytes have just been read and are as written; size and manifest are not
-enough to delete another one for. So `plan_prune` reads the checkpoints that it keeps, newest first, until it has found
-as many good ones as are to be kept, and only older ones may go. A damaged one is neither counted nor deleted: it may be
-all that is left of a step. Without a good one nothing is deleted. Where nothing could be deleted anyway, nothing is
-read. The cost is one read of what is kept.
+A checkpoint counts as good only when all its bytes have just been read and are as written; size and
+manifest are not enough to delete another one for. So `plan_prune` reads the checkpoints that it
+keeps, newest first, until it has found as many good ones as are to be kept, and only older ones may
+go. A damaged one is neither counted nor deleted: it may be all that is left of a step. Without a
+good one nothing is deleted. Where nothing could be deleted anyway, nothing is read. The cost is one
+read of what is kept.
 """
 
 from __future__ import annotations
@@ -39,13 +42,27 @@ from drillyard.training.checkpoint.inventory import (
     scan_files,
     step_of,
 )
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, Manifest, file_checksum, is_file_name
+from drillyard.training.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    file_checksum,
+    is_file_name,
+)
 
-# Files read side by side by `verify`: one stream does not saturate network or RAID storage, and hashing drops the GIL.
+# Files read side by side by `verify`: one stream does not saturate network or RAID storage, and
+# hashing drops the GIL.
 VERIFY_THREADS = 8
 
 Verdict = Literal[
-    "ok", "missing", "wrong size", "wrong checksum", "unreadable", "unexpected", "damaged", "later-format", "refused"
+    "ok",
+    "missing",
+    "wrong size",
+    "wrong checksum",
+    "unreadable",
+    "unexpected",
+    "damaged",
+    "later-format",
+    "refused",
 ]
 # Called with the number of bytes just read, from several threads.
 OnRead = Callable[[int], None]
@@ -56,7 +73,8 @@ FindProblem = Callable[[CheckpointInfo], str | None]
 
 @dataclass(frozen=True)
 class FileVerdict:
-    """Result of `verify` for one file. Only `ok` and `unexpected` (the manifest does not name it) are harmless."""
+    """Result of `verify` for one file. Only `ok` and `unexpected` (the manifest does not name it)
+    are harmless."""
 
     name: str
     verdict: Verdict
@@ -94,7 +112,8 @@ def verify_all_files(info: CheckpointInfo, on_read: OnRead | None = None) -> Ver
 
 
 def mark_unsafe(checkpoints: Sequence[CheckpointInfo]) -> list[CheckpointInfo]:
-    """The same, with the status `refused` for complete ones whose index or values are not plain. Reads those."""
+    """The same, with the status `refused` for complete ones whose index or values are not plain.
+    Reads those."""
     return [_with_refusal(info) if info.complete else info for info in checkpoints]
 
 
@@ -110,7 +129,8 @@ def _with_refusal(info: CheckpointInfo) -> CheckpointInfo:
 
 
 def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[FileVerdict]:
-    """Compare every file with the manifest, reading all of it; one verdict per file, in order of name.
+    """Compare every file with the manifest, reading all of it; one verdict per file, in order of
+    name.
 
     Where all are as written, their pickles are checked without loading them: see archive_check.py.
     """
@@ -126,11 +146,19 @@ def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[File
     yield FileVerdict(MANIFEST_NAME, "ok")
     with ThreadPoolExecutor(VERIFY_THREADS) as threads:
         verdicts = list(
-            threads.map(lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files))
+            threads.map(
+                lambda name: verify_file(info.path, name, manifest, on_read), sorted(manifest.files)
+            )
         )
-    refused = unsafe_files(info.path, manifest) if all(verdict.harmless for verdict in verdicts) else {}
+    refused = (
+        unsafe_files(info.path, manifest) if all(verdict.harmless for verdict in verdicts) else {}
+    )
     yield from (
-        FileVerdict(verdict.name, "refused", refused[verdict.name]) if verdict.name in refused else verdict
+        (
+            FileVerdict(verdict.name, "refused", refused[verdict.name])
+            if verdict.name in refused
+            else verdict
+        )
         for verdict in verdicts
     )
     try:
@@ -142,7 +170,9 @@ def verify(info: CheckpointInfo, on_read: OnRead | None = None) -> Iterator[File
         yield FileVerdict(name, "unexpected", "the manifest does not name it; nothing reads it")
 
 
-def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead | None = None) -> FileVerdict:
+def verify_file(
+    directory: Path, name: str, manifest: Manifest, on_read: OnRead | None = None
+) -> FileVerdict:
     """Compare one file with the manifest: presence, size, then checksum."""
     record, path = manifest.files[name], directory / name
     assert is_file_name(name), name
@@ -153,7 +183,9 @@ def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead 
         if not stat.S_ISREG(status.st_mode):  # a pipe, say, would be waited for without end
             return FileVerdict(name, "unreadable", kind_of_file(status.st_mode))
         if status.st_size != record.bytes:
-            return FileVerdict(name, "wrong size", f"{status.st_size} bytes instead of {record.bytes}")
+            return FileVerdict(
+                name, "wrong size", f"{status.st_size} bytes instead of {record.bytes}"
+            )
         found = file_checksum(path, on_read)
     except FileNotFoundError:
         return FileVerdict(name, "missing", "a link to nothing" if path.is_symlink() else "")
@@ -166,7 +198,8 @@ def verify_file(directory: Path, name: str, manifest: Manifest, on_read: OnRead 
 
 @dataclass(frozen=True)
 class CheckpointSelection:
-    """Selection by a path on the command line: a `checkpoints` directory, and the one checkpoint that the path names.
+    """Selection by a path on the command line: a `checkpoints` directory, and the one checkpoint
+    that the path names.
 
     `run_directory` is None where the directory is a copy outside of a run.
     """
@@ -179,7 +212,8 @@ class CheckpointSelection:
 
 @dataclass
 class PrunePlan:
-    """Checkpoints to keep, read and found good; to remove, in this order; and damaged ones, with the reason."""
+    """Checkpoints to keep, read and found good; to remove, in this order; and damaged ones, with
+    the reason."""
 
     keep: list[CheckpointInfo] = field(default_factory=list)
     remove: list[CheckpointInfo] = field(default_factory=list)
@@ -198,31 +232,48 @@ def select_checkpoints(path: Path) -> CheckpointSelection:
         directory = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
         checkpoints = list_checkpoints_in(directory)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; check its storage and rights") from None
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror}; check its storage and rights"
+        ) from None
     if directory.name != CHECKPOINTS_NAME and not checkpoints:
-        raise UserError(f"{path}: there are no checkpoints; give a run directory (it holds `{CHECKPOINTS_NAME}`)")
+        raise UserError(
+            f"{path}: there are no checkpoints; give a run directory (it holds"
+            f" `{CHECKPOINTS_NAME}`)"
+        )
     return CheckpointSelection(directory, _run_directory_of(directory), checkpoints)
 
 
 def choose_step(target: CheckpointSelection, step: int) -> CheckpointInfo:
-    """The checkpoint of `step`. Raises UserError, naming the steps there are, when there is none."""
+    """The checkpoint of `step`. Raises UserError, naming the steps there are, when there is
+    none."""
     for info in target.checkpoints:
         if step_of(info.path) == step:
             return info
     there = ", ".join(str(info.step) for info in target.checkpoints) or "none"
-    raise NotFoundError(f"{target.directory}: there is no checkpoint of step {step}; there are: {there}")
+    raise NotFoundError(
+        f"{target.directory}: there is no checkpoint of step {step}; there are: {there}"
+    )
 
 
 def plan_prune(
-    checkpoints: Sequence[CheckpointInfo], keep: int, keep_best: bool, *, left_overs: bool, problem_with: FindProblem
+    checkpoints: Sequence[CheckpointInfo],
+    keep: int,
+    keep_best: bool,
+    *,
+    left_overs: bool,
+    problem_with: FindProblem,
 ) -> PrunePlan:
-    """Keep the newest `keep` good checkpoints and (`keep_best`) the good one with the lowest held-out loss.
+    """Keep the newest `keep` good checkpoints and (`keep_best`) the good one with the lowest
+    held-out loss.
 
-    Older complete ones go, and with `left_overs` also incomplete and abandoned ones. `problem_with` reads a
-    checkpoint; it is asked only for those that would be kept, and only when something could go.
+    Older complete ones go, and with `left_overs` also incomplete and abandoned ones. `problem_with`
+    reads a checkpoint; it is asked only for those that would be kept, and only when something could
+    go.
     """
     assert keep >= 1
-    complete = sorted((info for info in checkpoints if info.complete), key=lambda info: info.step, reverse=True)
+    complete = sorted(
+        (info for info in checkpoints if info.complete), key=lambda info: info.step, reverse=True
+    )
     remains = [info for info in checkpoints if left_overs and info.status in LEFTOVER_STATUSES]
     if not prunable(complete, keep, keep_best) and not remains:
         return PrunePlan(keep=complete)

@@ -1,4 +1,5 @@
-"""Chat templates in the shape of ten model families, with `{% generation %}` blocks around what the assistant writes.
+"""Chat templates in the shape of ten model families, with `{% generation %}` blocks around what the
+assistant writes.
 
 QWEN3 is the template that Qwen3 models are published with, which has none.
 """
@@ -8,7 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FILES = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.jinja"))}
+FILES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in sorted(Path(__file__).parent.glob("*.jinja"))
+}
 QWEN3 = FILES["qwen3"]
 MARKED = {name: template for name, template in FILES.items() if name != "qwen3"}
 

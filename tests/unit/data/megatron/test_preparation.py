@@ -1,4 +1,5 @@
-"""Megatron data as a source of a run: what training reads, in which order, and what bad files and settings get."""
+"""Megatron data as a source of a run: what training reads, in which order, and what bad files and
+settings get."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ DOCUMENTS = [list(range(10, 10 + length)) for length in (5, 70, 1, 0, 33, 64, 20
 def pair(tmp_path: Path) -> Path:
     """Files of `DOCUMENTS`; returns the path of `.bin`."""
     with IndexedFileWriter(tmp_path / "corpus", 320) as writer:
-        writer.add(np.concatenate([np.array(document, np.int64) for document in DOCUMENTS]), map(len, DOCUMENTS))
+        writer.add(
+            np.concatenate([np.array(document, np.int64) for document in DOCUMENTS]),
+            map(len, DOCUMENTS),
+        )
     return tmp_path / "corpus.bin"
 
 
@@ -51,11 +55,15 @@ def test_an_epoch_learns_every_pair_of_neighbours_within_a_document_once(
     number = len(data.sources[0])
     assert number == -(-(sum(map(len, DOCUMENTS)) - 1) // 64)
     batch = data.read([ref for step in range(number) for ref in data.indices(step, BatchShape(1))])
-    assert learnt(batch) == sorted(each for document in DOCUMENTS for each in itertools.pairwise(document))
+    assert learnt(batch) == sorted(
+        each for document in DOCUMENTS for each in itertools.pairwise(document)
+    )
     assert data.sources[0].num_valid_tokens == (batch.labels != IGNORED).sum()
 
 
-def test_without_isolation_every_token_but_the_first_is_learnt(pair: Path, make_config: MakeConfig) -> None:
+def test_without_isolation_every_token_but_the_first_is_learnt(
+    pair: Path, make_config: MakeConfig
+) -> None:
     source = prepare(make_config(pair, megatron={"isolation": "none"})).train.sources[0]
     batch = source.read(range(len(source)))
     stream = [token for document in DOCUMENTS for token in document]
@@ -63,12 +71,16 @@ def test_without_isolation_every_token_but_the_first_is_learnt(pair: Path, make_
     assert set(batch.document_ids.ravel().tolist()) == {0, -1}
 
 
-def test_nothing_is_copied_into_the_cache(pair: Path, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_nothing_is_copied_into_the_cache(
+    pair: Path, make_config: MakeConfig, tmp_path: Path
+) -> None:
     prepare(make_config(pair))
     assert list((tmp_path / "cache" / "tokenized").iterdir()) == []
 
 
-def test_a_split_trains_and_evaluates_different_documents(pair: Path, make_config: MakeConfig) -> None:
+def test_a_split_trains_and_evaluates_different_documents(
+    pair: Path, make_config: MakeConfig
+) -> None:
     config = make_config(
         pair,
         megatron={"split": "75,25"},
@@ -78,21 +90,32 @@ def test_a_split_trains_and_evaluates_different_documents(pair: Path, make_confi
     held_out = data.held_out["valid"]
     parts = [part.read(range(len(part))) for part in (data.train.sources[0], held_out)]
     for batch, documents in zip(parts, (DOCUMENTS[:6], DOCUMENTS[6:]), strict=True):
-        assert learnt(batch) == sorted(each for document in documents for each in itertools.pairwise(document))
+        assert learnt(batch) == sorted(
+            each for document in documents for each in itertools.pairwise(document)
+        )
 
 
 def test_megatrons_order_is_taken_on_request(make_config: MakeConfig) -> None:
     reference = Path(__file__).parent / "reference"
     weights = {"a": 0.5, "b": 0.3, "c": 0.2}
-    config = make_config("builtin:python-stdlib", sequence_length=32, megatron={"samples": 1000, "isolation": "none"})
-    sources = [{"path": str(reference / f"{name}.bin"), "weight": weight} for name, weight in weights.items()]
+    config = make_config(
+        "builtin:python-stdlib", sequence_length=32, megatron={"samples": 1000, "isolation": "none"}
+    )
+    sources = [
+        {"path": str(reference / f"{name}.bin"), "weight": weight}
+        for name, weight in weights.items()
+    ]
     values = config.model_dump()
     values["data"]["source"] = sources
     mixture = prepare(RunConfig.model_validate(values)).train
     batches = [mixture.read(mixture.indices(step, BatchShape(10))) for step in range(100)]
     expected = np.load(reference / "orders.npz")["blend.tokens"]
-    np.testing.assert_array_equal(np.concatenate([batch.input_ids for batch in batches]), expected[:, :-1])
-    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), expected[:, 1:])
+    np.testing.assert_array_equal(
+        np.concatenate([batch.input_ids for batch in batches]), expected[:, :-1]
+    )
+    np.testing.assert_array_equal(
+        np.concatenate([batch.labels for batch in batches]), expected[:, 1:]
+    )
 
 
 def test_places_name_the_document_of_the_file(pair: Path, make_config: MakeConfig) -> None:
@@ -126,17 +149,32 @@ def test_a_changed_file_is_refused_on_resume(pair: Path, make_config: MakeConfig
             ("corpus.idx", "corpus.bin", "does not fit"),
         ),
         (lambda tokens, index: index.write_bytes(index.read_bytes()[:-8]), ("corpus.idx",)),
-        (lambda tokens, index: index.write_bytes(index.read_bytes()[:20]), ("corpus.idx", "20 bytes")),
+        (
+            lambda tokens, index: index.write_bytes(index.read_bytes()[:20]),
+            ("corpus.idx", "20 bytes"),
+        ),
         (lambda tokens, index: index.write_bytes(b"hello"), ("corpus.idx", "MMIDIDX")),
         (lambda tokens, index: index.unlink(), ("corpus.idx", "no such file")),
-        (lambda tokens, index: patch(index, 17, struct.pack("<B", 6)), ("corpus.idx", "dtype code 6")),
+        (
+            lambda tokens, index: patch(index, 17, struct.pack("<B", 6)),
+            ("corpus.idx", "dtype code 6"),
+        ),
         (lambda tokens, index: patch(index, 34, struct.pack("<i", -5)), ("corpus.idx", "negative")),
-        (lambda tokens, index: patch(index, 34, struct.pack("<i", 6)), ("corpus.idx", "do not follow")),
-        (lambda tokens, index: patch(tokens, 4, struct.pack("<H", 500)), ("corpus.bin", "token 500", "320")),
+        (
+            lambda tokens, index: patch(index, 34, struct.pack("<i", 6)),
+            ("corpus.idx", "do not follow"),
+        ),
+        (
+            lambda tokens, index: patch(tokens, 4, struct.pack("<H", 500)),
+            ("corpus.bin", "token 500", "320"),
+        ),
     ],
 )
 def test_files_that_cannot_be_right_are_refused_by_name(
-    damage: Callable[[Path, Path], object], named: tuple[str, ...], pair: Path, make_config: MakeConfig
+    damage: Callable[[Path, Path], object],
+    named: tuple[str, ...],
+    pair: Path,
+    make_config: MakeConfig,
 ) -> None:
     damage(pair, pair.with_suffix(".idx"))
     with pytest.raises(UserError) as caught:
@@ -174,7 +212,9 @@ def test_rows_of_megatron_data_cannot_be_counted(pair: Path, make_config: MakeCo
         prepare(make_config([{"path": str(pair), "max_samples": 3}]))
 
 
-def test_settings_of_megatron_need_megatron_data(write_rows: WriteRows, pair: Path, make_config: MakeConfig) -> None:
+def test_settings_of_megatron_need_megatron_data(
+    write_rows: WriteRows, pair: Path, make_config: MakeConfig
+) -> None:
     rows = write_rows([{"text": "some text to train on"}])
     with pytest.raises(UserError, match=r"^data\.megatron:"):
         prepare(make_config(rows, megatron={"isolation": "none"}))
@@ -196,10 +236,21 @@ def test_megatrons_order_must_last_for_all_steps(pair: Path, make_config: MakeCo
 def test_build_writes_documents_that_a_run_then_reads(
     write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    rows = write_rows([{"text": f"text number {number} " * (1 + number % 40)} for number in range(200)], "texts.jsonl")
+    rows = write_rows(
+        [{"text": f"text number {number} " * (1 + number % 40)} for number in range(200)],
+        "texts.jsonl",
+    )
     config = make_config(rows)
     (tmp_path / "run.yaml").write_text(config.model_dump_json())
-    command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(tmp_path / "out")]
+    command = [
+        "data",
+        "build",
+        str(tmp_path / "run.yaml"),
+        "--to",
+        "megatron",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["texts.bin", "texts.idx"]
@@ -216,46 +267,89 @@ def test_build_writes_documents_that_a_run_then_reads(
 def test_build_writes_the_tokenizer_that_it_trains_and_never_replaces_one(
     write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
 ) -> None:
-    rows = write_rows([{"text": f"text number {number} " * 5} for number in range(50)], "texts.jsonl")
+    rows = write_rows(
+        [{"text": f"text number {number} " * 5} for number in range(50)], "texts.jsonl"
+    )
     config = make_config(rows, tokenizer={"train": "bpe", "vocab_size": 270})
     (tmp_path / "run.yaml").write_text(config.model_dump_json())
     out = tmp_path / "out"
-    command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(out)]
+    command = [
+        "data",
+        "build",
+        str(tmp_path / "run.yaml"),
+        "--to",
+        "megatron",
+        "--output",
+        str(out),
+    ]
     result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0 and "out/tokenizer" in result.output.replace("\n", ""), result.output
+    assert result.exit_code == 0 and "out/tokenizer" in result.output.replace("\n", ""), (
+        result.output
+    )
     packed = prepare(config).train.sources[0]
-    mapped = prepare(make_config(out / "texts.bin", tokenizer=str(out / "tokenizer"))).train.sources[0]
+    mapped = prepare(
+        make_config(out / "texts.bin", tokenizer=str(out / "tokenizer"))
+    ).train.sources[0]
     assert learnt(packed.read(range(len(packed)))) == learnt(mapped.read(range(len(mapped))))
     for path in out.glob("texts.*"):
         path.unlink()
     before = (out / "tokenizer/tokenizer.json").read_bytes()
     again = CliRunner().invoke(app, command)
-    assert isinstance(again.exception, UserError) and "out/tokenizer: exists" in str(again.exception)
-    assert (out / "tokenizer/tokenizer.json").read_bytes() == before and not list(out.glob("texts.*"))
+    assert isinstance(again.exception, UserError) and "out/tokenizer: exists" in str(
+        again.exception
+    )
+    assert (out / "tokenizer/tokenizer.json").read_bytes() == before and not list(
+        out.glob("texts.*")
+    )
 
 
 def test_build_writes_the_held_out_documents_apart(
     write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     rows = write_rows([{"text": f"text number {number}"} for number in range(300)], "texts.jsonl")
-    (tmp_path / "run.yaml").write_text(make_config(rows, held_out={"fraction": 0.2}).model_dump_json())
-    command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(tmp_path / "out")]
+    (tmp_path / "run.yaml").write_text(
+        make_config(rows, held_out={"fraction": 0.2}).model_dump_json()
+    )
+    command = [
+        "data",
+        "build",
+        str(tmp_path / "run.yaml"),
+        "--to",
+        "megatron",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert CliRunner().invoke(app, command).exit_code == 0
     names = ("texts", "texts.held_out")
-    counts = [len(open_indexed(*(tmp_path / "out" / f"{n}{s}" for s in (".bin", ".idx"))).lengths) for n in names]
+    counts = [
+        len(open_indexed(*(tmp_path / "out" / f"{n}{s}" for s in (".bin", ".idx"))).lengths)
+        for n in names
+    ]
     assert sum(counts) == 300 and 30 < counts[1] < 90
 
 
-def test_a_build_that_fails_leaves_nothing(write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_build_that_fails_leaves_nothing(
+    write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
+) -> None:
     rows = write_rows([{"text": "good"}, {"wrong": "column"}], "texts.jsonl")
     (tmp_path / "run.yaml").write_text(make_config(rows).model_dump_json())
-    command = ["data", "build", str(tmp_path / "run.yaml"), "--to", "megatron", "--output", str(tmp_path / "out")]
+    command = [
+        "data",
+        "build",
+        str(tmp_path / "run.yaml"),
+        "--to",
+        "megatron",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert isinstance(CliRunner().invoke(app, command).exception, UserError)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("split", ["0", "0,0", ".", "1.2.3", "1,2,3,4", ",1"])
-def test_shares_that_split_nothing_are_refused(split: str, make_config: MakeConfig, pair: Path) -> None:
+def test_shares_that_split_nothing_are_refused(
+    split: str, make_config: MakeConfig, pair: Path
+) -> None:
     with pytest.raises((ValueError, UserError), match="split"):
         make_config(pair, megatron={"split": split})
 

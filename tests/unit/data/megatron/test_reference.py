@@ -1,4 +1,5 @@
-"""Files and orders against those of megatron-core 0.16.1, kept in `reference/` with the script that made them."""
+"""Files and orders against those of megatron-core 0.16.1, kept in `reference/` with the script that
+made them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import pytest
 
 from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.megatron.indexed_file import IndexedFileWriter, open_indexed
-from drillyard.data.megatron.sample_order import blend, sample_order, samples_of_sources, split_bounds
+from drillyard.data.megatron.sample_order import (
+    blend,
+    sample_order,
+    samples_of_sources,
+    split_bounds,
+)
 from drillyard.data.megatron.sequences import CutSettings, MegatronSequences
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -27,7 +33,9 @@ CASES = {
 }
 
 
-def sequences(name: str, num_samples: int, split: str = "100,0,0", *, isolated: bool = False) -> MegatronSequences:
+def sequences(
+    name: str, num_samples: int, split: str = "100,0,0", *, isolated: bool = False
+) -> MegatronSequences:
     file = open_indexed(REFERENCE / f"{name}.bin", REFERENCE / f"{name}.idx")
     bounds = split_bounds(split, "train", len(file.lengths))
     order = sample_order(file.lengths, *bounds, LENGTH, num_samples, SEED)
@@ -42,7 +50,9 @@ def test_writer_makes_the_bytes_of_megatron(name: str, tmp_path: Path) -> None:
         writer.add(file.tokens[:half], file.lengths[:45])
         writer.add(file.tokens[half:], file.lengths[45:])
     for suffix in (".bin", ".idx"):
-        assert (tmp_path / f"{name}{suffix}").read_bytes() == (REFERENCE / f"{name}{suffix}").read_bytes()
+        assert (tmp_path / f"{name}{suffix}").read_bytes() == (
+            REFERENCE / f"{name}{suffix}"
+        ).read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.bin", f"{name}.idx"]
 
 
@@ -50,13 +60,20 @@ def test_writer_makes_the_bytes_of_megatron(name: str, tmp_path: Path) -> None:
 def test_orders_are_those_of_megatron(case: str) -> None:
     num_samples, split = CASES[case]
     file = open_indexed(REFERENCE / f"{case[0]}.bin", REFERENCE / f"{case[0]}.idx")
-    order = sample_order(file.lengths, *split_bounds(split, "train", len(file.lengths)), LENGTH, num_samples, SEED)
-    assert order.documents.dtype == np.int32 and order.samples.dtype == ORDERS[f"{case}.order"].dtype
+    order = sample_order(
+        file.lengths, *split_bounds(split, "train", len(file.lengths)), LENGTH, num_samples, SEED
+    )
+    assert (
+        order.documents.dtype == np.int32 and order.samples.dtype == ORDERS[f"{case}.order"].dtype
+    )
     np.testing.assert_array_equal(order.documents, ORDERS[f"{case}.documents"])
     np.testing.assert_array_equal(order.samples, ORDERS[f"{case}.order"])
-    # Megatron's sample index has (document of the stream, token in it) of each cut; ours are multiples of the length.
+    # Megatron's sample index has (document of the stream, token in it) of each cut; ours are
+    # multiples of the length.
     ends = np.cumsum(file.lengths[order.documents], dtype=np.int64)
-    begins = (ends - file.lengths[order.documents])[ORDERS[f"{case}.samples"][:, 0]] + ORDERS[f"{case}.samples"][:, 1]
+    begins = (ends - file.lengths[order.documents])[ORDERS[f"{case}.samples"][:, 0]] + ORDERS[
+        f"{case}.samples"
+    ][:, 1]
     np.testing.assert_array_equal(begins, np.arange(len(order.samples) + 1) * LENGTH)
 
 
@@ -66,7 +83,9 @@ def test_samples_have_the_tokens_of_megatron(case: str) -> None:
     reference = ORDERS[f"{case}.tokens"]
     assert len(reference) >= min(num_samples, 1000)
     samples = sequences(case[0], num_samples, split)
-    np.testing.assert_array_equal([samples.tokens(index) for index in range(len(reference))], reference)
+    np.testing.assert_array_equal(
+        [samples.tokens(index) for index in range(len(reference))], reference
+    )
 
 
 def test_blend_of_three_is_that_of_megatron() -> None:
@@ -77,7 +96,8 @@ def test_blend_of_three_is_that_of_megatron() -> None:
     np.testing.assert_array_equal(sources, ORDERS["blend.sources"])
     np.testing.assert_array_equal(rows, ORDERS["blend.rows"])
     parts = [
-        sequences(name, wanted) for name, (_, wanted) in zip("abc", samples_of_sources(WEIGHTS, 1000), strict=True)
+        sequences(name, wanted)
+        for name, (_, wanted) in zip("abc", samples_of_sources(WEIGHTS, 1000), strict=True)
     ]
     tokens = [parts[source].tokens(row) for source, row in zip(sources, rows, strict=True)]
     np.testing.assert_array_equal(tokens, ORDERS["blend.tokens"])
@@ -105,7 +125,9 @@ def test_isolated_documents_do_not_predict_each_other(name: str) -> None:
         learnt = of[:-1] == of[1:]
         np.testing.assert_array_equal(batch.labels[number] != IGNORED, learnt)
         assert samples.valid_tokens[number] == learnt.sum()
-        np.testing.assert_array_equal(batch.labels[number][learnt], ORDERS[f"{name}.tokens"][number][1:][learnt])
+        np.testing.assert_array_equal(
+            batch.labels[number][learnt], ORDERS[f"{name}.tokens"][number][1:][learnt]
+        )
         starts = np.append(True, of[1:-1] != of[:-2])
         np.testing.assert_array_equal(batch.document_ids[number], np.cumsum(starts) - 1)
         np.testing.assert_array_equal(batch.position_ids[number] == 0, starts)

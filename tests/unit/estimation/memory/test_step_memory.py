@@ -1,7 +1,8 @@
-"""Bytes of a step, for one small model of each family and each setting that changes what lies in memory.
+"""Bytes of a step, for one small model of each family and each setting that changes what lies in
+memory.
 
-tests/distributed/test_memory_tracker.py compares the same sums with what torch allocates. Where a change of the
-estimate is meant, the numbers here follow that comparison.
+tests/distributed/test_memory_tracker.py compares the same sums with what torch allocates. Where a
+change of the estimate is meant, the numbers here follow that comparison.
 """
 
 from __future__ import annotations
@@ -15,32 +16,56 @@ from drillyard.estimation.setup import LoraSetup, Setup
 from drillyard.modelspec import model_spec
 
 SIZES = {
-    "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 500,
-}  # fmt: skip
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
 WITHOUT_GROUPS = {key: size for key, size in SIZES.items() if key != "num_key_value_heads"}
 GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 256, "vocab_size": 500}
 WIDE_HEADS = {**SIZES, "head_dim": 32}
 MIXTRAL = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN3_MOE = {**WIDE_HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 LATENT = {
-    **SIZES, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1,
-}  # fmt: skip
+    **SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
 LORA = LoraSetup(4, ("q_proj", "down_proj"))
 LORA_ON_ALL = LoraSetup(8, "all-linear")
 STEP: dict[str, Any] = {
-    "precision": "bf16", "sequence_length": 64, "micro_batch_size": 2, "gradient_accumulation": 1,
-    "activation_checkpointing": "none", "shard": 4, "replicate": 1, "gpus_per_node": 8, "kernel": "sdpa",
-    "compiled": False, "loss_chunk_tokens": 32, "torch_release": (2, 15),
-}  # fmt: skip
+    "precision": "bf16",
+    "sequence_length": 64,
+    "micro_batch_size": 2,
+    "gradient_accumulation": 1,
+    "activation_checkpointing": "none",
+    "shard": 4,
+    "replicate": 1,
+    "gpus_per_node": 8,
+    "kernel": "sdpa",
+    "compiled": False,
+    "loss_chunk_tokens": 32,
+    "torch_release": (2, 15),
+}
 
 
 def step_of(family: str, sizes: dict[str, Any], changes: dict[str, Any]) -> StepMemory:
     variants = {name: changes[name] for name in ("fuses", "skips_first_product") if name in changes}
     settings = {**STEP, **{name: value for name, value in changes.items() if name not in variants}}
-    return StepMemory(Setup(spec=model_spec({"model_type": family, **sizes}), **settings), **variants)
+    return StepMemory(
+        Setup(spec=model_spec({"model_type": family, **sizes}), **settings), **variants
+    )
 
 
 BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
@@ -64,7 +89,13 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
     (
         "llama",
         SIZES,
-        {"gradient_accumulation": 3, "replicate": 2, "torch_release": (2, 14), "precision": "fp32", "shard": 3},
+        {
+            "gradient_accumulation": 3,
+            "replicate": 2,
+            "torch_release": (2, 14),
+            "precision": "fp32",
+            "shard": 3,
+        },
         "backward of a layer",
         14919280,
         102245904,
@@ -72,7 +103,12 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
     (
         "llama",
         SIZES,
-        {"gradient_accumulation": 3, "replicate": 2, "activation_checkpointing": "full", "sequence_length": 8},
+        {
+            "gradient_accumulation": 3,
+            "replicate": 2,
+            "activation_checkpointing": "full",
+            "sequence_length": 8,
+        },
         "backward of a recomputed layer",
         6760220,
         54080080,
@@ -114,11 +150,23 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         9827996,
         76260560,
     ),
-    ("llama", SIZES, {"gradient_accumulation": 2, "keeps_unsharded": True, "shard": 1}, "loss", 19638812, 166242128),
     (
         "llama",
         SIZES,
-        {"gradient_accumulation": 2, "keeps_unsharded": True, "precision": "fp32", "torch_release": (2, 14)},
+        {"gradient_accumulation": 2, "keeps_unsharded": True, "shard": 1},
+        "loss",
+        19638812,
+        166242128,
+    ),
+    (
+        "llama",
+        SIZES,
+        {
+            "gradient_accumulation": 2,
+            "keeps_unsharded": True,
+            "precision": "fp32",
+            "torch_release": (2, 14),
+        },
         "loss",
         16285340,
         111907280,
@@ -147,7 +195,14 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         14543456,
         82822976,
     ),
-    ("llama", {**SIZES, "num_key_value_heads": 1}, {"kernel": "eager"}, "backward of a layer", 7880860, 56482256),
+    (
+        "llama",
+        {**SIZES, "num_key_value_heads": 1},
+        {"kernel": "eager"},
+        "backward of a layer",
+        7880860,
+        56482256,
+    ),
     (
         "llama",
         {**SIZES, "num_key_value_heads": 4},
@@ -164,11 +219,22 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         8458652,
         59487952,
     ),
-    ("llama", SIZES, {"kernel": "eager", "precision": "fp64"}, "backward of a layer", 23067676, 148805768),
     (
         "llama",
         SIZES,
-        {"activation_checkpointing": "selective", "skips_first_product": True, "gradient_accumulation": 2},
+        {"kernel": "eager", "precision": "fp64"},
+        "backward of a layer",
+        23067676,
+        148805768,
+    ),
+    (
+        "llama",
+        SIZES,
+        {
+            "activation_checkpointing": "selective",
+            "skips_first_product": True,
+            "gradient_accumulation": 2,
+        },
         "backward of a recomputed layer",
         7018780,
         52405200,
@@ -181,11 +247,23 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         3377408,
         18573184,
     ),
-    ("mistral", SIZES, {"kernel": "varlen", "fuses": True}, "backward of a layer", 6135196, 47129040),
+    (
+        "mistral",
+        SIZES,
+        {"kernel": "varlen", "fuses": True},
+        "backward of a layer",
+        6135196,
+        47129040,
+    ),
     (
         "qwen2",
         SIZES,
-        {"kernel": "varlen", "fuses": True, "activation_checkpointing": "selective", "loss_chunk_tokens": 100},
+        {
+            "kernel": "varlen",
+            "fuses": True,
+            "activation_checkpointing": "selective",
+            "loss_chunk_tokens": 100,
+        },
         "backward of a recomputed layer",
         5993228,
         45298320,
@@ -193,7 +271,12 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
     (
         "qwen3",
         WIDE_HEADS,
-        {"kernel": "flex", "fuses": True, "activation_checkpointing": "full", "adapters": LORA_ON_ALL},
+        {
+            "kernel": "flex",
+            "fuses": True,
+            "activation_checkpointing": "full",
+            "adapters": LORA_ON_ALL,
+        },
         "backward of a recomputed layer",
         2518816,
         16107520,
@@ -219,14 +302,25 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
     (
         "gemma3_text",
         WIDE_HEADS,
-        {"activation_checkpointing": "selective", "gradient_accumulation": 2, "keeps_unsharded": True},
+        {
+            "activation_checkpointing": "selective",
+            "gradient_accumulation": 2,
+            "keeps_unsharded": True,
+        },
         "backward of a recomputed layer",
         9656792,
         72496672,
     ),
     ("olmo", SIZES, {}, "backward of a layer", 7028216, 51523744),
     ("olmo2", SIZES, {}, "loss", 8359996, 59316304),
-    ("olmo2", SIZES, {"adapters": LORA_ON_ALL, "kernel": "varlen"}, "backward of a layer", 5213472, 29719552),
+    (
+        "olmo2",
+        SIZES,
+        {"adapters": LORA_ON_ALL, "kernel": "varlen"},
+        "backward of a layer",
+        5213472,
+        29719552,
+    ),
     ("olmo3", SIZES, {"precision": "fp32"}, "backward of a layer", 11816380, 76198224),
     ("phi3", SIZES, {}, "backward of a layer", 7522668, 54900880),
     (
@@ -238,9 +332,23 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         47257488,
     ),
     ("phi", SIZES, {}, "backward of a layer", 6180632, 44781620),
-    ("cohere", SIZES, {"activation_checkpointing": "full"}, "backward of a recomputed layer", 5772680, 39784160),
+    (
+        "cohere",
+        SIZES,
+        {"activation_checkpointing": "full"},
+        "backward of a recomputed layer",
+        5772680,
+        39784160,
+    ),
     ("cohere2", SIZES, {"kernel": "varlen"}, "backward of a layer", 6847752, 49825888),
-    ("granite", SIZES, {"activation_checkpointing": "selective"}, "backward of a recomputed layer", 6422940, 45793744),
+    (
+        "granite",
+        SIZES,
+        {"activation_checkpointing": "selective"},
+        "backward of a recomputed layer",
+        6422940,
+        45793744,
+    ),
     ("smollm3", SIZES, {"kernel": "flex"}, "backward of a layer", 6948760, 50304160),
     ("stablelm", SIZES, {}, "backward of a layer", 7040576, 51622912),
     ("starcoder2", SIZES, {}, "backward of a layer", 5162092, 37935392),
@@ -273,7 +381,14 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
         22131228,
         147181648,
     ),
-    ("qwen2_moe", {**QWEN3_MOE, "shared_expert_intermediate_size": 128}, {}, "backward of a layer", 8975628, 66463504),
+    (
+        "qwen2_moe",
+        {**QWEN3_MOE, "shared_expert_intermediate_size": 128},
+        {},
+        "backward of a layer",
+        8975628,
+        66463504,
+    ),
     ("qwen3_moe", QWEN3_MOE, {"kernel": "varlen"}, "backward of a layer", 7860220, 57690768),
     (
         "qwen3_moe",
@@ -293,12 +408,18 @@ BYTES: list[tuple[str, dict[str, Any], dict[str, Any], str, int, int]] = [
     ),
     ("deepseek_v3", LATENT, {"kernel": "varlen"}, "loss", 7008336, 50426816),
 ]
-"""Model, sizes and settings; then the moment of the peak, its bytes, and the peaks of all phases of the step added."""
+"""Model, sizes and settings; then the moment of the peak, its bytes, and the peaks of all phases of
+the step added."""
 
 
 @pytest.mark.parametrize(("family", "sizes", "changes", "moment", "peak", "of_all_phases"), BYTES)
 def test_the_bytes_of_a_step(
-    family: str, sizes: dict[str, Any], changes: dict[str, Any], moment: str, peak: int, of_all_phases: int
+    family: str,
+    sizes: dict[str, Any],
+    changes: dict[str, Any],
+    moment: str,
+    peak: int,
+    of_all_phases: int,
 ) -> None:
     step = step_of(family, sizes, changes)
     assert (step.moment, step.ledger.peak) == (moment, peak)

@@ -14,7 +14,10 @@ from drillyard.launch.agent import exec_command
 from drillyard.launch.programs import defer_interrupt
 
 SHOWN = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
-KEPT = "import sys; from drillyard.launch.agent.respawn import respawn; sys.exit(respawn(sys.argv[1:]))"
+KEPT = (
+    "import sys; from drillyard.launch.agent.respawn import respawn;"
+    " sys.exit(respawn(sys.argv[1:]))"
+)
 
 
 @pytest.fixture
@@ -29,7 +32,9 @@ def ctrl_c_held_back() -> Iterator[None]:
 
 def heeds_ctrl_c(*argv: str) -> dict[str, bool]:
     """Whether SIGINT is neither blocked nor ignored in what `argv` becomes or starts."""
-    output = subprocess.run([sys.executable, *argv, *SHOWN], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, *argv, *SHOWN], capture_output=True, text=True, check=True
+    ).stdout
     masks = dict(line.split(":") for line in output.splitlines())
     return {name: not int(mask, 16) & 1 << (signal.SIGINT - 1) for name, mask in masks.items()}
 

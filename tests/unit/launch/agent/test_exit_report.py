@@ -45,16 +45,29 @@ Root Cause (first observed failure):
 NODE_REPORT = {"node": 1, "host": "n1", "reason": "rank 9: exit code 7"}
 
 
-def report(returncode: int, message: dict[str, Any] | None = None, printed: str = "", **known: Any) -> dict[str, Any]:
+def report(
+    returncode: int, message: dict[str, Any] | None = None, printed: str = "", **known: Any
+) -> dict[str, Any]:
     return exit_report.make_report(
-        known.get("node", 0), "a", returncode, message or {}, printed, known.get("asked", False), known.get("why")
+        known.get("node", 0),
+        "a",
+        returncode,
+        message or {},
+        printed,
+        known.get("asked", False),
+        known.get("why"),
     )
 
 
 def test_torchruns_root_cause_is_read() -> None:
     assert exit_report.torchrun_cause(TORCHRUN) == (5, 1)
-    assert exit_report.torchrun_cause(TORCHRUN.replace("exitcode  : 1 ", "exitcode  : -9 ")) == (5, -9)
-    assert exit_report.torchrun_cause(TORCHRUN.split("Traceback (most recent call last):\n  File")[0]) == (None, 1)
+    assert exit_report.torchrun_cause(TORCHRUN.replace("exitcode  : 1 ", "exitcode  : -9 ")) == (
+        5,
+        -9,
+    )
+    assert exit_report.torchrun_cause(
+        TORCHRUN.split("Traceback (most recent call last):\n  File")[0]
+    ) == (None, 1)
     assert exit_report.torchrun_cause("ValueError: no report\n") is None
 
 
@@ -67,14 +80,21 @@ def test_a_node_under_torchrun_is_reported_by_its_rank() -> None:
 
 @pytest.mark.parametrize(("exitcode", "status"), [("85", 85), ("2", 2), ("-9", 137)])
 def test_the_code_that_decides_is_the_ranks(exitcode: str, status: int) -> None:
-    message = report(1, printed=TORCHRUN.replace("exitcode  : 1 (pid: 12)", f"exitcode  : {exitcode} (pid: 12)"))
+    message = report(
+        1, printed=TORCHRUN.replace("exitcode  : 1 (pid: 12)", f"exitcode  : {exitcode} (pid: 12)")
+    )
     assert message["status"] == status
 
 
 def test_a_commands_own_record_counts_more() -> None:
     own = {"rank": 3, "exit_code": 85, "reason": "stopped", "lines": ["saved"], "lost_peer": False}
     message = report(1, own, TORCHRUN)
-    assert (message["rank"], message["status"], message["reason"], message["lines"]) == (3, 85, "stopped", ["saved"])
+    assert (message["rank"], message["status"], message["reason"], message["lines"]) == (
+        3,
+        85,
+        "stopped",
+        ["saved"],
+    )
 
 
 def test_an_end_with_0_has_no_cause() -> None:
@@ -84,7 +104,9 @@ def test_an_end_with_0_has_no_cause() -> None:
 
 def test_a_killed_command_names_its_signal() -> None:
     assert report(-9)["reason"] == "killed by SIGKILL (exit code 137)"
-    assert report(-9, printed="Estimate: it fits\n")["reason"] == "killed by SIGKILL (exit code 137)"
+    assert (
+        report(-9, printed="Estimate: it fits\n")["reason"] == "killed by SIGKILL (exit code 137)"
+    )
     assert report(-9, why="not renewed")["reason"] == "not renewed"
 
 
@@ -107,8 +129,15 @@ def test_one_that_was_reported_to_stop_is_a_cause_only_with_a_code_of_its_own() 
     assert exit_report.first_cause([report(0), report(-15, asked=True)]) is None
 
 
-def test_a_node_that_reported_of_its_own_fault_is_the_cause_although_it_was_stopped_meanwhile() -> None:
-    effect = {"rank": 0, "exit_code": 1, "reason": "rank 0: Connection reset by peer", "lost_peer": True}
+def test_a_node_that_reported_of_its_own_fault_is_the_cause_although_it_was_stopped_meanwhile() -> (
+    None
+):
+    effect = {
+        "rank": 0,
+        "exit_code": 1,
+        "reason": "rank 0: Connection reset by peer",
+        "lost_peer": True,
+    }
     fault = {"rank": 8, "exit_code": 137, "reason": "rank 8: killed by SIGKILL", "lost_peer": False}
     heard = [
         exit_report.make_report(0, "n0", 1, effect, "", False, None),
@@ -118,7 +147,10 @@ def test_a_node_that_reported_of_its_own_fault_is_the_cause_although_it_was_stop
     found = exit_report.first_cause(heard)
     assert found is not None and (found["node"], found["rank"]) == (1, 8)
     # As an earlier version wrote it.
-    old = [{"told" if key == "has_record" else key: value for key, value in each.items()} for each in heard]
+    old = [
+        {"told" if key == "has_record" else key: value for key, value in each.items()}
+        for each in heard
+    ]
     assert exit_report.first_cause(old) == old[1]
 
 
@@ -137,4 +169,10 @@ def test_the_node_is_named_where_there_are_several() -> None:
 
 
 def test_only_an_end_that_is_no_failure_gives_the_others_time() -> None:
-    assert [bool(exit_report.clean_exit_text(code)) for code in (0, 85, 1, 2, 143)] == [True, True, False, False, False]
+    assert [bool(exit_report.clean_exit_text(code)) for code in (0, 85, 1, 2, 143)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -140,7 +140,9 @@ def claimed(directory: Path, submission: str, seconds: float = 1000.0) -> tuple[
 
 
 @pytest.mark.parametrize("epochs_before", [0, 1], ids=["same epoch", "higher epoch"])
-def test_a_directory_recreated_is_another_starts_and_left_alone(tmp_path: Path, epochs_before: int) -> None:
+def test_a_directory_recreated_is_another_starts_and_left_alone(
+    tmp_path: Path, epochs_before: int
+) -> None:
     for _ in range(epochs_before):
         Epochs(tmp_path).open(ME)
     old, renewals = claimed(tmp_path, "old")
@@ -157,7 +159,9 @@ def test_a_directory_recreated_is_another_starts_and_left_alone(tmp_path: Path, 
     assert not new.superseded and not new.directory_gone
 
 
-def test_a_renewal_into_a_directory_that_was_just_recreated_does_not_count_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_renewal_into_a_directory_that_was_just_recreated_does_not_count_and_writes_nothing(
+    tmp_path: Path,
+) -> None:
     old, renewals = claimed(tmp_path, "old")
     shutil.rmtree(tmp_path / "epochs")
     claimed(tmp_path, "new")
@@ -185,7 +189,9 @@ def test_a_directory_that_is_recreated_during_a_renewal_ends_it(
     assert renewals == [1] and old.directory_gone
 
 
-def test_a_higher_epoch_that_is_missing_for_long_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_higher_epoch_that_is_missing_for_long_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Epochs(tmp_path).open(ME)
     old, _ = claimed(tmp_path, "old")
     shutil.rmtree(tmp_path / "epochs")

@@ -26,9 +26,13 @@ class Exiting:
         return self.looks > 0
 
 
-def test_a_process_that_takes_a_moment_to_exit_was_asked_and_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_takes_a_moment_to_exit_was_asked_and_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process = Exiting()
-    monkeypatch.setattr(host_cleanup, "marked_processes", lambda *_: [] if process.signals else [process.pid])
+    monkeypatch.setattr(
+        host_cleanup, "marked_processes", lambda *_: [] if process.signals else [process.pid]
+    )
     monkeypatch.setattr(host_cleanup, "_signal", lambda each, number: each.signals.append(number))
     message = host_cleanup._end([process], "token", 60.0)
     assert message == [{"process": 4711, "ended": "asked"}] and process.signals == [signal.SIGTERM]

@@ -52,7 +52,9 @@ def test_the_last_drawing_of_a_line_is_kept_however_it_is_cut(pieces: list[bytes
 
 def test_a_redrawn_line_is_logged_once_per_second() -> None:
     splitter = OutputLines()
-    logged = b"".join(splitter.feed(b"\r%d %%" % step, NOW + step / 10) for step in range(100)).splitlines()
+    logged = b"".join(
+        splitter.feed(b"\r%d %%" % step, NOW + step / 10) for step in range(100)
+    ).splitlines()
     assert 9 <= len(logged) <= 10 and logged[0] == b"0 %"
     assert splitter.close() == b"99 %\n"
 
@@ -75,7 +77,8 @@ def test_a_full_disk_holds_nobody_up() -> None:
 def test_what_a_sink_cannot_take_is_said_with_its_size() -> None:
     reader, writer = os.pipe()
     sink = Sink(writer, "not shown here", limit=100_000)
-    # The first piece fills the pipe, which nobody reads yet; the second waits; the third is too much.
+    # The first piece fills the pipe, which nobody reads yet; the second waits; the third is too
+    # much.
     sink.put(b"a" * 90_000)
     while sink._bytes:
         time.sleep(0.001)

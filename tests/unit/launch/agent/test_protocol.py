@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from drillyard.launch.agent.listener import Handshake, Listener
-from drillyard.launch.agent.protocol import Connection, ConnectionLost, derive_key, join, seal, unseal
+from drillyard.launch.agent.protocol import (
+    Connection,
+    ConnectionLost,
+    derive_key,
+    join,
+    seal,
+    unseal,
+)
 from drillyard.supervise.sockets import free_port
 
 SECRET = b"of this run"
@@ -59,7 +66,9 @@ def described(node: int = 1) -> dict[str, Any]:
 def pair(silence_seconds: float = 5.0) -> tuple[Connection, Connection]:
     """A node's and a leader's end of one connection."""
     node, leader = socket.socketpair()
-    return Connection(node, silence_seconds, b"n", b"l"), Connection(leader, silence_seconds, b"l", b"n")
+    return Connection(node, silence_seconds, b"n", b"l"), Connection(
+        leader, silence_seconds, b"l", b"n"
+    )
 
 
 def test_a_node_that_knows_the_secret_joins(ports: tuple[int, list[Leader]]) -> None:
@@ -100,7 +109,14 @@ def test_a_repeated_hello_proves_nothing(ports: tuple[int, list[Leader]]) -> Non
 
 def test_nonsense_is_turned_away(ports: tuple[int, list[Leader]]) -> None:
     listen(ports)
-    for nonsense in (b"GET / HTTP/1.1\r\n", b"[]\n", b'{"hello": {"node": 1}}\n', b"\xff\xfe\n", b"\n", b" \n"):
+    for nonsense in (
+        b"GET / HTTP/1.1\r\n",
+        b"[]\n",
+        b'{"hello": {"node": 1}}\n',
+        b"\xff\xfe\n",
+        b"\n",
+        b" \n",
+    ):
         raw = socket.create_connection(("127.0.0.1", ports[0]), timeout=10)
         raw.sendall(nonsense)
         assert raw.recv(4096) == b""

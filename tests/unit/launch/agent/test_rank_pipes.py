@@ -24,7 +24,7 @@ Root Cause (first observed failure):
   host      : n1
   rank      : 3 (local_rank: 1)
   exitcode  : 7 (pid: 9)
-"""
+"""  # noqa: E501
 
 
 def rank(pipes: Path | str, local: int, *command: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,10 @@ def test_each_rank_prints_into_a_pipe_of_its_own(tmp_path: Path, log: Sink) -> N
     passed_on = Sink(writer, "")
     pipes = RankPipes(tmp_path, 1, 2, log, passed_on)
     for local in (1, 0):
-        code = f"import sys; print('out {local}\\nand on'); print('no end', file=sys.stderr, end=''); sys.exit({local})"
+        code = (
+            f"import sys; print('out {local}\\nand on'); print('no end', file=sys.stderr, end='');"
+            f" sys.exit({local})"
+        )
         ended = rank(pipes.directory, local, "python", "-c", code)
         assert (ended.returncode, ended.stdout, ended.stderr) == (local, "", "")
     assert pipes.finish(60.0) == [b"out 0\nand on\nno end", b"out 1\nand on\nno end"]
@@ -51,7 +54,9 @@ def test_each_rank_prints_into_a_pipe_of_its_own(tmp_path: Path, log: Sink) -> N
     passed_on.close()
     lines = (tmp_path / "node-1.log").read_bytes().splitlines()
     for local in (0, 1):
-        marked = [b"[default%d]:%s" % (local, text) for text in (b"out %d" % local, b"and on", b"no end")]
+        marked = [
+            b"[default%d]:%s" % (local, text) for text in (b"out %d" % local, b"and on", b"no end")
+        ]
         finder = RankFilter(2 + local, node=1, per_node=2)
         assert [line[28:] for line in lines if finder(line)] == marked
     assert sorted(os.read(reader, 1 << 16).splitlines()) == sorted(line[28:] for line in lines)
@@ -68,7 +73,9 @@ def test_pipes_of_an_agent_that_ends_late_are_its_own(tmp_path: Path, log: Sink)
     assert new.finish(60.0) == [b"here\n"] and list(tmp_path.glob("*.ranks*")) == []
 
 
-def test_pipes_that_a_killed_agent_has_left_make_way_and_those_of_other_nodes_do_not(tmp_path: Path, log: Sink) -> None:
+def test_pipes_that_a_killed_agent_has_left_make_way_and_those_of_other_nodes_do_not(
+    tmp_path: Path, log: Sink
+) -> None:
     left, other = (tmp_path / name for name in ("node-1.ranks-abc", "node-11.ranks-abc"))
     for directory in (left, other):
         directory.mkdir()
@@ -133,7 +140,9 @@ def test_where_no_place_takes_pipes_nothing_is_left(
             RankPipes(tmp_path / "launch", 0, 2, log, None)
     assert not [*(tmp_path / "launch").iterdir(), *(tmp_path / "tmp").iterdir()]
     opened = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
-    assert not [path for path in opened if path.startswith((f"{tmp_path}/launch", f"{tmp_path}/tmp"))]
+    assert not [
+        path for path in opened if path.startswith((f"{tmp_path}/launch", f"{tmp_path}/tmp"))
+    ]
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -153,11 +162,18 @@ def test_a_program_that_is_not_there_is_named() -> None:
 def test_the_rank_that_failed_first_has_the_last_word_before_torchrun() -> None:
     ranks = ["ValueError: mine\n", "ValueError: the cause", "ConnectionError: late\n"]
     words = merged_rank_output(TORCHRUN, ranks, first_rank=2)
-    assert words.index("mine") < words.index("late") < words.index("the cause") < words.index("Root Cause")
+    assert (
+        words.index("mine")
+        < words.index("late")
+        < words.index("the cause")
+        < words.index("Root Cause")
+    )
     assert last_lines(words)[-1] == "ValueError: the cause"
     assert merged_rank_output("", ["a\n", "", "b"], 0) == "a\nb\n"
 
 
 def test_a_command_tells_whether_it_marks_its_ranks() -> None:
-    assert prefixes_ranks(["torchrun", "{launch_directory}/agent/exec_command.py", "--rank", "python", "a.py"])
+    assert prefixes_ranks(
+        ["torchrun", "{launch_directory}/agent/exec_command.py", "--rank", "python", "a.py"]
+    )
     assert not prefixes_ranks(["torchrun", "a.py"])

@@ -55,10 +55,15 @@ def test_ended_agents_are_known_by_rank_with_their_last_words(tmp_path: Path) ->
     log.write_text(LOG)
     ended = scheduler_env.Allocation("n1,n2", (str(log), LOG.index("=== 2026"))).ended()
     assert ended == {
-        2: "python3: can't open file '/shared/launch/agent': [Errno 2] No such file or directory "
-        "(Exited with exit code 2)",
+        2: (
+            "python3: can't open file '/shared/launch/agent': [Errno 2] No such file or directory "
+            "(Exited with exit code 2)"
+        ),
         **dict.fromkeys((4, 5, 6, 8), "Killed"),
-        11: "PermissionError: [Errno 13] Permission denied: '/shared/launch/secret' (Exited with exit code 1)",
+        11: (
+            "PermissionError: [Errno 13] Permission denied: '/shared/launch/secret' (Exited with"
+            " exit code 1)"
+        ),
     }
 
 

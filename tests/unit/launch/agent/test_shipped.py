@@ -46,7 +46,9 @@ def test_a_file_is_for_python_3_9_and_its_standard_library(name: str) -> None:
             assert f"{node.module}.py" in SHIPPED
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             # Both came with Python 3.10.
-            assert not (node.func.id == "zip" and any(each.arg == "strict" for each in node.keywords))
+            assert not (
+                node.func.id == "zip" and any(each.arg == "strict" for each in node.keywords)
+            )
             assert not (node.func.id == "isinstance" and isinstance(node.args[1], ast.BinOp))
 
 
@@ -61,9 +63,15 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"format": 9}, "another version"), ({"nod": 1}, "unknown fields: nod"), ({"port": 0}, "first of 16 ports")],
+    [
+        ({"format": 9}, "another version"),
+        ({"nod": 1}, "unknown fields: nod"),
+        ({"port": 0}, "first of 16 ports"),
+    ],
 )
-def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_a_job_that_cannot_be_followed_is_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**json.loads(JOB.as_json()), **change}))
     with pytest.raises(startup.UsageError, match=words) as refused:
@@ -72,11 +80,15 @@ def test_a_job_that_cannot_be_followed_is_refused(tmp_path: Path, change: dict[s
 
 
 @pytest.mark.parametrize(("rank", "leader"), [(None, "a"), (0, None), (2, "a")])
-def test_a_node_must_know_its_place(monkeypatch: pytest.MonkeyPatch, rank: int | None, leader: str | None) -> None:
+def test_a_node_must_know_its_place(
+    monkeypatch: pytest.MonkeyPatch, rank: int | None, leader: str | None
+) -> None:
     for name in ("SLURM_NODEID", "CLUSTER_SPEC"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(startup.UsageError, match="node"):
-        startup.locate_node(JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt="0"))
+        startup.locate_node(
+            JOB, Namespace(node_rank=rank, leader=leader, submission=None, attempt="0")
+        )
 
 
 def test_only_the_placeholders_are_replaced() -> None:
@@ -91,10 +103,19 @@ def test_a_process_is_known_again() -> None:
 
 
 GONE = {**this_process().as_json(), "started": 1}
-STATE = {"run": "tiny", "cluster": "here", "submission": "s", "state": "running", "reason": None, "exit_code": None}
+STATE = {
+    "run": "tiny",
+    "cluster": "here",
+    "submission": "s",
+    "state": "running",
+    "reason": None,
+    "exit_code": None,
+}
 
 
-def seen(directory: Path, *, entry: dict[str, str] | None = None, **fields: object) -> dict[str, object]:
+def seen(
+    directory: Path, *, entry: dict[str, str] | None = None, **fields: object
+) -> dict[str, object]:
     state = {**STATE, "platform": "local", "agent": GONE, **fields}
     replace_file(directory / "state.json", json.dumps(state))
     looked = index.look({"launch_directory": str(directory), **(entry or {})})
@@ -120,8 +141,14 @@ def test_a_leader_of_an_earlier_boot_of_this_host_is_gone(tmp_path: Path) -> Non
 
 def test_who_starts_a_run_again_after_85(tmp_path: Path) -> None:
     job = {"job_id": "7"}
-    assert seen(tmp_path, entry=job, state="restarting", exit_code=85, platform="slurm")["state"] == "restarting"
-    assert seen(tmp_path, state="restarting", exit_code=85, reason="stopped by SIGTERM")["state"] == "failed"
+    assert (
+        seen(tmp_path, entry=job, state="restarting", exit_code=85, platform="slurm")["state"]
+        == "restarting"
+    )
+    assert (
+        seen(tmp_path, state="restarting", exit_code=85, reason="stopped by SIGTERM")["state"]
+        == "failed"
+    )
 
 
 def test_a_cancelled_run_whose_agent_is_gone_did_not_fail(tmp_path: Path) -> None:
@@ -139,7 +166,10 @@ def test_a_run_without_state_has_none(tmp_path: Path) -> None:
     assert "is not there" in index.look({"launch_directory": str(tmp_path / "away")})["problem"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.NamedTemporaryFile", read_only)
-        assert "cannot be written to: Read-only" in index.look({"launch_directory": str(tmp_path)})["problem"]
+        assert (
+            "cannot be written to: Read-only"
+            in index.look({"launch_directory": str(tmp_path)})["problem"]
+        )
     for damaged in ("{", "[]"):
         (tmp_path / "state.json").write_text(damaged)
         assert index.look({"launch_directory": str(tmp_path)})["problem"].count("state.json") == 1
@@ -179,7 +209,12 @@ def test_a_forgotten_run_is_not_listed_any_more(
         return [each["entry"]["run"] for each in json.loads(capsys.readouterr().out)]
 
     for run in ("first", "second"):
-        entry = {"run": run, "cluster": "here", "platform": "local", "launch_directory": str(tmp_path / run)}
+        entry = {
+            "run": run,
+            "cluster": "here",
+            "platform": "local",
+            "launch_directory": str(tmp_path / run),
+        }
         index.write_entry(json.dumps(entry))
     assert listed() == ["first", "second"]
     for _ in range(2):

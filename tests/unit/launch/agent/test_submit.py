@@ -35,7 +35,10 @@ def fake_sbatch(directory: Path, script: str) -> dict[str, str]:
     sbatch.parent.mkdir()
     sbatch.write_text(f"#!/bin/sh\n{script}\n")
     sbatch.chmod(0o755)
-    return os.environ | {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "XDG_STATE_HOME": str(directory / "state")}
+    return os.environ | {
+        "PATH": f"{sbatch.parent}:{os.environ['PATH']}",
+        "XDG_STATE_HOME": str(directory / "state"),
+    }
 
 
 def sent(directory: Path) -> Path:
@@ -51,18 +54,33 @@ def waits_for_lock(process: subprocess.Popen[str]) -> bool:
     """Whether a program has opened the lock that the other one has."""
     assert process.poll() is None, process.communicate()
     files = Path(f"/proc/{process.pid}/fd")
-    return any(os.readlink(each).endswith("/.lock") for each in files.iterdir() if each.is_symlink())
+    return any(
+        os.readlink(each).endswith("/.lock") for each in files.iterdir() if each.is_symlink()
+    )
 
 
 def test_of_two_programs_at_once_one_submits(tmp_path: Path) -> None:
-    play = f"echo $$ >>{tmp_path}/called; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo '12;cluster'"
+    play = (
+        f"echo $$ >>{tmp_path}/called; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo"
+        " '12;cluster'"
+    )
     environment = fake_sbatch(tmp_path, play)
     launch = tmp_path / "runs" / "one" / "launch"
 
     def start(name: str) -> subprocess.Popen[str]:
         words = ["--cluster", "c", "--launch-directory", str(launch), "--script", "job.sbatch"]
-        argv = [sys.executable, "-m", "drillyard.launch.agent", "submit", *words, "--sent", str(sent(tmp_path / name))]
-        return subprocess.Popen(argv, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        argv = [
+            sys.executable,
+            "-m",
+            "drillyard.launch.agent",
+            "submit",
+            *words,
+            "--sent",
+            str(sent(tmp_path / name)),
+        ]
+        return subprocess.Popen(
+            argv, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     first = start("first")
     until((tmp_path / "called").exists)
@@ -82,16 +100,24 @@ def test_a_plan_that_is_applied_by_hand_is_written_and_submitted(tmp_path: Path)
     plan = planned(asked)
     write_plan(plan, tmp_path / "out")
     environment = fake_sbatch(tmp_path, f'echo "$@" >{tmp_path}/submitted; echo 12')
-    done = subprocess.run(["sh", tmp_path / "out" / "apply.sh"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", tmp_path / "out" / "apply.sh"], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "12\n", "")
-    assert (tmp_path / "submitted").read_text() == f"--parsable {plan.launch_directory}/job.sbatch\n"
+    assert (
+        tmp_path / "submitted"
+    ).read_text() == f"--parsable {plan.launch_directory}/job.sbatch\n"
     launch = Path(plan.launch_directory)
-    assert {path for path in (file.path for file in plan.files) if not (launch / path).is_file()} == set()
+    assert {
+        path for path in (file.path for file in plan.files) if not (launch / path).is_file()
+    } == set()
     assert (launch / "secret").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644, 0o755])
-def test_a_copy_has_its_mode_before_its_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+def test_a_copy_has_its_mode_before_its_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
     source, target = tmp_path / "sent", tmp_path / "secrets.json"
     source.write_text("s3cret")
     source.chmod(mode)

@@ -1,4 +1,5 @@
-"""What hosts tell about themselves, judged: each problem named with its hosts and what to do; no false alarms."""
+"""What hosts tell about themselves, judged: each problem named with its hosts and what to do; no
+false alarms."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def facts(**changes: Any) -> dict[str, Any]:
         "gpu_models": H100,
         "directory": {"path": "/s", "error": None, "free_bytes": 1 << 40, "seen": None},
         "ports_free": [21001],
-        "drillyard": {"python": "/p/bin/python", "version": f"drillyard {__version__}", "error": None},
+        "drillyard": {
+            "python": "/p/bin/python",
+            "version": f"drillyard {__version__}",
+            "error": None,
+        },
         "agents": [],
         "runs": [],
     }
@@ -38,7 +43,13 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def answer(host: str, **changes: Any) -> HostAnswer:
     """What a host said between 1000 and 1001 on this machine's clock."""
-    return HostAnswer(host, Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""), "", 1000.0, 1001.0)
+    return HostAnswer(
+        host,
+        Result(("ssh",), 0, "motd\n" + json.dumps(facts(**changes)) + "\n", ""),
+        "",
+        1000.0,
+        1001.0,
+    )
 
 
 def judged_of(answers: list[HostAnswer]) -> list[str]:
@@ -47,7 +58,9 @@ def judged_of(answers: list[HostAnswer]) -> list[str]:
 
 def judged(*changes: dict[str, Any]) -> list[str]:
     """The problems of hosts a, b, c, ..."""
-    return judged_of([answer(host, **each) for host, each in zip("abcdefgh", changes, strict=False)])
+    return judged_of(
+        [answer(host, **each) for host, each in zip("abcdefgh", changes, strict=False)]
+    )
 
 
 def test_hosts_that_are_well_have_no_problem() -> None:
@@ -74,7 +87,8 @@ def test_hosts_with_the_same_problem_share_its_line() -> None:
     missing = {"drillyard": {"python": "/p/bin/python", "version": None, "error": "No such file"}}
     (message,) = judged(*[missing] * 6)
     assert message.startswith(
-        f"a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install drillyard {__version__}"
+        "a, b, c, d and 2 more: /p/bin/python cannot run drillyard: No such file; install"
+        f" drillyard {__version__}"
     )
 
 
@@ -116,11 +130,15 @@ def test_agents_of_the_run_and_other_runs_with_the_gpus_are_reported() -> None:
 def test_images_and_users_must_be_the_same() -> None:
     image = {"runtime": "docker", "id": "sha256:1", "error": None}
     message = judged(
-        {"image": image}, {"image": image | {"id": "sha256:2"}}, {"image": image | {"id": None}, "user": 7}
+        {"image": image},
+        {"image": image | {"id": "sha256:2"}},
+        {"image": image | {"id": None}, "user": 7},
     )
     assert message[0].startswith("b: image: sha256:2, where a has sha256:1; pull the same on all")
     assert message[1].startswith("c: user id: 7, where a has 1001")
-    (reported_of_a,) = judged({"image": image | {"error": "neither docker nor podman is installed"}})
+    (reported_of_a,) = judged(
+        {"image": image | {"error": "neither docker nor podman is installed"}}
+    )
     assert "neither docker nor podman" in reported_of_a
 
 
@@ -138,7 +156,9 @@ def test_this_machines_own_clock_does_not_matter() -> None:
 
 @given(
     offsets=st.lists(st.floats(-0.9, 0.9), min_size=2, max_size=6),
-    waits=st.lists(st.tuples(st.floats(0, 30), st.floats(0, 30), st.floats(0, 30)), min_size=6, max_size=6),
+    waits=st.lists(
+        st.tuples(st.floats(0, 30), st.floats(0, 30), st.floats(0, 30)), min_size=6, max_size=6
+    ),
     here=st.floats(-1e4, 1e4),
 )
 def test_clocks_within_two_seconds_are_never_accused_however_slow_the_connections(
@@ -163,7 +183,11 @@ def test_a_clock_that_is_further_off_than_the_round_trip_can_hide_is_always_repo
     late = HostAnswer("c", result, "", 1000.0, 1000.0 + before + after)
     prompt = [
         HostAnswer(
-            host, Result(("ssh",), 0, json.dumps(facts(clock=1000.0, clock_at_end=1000.0)), ""), "", 1000.0, 1000.0
+            host,
+            Result(("ssh",), 0, json.dumps(facts(clock=1000.0, clock_at_end=1000.0)), ""),
+            "",
+            1000.0,
+            1000.0,
         )
         for host in "ab"
     ]
@@ -175,5 +199,6 @@ def test_hosts_that_do_not_share_the_directory_are_named() -> None:
     unseen = [answer(host, directory={"seen": False}) for host in "bc"]
     (message,) = not_shared(unseen, "/s", "a")
     assert message.startswith(
-        "b, c: /s is not the directory that a sees under that path: put `output` or storage.directory"
+        "b, c: /s is not the directory that a sees under that path: put `output` or"
+        " storage.directory"
     )

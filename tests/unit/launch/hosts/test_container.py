@@ -1,4 +1,5 @@
-"""Runs in containers on hosts with Docker or Podman: the agent's script, run with a runtime that tells."""
+"""Runs in containers on hosts with Docker or Podman: the agent's script, run with a runtime that
+tells."""
 
 from __future__ import annotations
 
@@ -29,18 +30,25 @@ RUN = WORKLOAD.replace("workload: {", "workload: {environment: {TOKEN: '${env:TO
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    asked = request(CLUSTER.replace("hosts: [a, b]", f"hosts: [a, b], directory: {tmp_path}/project"), RUN)
+    asked = request(
+        CLUSTER.replace("hosts: [a, b]", f"hosts: [a, b], directory: {tmp_path}/project"), RUN
+    )
     return launcher_for(asked.cluster).plan(asked)
 
 
 def started(plan: Plan, tmp_path: Path, runtime: str) -> list[list[str]]:
-    """The calls of the runtime, when node 1's command is started where only that one is installed."""
+    """The calls of the runtime, when node 1's command is started where only that one is
+    installed."""
     calls, fakes = tmp_path / "calls", tmp_path / "bin"
     fakes.mkdir()
-    (fakes / runtime).write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" END >>{calls}\n[ "$1" = rm ] || exit 85\n')
+    (fakes / runtime).write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" END >>{calls}\n[ "$1" = rm ] || exit 85\n'
+    )
     (fakes / runtime).chmod(0o755)
     for program in ("id", "mkdir", "hostname"):
-        (fakes / program).symlink_to(next(p for p in ("/usr/bin/" + program, "/bin/" + program) if os.path.exists(p)))
+        (fakes / program).symlink_to(
+            next(p for p in ("/usr/bin/" + program, "/bin/" + program) if os.path.exists(p))
+        )
     script = tmp_path / "container.sh"
     script.write_text(plan.file("container.sh").content)
     command = json.loads(plan.file("job.json").content)["command"]
@@ -56,7 +64,13 @@ def started(plan: Plan, tmp_path: Path, runtime: str) -> list[list[str]]:
 
 def test_the_agent_starts_a_script_that_becomes_the_container(plan: Plan) -> None:
     job = json.loads(plan.file("job.json").content)
-    assert job["command"] == ["sh", "{launch_directory}/container.sh", "all_reduce_perf", "-b", "8M"]
+    assert job["command"] == [
+        "sh",
+        "{launch_directory}/container.sh",
+        "all_reduce_perf",
+        "-b",
+        "8M",
+    ]
     assert job["working_directory"] is None and job["profile_script"] is None
 
 
@@ -76,7 +90,12 @@ def test_the_container_sees_the_run_the_project_and_the_mounts(plan: Plan, tmp_p
     _, ran = started(plan, tmp_path, "docker")
     seen = [ran[at + 1] for at, word in enumerate(ran) if word == "--volume"]
     project = f"{tmp_path}/project"
-    assert seen == [f"{project}/runs:{project}/runs", f"{project}:{project}", "/data:/data", "/scratch:/tmp/scratch:ro"]
+    assert seen == [
+        f"{project}/runs:{project}/runs",
+        f"{project}:{project}",
+        "/data:/data",
+        "/scratch:/tmp/scratch:ro",
+    ]
     assert ran[ran.index("--workdir") + 1] == project
 
 
@@ -94,11 +113,15 @@ def test_podman_keeps_the_user_by_its_own_means(plan: Plan, tmp_path: Path) -> N
     assert ran[ran.index("--userns") + 1] == "keep-id" and "--user" not in ran
 
 
-def test_without_a_runtime_the_run_is_refused_and_not_tried_again(plan: Plan, tmp_path: Path) -> None:
+def test_without_a_runtime_the_run_is_refused_and_not_tried_again(
+    plan: Plan, tmp_path: Path
+) -> None:
     script = tmp_path / "container.sh"
     script.write_text(plan.file("container.sh").content)
     environment = {"PATH": str(tmp_path), "NODE_RANK": "0"}
-    done = subprocess.run(["/bin/sh", str(script), "x"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", str(script), "x"], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2 and "neither docker nor podman is installed" in done.stderr
 
 

@@ -1,4 +1,5 @@
-"""What a host tells for launchers without a scheduler: its image, the runs on it, and runs whose leader it has lost."""
+"""What a host tells for launchers without a scheduler: its image, the runs on it, and runs whose
+leader it has lost."""
 
 from __future__ import annotations
 
@@ -20,15 +21,26 @@ from drillyard.launch.run_status import Handle, RunStatus
 from drillyard.launch.status_text import next_steps
 from drillyard.supervise import process_identity
 
-INSPECT = '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
+INSPECT = (
+    '#!/bin/sh\ncase "$1" in version) exit {version} ;; image) echo {id}; exit {image} ;; esac\n'
+)
 
 
 @pytest.mark.parametrize(
     ("version", "image", "identity", "error"),
-    [(0, 0, "sha256:1", None), (0, 1, None, None), (1, 0, None, "docker version: fails; does its service run?")],
+    [
+        (0, 0, "sha256:1", None),
+        (0, 1, None, None),
+        (1, 0, None, "docker version: fails; does its service run?"),
+    ],
 )
 def test_an_image_is_here_has_to_be_pulled_or_cannot_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, image: int, identity: str | None, error: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    image: int,
+    identity: str | None,
+    error: str | None,
 ) -> None:
     (tmp_path / "docker").write_text(INSPECT.format(version=version, image=image, id="sha256:1"))
     (tmp_path / "docker").chmod(0o755)
@@ -38,19 +50,28 @@ def test_an_image_is_here_has_to_be_pulled_or_cannot_be_run(
     assert message["error"] == (error and f"{tmp_path}/{error}")
 
 
-def test_without_docker_and_podman_an_image_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_docker_and_podman_an_image_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert host_probe.image_facts("some/image:1")["error"] == "neither docker nor podman is installed"
+    assert (
+        host_probe.image_facts("some/image:1")["error"] == "neither docker nor podman is installed"
+    )
 
 
 def entry_of(directory: Path, platform: str) -> dict[str, str]:
     """The run in the index, as launchers have always written it: a scheduler's has the job."""
-    return {"launch_directory": str(directory / "launch"), **({"job_id": "7"} if platform == "slurm" else {})}
+    return {
+        "launch_directory": str(directory / "launch"),
+        **({"job_id": "7"} if platform == "slurm" else {}),
+    }
 
 
 def job_in(directory: Path, platform: str = "ssh") -> Job:
     """A job whose launch directory is there."""
-    job = Job("r", "c", platform, 1, 1, str(directory), str(directory / "launch"), ["sleep", "1000"])
+    job = Job(
+        "r", "c", platform, 1, 1, str(directory), str(directory / "launch"), ["sleep", "1000"]
+    )
     (directory / "launch").mkdir(exist_ok=True)
     (directory / "launch" / "job.json").write_text(job.as_json())
     return job
@@ -75,27 +96,50 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
     assert mine not in host_probe.active_runs()
 
 
-def seen_status(directory: Path, platform: str, leader: process_identity.Process, **changes: object) -> RunStatus:
+def seen_status(
+    directory: Path, platform: str, leader: process_identity.Process, **changes: object
+) -> RunStatus:
     """The status of a run whose state.json was last written when its first attempt began."""
     job_in(directory, platform)
     common = {"run": "r", "cluster": "c", "platform": platform, "nodes": 1, "epoch": 1, "round": 0}
     message = {**common, "state": "running", "reason": None, "agent": leader.as_json(), **changes}
     (directory / "launch" / "state.json").write_text(json.dumps(message))
-    return run_status(Handle(platform, "c", "r"), {"entry": None, **index.look(entry_of(directory, platform))})
+    return run_status(
+        Handle(platform, "c", "r"), {"entry": None, **index.look(entry_of(directory, platform))}
+    )
 
 
 DEAD = process_identity.Process(process_identity.node_name(), "an-earlier-boot/1", 1, 1)
 
 
-@pytest.mark.parametrize(("leader", "state"), [(DEAD, "failed"), (process_identity.this_process(), "restarting")])
+@pytest.mark.parametrize(
+    ("leader", "state"), [(DEAD, "failed"), (process_identity.this_process(), "restarting")]
+)
 def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
     tmp_path: Path, leader: process_identity.Process, state: str
 ) -> None:
     exits = tmp_path / "launch" / "exits"
-    words = "exit code 2; error: cannot export to /r/final: No space left on device: free space there"
-    report = {"node": 0, "host": "h", "rank": None, "exit_code": 2, "status": 2, "reason": words, "lines": ["error: x"]}
+    words = (
+        "exit code 2; error: cannot export to /r/final: No space left on device: free space there"
+    )
+    report = {
+        "node": 0,
+        "host": "h",
+        "rank": None,
+        "exit_code": 2,
+        "status": 2,
+        "reason": words,
+        "lines": ["error: x"],
+    }
     report |= {"lost_peer": False, "asked": False, "has_record": False, "ended_at": 5.0}
-    effect = {**report, "node": 1, "status": 1, "reason": "lost", "lost_peer": True, "ended_at": 4.0}
+    effect = {
+        **report,
+        "node": 1,
+        "status": 1,
+        "reason": "lost",
+        "lost_peer": True,
+        "ended_at": 4.0,
+    }
 
     def write() -> None:
         exits.mkdir(parents=True)
@@ -109,7 +153,10 @@ def test_a_cause_that_did_not_reach_the_state_is_read_from_the_nodes_reports(
     seen = index.look(entry_of(tmp_path, "local"))
     status = run_status(Handle("local", "c", "r"), {"entry": None, **seen})
     assert (status.state, status.reason) == (state, words)
-    assert status.failure is not None and (status.failure.exit_code, status.failure.lines) == (2, ("error: x",))
+    assert status.failure is not None and (status.failure.exit_code, status.failure.lines) == (
+        2,
+        ("error: x",),
+    )
 
 
 def lease_of(directory: Path, seconds_ago: float) -> None:
@@ -167,7 +214,9 @@ def test_a_run_whose_leader_cannot_renew_its_lease_is_not_running(
         assert status.state == "running"
     else:
         # What was written a moment before the disk failed may be lost.
-        assert status.state == "restarting" and "cannot be written to: Read-only" in str(status.reason)
+        assert status.state == "restarting" and "cannot be written to: Read-only" in str(
+            status.reason
+        )
         over = seen_status(tmp_path, platform, process_identity.this_process(), state="succeeded")
         assert over.state == "succeeded" and not over.reason
 
@@ -184,16 +233,30 @@ def test_a_run_that_ended_where_nothing_can_be_written_has_failed_for_that(
     monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
     status = seen_status(tmp_path, "ssh", DEAD)
     assert status.state == "failed" and status.failure is not None
-    assert status.failure.reason.startswith(f"{tmp_path}/launch cannot be written to: Read-only file system")
+    assert status.failure.reason.startswith(
+        f"{tmp_path}/launch cannot be written to: Read-only file system"
+    )
 
 
-@pytest.mark.parametrize(("platform", "state"), [("ssh", "failed"), ("local", "failed"), ("slurm", "running")])
+@pytest.mark.parametrize(
+    ("platform", "state"), [("ssh", "failed"), ("local", "failed"), ("slurm", "running")]
+)
 def test_a_leader_of_an_earlier_boot_is_gone_where_no_scheduler_can_have_moved_it(
     tmp_path: Path, platform: str, state: str
 ) -> None:
     job_in(tmp_path, platform)
-    leader = {**process_identity.running_process(os.getpid()).as_json(), "machine": "an-earlier-boot/1"}
-    message = {"state": "running", "platform": platform, "cluster": "c", "run": "r", "nodes": 1, "agent": leader}
+    leader = {
+        **process_identity.running_process(os.getpid()).as_json(),
+        "machine": "an-earlier-boot/1",
+    }
+    message = {
+        "state": "running",
+        "platform": platform,
+        "cluster": "c",
+        "run": "r",
+        "nodes": 1,
+        "agent": leader,
+    }
     (tmp_path / "launch" / "state.json").write_text(json.dumps(message))
     seen = {"entry": None, **index.look(entry_of(tmp_path, platform))}
     status = run_status(Handle(platform, "c", "r"), seen)

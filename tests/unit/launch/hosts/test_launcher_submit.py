@@ -1,4 +1,5 @@
-"""Submitting to hosts: what is sent and what is not, what a failure in each stage leads to, and Ctrl-C in its midst."""
+"""Submitting to hosts: what is sent and what is not, what a failure in each stage leads to, and
+Ctrl-C in its midst."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Hosts(Programs):
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> Result:
         assert argv[0] == "ssh"
         host, command = argv[-2], argv[-1]
         verbs = (
@@ -64,7 +67,9 @@ class Hosts(Programs):
             "check",
             "rm -f -- ",
         )
-        verb = next(verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command))
+        verb = next(
+            verb for verb in verbs if verb in command and (verb != "list" or "--cluster" in command)
+        )
         self.calls.append((verb.strip(), host, stdin))
         self.commands.append(command)
         message = self.says.get((verb.strip(), host))
@@ -122,14 +127,20 @@ def test_the_secret_and_values_of_the_environment_go_to_the_launch_directory_alo
         message = tar.extractfile("secrets.json")
         assert message is not None and json.loads(message.read()) == {"TOKEN": "hush-hush"}
     assert members["secret"].mode == members["secrets.json"].mode == 0o600
-    assert not any(b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != 'agent" place')
+    assert not any(
+        b"hush-hush" in stdin for verb, _, stdin in hosts.calls if verb != 'agent" place'
+    )
     assert "hush-hush" not in repr(plan)
 
 
-def test_a_variable_that_is_not_set_is_reported_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_set_is_reported_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("TOKEN", raising=False)
     hosts = Hosts()
-    launcher, plan = made(hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, "))
+    launcher, plan = made(
+        hosts, run=WORKLOAD.replace("workload: {", "workload: {environment: {A: '${env:TOKEN}'}, ")
+    )
     with pytest.raises(UserError, match=r"env:TOKEN.*nothing was sent: export TOKEN="):
         launcher.submit(plan)
     assert hosts.calls == []
@@ -138,7 +149,9 @@ def test_a_variable_that_is_not_set_is_reported_before_anything_is_sent(monkeypa
 def test_where_one_host_is_not_well_nothing_is_written_and_the_mark_is_removed() -> None:
     hosts = Hosts(says={("check", "n1"): failed("ssh: connect to host n1: No route to host", 255)})
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=r"nothing was started; 2 hosts were checked:\n  n1: cannot be reached"):
+    with pytest.raises(
+        UserError, match=r"nothing was started; 2 hosts were checked:\n  n1: cannot be reached"
+    ):
         launcher.submit(plan)
     assert hosts.verbs() == ["list", "check", "rm -f --"]
 
@@ -155,7 +168,9 @@ def test_a_host_that_does_not_see_the_mark_stops_the_launch() -> None:
 def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_not_known() -> None:
     hosts = Hosts(says={('agent" start', "n1"): failed("error: no space left")})
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"):
+    with pytest.raises(
+        UserError, match=r"could not be started, and what was is stopped:\n  n1: .*no space left"
+    ):
         launcher.submit(plan)
     assert [host for verb, host, _ in hosts.calls if verb == "stop"] == ["n0", "n1"]
     assert hosts.verbs()[-2:] == ["forget", 'agent" unlock']
@@ -164,12 +179,23 @@ def test_an_agent_that_does_not_start_takes_the_others_with_it_and_the_run_is_no
 def test_a_launch_that_another_one_has_locked_out_writes_nothing_and_stops_nothing() -> None:
     hosts = Hosts(says={('agent" place', "n0"): failed("submission 0123, 4 s ago", TAKEN)})
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"):
+    with pytest.raises(
+        UserError, match=r"being launched by another .*0123, 4 s ago.*; nothing was submitted"
+    ):
         launcher.submit(plan)
-    assert hosts.verbs() == ["list", "check", "--nonce", "rm -f --", 'agent" place', 'agent" unlock']
+    assert hosts.verbs() == [
+        "list",
+        "check",
+        "--nonce",
+        "rm -f --",
+        'agent" place',
+        'agent" unlock',
+    ]
 
 
-def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     unlocked = Result(("ssh",), 0, "", "Welcome!\ndrillyard: no lock on /p/claim: so and so\n")
     hosts = Hosts(says={('agent" place', "n0"): unlocked})
     launcher, plan = made(hosts)
@@ -182,8 +208,16 @@ def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(caps
     ("verb", "said"),
     [
         ('agent" place', failed("submission 0123, running there", TAKEN)),
-        ('agent" start', Result(("ssh",), 0, json.dumps({"submission": "0123", "already": True}), "")),
-        ('agent" start', failed("error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2)),
+        (
+            'agent" start',
+            Result(("ssh",), 0, json.dumps({"submission": "0123", "already": True}), ""),
+        ),
+        (
+            'agent" start',
+            failed(
+                "error: node 0 of nccl runs here already (submission 0123, process 9): stop it", 2
+            ),
+        ),
     ],
 )
 def test_agents_of_another_submission_are_reported_and_left_alone(verb: str, said: Result) -> None:
@@ -206,7 +240,14 @@ def known(state: dict[str, Any] | None, **more: Any) -> list[dict[str, Any]]:
     return [{"entry": entry, "state": state, "agent": "alive", "problem": None, **more}]
 
 
-RUNNING = {"state": "running", "nodes": 2, "hosts": ["n0", "n1"], "round": 1, "failures": 1, "since": 9.0}
+RUNNING = {
+    "state": "running",
+    "nodes": 2,
+    "hosts": ["n0", "n1"],
+    "round": 1,
+    "failures": 1,
+    "since": 9.0,
+}
 
 
 def test_a_run_that_goes_on_is_not_started_twice() -> None:
@@ -229,17 +270,26 @@ def test_agents_that_wait_for_a_dead_leader_are_ended_before_the_run_is_started_
     ended_at: float | None, ends: bool
 ) -> None:
     hosts = Hosts(
-        known=known(RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": ended_at}, agent="gone")
+        known=known(
+            RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": ended_at},
+            agent="gone",
+        )
     )
     launcher, plan = made(hosts)
     launcher.submit(plan)
-    assert hosts.verbs()[:3] == (["list", "stop", "check"] if ends else ["list", "check", "--nonce"])
+    assert hosts.verbs()[:3] == (
+        ["list", "stop", "check"] if ends else ["list", "check", "--nonce"]
+    )
     # The run failed; ending what is left of it does not make it a cancelled one.
     assert all("--keep-state" in command for command in hosts.commands if " stop " in command)
 
 
 def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> None:
-    hosts = Hosts(known=known(RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": None}, agent="gone"))
+    hosts = Hosts(
+        known=known(
+            RUNNING | {"state": "failed", "reason": "agent gone", "ended_at": None}, agent="gone"
+        )
+    )
     launch = tmp_path / "runs" / "nccl" / "launch"
     hosts.known[0]["entry"]["launch_directory"] = str(launch)
     launcher, plan = made(hosts)
@@ -252,7 +302,10 @@ def test_resume_ends_the_agents_that_wait_for_a_dead_leader(tmp_path: Path) -> N
 
 
 def test_cancel_says_which_hosts_it_could_not_reach_and_stops_the_others() -> None:
-    hosts = Hosts(known=known(RUNNING), says={("stop", "n1"): failed("ssh: connect to host n1: timed out", 255)})
+    hosts = Hosts(
+        known=known(RUNNING),
+        says={("stop", "n1"): failed("ssh: connect to host n1: timed out", 255)},
+    )
     launcher, _ = made(hosts)
     with pytest.raises(UserError, match=r"is stopped on 1 of 2 hosts;\nn1: cannot be reached"):
         launcher.cancel("nccl")
@@ -268,7 +321,17 @@ def test_cancel_of_a_run_that_is_over_does_nothing() -> None:
 
 
 def test_cancel_waits_as_long_as_the_job_may_take_to_save(tmp_path: Path) -> None:
-    job = Job("nccl", "many", "ssh", 2, 1, str(tmp_path), str(tmp_path / "launch"), ["true"], stop_seconds=200.0)
+    job = Job(
+        "nccl",
+        "many",
+        "ssh",
+        2,
+        1,
+        str(tmp_path),
+        str(tmp_path / "launch"),
+        ["true"],
+        stop_seconds=200.0,
+    )
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "job.json").write_text(job.as_json())
     hosts = Hosts(known=known(RUNNING))
@@ -277,7 +340,10 @@ def test_cancel_waits_as_long_as_the_job_may_take_to_save(tmp_path: Path) -> Non
     assert launcher.cancel("nccl").before is None
     stops = [command for command in hosts.commands if " stop " in command]
     assert len(stops) == 2
-    assert all(200 < float(shlex.split(command)[-1]) < 230 and '--patience "$2"' in command for command in stops)
+    assert all(
+        200 < float(shlex.split(command)[-1]) < 230 and '--patience "$2"' in command
+        for command in stops
+    )
 
 
 def test_who_waits_for_a_run_to_end_is_reported_for_how_long(
@@ -285,13 +351,17 @@ def test_who_waits_for_a_run_to_end_is_reported_for_how_long(
 ) -> None:
     said = threading.Event()
     message = []
-    monkeypatch.setattr(launcher_module, "print_notice", lambda text: (message.append(text), said.set()))
+    monkeypatch.setattr(
+        launcher_module, "print_notice", lambda text: (message.append(text), said.set())
+    )
     with launcher_module.cancel_notice(Handle("ssh", "c", "quick"), 120.0):
         pass
     monkeypatch.setattr(launcher_module, "_QUIET_SECONDS", 0.0)
     with launcher_module.cancel_notice(Handle("ssh", "c", "slow"), 120.0):
         assert said.wait(60)
-    assert message == ["ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"]
+    assert message == [
+        "ssh://c/slow: is stopping and has 120 s to save; cancel it again to kill it at once"
+    ]
 
 
 def test_cancel_of_a_run_of_which_nothing_was_started_takes_it_off_the_index() -> None:
@@ -326,13 +396,22 @@ def test_what_the_agents_reported_becomes_a_status() -> None:
         1,
     )
     assert (status.submitted_at, status.since) == (5.0, 9.0)
-    failure = {"reason": "exit code 1", "rank": 3, "node": "node 1 (n1)", "exit_code": 1, "lines": ["boom"], "more": 1}
+    failure = {
+        "reason": "exit code 1",
+        "rank": 3,
+        "node": "node 1 (n1)",
+        "exit_code": 1,
+        "lines": ["boom"],
+        "more": 1,
+    }
     (seen,) = known(RUNNING | {"state": "failed", "failure": failure})
     message = run_status(status.handle, seen).failure
     assert message is not None and (message.rank, message.lines) == (3, ("boom",))
 
 
-def test_a_run_whose_agents_have_reported_nothing_is_starting_and_one_whose_directory_is_gone_failed() -> None:
+def test_a_run_whose_agents_have_reported_nothing_is_starting_and_one_whose_directory_is_gone_failed() -> (  # noqa: E501
+    None
+):
     launcher, _ = made(Hosts(known=known(None)))
     assert launcher.status("nccl").state == "starting"
     launcher, _ = made(Hosts(known=known(None, problem="/p/runs/nccl/launch is not there")))
@@ -347,7 +426,9 @@ class Slow(Programs):
         self.now = self.most = 0
         self._lock = threading.Lock()
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> Result:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
@@ -369,7 +450,9 @@ def test_ctrl_c_waits_until_the_run_is_whole(capsys: pytest.CaptureFixture[str])
     with defer_interrupt("ssh://c/r"):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
-    assert "ssh://c/r is submitted already; drillyard runs cancel ssh://c/r" in capsys.readouterr().err
+    assert (
+        "ssh://c/r is submitted already; drillyard runs cancel ssh://c/r" in capsys.readouterr().err
+    )
 
 
 def test_ctrl_c_amid_a_failure_leaves_the_failure_to_be_reported() -> None:
@@ -387,8 +470,14 @@ def test_programs_that_are_started_meanwhile_do_not_hear_ctrl_c() -> None:
 
 def test_versions_are_this_packages() -> None:
     drillyard = {"python": "/p", "version": "drillyard 1.2.0", "error": None}
-    hosts = Hosts(says={("check", "n0"): Result(("ssh",), 0, json.dumps(facts(gpus=0, drillyard=drillyard)), "")})
+    hosts = Hosts(
+        says={
+            ("check", "n0"): Result(("ssh",), 0, json.dumps(facts(gpus=0, drillyard=drillyard)), "")
+        }
+    )
     launcher, plan = made(hosts)
-    with pytest.raises(UserError, match=f"has drillyard 1.2.0, and this machine launches with {__version__}"):
+    with pytest.raises(
+        UserError, match=f"has drillyard 1.2.0, and this machine launches with {__version__}"
+    ):
         launcher.submit(plan)
     assert isinstance(launcher, HostsLauncher)

@@ -72,7 +72,9 @@ def test_all_hosts_are_looked_at_and_the_run_is_recorded_before_anything_is_star
     assert (stages.count("check"), stages.count("share"), stages.count("start")) == (2, 1, 2)
 
 
-def test_what_is_executed_is_ssh_with_the_clusters_settings_and_one_shared_connection_per_host() -> None:
+def test_what_is_executed_is_ssh_with_the_clusters_settings_and_one_shared_connection_per_host() -> (  # noqa: E501
+    None
+):
     argv = steps(plan(), "check")[1].argv
     assert argv[:9] == ("ssh", "-F", "/etc/conf", "-l", "me", "-p", "2222", "-o", "BatchMode=yes")
     assert argv[-2] == "b" and "ControlMaster=auto" in argv
@@ -108,7 +110,12 @@ def test_a_directory_that_is_not_absolute_is_refused() -> None:
 def test_a_trainer_is_started_with_the_projects_python_whose_version_is_asked_for() -> None:
     planned = plan(run=TRAINING)
     python = "/home/me/project/.venv/bin/python"
-    assert json.loads(planned.file("job.json").content)["command"][:4] == [python, "-m", "drillyard", "train"]
+    assert json.loads(planned.file("job.json").content)["command"][:4] == [
+        python,
+        "-m",
+        "drillyard",
+        "train",
+    ]
     assert all(python in remote(step) for step in steps(planned, "check"))
     named = plan(PAIR + "python: /opt/py/bin/python\n", TRAINING)
     assert json.loads(named.file("job.json").content)["command"][0] == "/opt/py/bin/python"
@@ -133,7 +140,9 @@ def test_a_workload_needs_no_drillyard_on_the_hosts() -> None:
         ("storage: {directory: /shared}\n", ["a", "b"]),
     ],
 )
-def test_sync_carries_the_directory_once_where_it_is_shared_else_to_every_host(more: str, hosts: list[str]) -> None:
+def test_sync_carries_the_directory_once_where_it_is_shared_else_to_every_host(
+    more: str, hosts: list[str]
+) -> None:
     planned = plan(PAIR + more, sync=True)
     assert [step.argv[-2] for step in steps(planned, "carry")] == hosts
     assert {step.sends_directory for step in steps(planned, "carry")} == {"/home/me/project"}
@@ -174,12 +183,18 @@ def test_local_is_one_host_without_ssh() -> None:
 def test_a_sweep_is_refused_where_all_points_would_run_at_once() -> None:
     asked = request(PAIR, WORKLOAD)
     with pytest.raises(
-        UserError, match=r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, kubernetes, gke, vertex"
+        UserError,
+        match=(
+            r"--sweep: platform ssh cannot do that \(queue\); these can: slurm, kubernetes, gke,"
+            r" vertex"
+        ),
     ):
         plan_requests([asked, asked])
 
 
-def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tmp_path: Path) -> None:
+def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(
+    tmp_path: Path,
+) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     for directory in (here, there):
         directory.mkdir()
@@ -193,7 +208,9 @@ def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tm
     def carry() -> None:
         step = steps(plan(cluster, sync=True, here=str(here)), "carry")[0]
         packed = subprocess.run(
-            ["tar", "-C", str(here), "--mtime=@0", "-cf", "-", *_names(here)], capture_output=True, check=True
+            ["tar", "-C", str(here), "--mtime=@0", "-cf", "-", *_names(here)],
+            capture_output=True,
+            check=True,
         )
         assert Programs().run(remote(step), stdin=packed.stdout).returncode == 0
 
@@ -208,7 +225,9 @@ def test_carrying_removes_what_is_gone_here_and_leaves_what_was_never_carried(tm
 
 
 def _names(directory: Path) -> list[str]:
-    return [str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()]
+    return [
+        str(path.relative_to(directory)) for path in sorted(directory.rglob("*")) if path.is_file()
+    ]
 
 
 def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: Path) -> None:
@@ -227,10 +246,14 @@ def test_an_agent_is_in_a_scope_of_its_users_manager_where_one_stays(tmp_path: P
     words = [*start[:4], str(tmp_path), *start[5:]]
 
     def said() -> str:
-        return subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, env=environment, check=True
+        ).stdout
 
     # Without lingering the manager ends with the last login, and what is in its scopes with it.
-    assert said().startswith(f"plain {tmp_path}/agent start --job {tmp_path}/job.json --node-rank 0 --leader 10.0.0.1")
+    assert said().startswith(
+        f"plain {tmp_path}/agent start --job {tmp_path}/job.json --node-rank 0 --leader 10.0.0.1"
+    )
     words[2] = words[2].replace("/var/lib/systemd/linger/$(id -un)", str(tmp_path / "secret"))
     assert said().startswith(f"scoped --user --scope --quiet --collect {fakes}/python3")
 
@@ -252,18 +275,23 @@ def _placed(tmp_path: Path, which: int, client: Process, stage: str = "write") -
     message = PlanFile("client", json.dumps(client.as_json()))
     words = [sys.executable if word == "/usr/bin/python3" else word for word in remote(step)]
     return Programs().run(
-        words, stdin=archive([*files, SECRETS[which], PlanFile("secrets.json", "{}", 0o600), message])
+        words,
+        stdin=archive([*files, SECRETS[which], PlanFile("secrets.json", "{}", 0o600), message]),
     )
 
 
-def test_the_launch_directory_keeps_modes_and_an_old_state_is_gone(tmp_path: Path, index: Path) -> None:
+def test_the_launch_directory_keeps_modes_and_an_old_state_is_gone(
+    tmp_path: Path, index: Path
+) -> None:
     launch = tmp_path / "runs" / "nccl" / "launch"
     launch.mkdir(parents=True)
     (launch / "state.json").write_text('{"state": "failed"}')
     done = _placed(tmp_path, 0, this_process())
     assert (done.returncode, done.stderr) == (0, "")
     assert not (launch / "state.json").exists() and not (launch / "client").exists()
-    assert {(launch / name).stat().st_mode & 0o777 for name in ("run.yaml", "secret", "secrets.json")} == {0o600}
+    assert {
+        (launch / name).stat().st_mode & 0o777 for name in ("run.yaml", "secret", "secrets.json")
+    } == {0o600}
     assert (launch / "agent" / "__main__.py").exists()
     assert json.loads(index.read_text())["launch_directory"] == str(launch)
 
@@ -295,7 +323,9 @@ def test_the_submit_lock_ends_with_the_process_that_launches_and_that_of_another
     assert _placed(tmp_path, 0, me).returncode == 0
 
 
-def test_a_run_that_is_submitted_again_gets_its_secrets_and_keeps_its_files(tmp_path: Path, index: Path) -> None:
+def test_a_run_that_is_submitted_again_gets_its_secrets_and_keeps_its_files(
+    tmp_path: Path, index: Path
+) -> None:
     assert _placed(tmp_path, 0, this_process()).returncode == 0
     options = _options(tmp_path, "two")
     assert submit.unlock(_options(tmp_path, _submission("one\n"))) == 0
@@ -315,7 +345,9 @@ def test_a_run_that_is_submitted_again_gets_its_secrets_and_keeps_its_files(tmp_
 def test_agents_of_the_run_that_are_alive_keep_a_launch_out(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(submit, "running_agents", lambda launch: [{"node": 0, "submission": "0123"}])
+    monkeypatch.setattr(
+        submit, "running_agents", lambda launch: [{"node": 0, "submission": "0123"}]
+    )
     options = _options(tmp_path, "two")
     assert submit.place(options) == TAKEN and "submission 0123" in capsys.readouterr().err
     assert not index.exists() and Path(options.launch_directory, "claim").read_text() == ""
@@ -324,7 +356,8 @@ def test_agents_of_the_run_that_are_alive_keep_a_launch_out(
 def test_a_launch_that_still_writes_is_waited_for_by_the_next_one(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection is lost, so the launching process releases the lock while the program on the host goes on."""
+    """Its connection is lost, so the launching process releases the lock while the program on the
+    host goes on."""
     options = {name: _options(tmp_path, name) for name in ("one", "two")}
     for name, each in options.items():
         for path in ("job.json", "secret", "secrets.json"):
@@ -356,7 +389,9 @@ def test_a_launch_that_still_writes_is_waited_for_by_the_next_one(
         thread.join(60)
     assert codes == {"one": [0], "two": [0, 0]}
     launch = Path(options["two"].launch_directory)
-    assert {(launch / name).read_text() for name in ("job.json", "secret", "secrets.json")} == {"two"}
+    assert {(launch / name).read_text() for name in ("job.json", "secret", "secrets.json")} == {
+        "two"
+    }
 
 
 def _submission(secret: str) -> str:
@@ -365,7 +400,9 @@ def _submission(secret: str) -> str:
 
 def _options(tmp_path: Path, submission: str) -> Namespace:
     launch = str(tmp_path / "runs" / "nccl" / "launch")
-    entry = json.dumps({"run": "nccl", "cluster": "desk", "platform": "local", "launch_directory": launch})
+    entry = json.dumps(
+        {"run": "nccl", "cluster": "desk", "platform": "local", "launch_directory": launch}
+    )
     (sent := tmp_path / "sent" / submission).mkdir(parents=True, exist_ok=True)
     return Namespace(launch_directory=launch, submission=submission, sent=str(sent), entry=entry)
 
@@ -382,7 +419,10 @@ def test_where_a_file_system_has_no_kernel_locks_the_submit_lock_holds_and_that_
     print_notices(capsys.readouterr().err)
     lock = Path(one.launch_directory, "claim")
     output = capsys.readouterr().err
-    assert output.startswith(f"drillyard: no lock on {lock} (No locks available): ") and output.count("\n") == 1
+    assert (
+        output.startswith(f"drillyard: no lock on {lock} (No locks available): ")
+        and output.count("\n") == 1
+    )
     assert submit.place(two) == TAKEN
     assert submit.unlock(one) == 0 and lock.read_text() == ""
     assert submit.place(two) == 0
@@ -392,7 +432,12 @@ def test_a_lock_that_another_launch_keeps_is_waited_for_and_refuses(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    set_time(monkeypatch, "drillyard.launch.agent.submit", monotonic=lambda: sum(waited), sleep=waited.append)
+    set_time(
+        monkeypatch,
+        "drillyard.launch.agent.submit",
+        monotonic=lambda: sum(waited),
+        sleep=waited.append,
+    )
     options = _options(tmp_path, "one")
     assert submit.place(options) == 0
     with open(Path(options.launch_directory, "claim"), encoding="utf-8") as held:
@@ -409,7 +454,13 @@ def test_bytecode_is_not_placed_and_a_failure_names_one_file(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = _options(tmp_path, "one")
-    for name in ("job.json", "agent/cli.py", "agent/index.py", "agent/__pycache__/cli.pyc", "files/data/a.txt"):
+    for name in (
+        "job.json",
+        "agent/cli.py",
+        "agent/index.py",
+        "agent/__pycache__/cli.pyc",
+        "files/data/a.txt",
+    ):
         Path(options.sent, name).parent.mkdir(parents=True, exist_ok=True)
         Path(options.sent, name).touch()
     launch = Path(options.launch_directory)
@@ -423,4 +474,6 @@ def test_bytecode_is_not_placed_and_a_failure_names_one_file(
     monkeypatch.setattr("shutil.copyfileobj", full)
     with pytest.raises(OSError, match=r"No space left on device: ") as failure:
         submit.place(options)
-    assert str(failure.value).count("No space left") == 1 and str(failure.value.filename).startswith(f"{launch}/")
+    assert str(failure.value).count("No space left") == 1 and str(
+        failure.value.filename
+    ).startswith(f"{launch}/")

@@ -16,7 +16,10 @@ from drillyard.launch.remote_files import RemoteFiles
 TEMPLATE: dict[str, Any] = {
     "metadata": {
         "labels": {"drillyard/run": "r", "drillyard/cluster": "c"},
-        "annotations": {"gke-gcsfuse/volumes": "true", "kueue.x-k8s.io/podset-required-topology": "block"},
+        "annotations": {
+            "gke-gcsfuse/volumes": "true",
+            "kueue.x-k8s.io/podset-required-topology": "block",
+        },
     },
     "spec": {
         "serviceAccountName": "runs",
@@ -66,10 +69,14 @@ def test_it_is_no_pod_of_the_run_and_in_no_queue() -> None:
 
 
 def test_a_pod_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
-    silent = RemoteFiles(PodHost("p", before=("sh", "-c", "exec sleep 600")), Programs(), connect_seconds=0.2)
+    silent = RemoteFiles(
+        PodHost("p", before=("sh", "-c", "exec sleep 600")), Programs(), connect_seconds=0.2
+    )
     with pytest.raises(UnreachableError, match="no answer"):
         silent.find([f"{tmp_path}/*"])
     (tmp_path / "a").write_text("text")
     answers = RemoteFiles(PodHost("p"), Programs(), sys.executable, connect_seconds=60.0)
-    assert answers.find([f"{tmp_path}/*"]) == answers.find([f"{tmp_path}/*"]) == [(f"{tmp_path}/a", 4)]
+    assert (
+        answers.find([f"{tmp_path}/*"]) == answers.find([f"{tmp_path}/*"]) == [(f"{tmp_path}/a", 4)]
+    )
     answers.close()

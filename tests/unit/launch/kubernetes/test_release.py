@@ -37,7 +37,8 @@ CPU = TRAINING.replace("training: {", "training: {device: cpu, ")
 
 def cluster(**more: str) -> str:
     return CLUSTER.replace(
-        "volume_claim: shared", "volume_claim: shared, " + ", ".join(f"{k}: {v}" for k, v in more.items())
+        "volume_claim: shared",
+        "volume_claim: shared, " + ", ".join(f"{k}: {v}" for k, v in more.items()),
     )
 
 
@@ -78,7 +79,11 @@ def test_the_first_process_is_the_trainer_without_an_agent() -> None:
     assert command[:5] == ["python3", "-m", "drillyard", "train", "/etc/drillyard/run.yaml"]
     assert command[command.index("--node-rank") + 1] == "$(NODE_RANK)"
     assert command[command.index("--master-addr") + 1] == "$(MASTER_ADDR)"
-    assert not [file.path for file in plan.files if file.path.startswith("agent/") or file.path == "job.json"]
+    assert not [
+        file.path
+        for file in plan.files
+        if file.path.startswith("agent/") or file.path == "job.json"
+    ]
 
 
 def test_the_step_is_one_installation_that_reads_only_files_of_the_plan() -> None:
@@ -91,14 +96,25 @@ def test_the_step_is_one_installation_that_reads_only_files_of_the_plan() -> Non
 
 
 def test_a_command_per_gpu_is_started_by_torchrun_which_marks_the_lines_of_each_rank() -> None:
-    command = values(run="name: w\nworkload: {per: gpu, command: [python, train.py], arguments: [a=1]}\n")["command"]
+    command = values(
+        run="name: w\nworkload: {per: gpu, command: [python, train.py], arguments: [a=1]}\n"
+    )["command"]
     assert command[0] == "torchrun"
     assert "--nproc-per-node=$(NPROC_PER_NODE)" in command and "--node-rank=$(NODE_RANK)" in command
-    assert command[command.index("--tee=3") :] == ["--tee=3", "--no-python", "python", "-u", "train.py", "a=1"]
+    assert command[command.index("--tee=3") :] == [
+        "--tee=3",
+        "--no-python",
+        "python",
+        "-u",
+        "train.py",
+        "a=1",
+    ]
 
 
 def test_settings_of_the_section_become_values() -> None:
-    found = values(cluster(max_run_hours="2", topology="{required: block}", secrets="{HF_TOKEN: hf/token}"))
+    found = values(
+        cluster(max_run_hours="2", topology="{required: block}", secrets="{HF_TOKEN: hf/token}")
+    )
     assert found["maxRunSeconds"] == 7200
     assert found["topology"] == {"mode": "required", "level": "block"}
     assert found["secrets"] == {"HF_TOKEN": {"secret": "hf", "key": "token"}}
@@ -123,7 +139,9 @@ def test_a_job_has_its_own_time_limit_and_the_plan_says_that_nothing_restarts_it
         ("$HOME", "$HOME"),
     ],
 )
-def test_a_placeholder_becomes_a_variable_of_the_pod_and_other_text_stays(text: str, result: str) -> None:
+def test_a_placeholder_becomes_a_variable_of_the_pod_and_other_text_stays(
+    text: str, result: str
+) -> None:
     assert expanded(text, {"node_rank": "$(NODE_RANK)", "nodes": "$(NNODES)"}) == result
 
 
@@ -137,8 +155,16 @@ def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> No
     [
         (CLUSTER, CPU.replace("llama-8b", "8b"), "run.yaml:1: name"),
         (CLUSTER, CPU.replace("llama-8b", "a" * 60), "run.yaml:1: name"),
-        (CLUSTER.replace(", volume_claim: shared", ""), CPU, "cluster.yaml:7: kubernetes.volume_claim"),
-        (CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: bkt}"), CPU, "kubernetes.volume_claim"),
+        (
+            CLUSTER.replace(", volume_claim: shared", ""),
+            CPU,
+            "cluster.yaml:7: kubernetes.volume_claim",
+        ),
+        (
+            CLUSTER.replace("storage: {directory: /data}", "storage: {bucket: bkt}"),
+            CPU,
+            "kubernetes.volume_claim",
+        ),
         (CLUSTER + "environment: {A: '${env:A}'}\n", CPU, "environment.A"),
         (CLUSTER + "network_stack: tcpxo\n", WORKLOAD, "machine"),
         (CLUSTER, CPU + "output: /scratch\n", "run.yaml:5: output"),
@@ -146,7 +172,11 @@ def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> No
         (MEGA.replace("{}", "pod_network: dranet"), WORKLOAD, "kubernetes.pod_network"),
         (MEGA.replace("{}", "network_libraries: image"), WORKLOAD, "kubernetes.network_libraries"),
         (MEGA.replace("{}", "nccl_plugin: 1.0.4"), WORKLOAD, "kubernetes.nccl_plugin"),
-        (CLUSTER.replace("{namespace", "{nccl_plugin: 1.0.3, namespace"), WORKLOAD, "kubernetes.nccl_plugin"),
+        (
+            CLUSTER.replace("{namespace", "{nccl_plugin: 1.0.3, namespace"),
+            WORKLOAD,
+            "kubernetes.nccl_plugin",
+        ),
         (MEGA.replace("{}, queue: q", "labels: {a: b}"), WORKLOAD, "kubernetes.queue"),
         (MEGA.replace("{}", "max_run_hours: 169"), WORKLOAD, "kubernetes.max_run_hours"),
         (
@@ -166,4 +196,6 @@ def test_a_secret_in_the_run_config_needs_a_secret_of_the_namespace() -> None:
     run = WORKLOAD.replace("command: [all_reduce_perf", "command: ['${env:TOKEN}'")
     with pytest.raises(UserError, match="kubectl -n team create secret"):
         planned(request(CLUSTER, run))
-    assert values(cluster(secrets="{TOKEN: s/k}"), run)["secrets"] == {"TOKEN": {"secret": "s", "key": "k"}}
+    assert values(cluster(secrets="{TOKEN: s/k}"), run)["secrets"] == {
+        "TOKEN": {"secret": "s", "key": "k"}
+    }

@@ -1,4 +1,5 @@
-"""The status of a run from objects of the API server, in the shapes that JobSet 0.10 and Kueue 0.14 give them."""
+"""The status of a run from objects of the API server, in the shapes that JobSet 0.10 and Kueue 0.14
+give them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from drillyard.launch.kubernetes.run_status import RunObjects, first_cause, stat
 from drillyard.launch.run_status import RunStatus, State
 
 
-def jobset(*conditions: tuple[str, str, str], suspend: bool = False, **status: Any) -> dict[str, Any]:
+def jobset(
+    *conditions: tuple[str, str, str], suspend: bool = False, **status: Any
+) -> dict[str, Any]:
     kinds = [
         {
             "type": kind,
@@ -25,7 +28,10 @@ def jobset(*conditions: tuple[str, str, str], suspend: bool = False, **status: A
     return {
         "kind": "JobSet",
         "metadata": {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {}},
-        "spec": {"suspend": suspend, "replicatedJobs": [{"template": {"spec": {"parallelism": 2}}}]},
+        "spec": {
+            "suspend": suspend,
+            "replicatedJobs": [{"template": {"spec": {"parallelism": 2}}}],
+        },
         "status": {"conditions": kinds, **status},
     }
 
@@ -50,7 +56,9 @@ RUNNING = {"running": {"startedAt": "2026-01-01T00:11:00Z"}}
 
 
 def workload(
-    active: bool = True, checks: list[dict[str, str]] | None = None, **conditions: tuple[str, str, str]
+    active: bool = True,
+    checks: list[dict[str, str]] | None = None,
+    **conditions: tuple[str, str, str],
 ) -> Any:
     kinds = [
         {
@@ -66,17 +74,25 @@ def workload(
     return {"metadata": {}, "spec": {"active": active, "queueName": "q"}, "status": status}
 
 
-def status(controller: Any, pods: Any = (), found: Any = None, events: Any = (), ahead: int | None = None) -> RunStatus:
-    return status_of("c", "kubernetes", RunObjects("r", controller, found, pods, events, None, ahead))
+def status(
+    controller: Any, pods: Any = (), found: Any = None, events: Any = (), ahead: int | None = None
+) -> RunStatus:
+    return status_of(
+        "c", "kubernetes", RunObjects("r", controller, found, pods, events, None, ahead)
+    )
 
 
 def ended(code: int, at: str, **record: Any) -> dict[str, Any]:
     message = json.dumps(record) if record else ""
-    return {"terminated": {"exitCode": code, "finishedAt": f"2026-01-01T00:{at}Z", "message": message}}
+    return {
+        "terminated": {"exitCode": code, "finishedAt": f"2026-01-01T00:{at}Z", "message": message}
+    }
 
 
 def test_a_suspended_run_waits_with_its_place_and_kueues_reason() -> None:
-    waits = workload(QuotaReserved=("False", "Pending", "insufficient quota for nvidia.com/gpu in flavor a4"))
+    waits = workload(
+        QuotaReserved=("False", "Pending", "insufficient quota for nvidia.com/gpu in flavor a4")
+    )
     found = status(jobset(suspend=True), found=waits, ahead=3)
     assert found.state is State.queued
     assert found.reason is not None
@@ -86,7 +102,10 @@ def test_a_suspended_run_waits_with_its_place_and_kueues_reason() -> None:
 
 def test_an_admission_check_that_waits_is_named() -> None:
     check = [{"name": "dws", "state": "Pending", "message": "provisioning"}]
-    found = status(jobset(suspend=True), found=workload(QuotaReserved=("True", "QuotaReserved", ""), checks=check))
+    found = status(
+        jobset(suspend=True),
+        found=workload(QuotaReserved=("True", "QuotaReserved", ""), checks=check),
+    )
     assert found.reason == "quota is reserved; admission check dws is Pending: provisioning"
 
 
@@ -114,8 +133,9 @@ def test_a_run_is_running_when_all_its_pods_are() -> None:
 
 def test_a_pod_that_cannot_pull_its_image_is_named_with_its_node() -> None:
     stuck = pod(1, {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling i:1"}})
-    assert status(jobset(), [pod(0, RUNNING), stuck]).reason == (
-        "pod r-w-0-1-abcde on n1: ImagePullBackOff: Back-off pulling i:1"
+    assert (
+        status(jobset(), [pod(0, RUNNING), stuck]).reason
+        == "pod r-w-0-1-abcde on n1: ImagePullBackOff: Back-off pulling i:1"
     )
 
 
@@ -142,7 +162,9 @@ def test_a_lost_node_is_named_with_the_command_that_frees_it() -> None:
 
 def test_the_first_cause_is_the_first_failure_that_is_no_lost_peer() -> None:
     early = pod(0, ended(1, "20:00", rank=0, exit_code=1, reason="lost a peer", lost_peer=True))
-    cause = pod(1, ended(137, "20:05", rank=9, exit_code=137, reason="killed by SIGKILL", lines=["a"]))
+    cause = pod(
+        1, ended(137, "20:05", rank=9, exit_code=137, reason="killed by SIGKILL", lines=["a"])
+    )
     saved = pod(2, ended(85, "19:00"))
     found = first_cause([early, cause, saved])
     assert found is not None
@@ -150,23 +172,36 @@ def test_the_first_cause_is_the_first_failure_that_is_no_lost_peer() -> None:
 
 
 def test_a_job_that_was_stopped_after_a_save_says_how_it_goes_on() -> None:
-    message = "Container train for pod t/r-0-abcde failed with exit code 85 matching FailJob rule at index 1"
-    failed = {**jobset(("Failed", "PodFailurePolicy", message)), "kind": "Job", "spec": {"parallelism": 2}}
+    message = (
+        "Container train for pod t/r-0-abcde failed with exit code 85 matching FailJob rule at"
+        " index 1"
+    )
+    failed = {
+        **jobset(("Failed", "PodFailurePolicy", message)),
+        "kind": "Job",
+        "spec": {"parallelism": 2},
+    }
     found = status(failed, [pod(0, ended(85, "20:00"))])
     assert found.state is State.failed
     assert found.reason is not None and "drillyard runs resume" in found.reason
 
 
 def test_a_refused_run_has_exit_code_2() -> None:
-    failed = jobset(("Failed", "FailJobSetFailurePolicyAction", "matched failure policy rule applicationError"))
-    found = status(failed, [pod(0, ended(2, "20:00", rank=None, exit_code=2, reason="no such model"))])
+    failed = jobset(
+        ("Failed", "FailJobSetFailurePolicyAction", "matched failure policy rule applicationError")
+    )
+    found = status(
+        failed, [pod(0, ended(2, "20:00", rank=None, exit_code=2, reason="no such model"))]
+    )
     assert found.state is State.failed
     assert found.failure is not None
     assert found.failure.exit_code == 2
 
 
 def test_counts_come_from_jobset() -> None:
-    found = status(jobset(("Completed", "AllJobsCompleted", ""), restarts=3, restartsCountTowardsMax=1))
+    found = status(
+        jobset(("Completed", "AllJobsCompleted", ""), restarts=3, restartsCountTowardsMax=1)
+    )
     assert (found.state, found.attempt, found.failures) == (State.succeeded, 3, 1)
 
 

@@ -23,29 +23,45 @@ DOMAIN = {"kind": "ComputeDomain", "metadata": {"name": "run"}, "spec": {"numNod
 
 def tried(*objects: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Path of each object, its kind and its name."""
-    return [(group, kind, body["metadata"]["name"]) for group, kind, body in tried_objects(list(objects))]
+    return [
+        (group, kind, body["metadata"]["name"])
+        for group, kind, body in tried_objects(list(objects))
+    ]
 
 
 def test_a_jobset_is_tried_with_a_job_and_a_pod_under_a_name_that_no_run_has() -> None:
     found = tried(JOBSET)
     assert [kind for _, kind, _ in found] == ["jobsets", "jobs", "pods"]
-    assert all(len(name.partition("-")[0]) == 3 and not name.startswith("run") for _, _, name in found)
+    assert all(
+        len(name.partition("-")[0]) == 3 and not name.startswith("run") for _, _, name in found
+    )
     (job,) = [body for _, kind, body in tried_objects([JOBSET]) if kind == "jobs"]
     assert job["metadata"]["labels"] == {}, "Kueue would count it"
 
 
 def test_a_job_is_tried_with_a_pod_and_claims_on_devices_are_tried_too() -> None:
     found = tried(CLAIM, DOMAIN, JOB)
-    assert [kind for _, kind, _ in found] == ["resourceclaimtemplates", "computedomains", "jobs", "pods"]
-    assert [group for group, _, _ in found[:2]] == ["/apis/resource.k8s.io/v1", "/apis/resource.nvidia.com/v1beta1"]
+    assert [kind for _, kind, _ in found] == [
+        "resourceclaimtemplates",
+        "computedomains",
+        "jobs",
+        "pods",
+    ]
+    assert [group for group, _, _ in found[:2]] == [
+        "/apis/resource.k8s.io/v1",
+        "/apis/resource.nvidia.com/v1beta1",
+    ]
 
 
 class PlainCluster:
-    """The answers of an API server without JobSet and Kueue, to a user who may do all but `without`."""
+    """The answers of an API server without JobSet and Kueue, to a user who may do all but
+    `without`."""
 
     title = "https://c, namespace n"
 
-    def __init__(self, *without: tuple[str, str, str], schema: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *without: tuple[str, str, str], schema: dict[str, Any] | None = None
+    ) -> None:
         self._without, self._schema = without, schema
 
     def one(self, path: str) -> dict[str, Any] | None:
@@ -56,10 +72,14 @@ class PlainCluster:
 
 
 @pytest.mark.parametrize("schema", [None, {"components": "onJobFailureReasons"}])
-def test_a_cluster_whose_jobset_is_missing_or_old_is_refused_with_both_remedies(schema: dict[str, Any] | None) -> None:
+def test_a_cluster_whose_jobset_is_missing_or_old_is_refused_with_both_remedies(
+    schema: dict[str, Any] | None,
+) -> None:
     with pytest.raises(UserError) as refused:
         require_cluster(PlainCluster(schema=schema), KubernetesConfig(), {})  # type: ignore[arg-type]
-    assert "helm install jobset" in str(refused.value) and "kubernetes.controller: job" in str(refused.value)
+    assert "helm install jobset" in str(refused.value) and "kubernetes.controller: job" in str(
+        refused.value
+    )
 
 
 def test_a_plain_job_needs_no_jobset_but_the_right_to_make_services() -> None:

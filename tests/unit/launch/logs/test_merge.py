@@ -21,7 +21,10 @@ def merged(streams: Iterable[tuple[bytes, Iterable[bytes]]]) -> Iterator[bytes]:
     A stream's next block is read only when its lines are used up.
     """
     merge = LogMerge()
-    reading = [(merge.add(LogSource(number, prefix)), iter(blocks)) for number, (prefix, blocks) in enumerate(streams)]
+    reading = [
+        (merge.add(LogSource(number, prefix)), iter(blocks))
+        for number, (prefix, blocks) in enumerate(streams)
+    ]
     while reading:
         for source, blocks in reading:
             while not source.held_lines and not source.ended:
@@ -64,7 +67,9 @@ def test_a_merged_log_is_a_permutation_of_its_lines_that_keeps_the_order_of_each
 ) -> None:
     texts = [b"\n".join(lines) + (b"\n" if lines and ended else b"") for lines in logs]
     # A log whose last line is empty and has no end has one line less.
-    expected = [text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None] for text in texts]
+    expected = [
+        text.split(b"\n")[: -1 if text.endswith(b"\n") or not text else None] for text in texts
+    ]
 
     lines = merge_of(*texts, size=size).split(b"\n")
 
@@ -76,11 +81,16 @@ def test_a_merged_log_is_a_permutation_of_its_lines_that_keeps_the_order_of_each
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(1, 200))
+@given(
+    st.lists(st.lists(st.integers(0, 50)).map(sorted), min_size=1, max_size=5), st.integers(1, 200)
+)
 def test_stamps_that_rise_in_every_log_rise_in_the_merged_one_and_equal_ones_are_in_order_of_logs(
     times: list[list[int]], size: int
 ) -> None:
-    logs = [b"".join(stamped(second, b"%d\n" % place) for place, second in enumerate(log)) for log in times]
+    logs = [
+        b"".join(stamped(second, b"%d\n" % place) for place, second in enumerate(log))
+        for log in times
+    ]
 
     lines = merge_of(*logs, size=size).split(b"\n")[:-1]
 
@@ -89,7 +99,11 @@ def test_stamps_that_rise_in_every_log_rise_in_the_merged_one_and_equal_ones_are
 
 
 @settings(max_examples=60)
-@given(st.lists(st.lists(LINES, max_size=8), min_size=1, max_size=3), st.integers(1, 50), st.integers(51, 500))
+@given(
+    st.lists(st.lists(LINES, max_size=8), min_size=1, max_size=3),
+    st.integers(1, 50),
+    st.integers(51, 500),
+)
 def test_the_order_does_not_depend_on_the_pieces_in_which_logs_come(
     logs: list[list[bytes]], small: int, large: int
 ) -> None:
@@ -109,7 +123,9 @@ def test_a_line_without_a_stamp_stays_with_the_line_before_it() -> None:
 def test_a_clock_that_was_set_back_reorders_nothing_within_its_log() -> None:
     back = stamped(5, b"a\n") + stamped(1, b"b\n") + stamped(6, b"c\n")
 
-    assert [line[-1:] for line in merge_of(back, stamped(3, b"x\n"), size=1000).split(b"\n")[:-1]] == [
+    assert [
+        line[-1:] for line in merge_of(back, stamped(3, b"x\n"), size=1000).split(b"\n")[:-1]
+    ] == [
         b"x",
         b"a",
         b"b",
@@ -178,7 +194,9 @@ def test_stamps_of_other_forms_are_times_too() -> None:
     assert keys == [b"2025-11-24T12:00:" + second + b"Z " for second in seconds]
 
 
-def test_who_follows_for_days_does_not_take_todays_lines_for_tomorrows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_follows_for_days_does_not_take_todays_lines_for_tomorrows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stamps, line = StampKeys(), b"2025-11-24 12:00:00 text"
     set_time(monkeypatch, "drillyard.launch.logs.merge", time=lambda: NOON / 1e6 - 3 * 86_400)
     assert stamps.keys([line], b"") == [b""]
@@ -201,7 +219,9 @@ ZONES = {"": 0, "Z": 0, "+01:00": 3600, "-0530": -19_800}
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["iso", "iso", "iso", "agent", "none", "far"]), st.integers(0, 10_000), st.integers(0, 999)
+            st.sampled_from(["iso", "iso", "iso", "agent", "none", "far"]),
+            st.integers(0, 10_000),
+            st.integers(0, 999),
         )
     ),
     st.sampled_from(sorted(FRACTIONS)),
@@ -218,13 +238,18 @@ def test_lines_with_stamps_of_one_form_have_their_times_and_others_among_them_to
         if kind == "iso":
             last = key_of(micros - ZONES[zone] * 1_000_000 + part * FRACTIONS[fraction])
             moment = datetime.fromtimestamp(NOON // 1_000_000 + second, UTC)
-            lines.append(f"{before}{moment:%Y-%m-%d %H:%M:%S}{fraction % part if fraction else ''}{zone} text".encode())
+            lines.append(
+                f"{before}{moment:%Y-%m-%d %H:%M:%S}{fraction % part if fraction else ''}{zone}"
+                " text".encode()
+            )
         elif kind == "agent":
             last = key_of(micros + part)
             lines.append(last + b"text")
         else:
             lines.append(
-                b"  File train.py" if kind == "none" else before.encode() + b"2999-01-01 00:00:00 a date, no time"
+                b"  File train.py"
+                if kind == "none"
+                else before.encode() + b"2999-01-01 00:00:00 a date, no time"
             )
         expected.append(last)
     stamps, keys = StampKeys(), []

@@ -45,13 +45,17 @@ class Place:
         with (self.run_directory / "logs" / f"rank-{rank}.log").open("ab") as file:
             file.write(text)
 
-    def logs(self, *, files: Files | None = None, over: Callable[[], bool] = lambda: True, **wanted: Any) -> bytes:
+    def logs(
+        self, *, files: Files | None = None, over: Callable[[], bool] = lambda: True, **wanted: Any
+    ) -> bytes:
         return b"".join(self.pieces(files=files, over=over, **wanted))
 
     def pieces(
         self, *, files: Files | None = None, over: Callable[[], bool] = lambda: True, **wanted: Any
     ) -> Iterator[bytes]:
-        return run_logs(str(self.launch_directory), files or LocalFiles(), LogSelection(**wanted), over=over)
+        return run_logs(
+            str(self.launch_directory), files or LocalFiles(), LogSelection(**wanted), over=over
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +101,9 @@ def test_nodes_are_one_stream_in_order_of_time_with_their_numbers(place: Place) 
     place.node(0, stamped(1, "a"), stamped(3, "c"))
     place.node(1, stamped(2, "b"))
 
-    assert place.logs() == b"0: " + stamped(1, "a") + b"1: " + stamped(2, "b") + b"0: " + stamped(3, "c")
+    assert place.logs() == b"0: " + stamped(1, "a") + b"1: " + stamped(2, "b") + b"0: " + stamped(
+        3, "c"
+    )
 
 
 def test_numbers_of_many_nodes_are_as_wide_as_the_last(tmp_path: Path) -> None:
@@ -122,7 +128,9 @@ def test_a_rank_has_its_own_log(place: Place) -> None:
     assert place.logs(rank=3) == b"[rank3]: first\n[rank3]: last without end\n"
 
 
-def test_a_rank_without_a_log_is_found_in_its_nodes_by_the_prefixes_of_launchers(place: Place) -> None:
+def test_a_rank_without_a_log_is_found_in_its_nodes_by_the_prefixes_of_launchers(
+    place: Place,
+) -> None:
     place.node(0, stamped(1, "[default1]:of rank 1"), stamped(1, "[rank3]: says node 0"))
     place.node(
         1,
@@ -145,9 +153,15 @@ def test_a_rank_without_a_log_is_found_in_its_nodes_by_the_prefixes_of_launchers
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
-    [({"rank": 4}, "ranks 0 to 3"), ({"node": 2}, "nodes 0 to 1"), ({"rank": 3, "node": 0}, "is on node 1")],
+    [
+        ({"rank": 4}, "ranks 0 to 3"),
+        ({"node": 2}, "nodes 0 to 1"),
+        ({"rank": 3, "node": 0}, "is on node 1"),
+    ],
 )
-def test_what_the_run_does_not_have_is_an_error(place: Place, wanted: dict[str, int], words: str) -> None:
+def test_what_the_run_does_not_have_is_an_error(
+    place: Place, wanted: dict[str, int], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         place.logs(**wanted)
 
@@ -180,18 +194,24 @@ def test_lines_since_a_time_are_found_without_reading_what_was_before(place: Pla
 
     logs = place.logs(files=files, since=NOON + 4990)
 
-    assert [line.split()[-1] for line in texts(logs)] == [str(second) for second in range(4990, 5000)]
+    assert [line.split()[-1] for line in texts(logs)] == [
+        str(second) for second in range(4990, 5000)
+    ]
     assert files.bytes < 1_500_000
 
 
 def test_of_a_submission_only_its_lines_are_shown_where_lines_carry_times(place: Place) -> None:
     place.node(0, stamped(1, "before"), stamped(9, "at once"), stamped(12, "after"))
     place.node(1, b"no time\n", stamped(2, "before"), stamped(11, "after"))
-    place.rank(0, b"=== round 0 | 2025-11-24T12:00:01Z\nold\n=== round 0 | 2025-11-24T12:00:11Z\nnew\n")
+    place.rank(
+        0, b"=== round 0 | 2025-11-24T12:00:01Z\nold\n=== round 0 | 2025-11-24T12:00:11Z\nnew\n"
+    )
     place.rank(1, b"no line of it\nhas a time\n")
 
     shown, first, second = (place.logs(rank=rank, submitted_at=NOON + 10) for rank in (None, 0, 1))
-    assert plain(shown, stamps=False, prefixes=True) == b"1: no time\n0: at once\n1: after\n0: after\n"
+    assert (
+        plain(shown, stamps=False, prefixes=True) == b"1: no time\n0: at once\n1: after\n0: after\n"
+    )
     assert b"new" in first and b"old" not in first and second.count(b"\n") == 2
     assert place.logs(since=NOON + 1, submitted_at=NOON + 10).count(b"before") == 2
 
@@ -261,7 +281,13 @@ def test_following_shows_new_lines_new_files_and_ends_with_the_run(place: Place)
 
     place.node(0, b"rn\n", stamped(5, "the last")[:-1])
 
-    assert followed.finish() == ["0: there already", "0: added", "1: a new file", "0: torn", "0: the last"]
+    assert followed.finish() == [
+        "0: there already",
+        "0: added",
+        "1: a new file",
+        "0: torn",
+        "0: the last",
+    ]
 
 
 def test_following_keeps_the_order_of_lines_that_arrive_within_half_a_second(place: Place) -> None:
@@ -320,7 +346,9 @@ def test_lines_that_can_be_seen_only_after_the_end_are_shown_too(place: Place) -
     assert texts(place.logs(files=Late(), over=is_over, follow=True)) == ["0: a", "0: late"]
 
 
-def test_a_scheduler_that_does_not_answer_ends_no_following(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scheduler_that_does_not_answer_ends_no_following(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers = iter([UserError("squeue: no answer"), False, True])
 
     def over() -> bool:
@@ -335,9 +363,13 @@ def test_a_scheduler_that_does_not_answer_ends_no_following(place: Place, capsys
     assert "squeue: no answer" in capsys.readouterr().err
 
 
-def test_another_host_is_read_over_one_connection(place: Place, remote: RemoteFiles, programs: ThisMachine) -> None:
+def test_another_host_is_read_over_one_connection(
+    place: Place, remote: RemoteFiles, programs: ThisMachine
+) -> None:
     for node in range(2):
-        place.node(node, *(stamped(second + node / 2, f"{node} {second}") for second in range(20_000)))
+        place.node(
+            node, *(stamped(second + node / 2, f"{node} {second}") for second in range(20_000))
+        )
 
     assert place.logs(files=remote) == place.logs()
     assert programs.started == 1
@@ -360,15 +392,20 @@ def test_a_connection_that_is_lost_is_made_again_where_it_was(
 def test_a_host_that_cannot_be_reached_is_named_with_its_own_words(place: Place) -> None:
     class Refusing(Programs):
         def stream(self, argv: Any) -> Any:
-            return super().stream(["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"])
+            return super().stream(
+                ["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"]
+            )
 
     with pytest.raises(
-        UserError, match=r"login: its files cannot be read: Permission denied \(publickey\)\.\ncommand:"
+        UserError,
+        match=r"login: its files cannot be read: Permission denied \(publickey\)\.\ncommand:",
     ):
         place.logs(files=RemoteFiles(Host("login"), Refusing()))
 
 
-def test_files_are_copied_and_read_from_an_offset(place: Place, remote: RemoteFiles, tmp_path: Path) -> None:
+def test_files_are_copied_and_read_from_an_offset(
+    place: Place, remote: RemoteFiles, tmp_path: Path
+) -> None:
     (place.run_directory / "final").mkdir()
     content = bytes(range(256)) * 40_000
     (place.run_directory / "final" / "model.safetensors").write_bytes(content)

@@ -1,7 +1,8 @@
-"""Platform `acme`: runs as jobs of the Acme queue, whose commands are `acme put`, `acme list` and `acme delete`.
+"""Platform `acme`: runs as jobs of the Acme queue, whose commands are `acme put`, `acme list` and
+`acme delete`.
 
-A whole launcher in one module of a distribution of its own. The queue has the jobs; the run directory has the logs,
-checkpoints and the agents' state. Both are read on this machine.
+A whole launcher in one module of a distribution of its own. The queue has the jobs; the run
+directory has the logs, checkpoints and the agents' state. Both are read on this machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def checks(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFi
     """What the queue refuses. Pure."""
     section = request.cluster.section_as(AcmeConfig)
     if not 1 <= section.priority <= 9:
-        yield error("cluster", "acme.priority", f"{section.priority} is not a priority of the queue: 1 to 9")
+        yield error(
+            "cluster", "acme.priority", f"{section.priority} is not a priority of the queue: 1 to 9"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,40 @@ class AcmeLauncher(Launcher[AcmeRun]):
         section = request.cluster.section_as(AcmeConfig)
         launch, run = prepared.job.launch_directory, prepared.handle.run
         agent = (
-            f'exec python3 {launch}/agent run --job {launch}/job.json --node-rank "$ACME_RANK" --leader "$ACME_HEAD"'
+            f'exec python3 {launch}/agent run --job {launch}/job.json --node-rank "$ACME_RANK"'
+            ' --leader "$ACME_HEAD"'
         )
-        script = f"#!/bin/sh\n# acme: priority={section.priority} nodes={prepared.job.nodes}\n{agent}\n"
+        script = (
+            f"#!/bin/sh\n# acme: priority={section.priority} nodes={prepared.job.nodes}\n{agent}\n"
+        )
         files = (PlanFile(SCRIPT, script, 0o755), *prepared.files)
         argv = ("sh", "-c", UNPACK, launch, run)
-        put = Program("write the launch directory and queue the job", argv, tuple(file.path for file in files))
-        priority = ExplainedField(f"{SCRIPT}: priority", str(section.priority), "as set", "cluster.yaml: acme")
+        put = Program(
+            "write the launch directory and queue the job", argv, tuple(file.path for file in files)
+        )
+        priority = ExplainedField(
+            f"{SCRIPT}: priority", str(section.priority), "as set", "cluster.yaml: acme"
+        )
         fields = (*prepared.fields, priority)
-        return replace(prepared, code="there already", steps=(put,), files=files, fields=fields, script=SCRIPT)
+        return replace(
+            prepared, code="there already", steps=(put,), files=files, fields=fields, script=SCRIPT
+        )
 
     def _runs(self) -> list[AcmeRun]:
         """`acme list` prints a job a line: its name, state, and the path of its script."""
-        listed = require_success(self.programs.run(["acme", "list"]), "the queue cannot be read").stdout
+        listed = require_success(
+            self.programs.run(["acme", "list"]), "the queue cannot be read"
+        ).stdout
         return [self._run(*line.split()) for line in listed.splitlines()]
 
     def _run(self, name: str, state: str, script: str) -> AcmeRun:
         handle, launch = Handle("acme", self.cluster.name, name), posixpath.dirname(script)
         directory = posixpath.dirname(launch)
-        return AcmeRun(handle, launch, RunStatus(handle, State(state), self.cluster.nodes, run_directory=directory))
+        return AcmeRun(
+            handle,
+            launch,
+            RunStatus(handle, State(state), self.cluster.nodes, run_directory=directory),
+        )
 
     def _open_files(self) -> Files:
         return open_files(Host(), self.programs)
@@ -100,8 +118,14 @@ class AcmeLauncher(Launcher[AcmeRun]):
 
     def _resubmit(self, run: AcmeRun, secrets_json: PlanFile) -> None:
         argv = ["sh", "-c", UNPACK, run.launch_directory, run.handle.run]
-        require_success(self.programs.run(argv, stdin=archive([secrets_json])), f"{run.handle}: was not queued again")
+        require_success(
+            self.programs.run(argv, stdin=archive([secrets_json])),
+            f"{run.handle}: was not queued again",
+        )
 
     def _stop(self, run: AcmeRun) -> RunStatus:
-        require_success(self.programs.run(["acme", "delete", run.handle.run]), f"{run.handle}: cannot be deleted")
+        require_success(
+            self.programs.run(["acme", "delete", run.handle.run]),
+            f"{run.handle}: cannot be deleted",
+        )
         return self._find(run.handle.run).status

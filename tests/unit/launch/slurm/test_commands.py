@@ -34,7 +34,13 @@ class Answers(Programs):
 
 def test_a_line_of_squeue_is_a_job():
     run, waits, over = parse_squeue(SQUEUE)
-    assert (run.job_id, run.state, run.reason, run.nodes, run.node_list) == ("12", "RUNNING", "", 2, "n[1-2]")
+    assert (run.job_id, run.state, run.reason, run.nodes, run.node_list) == (
+        "12",
+        "RUNNING",
+        "",
+        2,
+        "n[1-2]",
+    )
     assert (run.submitted_at, run.started_at) == (1795304546.0, 1795304549.0)
     assert (run.script, run.comment) == ("/shared/a|b/launch/job.sbatch", "slurm://c/run")
     assert (waits.job_id, waits.started_at, waits.partition) == ("13_2", None, "main,long")
@@ -43,7 +49,9 @@ def test_a_line_of_squeue_is_a_job():
 
 
 @given(
-    reason=st.text(st.characters(blacklist_categories=("C", "Z"), blacklist_characters="|"), min_size=1),
+    reason=st.text(
+        st.characters(blacklist_categories=("C", "Z"), blacklist_characters="|"), min_size=1
+    ),
     script=st.text(st.characters(blacklist_categories=("C", "Z")), min_size=1),
 )
 def test_no_reason_or_path_breaks_the_reading(reason: str, script: str):
@@ -53,15 +61,27 @@ def test_no_reason_or_path_breaks_the_reading(reason: str, script: str):
 
 
 def test_later_jobs_and_later_tasks_are_newer():
-    jobs = parse_squeue("".join(f"{name}|RUNNING|None|1|2|3|1|n1|main|s|c\n" for name in ("9", "10_2", "10_11", "11")))
+    jobs = parse_squeue(
+        "".join(
+            f"{name}|RUNNING|None|1|2|3|1|n1|main|s|c\n" for name in ("9", "10_2", "10_11", "11")
+        )
+    )
     assert sorted(jobs, key=lambda job: job.number) == jobs
 
 
 @pytest.mark.parametrize(("status", "code"), [("0:0", 0), ("85:0", 85), ("0:9", 137), ("", None)])
 def test_of_the_accounts_the_last_start_counts(status: str, code: int | None):
-    lines = f"5|NODE_FAIL||1|2|3|2|n[1-2]|main|1:0\n5|CANCELLED by 0|None|1|4|9|2|n[3-4]|main|{status}\n"
+    lines = (
+        "5|NODE_FAIL||1|2|3|2|n[1-2]|main|1:0\n5|CANCELLED by"
+        f" 0|None|1|4|9|2|n[3-4]|main|{status}\n"
+    )
     (job,) = parse_sacct(lines)
-    assert (job.state, job.node_list, job.exit_code, job.ended_at) == ("CANCELLED", "n[3-4]", code, 9.0)
+    assert (job.state, job.node_list, job.exit_code, job.ended_at) == (
+        "CANCELLED",
+        "n[3-4]",
+        code,
+        9.0,
+    )
 
 
 def test_without_accounts_the_accounts_know_nothing():
@@ -75,41 +95,75 @@ def test_without_accounts_the_accounts_know_nothing():
     ("said", "advice"),
     [
         ("sbatch: error: invalid partition specified: nosuch", "slurm.partition"),
-        ("sbatch: error: Batch job submission failed: Invalid account or account/partition", "slurm.account"),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition",
+            "slurm.account",
+        ),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", "slurm.qos"),
-        ("sbatch: error: Batch job submission failed: Requested time limit is invalid", "slurm.time_limit"),
-        ("sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification", "slurm.gres"),
-        ("sbatch: error: Batch job submission failed: Invalid job array specification", "MaxArraySize"),
+        (
+            "sbatch: error: Batch job submission failed: Requested time limit is invalid",
+            "slurm.time_limit",
+        ),
+        (
+            (
+                "sbatch: error: Batch job submission failed: Invalid generic resource (gres)"
+                " specification"
+            ),
+            "slurm.gres",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid job array specification",
+            "MaxArraySize",
+        ),
     ],
 )
-def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(said: str, advice: str):
+def test_a_refusal_of_sbatch_comes_with_its_words_its_command_and_what_to_do(
+    said: str, advice: str
+):
     argv = ("sbatch", "--parsable", "/shared/launch/job.sbatch")
     with pytest.raises(UserError) as refused:
         Slurm("c", Host(), Answers()).require_submitted(Result(argv, 1, "", said + "\n"))
-    assert said in str(refused.value) and "sbatch --parsable /shared/launch/job.sbatch" in str(refused.value)
+    assert said in str(refused.value) and "sbatch --parsable /shared/launch/job.sbatch" in str(
+        refused.value
+    )
     assert advice in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("said", "code"),
-    [("error: [Errno 30] Read-only file system: '/shared/launch/state.json'", 1), ("sh: 1: python3: not found", 127)],
+    [
+        ("error: [Errno 30] Read-only file system: '/shared/launch/state.json'", 1),
+        ("sh: 1: python3: not found", 127),
+    ],
 )
 def test_what_fails_before_sbatch_is_no_refusal_of_sbatch(said: str, code: int):
     with pytest.raises(UserError, match="nothing was submitted") as failed:
-        Slurm("c", Host(), Answers()).require_submitted(Result(("sh", "-c", "..."), code, "", said + "\n"))
+        Slurm("c", Host(), Answers()).require_submitted(
+            Result(("sh", "-c", "..."), code, "", said + "\n")
+        )
     assert said in str(failed.value) and "sbatch" not in str(failed.value)
 
 
 @pytest.mark.parametrize(
-    "said", ["Unable to contact slurm controller (connect failure)", "slurm_load_jobs error: Socket timed out on send"]
+    "said",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send",
+    ],
 )
 def test_a_controller_that_is_away_is_distinguished_from_a_mistake(said: str):
     with pytest.raises(UnreachableError, match="the queue cannot be read"):
         Slurm("c", Host(), Answers(1, stderr=said)).jobs()
     with pytest.raises(UnreachableError):
-        Slurm("c", Host("login"), Answers(255, stderr="ssh: connect to host login: Connection refused")).jobs()
+        Slurm(
+            "c",
+            Host("login"),
+            Answers(255, stderr="ssh: connect to host login: Connection refused"),
+        ).jobs()
     with pytest.raises(UnreachableError, match="sbatch refused"):
-        Slurm("c", Host(), Answers()).require_submitted(Result(("sbatch",), 1, "", f"sbatch: error: {said}"))
+        Slurm("c", Host(), Answers()).require_submitted(
+            Result(("sbatch",), 1, "", f"sbatch: error: {said}")
+        )
     with pytest.raises(UserError) as mistake:
         Slurm("c", Host(), Answers(1, stderr="squeue: error: bad configuration")).jobs()
     assert not isinstance(mistake.value, UnreachableError)
@@ -123,11 +177,17 @@ def test_times_are_asked_for_in_unix_seconds_whatever_the_login_nodes_zone():
 
 def test_a_job_that_is_over_is_cancelled_without_an_error():
     Slurm(
-        "c", Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Invalid job id specified")
+        "c",
+        Host(),
+        Answers(1, stderr="scancel: error: Kill job error on job id 5: Invalid job id specified"),
     ).cancel("5")
     with pytest.raises(UserError, match="Access/permission denied"):
         Slurm(
-            "c", Host(), Answers(1, stderr="scancel: error: Kill job error on job id 5: Access/permission denied")
+            "c",
+            Host(),
+            Answers(
+                1, stderr="scancel: error: Kill job error on job id 5: Access/permission denied"
+            ),
         ).cancel("5")
 
 

@@ -1,4 +1,5 @@
-"""job.sbatch and the plan around it: what each setting becomes, and what is refused before anything is sent."""
+"""job.sbatch and the plan around it: what each setting becomes, and what is refused before anything
+is sent."""
 
 from __future__ import annotations
 
@@ -32,18 +33,28 @@ def options(plan: Plan, file: str = "job.sbatch") -> dict[str, str]:
 
 
 def argv(plan: Plan, stage: str) -> tuple[str, ...]:
-    return next(step.argv for step in plan.steps if isinstance(step, Program) and step.stage == stage)
+    return next(
+        step.argv for step in plan.steps if isinstance(step, Program) and step.stage == stage
+    )
 
 
 def test_settings_become_options_of_sbatch():
     slurm = (
-        "{partition: a3mega, account: research, qos: high, time_limit: '1-12:00:00', exclude: [n1, 'n[7-9]'], "
-        "segment: 16, constraint: 'h100&ib', signal_seconds: 600, "
-        "arguments: ['--mail-type=END', '--mail-user=me@example.org']}"
+        "{partition: a3mega, account: research, qos: high, time_limit: '1-12:00:00', exclude: [n1,"
+        " 'n[7-9]'], segment: 16, constraint: 'h100&ib', signal_seconds: 600, arguments:"
+        " ['--mail-type=END', '--mail-user=me@example.org']}"
     )
     message = options(made(slurm=slurm, nodes="32"))
-    assert message["--partition"] == "a3mega" and message["--account"] == "research" and message["--qos"] == "high"
-    assert message["--nodes"] == "32" and message["--ntasks-per-node"] == "1" and message["--gpus-per-node"] == "8"
+    assert (
+        message["--partition"] == "a3mega"
+        and message["--account"] == "research"
+        and message["--qos"] == "high"
+    )
+    assert (
+        message["--nodes"] == "32"
+        and message["--ntasks-per-node"] == "1"
+        and message["--gpus-per-node"] == "8"
+    )
     assert (
         message["--time"] == "1-12:00:00"
         and message["--signal"] == "B:USR1@600"
@@ -65,12 +76,17 @@ def test_typed_gpus_take_the_place_of_counted_ones():
 
 
 def test_every_option_is_explained():
-    plan = made(slurm="{partition: p, setup: ['module load cuda']}", image="nvcr.io/nvidia/pytorch:25.12-py3")
+    plan = made(
+        slurm="{partition: p, setup: ['module load cuda']}",
+        image="nvcr.io/nvidia/pytorch:25.12-py3",
+    )
     explained = {field.place.removeprefix("job.sbatch: ") for field in plan.fields}
     assert options(plan).keys() <= explained
     script = plan.file("job.sbatch").content
     assert {"leader", "trap USR1", "max_requeues", "setup", "srun --container-image"} <= explained
-    assert "module load cuda" in script and all(field.reason and field.source for field in plan.fields)
+    assert "module load cuda" in script and all(
+        field.reason and field.source for field in plan.fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +123,9 @@ def test_an_image_is_named_as_enroot_wants_it(image: str, named: str):
 def test_a_container_sees_the_runs_directories_and_what_is_mounted():
     script = made(image="ubuntu:24.04", mounts="[/data, '/raw:/raw:ro']").file("job.sbatch").content
     (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
-    assert {"/shared/runs", "/home/me/project", "/data", "/raw:/raw:ro"} <= set(mounts.strip("'").split(","))
+    assert {"/shared/runs", "/home/me/project", "/data", "/raw:/raw:ro"} <= set(
+        mounts.strip("'").split(",")
+    )
 
 
 def test_the_signal_leaves_less_time_to_the_ranks_than_slurm_leaves_to_the_job():
@@ -123,11 +141,22 @@ def test_values_cannot_break_out_of_their_line():
 
 
 def test_a_login_node_gets_the_same_commands_by_ssh():
-    here, there = made(slurm="{directory: /p}"), made(slurm="{directory: /p, login_host: login, config_file: /c}")
+    here, there = (
+        made(slurm="{directory: /p}"),
+        made(slurm="{directory: /p, login_host: login, config_file: /c}"),
+    )
     words = argv(there, "submit")
     assert words[0] == "ssh" and words[words.index("-F") + 1] == "/c" and words[-2] == "login"
     assert shlex.split(words[-1]) == list(argv(here, "submit"))
-    message = ("submit", "--cluster", "c", "--launch-directory", "/shared/runs/nccl/launch", "--script", "job.sbatch")
+    message = (
+        "submit",
+        "--cluster",
+        "c",
+        "--launch-directory",
+        "/shared/runs/nccl/launch",
+        "--script",
+        "job.sbatch",
+    )
     assert argv(here, "submit")[4:] == message
 
 
@@ -137,8 +166,12 @@ def test_the_plan_begins_with_the_job_script_and_is_one_program():
     (step,) = plan.steps
     assert isinstance(step, Program) and {file.path for file in plan.files} < set(step.sends)
     lines = plan_text(plan).splitlines()
-    assert lines.index("----- job.sbatch (mode 0755)") < 10 and not any("----- job.json" in line for line in lines)
-    assert lines.index("# 1 step, executed in this order:") > 10 and any(line.endswith("  run.yaml") for line in lines)
+    assert lines.index("----- job.sbatch (mode 0755)") < 10 and not any(
+        "----- job.json" in line for line in lines
+    )
+    assert lines.index("# 1 step, executed in this order:") > 10 and any(
+        line.endswith("  run.yaml") for line in lines
+    )
 
 
 def test_a_run_after_another_asks_slurm_for_its_job():
@@ -147,7 +180,10 @@ def test_a_run_after_another_asks_slurm_for_its_job():
 
 
 def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
-    asked = [request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}")) for size in ("8m", "1g", "4g")]
+    asked = [
+        request(cluster(**SHARED), WORKLOAD.replace("nccl", f"nccl-{size}"))
+        for size in ("8m", "1g", "4g")
+    ]
     plans = launcher_for(asked[0].cluster).plan_sweep(asked)
     assert [[step.stage for step in plan.steps] for plan in plans] == [["submit"], [], []]
     assert plans[0].files[0].path == "array.sbatch"
@@ -157,7 +193,9 @@ def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
         written = plans[0].file(f"points/{plan.handle.run}/job.sbatch").content
         assert written == plan.file("job.sbatch").content
     assert [job.run for job in plans[0].jobs] == ["nccl-8m", "nccl-1g", "nccl-4g"]
-    positions = [array.index(f"    {launch}\n") for launch in [plan.launch_directory for plan in plans]]
+    positions = [
+        array.index(f"    {launch}\n") for launch in [plan.launch_directory for plan in plans]
+    ]
     assert positions == sorted(positions)
     assert {*options(plans[0])} | {"--array"} == {*options(plans[0], "array.sbatch")}
     assert subprocess.run(["bash", "-n"], input=array, text=True).returncode == 0
@@ -165,8 +203,14 @@ def test_a_sweep_writes_all_runs_before_one_array_is_submitted():
 
 def test_a_sweep_carries_the_code_once():
     slurm = "{directory: /elsewhere}"
-    asked = [request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True) for n in range(3)]
-    stages = [[step.stage for step in plan.steps] for plan in launcher_for(asked[0].cluster).plan_sweep(asked)]
+    asked = [
+        request(cluster(**SHARED, slurm=slurm), WORKLOAD.replace("nccl", f"r{n}"), sync=True)
+        for n in range(3)
+    ]
+    stages = [
+        [step.stage for step in plan.steps]
+        for plan in launcher_for(asked[0].cluster).plan_sweep(asked)
+    ]
     assert stages == [["carry", "submit"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
         planned(request(cluster(**SHARED), WORKLOAD, sync=True))

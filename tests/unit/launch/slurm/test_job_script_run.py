@@ -23,7 +23,7 @@ case "$1 $2" in
     "requeue "*) echo "$@" >>"$PLAY/calls"; touch "$PLAY/updates"; cp "$PLAY/updates" "$PLAY/updates-before-requeue" ;;
     *) echo "$@" >>"$PLAY/calls" ;;
 esac
-"""
+"""  # noqa: E501
 PROGRAMS = {
     "scontrol": SCONTROL,
     "squeue": 'case "$*" in *%k) cat "$PLAY/comment" ;; *) cat "$PLAY/job-state" ;; esac',
@@ -36,9 +36,13 @@ PROGRAMS = {
 class Play:
     """One start of a job; `agents` is what srun does."""
 
-    def __init__(self, directory: Path, agents: str, restarts: int = 0, slurm: str = "{max_requeues: 2}") -> None:
+    def __init__(
+        self, directory: Path, agents: str, restarts: int = 0, slurm: str = "{max_requeues: 2}"
+    ) -> None:
         self.directory = directory
-        plan = planned(request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD))
+        plan = planned(
+            request(cluster(storage=f"{{directory: {directory}}}", slurm=slurm), WORKLOAD)
+        )
         self.launch = Path(plan.launch_directory)
         self.launch.mkdir(parents=True, exist_ok=True)
         for name in ("job.sbatch", "job.json"):
@@ -53,23 +57,46 @@ class Play:
         self.write("facts", FACTS)
         self.write("comment", "slurm://c/nccl\n")
         self.write("others", "")
-        message = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": str(restarts), "SLURM_JOB_NODELIST": "n[1-2]"}
-        message |= {"SLURMD_NODENAME": "n1", "SLURM_JOB_CPUS_PER_NODE": "72(x2),36", "PLAY": str(directory)}
-        self.environment = {**os.environ, **message, "PATH": f"{directory}/bin:{os.environ['PATH']}"}
+        message = {
+            "SLURM_JOB_ID": "12",
+            "SLURM_RESTART_COUNT": str(restarts),
+            "SLURM_JOB_NODELIST": "n[1-2]",
+        }
+        message |= {
+            "SLURMD_NODENAME": "n1",
+            "SLURM_JOB_CPUS_PER_NODE": "72(x2),36",
+            "PLAY": str(directory),
+        }
+        self.environment = {
+            **os.environ,
+            **message,
+            "PATH": f"{directory}/bin:{os.environ['PATH']}",
+        }
 
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text)
 
-    def state(self, code: int | None, attempt: int = 0, submission: str = "12", **fields: object) -> None:
+    def state(
+        self, code: int | None, attempt: int = 0, submission: str = "12", **fields: object
+    ) -> None:
         """state.json as the leader leaves it."""
-        message = {"submission": submission, "attempt": str(attempt), "failure": {"exit_code": 7}, "exit_code": code}
+        message = {
+            "submission": submission,
+            "attempt": str(attempt),
+            "failure": {"exit_code": 7},
+            "exit_code": code,
+        }
         message |= fields
         (self.launch / "state.json").write_text(json.dumps(message, indent=2) + "\n")
 
     def start(self) -> subprocess.Popen[str]:
         command = ["bash", str(self.launch / "job.sbatch")]
         return subprocess.Popen(
-            command, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
 
     def run(self) -> int:
@@ -116,9 +143,12 @@ class Play:
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "exits"), [(0, "succeeded", 0), (2, "failed", 2), (130, "cancelled", 130), (1, "failed", 1)]
+    ("code", "state", "exits"),
+    [(0, "succeeded", 0), (2, "failed", 2), (130, "cancelled", 130), (1, "failed", 1)],
 )
-def test_what_is_over_is_noted_and_not_queued_again(tmp_path: Path, code: int, state: str, exits: int):
+def test_what_is_over_is_noted_and_not_queued_again(
+    tmp_path: Path, code: int, state: str, exits: int
+):
     play = Play(tmp_path, f"exit {code}")
     assert play.run() == exits
     # A job that ends with 130 by itself would be FAILED in Slurm's books.
@@ -138,7 +168,9 @@ def test_requeues_have_a_limit(tmp_path: Path):
     assert play.run() == 1 and play.calls == ""
     assert play.ended is not None and "queued again 2 times before" in play.ended["reason"]
     beyond = Play(tmp_path, "exit 0", restarts=3)
-    assert beyond.run() == 1 and beyond.ended is not None and "lost capacity" in beyond.ended["reason"]
+    assert (
+        beyond.run() == 1 and beyond.ended is not None and "lost capacity" in beyond.ended["reason"]
+    )
 
 
 def test_the_leaders_code_counts_where_srun_tells_of_an_agent_that_was_killed(tmp_path: Path):
@@ -148,7 +180,9 @@ def test_the_leaders_code_counts_where_srun_tells_of_an_agent_that_was_killed(tm
 
 
 @pytest.mark.parametrize(("attempt", "submission"), [(1, "12"), (0, "11")])
-def test_the_code_of_another_start_counts_for_nothing(tmp_path: Path, attempt: int, submission: str):
+def test_the_code_of_another_start_counts_for_nothing(
+    tmp_path: Path, attempt: int, submission: str
+):
     play = Play(tmp_path, "exit 1")
     play.state(85, attempt, submission)
     assert play.run() == 1 and play.calls == ""
@@ -161,11 +195,15 @@ def test_a_leader_that_never_starts_is_tried_elsewhere_up_to_a_limit(tmp_path: P
         assert play.updates.count(" ExcNodeList=n1\n") == number + 1
     last = Play(tmp_path, "exit 137", restarts=3, slurm="{}")
     assert (
-        last.run() == 1 and last.ended is not None and "no agent can lead the run, last on n1" in last.ended["reason"]
+        last.run() == 1
+        and last.ended is not None
+        and "no agent can lead the run, last on n1" in last.ended["reason"]
     )
 
 
-@pytest.mark.parametrize(("losses", "excluded"), [({}, False), ({"n2": 1}, False), ({"n1": 1}, True)])
+@pytest.mark.parametrize(
+    ("losses", "excluded"), [({}, False), ({"n2": 1}, False), ({"n1": 1}, True)]
+)
 def test_a_killed_leader_is_named_and_its_host_excluded_the_second_time(
     tmp_path: Path, losses: dict[str, int], excluded: bool
 ):
@@ -179,11 +217,17 @@ def test_a_killed_leader_is_named_and_its_host_excluded_the_second_time(
 def test_nodes_that_the_leader_excludes_are_added_to_those_of_the_job(tmp_path: Path):
     play = Play(tmp_path, "exit 137")
     play.write("facts", "Reason=None PreemptTime=None ExcNodeList=n[7-9]")
-    play.state(75, reason='lost node 1 (n2): said "no" | so; to be started again (exit code 75)', exclude="n2")
+    play.state(
+        75,
+        reason='lost node 1 (n2): said "no" | so; to be started again (exit code 75)',
+        exclude="n2",
+    )
     assert play.run() == 0
     assert "ExcNodeList=n2,n[7-9]\n" in play.updates
     assert play.comment == 'lost node 1 (n2): said "no"   so; from now on without n2'
-    assert (tmp_path / "asked-slurm").read_text().startswith("sbatch --test-only --exclude=n2,n[7-9] ")
+    assert (
+        (tmp_path / "asked-slurm").read_text().startswith("sbatch --test-only --exclude=n2,n[7-9] ")
+    )
 
 
 def test_where_slurm_has_no_other_node_the_same_ones_are_tried_again(tmp_path: Path):
@@ -200,16 +244,21 @@ def test_the_reason_is_noted_before_the_job_waits(tmp_path: Path):
     play.state(75, attempt=1, reason="lost node 1 (n2)", exclude="n2")
     assert play.run() == 0
     cleared, noted = (tmp_path / "updates-before-requeue").read_text().splitlines()
-    # Slurm itself may have queued the job again meanwhile: the reason of the start before would be wrong then.
+    # Slurm itself may have queued the job again meanwhile: the reason of the start before would be
+    # wrong then.
     assert cleared == "update JobId=12 Comment=slurm://c/nccl "
-    assert noted == "update JobId=12 Comment=slurm://c/nccl lost node 1 (n2); from now on without n2"
+    assert (
+        noted == "update JobId=12 Comment=slurm://c/nccl lost node 1 (n2); from now on without n2"
+    )
     assert play.updates.splitlines()[2:] == ["update JobId=12 ExcNodeList=n2"]
 
 
 def test_nodes_that_slurm_does_not_exclude_are_not_said_to_be(tmp_path: Path):
     play = Play(tmp_path, "exit 75")
     scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.write_text(scontrol.read_text().replace("case", 'case "$*" in *ExcNodeList=*) exit 1 ;; esac\ncase', 1))
+    scontrol.write_text(
+        scontrol.read_text().replace("case", 'case "$*" in *ExcNodeList=*) exit 1 ;; esac\ncase', 1)
+    )
     play.state(75, reason="lost node 1 (n2)", exclude="n2")
     assert play.run() == 0 and play.calls == "requeue 12\n"
     assert play.comment == "lost node 1 (n2); Slurm did not exclude n2"
@@ -219,18 +268,29 @@ def test_nodes_that_slurm_does_not_exclude_are_not_said_to_be(tmp_path: Path):
     ("ends", "code", "reason"),
     [
         ("n1: task 0: Exited with exit code 2", 2, "refused: node 0 (n1): error: job.json is torn"),
-        ("n[1-2]: tasks 0-1: Exited with exit code 127", 127, "exit code 127: node 0 (n1): error: job.json is torn"),
+        (
+            "n[1-2]: tasks 0-1: Exited with exit code 127",
+            127,
+            "exit code 127: node 0 (n1): error: job.json is torn",
+        ),
     ],
 )
-def test_a_refusal_of_the_first_node_ends_the_run_with_its_words(tmp_path: Path, ends: str, code: int, reason: str):
+def test_a_refusal_of_the_first_node_ends_the_run_with_its_words(
+    tmp_path: Path, ends: str, code: int, reason: str
+):
     # The others wait for it in vain, and srun tells of the highest code.
-    play = Play(tmp_path, f'echo "0: error: job.json is torn" >&2; echo "srun: error: {ends}" >&2; exit 137')
+    play = Play(
+        tmp_path, f'echo "0: error: job.json is torn" >&2; echo "srun: error: {ends}" >&2; exit 137'
+    )
     assert play.run() == code and play.calls == ""
     assert play.ended is not None and play.ended["reason"] == reason
 
 
 def test_a_node_on_which_slurm_cannot_start_the_agent_is_excluded(tmp_path: Path):
-    words = "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection failure"
+    words = (
+        "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection"
+        " failure"
+    )
     play = Play(tmp_path, f'echo "{words}" >&2; exit 1')
     assert play.run() == 0 and play.calls == "requeue 12\n" and "ExcNodeList=n2\n" in play.updates
     assert play.comment.startswith("Slurm cannot start the agent of n2")
@@ -245,7 +305,9 @@ def test_without_the_storage_the_job_is_queued_again_elsewhere_up_to_a_limit(tmp
     assert subprocess.run(command, env=play.environment, check=False).returncode == 0
     assert play.calls == "requeue 12\n" and "ExcNodeList=n1\n" in play.updates
     assert play.comment == f"n1 cannot read {play.launch}; from now on without n1"
-    play.write("comment", "slurm://c/nccl n2 cannot read /a; n3 cannot read /a; n4 cannot read /a\n")
+    play.write(
+        "comment", "slurm://c/nccl n2 cannot read /a; n3 cannot read /a; n4 cannot read /a\n"
+    )
     assert subprocess.run(command, env=play.environment, check=False).returncode == 1
     assert play.calls == "requeue 12\n" and "n2 cannot read /a; " in play.comment
     assert not play.launch.exists() and not (tmp_path / "srun").exists()
@@ -254,7 +316,10 @@ def test_without_the_storage_the_job_is_queued_again_elsewhere_up_to_a_limit(tmp
 def test_near_its_time_limit_the_step_is_reported_and_the_job_queued_again(tmp_path: Path):
     play = Play(tmp_path, 'while [ ! -e "$PLAY/asked" ]; do sleep 0.02; done; sleep 0.2; exit 85')
     assert play.signalled(signal.SIGUSR1) == 0
-    assert play.calls == "scancel --signal=TERM 12\nrequeue 12\n" and "time limit, all is saved" in play.said
+    assert (
+        play.calls == "scancel --signal=TERM 12\nrequeue 12\n"
+        and "time limit, all is saved" in play.said
+    )
 
 
 def test_what_could_not_save_before_its_time_limit_fails_with_that_word(tmp_path: Path):
@@ -272,10 +337,13 @@ def test_what_could_not_save_before_its_time_limit_fails_with_that_word(tmp_path
         ("Reason=None PreemptTime=None", 1, "", None),
     ],
 )
-def test_a_job_that_slurm_ends_is_queued_again_for_preemption_and_time_but_not_when_it_was_cancelled(
+def test_a_job_that_slurm_ends_is_queued_again_for_preemption_and_time_but_not_when_it_was_cancelled(  # noqa: E501
     tmp_path: Path, facts: str, restarts_now: int, calls: str, state: str | None
 ):
-    end = f'echo COMPLETING >"$PLAY/job-state"; echo "{facts}" >"$PLAY/facts"; echo {restarts_now} >"$PLAY/restarts"'
+    end = (
+        f'echo COMPLETING >"$PLAY/job-state"; echo "{facts}" >"$PLAY/facts"; echo {restarts_now}'
+        ' >"$PLAY/restarts"'
+    )
     play = Play(tmp_path, f'{end}; while [ ! -e "$PLAY/over" ]; do sleep 0.02; done; exit 85')
     process = play.start()
     while (tmp_path / "restarts").read_text() != f"{restarts_now}\n":

@@ -28,8 +28,9 @@ from drillyard.launch.slurm.launcher import SlurmLauncher
 
 @dataclass
 class Controller(Programs):
-    """Slurm's commands. `before` has what happens just before one of that name runs for the first time; `submit` is the
-    program that submits. Programs of the agent run in this process, as a Python takes longer than all the rest."""
+    """Slurm's commands. `before` has what happens just before one of that name runs for the first
+    time; `submit` is the program that submits. Programs of the agent run in this process, as a
+    Python takes longer than all the rest."""
 
     jobs: dict[str, str] = field(default_factory=dict)
     """The state of each job, by its id."""
@@ -40,7 +41,9 @@ class Controller(Programs):
     refusal: str = ""
     """What sbatch says instead of taking a job."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> Result:
         words = [word for word in argv if word != "env" and not word.startswith("SLURM_")]
         name = "submit" if "submit" in words else words[0]
         self.calls.append(" ".join(words))
@@ -48,7 +51,10 @@ class Controller(Programs):
         if happens is not None:
             happens()
         if name == "squeue":
-            rows = [f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl" for job, state in self.jobs.items()]
+            rows = [
+                f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl"
+                for job, state in self.jobs.items()
+            ]
             return Result(tuple(argv), 0, "".join(f"{row}\n" for row in rows), "")
         if name == "submit":
             return self._submit(argv, words[words.index("submit") + 1 :], stdin)
@@ -62,7 +68,8 @@ class Controller(Programs):
 
     def _submit(self, argv: Sequence[str], words: Sequence[str], stdin: bytes) -> Result:
         message = {
-            name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(words)] * 2, strict=True)
+            name.removeprefix("--").replace("-", "_"): value
+            for name, value in zip(*[iter(words)] * 2, strict=True)
         }
         out, errors = io.StringIO(), io.StringIO()
         with (
@@ -73,7 +80,9 @@ class Controller(Programs):
             tarfile.open(fileobj=io.BytesIO(stdin)) as archive,
         ):
             # Python 3.11.4 and later have filters; 3.14 filters unless asked otherwise.
-            archive.extractall(sent, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
+            archive.extractall(
+                sent, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {})
+            )
             code = submit.submit(argparse.Namespace(**{"after": None, "sent": sent} | message))
         return Result(tuple(argv), code, out.getvalue(), errors.getvalue())
 
@@ -87,7 +96,10 @@ class Controller(Programs):
 
     def listed(self) -> list[dict[str, object]]:
         """What the agent tells of the index."""
-        entries = [json.loads(path.read_text()) for path in sorted(index.index_directory().glob("c/*.json"))]
+        entries = [
+            json.loads(path.read_text())
+            for path in sorted(index.index_directory().glob("c/*.json"))
+        ]
         return [{"entry": entry, **index.look(entry)} for entry in entries]
 
 
@@ -109,7 +121,9 @@ def test_a_run_that_goes_on_is_not_submitted_again(controller: Controller, tmp_p
     launcher, plan = made(controller, tmp_path)
     assert str(launcher.submit(plan)) == "slurm://c/nccl"
     listed = [path for path, _ in launcher.artifacts("nccl")]
-    assert "launch/job.sbatch" in listed and not [path for path in listed if "secret" in path or "index" in path]
+    assert "launch/job.sbatch" in listed and not [
+        path for path in listed if "secret" in path or "index" in path
+    ]
     with pytest.raises(UserError, match=r"is queued already \(job 1\)"):
         launcher.submit(plan)
     launcher.submit(plan, replace=True)
@@ -127,7 +141,9 @@ def test_a_launch_before_which_another_one_submitted_changes_nothing(
     written = []
 
     def launch(launcher: SlurmLauncher) -> None:
-        launcher.resume("nccl") if how == "resume" else launcher.submit(plan, replace=how == "replace")
+        launcher.resume("nccl") if how == "resume" else launcher.submit(
+            plan, replace=how == "replace"
+        )
 
     if how == "resume":
         second.submit(plan)
@@ -146,18 +162,30 @@ def test_a_launch_before_which_another_one_submitted_changes_nothing(
 
 
 def test_a_head_host_without_locks_submits_and_says_so(
-    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    controller: Controller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(submit.fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    monkeypatch.setattr(
+        submit.fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
+    )
     launcher, plan = made(controller, tmp_path)
     launcher.submit(plan)
-    assert list(controller.jobs) == ["1"] and capsys.readouterr().err.count("drillyard: no lock on ") == 1
+    assert (
+        list(controller.jobs) == ["1"]
+        and capsys.readouterr().err.count("drillyard: no lock on ") == 1
+    )
 
 
-def test_what_sbatch_refuses_is_reported_and_can_be_launched_again(controller: Controller, tmp_path: Path) -> None:
+def test_what_sbatch_refuses_is_reported_and_can_be_launched_again(
+    controller: Controller, tmp_path: Path
+) -> None:
     launcher, plan = made(controller, tmp_path)
     controller.refusal = "sbatch: error: invalid partition specified: x"
-    with pytest.raises(UserError, match=r"(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"):
+    with pytest.raises(
+        UserError, match=r"(?s)invalid partition specified: x\n.*sinfo -s lists the partitions"
+    ):
         launcher.submit(plan)
     assert controller.jobs == {} and controller.listed() == []
     controller.refusal = ""
@@ -180,7 +208,9 @@ def test_a_sweep_is_refused_where_one_of_its_runs_was_submitted_meanwhile(
     sweep.submit(plans[0])
     assert sorted(entry["entry"]["job_id"] for entry in controller.listed()) == ["2_0", "2_1"]  # type: ignore[index]
     launches = [tmp_path / "runs" / name / "launch" for name in ("one", "two")]
-    assert {(launch / "secret").read_text() for launch in launches} == {(launches[0] / "secret").read_text()}
+    assert {(launch / "secret").read_text() for launch in launches} == {
+        (launches[0] / "secret").read_text()
+    }
     assert all((launch / "agent" / "__main__.py").exists() for launch in launches)
     assert not (launches[0] / "points").exists() and not (launches[0] / "index").exists()
     assert json.loads((launches[1] / "job.json").read_text())["run"] == "two"
@@ -193,7 +223,9 @@ def running(controller: Controller, directory: Path, stop_seconds: float) -> Slu
     launch = Path(plan.launch_directory)
     job = json.loads((launch / "job.json").read_text())
     (launch / "job.json").write_text(json.dumps(job | {"stop_seconds": stop_seconds}))
-    (launch / "state.json").write_text(json.dumps({"submission": "1", "state": "running", "nodes": 2}))
+    (launch / "state.json").write_text(
+        json.dumps({"submission": "1", "state": "running", "nodes": 2})
+    )
     controller.jobs["1"] = "RUNNING"
     return launcher
 

@@ -23,7 +23,8 @@ from drillyard.supervise.process_identity import running_process
 
 @dataclass
 class Cluster(Programs):
-    """A queue and an index with one run. `happens` has what takes place just before the command of that number."""
+    """A queue and an index with one run. `happens` has what takes place just before the command of
+    that number."""
 
     directory: Path
     jobs: dict[str, str] = field(default_factory=dict)
@@ -34,7 +35,9 @@ class Cluster(Programs):
     login: str = ""
     """What a login prints before the answer of a command."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None) -> Result:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
+    ) -> Result:
         self.happens.get(self.commands, lambda: None)()
         self.commands += 1
         said = ""
@@ -58,8 +61,18 @@ class Cluster(Programs):
         self.jobs[job_id] = "PENDING"
 
     def note(self, job_id: str) -> None:
-        self.entry = {"run": "r", "cluster": "c", "platform": "slurm", "launch_directory": str(self.launch)}
-        self.entry |= {"run_directory": str(self.directory), "nodes": 2, "job_id": job_id, "submitted_at": 5.0}
+        self.entry = {
+            "run": "r",
+            "cluster": "c",
+            "platform": "slurm",
+            "launch_directory": str(self.launch),
+        }
+        self.entry |= {
+            "run_directory": str(self.directory),
+            "nodes": 2,
+            "job_id": job_id,
+            "submitted_at": 5.0,
+        }
 
     def write_state(self, job_id: str, state: str, **more: Any) -> None:
         self.launch.mkdir(exist_ok=True)
@@ -89,7 +102,9 @@ def test_a_run_that_is_submitted_while_somebody_looks_has_not_failed(
     cluster.happens[noted_at] = lambda: (note(), cluster.note("2"))
     for status in cluster.look():
         # It waits, or this is the end of the submission before.
-        assert status.state is State.queued or (status.reason == "exit code 3" and status.native["job_id"] == "1")
+        assert status.state is State.queued or (
+            status.reason == "exit code 3" and status.native["job_id"] == "1"
+        )
 
 
 def test_what_a_login_prints_is_neither_a_run_nor_a_job(tmp_path: Path) -> None:
@@ -106,20 +121,35 @@ def test_what_a_run_wrote_about_its_end_while_somebody_looked_is_read(tmp_path: 
     cluster.write_state("1", "running")
 
     def ends() -> None:
-        failure = {"reason": "rank 1: exit code 3", "rank": 1, "node": "n2", "exit_code": 3, "lines": ["ValueError: x"]}
-        cluster.write_state("1", "failed", reason="rank 1: exit code 3", exit_code=1, failure=failure)
+        failure = {
+            "reason": "rank 1: exit code 3",
+            "rank": 1,
+            "node": "n2",
+            "exit_code": 3,
+            "lines": ["ValueError: x"],
+        }
+        cluster.write_state(
+            "1", "failed", reason="rank 1: exit code 3", exit_code=1, failure=failure
+        )
         cluster.jobs["1"] = "FAILED"
 
     cluster.happens[1] = ends
     (status,) = cluster.look()
-    assert status.failure is not None and (status.failure.reason, status.failure.rank) == ("rank 1: exit code 3", 1)
+    assert status.failure is not None and (status.failure.reason, status.failure.rank) == (
+        "rank 1: exit code 3",
+        1,
+    )
 
 
-def test_an_agent_that_ended_with_its_job_while_somebody_looked_and_could_not_write_it_is_gone(tmp_path: Path) -> None:
+def test_an_agent_that_ended_with_its_job_while_somebody_looked_and_could_not_write_it_is_gone(
+    tmp_path: Path,
+) -> None:
     with subprocess.Popen(["sleep", "100"]) as agent:
         cluster = Cluster(tmp_path, {"1": "RUNNING"})
         cluster.note("1")
-        cluster.write_state("1", "running", platform="slurm", agent=running_process(agent.pid).as_json())
+        cluster.write_state(
+            "1", "running", platform="slurm", agent=running_process(agent.pid).as_json()
+        )
 
         def ends() -> None:
             agent.kill()

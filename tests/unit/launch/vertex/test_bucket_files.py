@@ -1,4 +1,5 @@
-"""Files of a bucket as the launcher sees them, and a node's log in segments as an agent writes it."""
+"""Files of a bucket as the launcher sees them, and a node's log in segments as an agent writes
+it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Blob:
 
 
 class FakeBucket:
-    """What BucketFiles asks of google.cloud.storage.Bucket; the real one is in tests/integration."""
+    """What BucketFiles asks of google.cloud.storage.Bucket; the real one is in
+    tests/integration."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -43,7 +45,9 @@ class FakeBucket:
     def list_blobs(self, prefix: str, **_: Any) -> Iterator[Blob]:
         if self.fails:
             raise self.fails.pop()
-        return (Blob(self.objects, name) for name in sorted(self.objects) if name.startswith(prefix))
+        return (
+            Blob(self.objects, name) for name in sorted(self.objects) if name.startswith(prefix)
+        )
 
     def blob(self, name: str) -> Blob:
         return Blob(self.objects, name)
@@ -80,7 +84,9 @@ def test_parts_are_one_log(bucket: FakeBucket, files: BucketFiles) -> None:
             assert not piece.replaced
 
 
-def test_a_log_that_got_shorter_is_read_from_its_beginning(bucket: FakeBucket, files: BucketFiles) -> None:
+def test_a_log_that_got_shorter_is_read_from_its_beginning(
+    bucket: FakeBucket, files: BucketFiles
+) -> None:
     bucket.objects = {"runs/a/launch/node-0.log": b"new"}
     (piece,) = files.read([ReadRequest(f"{LAUNCH}/node-0.log", 10, 100)])
     assert piece is not None
@@ -93,7 +99,9 @@ def test_what_is_not_there_is_none(bucket: FakeBucket, files: BucketFiles) -> No
     assert files.tree("/gcs/my-bucket/runs/a") == []
 
 
-def test_directories_become_objects_for_mounts_that_know_no_others(bucket: FakeBucket, files: BucketFiles) -> None:
+def test_directories_become_objects_for_mounts_that_know_no_others(
+    bucket: FakeBucket, files: BucketFiles
+) -> None:
     files.write(LAUNCH, {"job.json": b"{}", "agent/cli.py": b"pass"})
     assert sorted(bucket.objects) == [
         "runs/a/launch/",
@@ -119,7 +127,10 @@ def test_a_patient_reader_waits_for_a_bucket_that_has_answered(
 
 
 def test_threads_that_wait_for_a_bucket_report_once_that_it_is_away_and_once_that_it_is_back(
-    bucket: FakeBucket, files: BucketFiles, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: FakeBucket,
+    files: BucketFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     set_time(monkeypatch, "drillyard.launch.remote_files", sleep=lambda seconds: None)
     bucket.objects = {f"runs/a/launch/node-{node}.log": b"log" for node in range(10)}
@@ -144,11 +155,19 @@ def test_threads_that_wait_for_a_bucket_report_once_that_it_is_away_and_once_tha
 
 
 @pytest.mark.parametrize(
-    "path", ["/gcs/other/runs/a/launch", "/home/me/launch", "/gcs/my-bucket-2/a", "gs://my-bucket/a"]
+    "path",
+    ["/gcs/other/runs/a/launch", "/home/me/launch", "/gcs/my-bucket-2/a", "gs://my-bucket/a"],
 )
-def test_a_path_outside_of_the_bucket_is_refused(bucket: FakeBucket, files: BucketFiles, path: str) -> None:
+def test_a_path_outside_of_the_bucket_is_refused(
+    bucket: FakeBucket, files: BucketFiles, path: str
+) -> None:
     bucket.objects = {"runs/a/launch/job.json": b"{}"}
-    for ask in (files.tree, files.text, files.remove, lambda path: files.write(path, {"job.json": b"{}"})):
+    for ask in (
+        files.tree,
+        files.text,
+        files.remove,
+        lambda path: files.write(path, {"job.json": b"{}"}),
+    ):
         with pytest.raises(UserError, match=f"{path}.* is not in gs://my-bucket"):
             ask(path)
     with pytest.raises(UserError, match="is not in gs://my-bucket"):
@@ -156,7 +175,9 @@ def test_a_path_outside_of_the_bucket_is_refused(bucket: FakeBucket, files: Buck
     assert list(bucket.objects) == ["runs/a/launch/job.json"]
 
 
-def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_s_parts_hold_every_byte_and_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output_pump, "SEGMENT_BYTES", 64)
     monkeypatch.setattr(output_pump, "GATHER_SECONDS", 0.0)
     log = tmp_path / "node-0.log"
@@ -167,7 +188,11 @@ def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeyp
         sink.drain(10)
     sink.close()
     written = sorted(tmp_path.iterdir())
-    assert [path.name for path in written[:3]] == ["node-0.log", "node-0.log.0001", "node-0.log.0002"]
+    assert [path.name for path in written[:3]] == [
+        "node-0.log",
+        "node-0.log.0001",
+        "node-0.log.0002",
+    ]
     assert b"".join(path.read_bytes() for path in written) == b"".join(lines)
     again = SegmentedLog(log)
     again.put(b"after a restart\n")
@@ -175,7 +200,9 @@ def test_an_agent_s_parts_hold_every_byte_and_are_closed(tmp_path: Path, monkeyp
     assert sorted(tmp_path.iterdir())[-1].read_bytes() == b"after a restart\n"
 
 
-def test_lines_are_gathered_until_somebody_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_gathered_until_somebody_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output_pump, "GATHER_SECONDS", 600.0)
     sink = SegmentedLog(tmp_path / "node-0.log")
     sink.put(b"a\n")

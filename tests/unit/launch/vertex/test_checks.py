@@ -23,25 +23,49 @@ def refusal(**settings: object) -> str:
 @pytest.mark.parametrize(
     ("settings", "key", "rule"),
     [
-        ({"consumption": "flex-start", "vertex": "{timeout_hours: 169}"}, "vertex.timeout_hours", "7 days"),
+        (
+            {"consumption": "flex-start", "vertex": "{timeout_hours: 169}"},
+            "vertex.timeout_hours",
+            "7 days",
+        ),
         ({"vertex": "{max_wait_hours: 2}"}, "vertex.max_wait_hours", "only flex-start"),
         ({"consumption": "reservation", "reservation": "mine"}, "location.zone", "missing"),
-        ({"consumption": "reservation", "reservation": "p/mine"}, "reservation", "neither a name nor"),
+        (
+            {"consumption": "reservation", "reservation": "p/mine"},
+            "reservation",
+            "neither a name nor",
+        ),
         (
             {"consumption": "reservation", "reservation": WHOLE, "location": IN_ZONE_C},
             "reservation",
             "its zone is us-central1-b, but location.zone is us-central1-c",
         ),
         (
-            {"consumption": "reservation", "reservation": WHOLE, "location": "{project: p, region: europe-west4}"},
+            {
+                "consumption": "reservation",
+                "reservation": WHOLE,
+                "location": "{project: p, region: europe-west4}",
+            },
             "reservation",
             "not in location.region europe-west4",
         ),
         ({"location": "{project: p, region: us-central1-b}"}, "location.region", "not a region"),
-        ({"location": "{project: p, region: us-central1, zone: us-east1-b}"}, "location.zone", "not in region"),
+        (
+            {"location": "{project: p, region: us-central1, zone: us-east1-b}"},
+            "location.zone",
+            "not in region",
+        ),
         ({"vertex": "{network: default}"}, "vertex.network", "projects/NUMBER"),
-        ({"vertex": "{network: projects/my-id/global/networks/n}"}, "vertex.network", "projectNumber"),
-        ({"vertex": "{reserved_ip_ranges: [a]}"}, "vertex.reserved_ip_ranges", "vertex.network, which is not set"),
+        (
+            {"vertex": "{network: projects/my-id/global/networks/n}"},
+            "vertex.network",
+            "projectNumber",
+        ),
+        (
+            {"vertex": "{reserved_ip_ranges: [a]}"},
+            "vertex.reserved_ip_ranges",
+            "vertex.network, which is not set",
+        ),
         ({"vertex": "{service_account: me}"}, "vertex.service_account", "is not the address"),
         (
             {"vertex": "{tensorboard: projects/1/locations/us-central1/tensorboards/7}"},
@@ -49,13 +73,26 @@ def refusal(**settings: object) -> str:
             "missing",
         ),
         (
-            {"vertex": "{tensorboard: projects/1/locations/us-east1/tensorboards/7, service_account: a@b.com}"},
+            {
+                "vertex": (
+                    "{tensorboard: projects/1/locations/us-east1/tensorboards/7, service_account:"
+                    " a@b.com}"
+                )
+            },
             "vertex.tensorboard",
             "one region",
         ),
-        ({"vertex": "{tensorboard: mine, service_account: a@b.com}"}, "vertex.tensorboard", "tensorboards/ID"),
         (
-            {"machine": "a4-highgpu-8g", "consumption": "spot", "vertex": "{boot_disk_type: pd-ssd}"},
+            {"vertex": "{tensorboard: mine, service_account: a@b.com}"},
+            "vertex.tensorboard",
+            "tensorboards/ID",
+        ),
+        (
+            {
+                "machine": "a4-highgpu-8g",
+                "consumption": "spot",
+                "vertex": "{boot_disk_type: pd-ssd}",
+            },
             "vertex.boot_disk_type",
             "hyperdisk-balanced only",
         ),
@@ -75,7 +112,9 @@ def refusal(**settings: object) -> str:
         ),
     ],
 )
-def test_a_broken_rule_names_setting_and_line(settings: dict[str, object], key: str, rule: str) -> None:
+def test_a_broken_rule_names_setting_and_line(
+    settings: dict[str, object], key: str, rule: str
+) -> None:
     message = refusal(**settings)
     assert rule in message
     assert f": {key}: " in message
@@ -95,7 +134,9 @@ def test_a_machine_of_another_cloud_is_refused() -> None:
     assert "p5.48xlarge is one of AWS" in refusal(machine="p5.48xlarge")
 
 
-@pytest.mark.parametrize("image", ["https://us-docker.pkg.dev/p/r/i:1", "'nvcr.io#nvidia/nemo:25.07'", "my image"])
+@pytest.mark.parametrize(
+    "image", ["https://us-docker.pkg.dev/p/r/i:1", "'nvcr.io#nvidia/nemo:25.07'", "my image"]
+)
 def test_an_image_s_address_is_one(image: str) -> None:
     assert "is not an image's address" in refusal(image=image)
 
@@ -106,15 +147,21 @@ def test_a_bucket_s_name_is_one(bucket: str) -> None:
 
 
 def test_a_directory_outside_of_the_bucket_is_refused() -> None:
-    assert "is not in the bucket my-bucket" in refusal(storage="{bucket: my-bucket, directory: /mnt/shared}")
+    assert "is not in the bucket my-bucket" in refusal(
+        storage="{bucket: my-bucket, directory: /mnt/shared}"
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "capability"), [({"sync": True}, "sync"), ({"dependency": "slurm://c/a"}, "depend")]
 )
-def test_what_the_platform_cannot_do_names_those_that_can(option: dict[str, object], capability: str) -> None:
+def test_what_the_platform_cannot_do_names_those_that_can(
+    option: dict[str, object], capability: str
+) -> None:
     asked = request(cluster("vertex", storage="{bucket: my-bucket}"), WORKLOAD, **option)
-    with pytest.raises(UserError, match=rf"platform vertex cannot do that \({capability}.*these can: .*slurm"):
+    with pytest.raises(
+        UserError, match=rf"platform vertex cannot do that \({capability}.*these can: .*slurm"
+    ):
         plan_requests([asked])
 
 

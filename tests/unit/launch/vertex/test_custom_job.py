@@ -1,4 +1,5 @@
-"""The request that makes a run a custom job: every field, for every way of buying, as Google's own type reads it."""
+"""The request that makes a run a custom job: every field, for every way of buying, as Google's own
+type reads it."""
 
 from __future__ import annotations
 
@@ -67,9 +68,19 @@ def test_one_node_is_a_chief_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "strategy", "affinity", "wait"),
     [
-        ({"consumption": "on-demand"}, "STANDARD", {"reservationAffinityType": "NO_RESERVATION"}, None),
+        (
+            {"consumption": "on-demand"},
+            "STANDARD",
+            {"reservationAffinityType": "NO_RESERVATION"},
+            None,
+        ),
         ({"consumption": "spot"}, "SPOT", {"reservationAffinityType": "NO_RESERVATION"}, None),
-        ({"consumption": "flex-start"}, "FLEX_START", {"reservationAffinityType": "NO_RESERVATION"}, "86400s"),
+        (
+            {"consumption": "flex-start"},
+            "FLEX_START",
+            {"reservationAffinityType": "NO_RESERVATION"},
+            "86400s",
+        ),
         (
             {"consumption": "flex-start", "vertex": "{max_wait_hours: 0}"},
             "FLEX_START",
@@ -102,7 +113,9 @@ def test_one_node_is_a_chief_alone() -> None:
         ),
     ],
 )
-def test_ways_of_buying(settings: dict[str, str], strategy: str, affinity: dict[str, Any], wait: str | None) -> None:
+def test_ways_of_buying(
+    settings: dict[str, str], strategy: str, affinity: dict[str, Any], wait: str | None
+) -> None:
     made = spec(plan(vertex(**settings)))
     assert made["scheduling"]["strategy"] == strategy
     assert made["scheduling"].get("maxWaitDuration") == wait
@@ -113,10 +126,12 @@ def test_ways_of_buying(settings: dict[str, str], strategy: str, affinity: dict[
 def test_every_setting_of_the_service_arrives() -> None:
     settings = """{service_account: me@p.iam.gserviceaccount.com, network: projects/12/global/networks/net,
       reserved_ip_ranges: [range-a], tensorboard: projects/12/locations/us-central1/tensorboards/7, timeout_hours: 1.5,
-      boot_disk_gb: 900, boot_disk_type: pd-ssd, web_access: true, labels: {team: research}}"""
+      boot_disk_gb: 900, boot_disk_type: pd-ssd, web_access: true, labels: {team: research}}"""  # noqa: E501
     made = plan(vertex(vertex=settings))
     message = spec(made)
-    assert {key: message[key] for key in message if key not in ("workerPoolSpecs", "scheduling")} == {
+    assert {
+        key: message[key] for key in message if key not in ("workerPoolSpecs", "scheduling")
+    } == {
         "serviceAccount": "me@p.iam.gserviceaccount.com",
         "network": "projects/12/global/networks/net",
         "reservedIpRanges": ["range-a"],
@@ -125,7 +140,10 @@ def test_every_setting_of_the_service_arrives() -> None:
         "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/runs/nccl/"},
     }
     assert message["scheduling"]["timeout"] == "5400s"
-    assert message["workerPoolSpecs"][1]["diskSpec"] == {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 900}
+    assert message["workerPoolSpecs"][1]["diskSpec"] == {
+        "bootDiskType": "pd-ssd",
+        "bootDiskSizeGb": 900,
+    }
     assert body(made)["labels"]["team"] == "research"
     assert body(made)["displayName"] == "nccl"
 
@@ -139,8 +157,12 @@ def test_googles_type_knows_every_field_and_changes_none() -> None:
     assert again == made
 
 
-@pytest.mark.parametrize(("wrong", "named"), [({"gpuCount": 8}, "gpuCount"), ({"acceleratorType": "H100"}, "H100")])
-def test_a_field_or_value_that_googles_type_lacks_is_refused(wrong: dict[str, Any], named: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "named"), [({"gpuCount": 8}, "gpuCount"), ({"acceleratorType": "H100"}, "H100")]
+)
+def test_a_field_or_value_that_googles_type_lacks_is_refused(
+    wrong: dict[str, Any], named: str
+) -> None:
     made = body(plan(vertex()))
     made["jobSpec"]["workerPoolSpecs"][0]["machineSpec"].update(wrong)
     with pytest.raises(UserError, match=named):
@@ -155,12 +177,14 @@ def test_the_run_is_in_the_bucket_and_its_files_are_sent_before_the_request() ->
     assert (upload.method, upload.target) == ("upload", "gs://my-bucket/runs/nccl/launch/")
     assert set(upload.sends) == {file.path for file in made.files}
     assert (
-        create.target == "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/us-central1/customJobs"
+        create.target
+        == "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/us-central1/customJobs"
     )
     assert json.loads(made.file("custom-job.json").content) == create.body
     job = json.loads(made.file("job.json").content)
     assert job["run_directory"] == "/gcs/my-bucket/runs/nccl"
-    # A mount shows another node's file up to a minute late; the lease outlasts that by a renewal and more.
+    # A mount shows another node's file up to a minute late; the lease outlasts that by a renewal
+    # and more.
     assert job["lease_seconds"] * (1 - 1 / 8) > 60
     assert job["log_parts"] is True
 
@@ -211,9 +235,15 @@ def test_every_field_of_the_request_has_its_reason() -> None:
 
 def _leaves(value: Any, path: str = "") -> list[str]:
     if isinstance(value, dict):
-        return [leaf for key, each in value.items() for leaf in _leaves(each, f"{path}.{key}" if path else key)]
+        return [
+            leaf
+            for key, each in value.items()
+            for leaf in _leaves(each, f"{path}.{key}" if path else key)
+        ]
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [leaf for number, each in enumerate(value) for leaf in _leaves(each, f"{path}[{number}]")]
+        return [
+            leaf for number, each in enumerate(value) for leaf in _leaves(each, f"{path}[{number}]")
+        ]
     return [path]
 
 
@@ -241,12 +271,11 @@ def test_names_that_differ_in_a_dot_have_different_labels() -> None:
 def test_planning_imports_nothing_of_googles() -> None:
     """The client takes a second to import; a dry run needs none of it."""
     code = (
-        "import sys\n"
-        "from tests.unit.launch.requests import WORKLOAD, cluster, request\n"
-        "from drillyard.launch.launcher import launcher_for\n"
-        "asked = request(cluster('vertex', storage='{bucket: my-bucket}'), WORKLOAD)\n"
-        "launcher_for(asked.cluster).plan(asked)\n"
-        "print([n for n in sys.modules if n.startswith(('google.cloud.', 'google.api', 'google.auth', 'grpc'))])"
+        "import sys\nfrom tests.unit.launch.requests import WORKLOAD, cluster, request\nfrom"
+        " drillyard.launch.launcher import launcher_for\nasked = request(cluster('vertex',"
+        " storage='{bucket: my-bucket}'),"
+        " WORKLOAD)\nlauncher_for(asked.cluster).plan(asked)\nprint([n for n in sys.modules if"
+        " n.startswith(('google.cloud.', 'google.api', 'google.auth', 'grpc'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

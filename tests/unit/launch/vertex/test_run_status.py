@@ -38,7 +38,11 @@ def unix(text: str) -> float:
 def test_a_queued_job_tells_what_it_waits_for_and_since_when() -> None:
     status = status_of(job("QUEUED"), {}, "c")
     assert str(status.handle) == "vertex://c/nccl"
-    assert (status.state, status.nodes, status.since) == (State.queued, 4, unix("2026-11-21T10:00:00"))
+    assert (status.state, status.nodes, status.since) == (
+        State.queued,
+        4,
+        unix("2026-11-21T10:00:00"),
+    )
     assert status.reason == "flex-start capacity, for 24 h at most"
     assert status.run_directory == "/gcs/my-bucket/runs/nccl"
     assert status.native["job"].endswith(ID)
@@ -53,21 +57,38 @@ def test_a_wait_without_limit_says_so() -> None:
 @pytest.mark.parametrize(
     ("native", "error", "state", "reason"),
     [
-        ("PENDING", None, State.starting, "machines are being prepared, or waited for: flex-start capacity"),
+        (
+            "PENDING",
+            None,
+            State.starting,
+            "machines are being prepared, or waited for: flex-start capacity",
+        ),
         ("RUNNING", None, State.starting, "the agents have not met yet"),
         ("SUCCEEDED", None, State.succeeded, ""),
         ("EXPIRED", None, State.failed, "no capacity within 24 h"),
         ("CANCELLED", None, State.cancelled, ""),
         ("CANCELLING", None, State.running, "is being cancelled"),
         ("PAUSED", None, State.queued, "paused"),
-        ("FAILED", (9, "The replica workerpool0-0 exited with status 1."), State.failed, "exited with status 1"),
-        ("FAILED", (8, "Resources are insufficient in region: us-central1."), State.failed, "lost capacity: Resources"),
+        (
+            "FAILED",
+            (9, "The replica workerpool0-0 exited with status 1."),
+            State.failed,
+            "exited with status 1",
+        ),
+        (
+            "FAILED",
+            (8, "Resources are insufficient in region: us-central1."),
+            State.failed,
+            "lost capacity: Resources",
+        ),
         ("FAILED", (14, "Spot VM was preempted."), State.failed, "lost capacity: Spot"),
         ("FAILED", (4, "Job did not finish in time."), State.failed, "time limit: Job"),
         ("FAILED", None, State.failed, "the service gives no reason"),
     ],
 )
-def test_states_of_the_service(native: str, error: tuple[int, str] | None, state: State, reason: str) -> None:
+def test_states_of_the_service(
+    native: str, error: tuple[int, str] | None, state: State, reason: str
+) -> None:
     message = {"error": {"code": error[0], "message": error[1]}} if error else {}
     status = status_of(job(native, startTime=STARTED, **message), {}, "c")
     assert status.state is state
@@ -76,7 +97,9 @@ def test_states_of_the_service(native: str, error: tuple[int, str] | None, state
 
 
 def test_no_capacity_before_the_start_is_not_lost_capacity() -> None:
-    message = job("FAILED", error={"code": 8, "message": "Resources are insufficient in region: us-central1."})
+    message = job(
+        "FAILED", error={"code": 8, "message": "Resources are insufficient in region: us-central1."}
+    )
     status = status_of(message, {}, "c")
     assert status.failure is not None
     assert status.failure.reason == "no capacity"
@@ -84,12 +107,20 @@ def test_no_capacity_before_the_start_is_not_lost_capacity() -> None:
 
 def test_a_job_that_ended_at_its_limit_is_failed_with_that_word_whatever_the_service_says() -> None:
     message = job(
-        "FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T12:00:30Z", error={"message": "Ended."}
+        "FAILED",
+        startTime="2026-11-21T11:00:00Z",
+        endTime="2026-11-21T12:00:30Z",
+        error={"message": "Ended."},
     )
     status = status_of(message, {}, "c")
     assert status.failure is not None
     assert status.failure.reason == "time limit"
-    early = job("FAILED", startTime="2026-11-21T11:00:00Z", endTime="2026-11-21T11:30:00Z", error={"message": "Ended."})
+    early = job(
+        "FAILED",
+        startTime="2026-11-21T11:00:00Z",
+        endTime="2026-11-21T11:30:00Z",
+        error={"message": "Ended."},
+    )
     assert status_of(early, {}, "c").reason == "Ended."
 
 
@@ -105,7 +136,11 @@ def test_a_running_job_is_what_its_agents_say() -> None:
         "run_directory": "/gcs/my-bucket/runs/nccl",
     }
     status = status_of(job("RUNNING", startTime=STARTED), message, "c")
-    assert (status.state, status.reason, status.since) == (State.restarting, "lost node 2 (w2)", 5.0)
+    assert (status.state, status.reason, status.since) == (
+        State.restarting,
+        "lost node 2 (w2)",
+        5.0,
+    )
     assert (status.attempt, status.failures, status.hosts) == (3, 1, ("w0", "w1"))
 
 
@@ -116,9 +151,17 @@ def test_what_an_earlier_submission_left_says_nothing_about_this_one() -> None:
 
 
 def test_the_agents_tell_who_failed() -> None:
-    failure = {"reason": "rank 9: exit code 1", "rank": 9, "node": "w1", "exit_code": 1, "lines": ["boom"]}
+    failure = {
+        "reason": "rank 9: exit code 1",
+        "rank": 9,
+        "node": "w1",
+        "exit_code": 1,
+        "lines": ["boom"],
+    }
     message = {"submission": ID, "state": "failed", "failure": failure}
-    status = status_of(job("FAILED", startTime=STARTED, error={"code": 3, "message": "replica"}), message, "c")
+    status = status_of(
+        job("FAILED", startTime=STARTED, error={"code": 3, "message": "replica"}), message, "c"
+    )
     assert status.failure is not None
     assert (status.failure.rank, status.failure.node, status.failure.exit_code) == (9, "w1", 1)
     assert status.failure.lines == ("boom",)

@@ -3,8 +3,9 @@
     pip install --no-deps --target DIRECTORY megatron-core==0.16.1
     PYTHONPATH=DIRECTORY python tests/unit/data/megatron/reference/make.py
 
-Three data sets `a`, `b`, `c` (.bin and .idx), and in `orders.npz` what megatron-core's GPTDataset and BlendedDataset
-make of them: the stream's documents, the beginning of each sample, the order of samples, the blend and its samples.
+Three data sets `a`, `b`, `c` (.bin and .idx), and in `orders.npz` what megatron-core's GPTDataset
+and BlendedDataset make of them: the stream's documents, the beginning of each sample, the order of
+samples, the blend and its samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def documents(name: str) -> list[np.ndarray]:
     return [random.integers(0, 300, length).astype(DTYPES[name]) for length in lengths]
 
 
-def build(prefixes: list[str], weights: list[float] | None, samples: int | None, split: str) -> object:
+def build(
+    prefixes: list[str], weights: list[float] | None, samples: int | None, split: str
+) -> object:
     import tempfile
 
     config = GPTDatasetConfig(
@@ -62,7 +65,9 @@ def main() -> None:
             f"{case}.documents": made.document_index,
             f"{case}.samples": made.sample_index,
             f"{case}.order": made.shuffle_index,
-            f"{case}.tokens": tokens(made, SAMPLES if samples is None or samples > SAMPLES else samples),
+            f"{case}.tokens": tokens(
+                made, SAMPLES if samples is None or samples > SAMPLES else samples
+            ),
         }
     blended = build(list(DTYPES), WEIGHTS, SAMPLES, "100,0,0")
     orders |= {
@@ -85,11 +90,15 @@ CASES = {
 def tokens(made: object, count: int) -> np.ndarray:
     """Tokens of the first samples, T + 1 each."""
     rows = [made[number] for number in range(min(count, len(made)))]
-    return np.stack([np.append(row["tokens"].numpy(), row["labels"][-1].item()) for row in rows]).astype(np.uint16)
+    return np.stack(
+        [np.append(row["tokens"].numpy(), row["labels"][-1].item()) for row in rows]
+    ).astype(np.uint16)
 
 
 if __name__ == "__main__":
     import torch
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     main()
