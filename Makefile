@@ -15,7 +15,7 @@ export PYTHON
 # What tests start would compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch cluster fuzz gpu bench soak size messages clean
+.PHONY: help setup demo test quick lint format lint-and-unit unit unit-quick distributed integration integration-runs integration-launch cluster fuzz gpu bench soak messages clean
 
 help:
 	@echo "make setup        .venv with everything installed; every other target begins with it"
@@ -29,7 +29,6 @@ help:
 	@echo "make soak         100 faults on two ranks, each run compared to the bit with an undisturbed one"
 	@echo "make fuzz         untrusted configs, logs, manifests, run directories and messages: 2,000 new ones each (EXAMPLES=)"
 	@echo "make gpu          what only a GPU can show, for 9 minutes (MINUTES=); installs nothing; results in runs/gpu (OUT=)"
-	@echo "make size         lines, statements and files against their bounds; class names that stand twice"
 	@echo "make messages     tests/unit/messages.txt: every error, warning and help text, so that a diff shows their changes"
 	@echo "make clean        remove caches and build output; keeps .venv and runs/"
 
@@ -108,9 +107,6 @@ bench: setup
 
 soak: setup
 	@$(BIN)/python benchmarks/soak.py
-
-size: setup
-	@$(BIN)/python tools/size.py
 
 messages: setup
 	@$(BIN)/python tools/messages.py
