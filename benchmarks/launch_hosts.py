@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
 
 from drillyard.launch.agent.job import Job
-from drillyard.launch.hosts import checks
+from drillyard.launch.hosts import host_facts
 from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.hosts.plan import _PROBE
 from drillyard.launch.plan import PlanFile
@@ -57,7 +57,7 @@ def look(config: Path, count: int, directory: str) -> float:
     argvs = [Host(name, config_file=str(config)).argv(words) for name in names]
     started = time.perf_counter()
     answers = ask_all(names, argvs, Programs(), stdin=sent, seconds=600)
-    problems = checks.judge(
+    problems = host_facts.judge(
         answers, Job("r", "c", "ssh", count, 1, "/r", "/r/launch", [], port=20000)
     )
     seconds = time.perf_counter() - started

@@ -21,7 +21,7 @@ from setups import (
 )
 from tests.unit.models.tiny import COMMON, CONFIGS
 
-from drillyard.config.auto_values import kernel_can_train
+from drillyard.config.kernel_rules import kernel_can_train
 from drillyard.config.run import ParallelismConfig
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.training.trainer import StepWindow

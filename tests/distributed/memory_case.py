@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from drillyard.config.auto_values import resolve_loss_chunk
+from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.config.run import LoraConfig, RunConfig
 from drillyard.data.mapped_sequences import Batch
 from drillyard.data.sampler import BatchShape

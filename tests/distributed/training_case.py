@@ -26,8 +26,8 @@ from drillyard.training.build import batch_shape
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.model_setup import ShardedModel, build_sharded_model, fill_weights
 from drillyard.training.optimizer import ShardedAdamW
+from drillyard.training.order_check import order_identity
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
-from drillyard.training.sample_order import order_identity
 from drillyard.training.trainer import StepWindow, Trainer
 
 LLAMA = {

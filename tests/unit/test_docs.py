@@ -39,7 +39,7 @@ def test_the_architecture_page_names_every_module() -> None:
     launchers = {
         path
         for path in every
-        if path.name in ("launcher.py", "config.py", "checks.py") and "launch" in path.parts
+        if path.name in ("launcher.py", "config.py", "rules.py") and "launch" in path.parts
     }
     formats = set((SOURCE / "measurement/formats").glob("*.py"))
     assert sorted(every - named_files()[0] - launchers - formats) == []

@@ -72,9 +72,9 @@ def chaos(
     Exit code 0: every fault passed. 1: some did not. 2: the config must be fixed.
     """
     from drillyard.cli.process_exit import require_training
-    from drillyard.config.auto_values import num_gpus
-    from drillyard.config.checks import require_valid
+    from drillyard.config.kernel_rules import num_gpus
     from drillyard.config.load import load_run_config
+    from drillyard.config.run_checks import require_valid
     from drillyard.faults.campaign import Campaign
 
     kinds = _kinds(faults)

@@ -40,8 +40,8 @@ def register(app: typer.Typer) -> None:
         from rich.markup import escape
         from tokenizers import Tokenizer
 
-        from drillyard.config.checks import smallest_global_batch
         from drillyard.config.load import load_run_config
+        from drillyard.config.run_checks import smallest_global_batch
         from drillyard.data.data_report import coloured_tokens, loss_problems
         from drillyard.data.prepared_data import prepare
         from drillyard.data.row_formats import row_format

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drillyard.cli.imports import import_without_collection
 from drillyard.cli.options import find_run
 from drillyard.cli.process_exit import exit_process, is_rank
+from drillyard.cli.torch_import import import_without_collection
 from drillyard.telemetry.console import ACCURACIES
 
 if TYPE_CHECKING:

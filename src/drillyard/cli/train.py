@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from drillyard.cli.imports import import_without_collection
 from drillyard.cli.options import Overrides, with_flags
 from drillyard.cli.process_exit import (
     exit_on_signal,
@@ -22,6 +21,7 @@ from drillyard.cli.process_exit import (
     missing_extra,
     require_training,
 )
+from drillyard.cli.torch_import import import_without_collection
 from drillyard.errors import UserError
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def _supervise(
 ) -> NoReturn:
     """Run the ranks of this host until the run is over; exit with its code. `run`: `config` with
     `overrides`."""
-    from drillyard.config.auto_values import num_gpus
-    from drillyard.config.checks import require_valid
+    from drillyard.config.kernel_rules import num_gpus
     from drillyard.config.model_files import require_weight_files
+    from drillyard.config.run_checks import require_valid
 
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)

@@ -62,7 +62,7 @@ def load_run_config(
     """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
 
     Commands that train nothing pass `needs_learning_rate=False`; those that read a finished run
-    pass `resolve_environment=False`, so variables need not be set. `checks.require_valid` finds
+    pass `resolve_environment=False`, so variables need not be set. `run_checks.require_valid` finds
     contradictions. Raises UserError with every mistake of the file and the overrides.
     """
     return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)

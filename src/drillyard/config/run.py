@@ -1,7 +1,7 @@
 """`run.yaml` as strict models: a training run, or a `workload`, the command of any other program.
 
 Each field's description gives its meaning and unit; the JSON Schema, the starter of `drillyard
-init` and error messages use it. `checks.py` checks relations between fields.
+init` and error messages use it. `run_checks.py` checks relations between fields.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from drillyard.config.checks import normalized_sources
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig, TrainingConfig
+from drillyard.config.run_checks import normalized_sources
 
 MAY_CHANGE = frozenset(
     {

@@ -19,9 +19,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.platforms import by_use
 from drillyard.config.problems import Path, Problem, closest_name, dotted
+from drillyard.config.run_checks import NOT_AVAILABLE
 
 # What other trainers call our settings, where the spelling alone does not lead to ours.
 _OTHER_NAMES = {

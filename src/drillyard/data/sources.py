@@ -30,9 +30,9 @@ from typing import Any
 
 import xxhash
 
-from drillyard.config.checks import normalized_sources
 from drillyard.config.problems import refused_address, remote_scheme
 from drillyard.config.run import SourceConfig
+from drillyard.config.run_checks import normalized_sources
 from drillyard.data.file_readers import (
     COMPRESSIONS,
     SourceFile,

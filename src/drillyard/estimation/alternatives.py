@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import yaml
 
-from drillyard.config.auto_values import resolve_loss_chunk
+from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.estimation.memory import memory_estimate
 from drillyard.estimation.resolved_setup import CHECKPOINTING_MODES
 from drillyard.estimation.setup import Checkpointing, Setup

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import PositiveFloat, PositiveInt
 
-from drillyard.config.auto_values import AttentionKernel
+from drillyard.config.kernel_rules import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
 from drillyard.estimation.target import USUAL_GPUS_PER_NODE

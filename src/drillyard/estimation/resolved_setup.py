@@ -11,11 +11,11 @@ memory. Where memory is not known or cannot be estimated, it is full: slower is 
 that ends for lack of memory. `shard: auto` is all ranks that `replicate` leaves, never fewer:
 copies of the model (HSDP) save traffic between nodes and cost memory, and `replicate` requests
 them; its default of 1 is a number like any other. The other settings follow fixed rules
-(`config/auto_values.py`).
+(`config/kernel_rules.py`).
 
 The result is a pure function of its arguments, so all ranks of a run get the same for the same
 memory. It changes with versions: a run records what it resolved, and a resume on the same layout
-keeps that (`training/auto_settings.py`).
+keeps that (`training/resolved_record.py`).
 
 Cost: up to three memory estimates, 10 to 30 ms in all. Limits: sequences are taken to be full, as
 after packing.
@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from drillyard.config.auto_values import (
+from drillyard.config.kernel_rules import (
     AttentionKernel,
     fastest_kernel,
     resolve_compile,
@@ -35,8 +35,8 @@ from drillyard.config.auto_values import (
     resolve_shard,
     unsharded_is_small,
 )
-from drillyard.config.checks import num_data_ranks, resolve_accumulation
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import num_data_ranks, resolve_accumulation
 from drillyard.errors import UserError
 from drillyard.estimation.memory import MemoryEstimate, memory_estimate
 from drillyard.estimation.setup import Checkpointing, Setup, lora_setup

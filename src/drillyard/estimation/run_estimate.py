@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from drillyard.config.auto_values import NF4_BLOCK
-from drillyard.config.checks import check_run
+from drillyard.config.kernel_rules import NF4_BLOCK
 from drillyard.config.model_files import ARCHITECTURES, position_problems, unsupported_architecture
 from drillyard.config.problems import Problem, dotted, raise_all
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import check_run
 from drillyard.errors import UserError
 from drillyard.estimation.alternatives import Alternative, find_alternatives
 from drillyard.estimation.cost import RunCost, hourly_price, missing_price_reason, run_cost

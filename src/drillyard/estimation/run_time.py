@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from drillyard.config.auto_values import MASTER_BYTES
-from drillyard.config.checks import steps_for_epochs
+from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import steps_for_epochs
 from drillyard.errors import UserError
 from drillyard.estimation.checkpoint_interval import least_interval_steps
 from drillyard.estimation.failure_estimate import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Final, Literal
 
-from drillyard.config.auto_values import NF4_BLOCK, AttentionKernel
+from drillyard.config.kernel_rules import NF4_BLOCK, AttentionKernel
 from drillyard.config.run import LoraConfig
 from drillyard.modelspec import AdapterTargets, ModelSpec, TensorSpec, adapter_parameters
 
@@ -22,7 +22,7 @@ Precision = Literal["bf16", "fp32", "fp64"]
 Checkpointing = Literal["none", "selective", "full"]
 COMPUTE_BYTES: Final[Mapping[Precision, int]] = {"bf16": 2, "fp32": 4, "fp64": 8}
 """Bytes of an activation, and of a gathered weight; masters are
-`config.auto_values.MASTER_BYTES`."""
+`config.kernel_rules.MASTER_BYTES`."""
 NF4_BITS: Final = 4 + 32 / NF4_BLOCK
 """Of a number, with its share of the fp32 magnitude of its block."""
 

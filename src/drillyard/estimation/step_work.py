@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from drillyard.config.auto_values import MASTER_BYTES
+from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
 from drillyard.modelspec import (
     Block,

@@ -18,20 +18,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.checks import require_valid
 from drillyard.config.load import resolved_text
 from drillyard.config.platforms import platforms
 from drillyard.config.run import RunConfig, WorkloadConfig
+from drillyard.config.run_checks import require_valid
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch import agent
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import environments, require_launchable
 from drillyard.launch.network import NETWORK_FILE, network_of
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, explained
 from drillyard.launch.programs import TEMPORARY
 from drillyard.launch.request import Check, LaunchRequest
+from drillyard.launch.request_checks import environments, require_launchable
 from drillyard.launch.run_status import Handle
 from drillyard.safe_files import require_plain_name
 

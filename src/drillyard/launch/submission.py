@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from drillyard.config.auto_values import num_gpus
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.kernel_rules import num_gpus
 from drillyard.config.load import load_cluster_config, load_launch_config
 from drillyard.config.platforms import platforms, require_capability
 from drillyard.config.run import RunConfig

@@ -25,7 +25,7 @@ import torch
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from drillyard.config.auto_values import (
+from drillyard.config.kernel_rules import (
     FLASH_CAPABILITY,
     AttentionKernel,
     AttentionNeeds,

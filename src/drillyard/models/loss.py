@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from drillyard.config.auto_values import resolve_loss_chunk
+from drillyard.config.kernel_rules import resolve_loss_chunk
 from drillyard.data.mapped_sequences import Batch
 from drillyard.models.attention import packed_attention_inputs, to_device
 

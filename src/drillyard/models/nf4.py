@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from drillyard.config.auto_values import NF4_BLOCK as BLOCK
+from drillyard.config.kernel_rules import NF4_BLOCK as BLOCK
 from drillyard.errors import UserError
 from drillyard.models.sharding import is_adapter_name, plain_name
 

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from drillyard.config.auto_values import resolve_compile
+from drillyard.config.kernel_rules import resolve_compile
 from drillyard.config.run import TrainingConfig
 from drillyard.parallel.ranks import Ranks
 

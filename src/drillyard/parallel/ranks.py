@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
-from drillyard.config.auto_values import resolve_shard
+from drillyard.config.kernel_rules import resolve_shard
 from drillyard.config.run import ParallelismConfig, TrainingConfig
 from drillyard.errors import UserError
 from drillyard.parallel.collectives import gather

@@ -12,7 +12,7 @@ Under a supervisor (DRILLYARD_SUPERVISED) the rank does not end itself. Without 
 torchrun, a rank without progress for `watchdog_seconds` writes the stacks of its threads to
 logs/rank-N.log and exits with 1, so that its launcher restarts all ranks. A rank that is stopped
 because another timed out on it writes its stacks too. If a thread holds the interpreter's lock,
-another process ends the rank (watchdog_process.py). Time in which the rank was suspended does not
+another process ends the rank (held_interpreter.py). Time in which the rank was suspended does not
 count.
 """
 
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from drillyard.errors import UserError
-from drillyard.supervise import watchdog_process
+from drillyard.supervise import held_interpreter
 from drillyard.supervise.heartbeat import heartbeat_writer
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
 from drillyard.supervise.reaper import ParentWatcher
@@ -106,7 +106,7 @@ class RankSupervision:
         self._judge_seconds = (
             0.0 if os.environ.get("DRILLYARD_SUPERVISED") == "1" else watchdog_seconds
         )
-        script = watchdog_process.__file__
+        script = held_interpreter.__file__
         arguments = (os.getpid(), self._judge_seconds + 10 * self._tick_seconds, self._tick_seconds)
         self._watchdog = (
             ParentWatcher(script, *arguments, detached=False) if self._judge_seconds else None

@@ -70,7 +70,7 @@ def end_marked_processes(token: str, mark: str, spare: Collection[int] = ()) -> 
 
 
 class ParentWatcher:
-    """Script that watches this process, the reaper or watchdog_process.py: its input is a pipe from
+    """Script that watches this process, the reaper or held_interpreter.py: its input is a pipe from
     this process.
 
     `detached`: it has a session of its own and no standard error. Descriptors in `keep_open` are

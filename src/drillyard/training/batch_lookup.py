@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from drillyard.config.checks import normalized_sources
 from drillyard.config.load import load_run_config
+from drillyard.config.run_checks import normalized_sources
 from drillyard.config.run_identity import with_values
 from drillyard.data.data_changes import read_record
 from drillyard.data.data_report import file_of_source

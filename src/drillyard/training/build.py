@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from drillyard.config.checks import resolve_accumulation
 from drillyard.config.run import RunConfig, TimeoutsConfig
+from drillyard.config.run_checks import resolve_accumulation
 from drillyard.config.run_identity import recorded_settings
 from drillyard.data.prepared_data import PreparedData
 from drillyard.data.sampler import BatchShape
@@ -30,7 +30,7 @@ from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.model_setup import ShardedModel, build_sharded_model
 from drillyard.training.numerics import numerics
 from drillyard.training.optimizer import ShardedAdamW
-from drillyard.training.sample_order import num_steps, order_identity
+from drillyard.training.order_check import num_steps, order_identity
 from drillyard.training.spikes import SpikeReporter
 from drillyard.training.trainer import Trainer
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from drillyard.config.auto_values import AttentionKernel, unsharded_is_small
+from drillyard.config.kernel_rules import AttentionKernel, unsharded_is_small
 from drillyard.config.run import RunConfig
 from drillyard.errors import DoesNotFitError, UserError
 from drillyard.estimation.alternatives import find_alternatives

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from drillyard.config.checks import resolve_decay_steps
 from drillyard.config.run import OptimizerConfig, ScheduleConfig
+from drillyard.config.run_checks import resolve_decay_steps
 from drillyard.parallel.ranks import Ranks
 
 

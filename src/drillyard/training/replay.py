@@ -30,8 +30,8 @@ from drillyard.telemetry.jsonlines import decode, encode, read_records
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.batch_lookup import OTHER_BATCHES
 from drillyard.training.checkpoint.inventory import CheckpointInfo, list_checkpoints
+from drillyard.training.order_check import require_same_order
 from drillyard.training.run_directory import SAVED_CONFIG
-from drillyard.training.sample_order import require_same_order
 from drillyard.training.step_history import (
     AttemptSteps,
     attempts_between,

@@ -27,8 +27,8 @@ from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.checkpointer import Checkpointer
 from drillyard.training.checkpoint.loading import LoadedCheckpoint, StateSource
 from drillyard.training.optimizer import LocalShard, ShardedAdamW
+from drillyard.training.order_check import require_same_order
 from drillyard.training.run_directory import named_beginning, origin_to_record
-from drillyard.training.sample_order import require_same_order
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

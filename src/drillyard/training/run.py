@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from drillyard.config.checks import require_valid, resolve_global_batch
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data.data_changes import DATA_RECORD, read_record, write_record
 from drillyard.data.prepared_data import PreparedData, prepare
 from drillyard.errors import UserError
@@ -27,12 +27,6 @@ from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
-from drillyard.training.auto_settings import (
-    load_auto_settings,
-    report_auto_settings,
-    report_estimate,
-    save_auto_settings,
-)
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
 from drillyard.training.callbacks import StepCallbacks
 from drillyard.training.checkpoint.inventory import list_checkpoints
@@ -44,6 +38,12 @@ from drillyard.training.model_setup import (
     set_determinism,
 )
 from drillyard.training.numerics import versions
+from drillyard.training.resolved_record import (
+    load_auto_settings,
+    report_auto_settings,
+    report_estimate,
+    save_auto_settings,
+)
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (
     SAVED_TOKENIZER,

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from drillyard import export_directory
-from drillyard.config.checks import num_data_ranks, resolve_global_batch
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
 from drillyard.config.run_identity import (
     changed_settings,
     describe_changes,
@@ -39,7 +39,7 @@ from drillyard.training.checkpoint.inventory import (
     inspect,
     list_checkpoints,
 )
-from drillyard.training.sample_order import require_order_of
+from drillyard.training.order_check import require_order_of
 
 SAVED_CONFIG = "run.yaml"
 SAVED_TOKENIZER = "tokenizer"

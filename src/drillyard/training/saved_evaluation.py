@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.checks import require_valid
 from drillyard.config.load import config_from_options, load_run_config
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
+from drillyard.config.run_checks import require_valid
 from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
 from drillyard.training.saved_model import (

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from drillyard.config.auto_values import resolve_compile
+from drillyard.config.kernel_rules import resolve_compile
 from drillyard.config.run import RunConfig
 from drillyard.data.sampler import BatchShape, Mixture
 from drillyard.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from drillyard.cli import main as cli
 from drillyard.cli import process_exit
 from drillyard.cli.chaos import _kinds
-from drillyard.config import auto_values, checks, load
+from drillyard.config import kernel_rules, load, run_checks
 from drillyard.errors import UserError
 from drillyard.faults import campaign, campaign_report
 
@@ -54,8 +54,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     )
     monkeypatch.setattr(campaign_report, "as_json", lambda outcome: {"passed": outcome.passed})
     monkeypatch.setattr(process_exit, "require_training", lambda: None)
-    monkeypatch.setattr(checks, "require_valid", lambda run, num_ranks: None)
-    monkeypatch.setattr(auto_values, "num_gpus", lambda: 4)
+    monkeypatch.setattr(run_checks, "require_valid", lambda run, num_ranks: None)
+    monkeypatch.setattr(kernel_rules, "num_gpus", lambda: 4)
     monkeypatch.setattr(
         load,
         "load_run_config",

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.facts import says
 
-from drillyard.config.checks import check_run
 from drillyard.config.model_files import local_model_config
 from drillyard.config.problems import dotted
+from drillyard.config.run_checks import check_run
 
 from .conftest import RUN, Load
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from drillyard.config.checks import NOT_AVAILABLE, check_run
 from drillyard.config.load import config_model, json_schema, load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import NOT_AVAILABLE, check_run
 from drillyard.config.starter import starter, write_starters
 from drillyard.errors import UserError
 

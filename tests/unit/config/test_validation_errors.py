@@ -12,10 +12,10 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from drillyard.config.checks import NOT_AVAILABLE
 from drillyard.config.cluster import ClusterConfig, find_setting
 from drillyard.config.load import load_cluster_config, load_run_config
 from drillyard.config.run import RunConfig, WorkloadRunConfig
+from drillyard.config.run_checks import NOT_AVAILABLE
 from drillyard.config.validation_errors import find_problems, pydantic_problems
 from drillyard.errors import UserError
 

@@ -19,8 +19,8 @@ import pytest
 import zstandard
 from tests.unit.data.object_server import ObjectServer, serving
 
-from drillyard.config.checks import check_run
 from drillyard.config.run import RunConfig, SourceConfig
+from drillyard.config.run_checks import check_run
 from drillyard.data import remote_objects
 from drillyard.data.data_report import file_of_source
 from drillyard.data.mapped_sequences import Sequences

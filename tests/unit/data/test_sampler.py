@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drillyard.config.checks import steps_for_epochs
+from drillyard.config.run_checks import steps_for_epochs
 from drillyard.data.mapped_sequences import Sequences
 from drillyard.data.sampler import (
     BLOCK,

@@ -11,9 +11,9 @@ import pytest
 from tests.facts import says
 from tests.unit.estimation.requests import SMALL, request_of, run_config, two_nodes
 
-from drillyard.config.checks import require_valid
 from drillyard.config.cluster import ClusterConfig, cluster_model
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import require_valid
 from drillyard.errors import UserError
 from drillyard.estimation.cost import PriceOptions
 from drillyard.estimation.model_source import ModelOptions, ModelSource, find_model

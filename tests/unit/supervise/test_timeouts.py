@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.config.checks import require_valid
 from drillyard.config.run import RunConfig, TimeoutsConfig
+from drillyard.config.run_checks import require_valid
 from drillyard.errors import UserError
 
 

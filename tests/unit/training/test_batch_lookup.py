@@ -25,7 +25,7 @@ from drillyard.data.sampler import BatchShape
 from drillyard.errors import UserError
 from drillyard.telemetry.events import append_event, read_events
 from drillyard.training.batch_lookup import batch_of_step
-from drillyard.training.sample_order import num_steps
+from drillyard.training.order_check import num_steps
 
 MakeRun = Callable[..., Path]
 

@@ -17,6 +17,7 @@ from drillyard.errors import UserError
 from drillyard.training import resume
 from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect
 from drillyard.training.checkpoint.manifest import Manifest, write_manifest
+from drillyard.training.order_check import require_same_order
 from drillyard.training.replay import plan_replay
 from drillyard.training.run_directory import (
     claim_run_directory,
@@ -24,7 +25,6 @@ from drillyard.training.run_directory import (
     named_beginning,
     origin_to_record,
 )
-from drillyard.training.sample_order import require_same_order
 
 MakeRun = Callable[..., Path]
 

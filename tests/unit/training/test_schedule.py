@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drillyard.config.run import RunConfig, ScheduleConfig
 from drillyard.errors import UserError
 from drillyard.training.optimizer import learning_rate
-from drillyard.training.sample_order import num_steps
+from drillyard.training.order_check import num_steps
 
 NAMES = ["cosine", "linear", "constant", "warmup-stable-decay"]
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from drillyard.config.auto_values import MASTER_BYTES
+from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.estimation.memory.autograd import Ledger, MemoryKind
 from drillyard.estimation.setup import COMPUTE_BYTES, NF4_BITS, LoraSetup, Setup
 from drillyard.modelspec import TensorSpec, adapter_layers, adapter_matrices

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from drillyard.config.auto_values import MASTER_BYTES
+from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.estimation.memory.autograd import (
     CountedStorage,
     Ledger,

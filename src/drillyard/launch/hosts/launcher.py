@@ -28,7 +28,7 @@ from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.submit import TAKEN
-from drillyard.launch.hosts.checks import (
+from drillyard.launch.hosts.host_facts import (
     HostAnswer,
     judge,
     no_answer_reason,

@@ -10,7 +10,7 @@ stages:
     start, release         an agent on every host, detached from the connection; the submit lock,
                            also after a failure
 
-Each stage is checked before the next one begins (`checks.py`). A submission is identified by a
+Each stage is checked before the next one begins (`host_facts.py`). A submission is identified by a
 digest of its secret: agents of different submissions never join, and the file of `share` is never
 an earlier one's.
 """
@@ -26,12 +26,12 @@ from pathlib import PurePosixPath
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.agent.job import Job
-from drillyard.launch.checks import AGENT_VARIABLES, mount_parts
 from drillyard.launch.hosts.config import SshConfig
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on, prepare
 from drillyard.launch.programs import TEMPORARY, Host
 from drillyard.launch.request import LaunchRequest
+from drillyard.launch.request_checks import AGENT_VARIABLES, mount_parts
 from drillyard.launch.sync_archive import sync_step
 from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack, Volume
-from drillyard.launch.checks import mount_parts
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.network import cited, stack_of
 from drillyard.launch.plan import ExplainedField
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
+from drillyard.launch.request_checks import mount_parts
 
 _PRIMARY = "default"
 

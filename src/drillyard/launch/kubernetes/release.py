@@ -22,8 +22,8 @@ from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
 from drillyard.launch.kubernetes import gke, pod_network
-from drillyard.launch.kubernetes.checks import findings, storage_root
 from drillyard.launch.kubernetes.config import BUCKET_MOUNT, FILES_MOUNT, KubernetesConfig
+from drillyard.launch.kubernetes.rules import findings, storage_root
 from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
 from drillyard.launch.network import NETWORK_FILE
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, explained

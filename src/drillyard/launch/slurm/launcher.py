@@ -43,10 +43,10 @@ from drillyard.launch.programs import (
 from drillyard.launch.remote_files import Files, open_files, print_notices
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
-from drillyard.launch.slurm.checks import findings
 from drillyard.launch.slurm.commands import Slurm
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
+from drillyard.launch.slurm.rules import findings
 from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
 from drillyard.launch.sync_archive import archive_of_directory, sync_step
 

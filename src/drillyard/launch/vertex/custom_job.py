@@ -24,8 +24,8 @@ from drillyard.launch.network import cited
 from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, explained, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, JobSettings, prepare
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.vertex.checks import MAX_DISPLAY_NAME, MAX_LABEL_LETTERS, findings
 from drillyard.launch.vertex.config import VertexConfig, output_of, project_of, uri_of
+from drillyard.launch.vertex.rules import MAX_DISPLAY_NAME, MAX_LABEL_LETTERS, findings
 from drillyard.version import __version__
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"

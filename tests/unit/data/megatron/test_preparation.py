@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from drillyard.cli.main import app
-from drillyard.config.checks import check_run
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import check_run
 from drillyard.data.mapped_sequences import IGNORED
 from drillyard.data.megatron.export import write_megatron
 from drillyard.data.megatron.indexed_file import IndexedFileWriter, open_indexed

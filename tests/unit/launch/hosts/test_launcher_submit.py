@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.launch.hosts.test_checks import facts
+from tests.unit.launch.hosts.test_host_facts import facts
 from tests.unit.launch.requests import WORKLOAD, request
 
 from drillyard.errors import UserError

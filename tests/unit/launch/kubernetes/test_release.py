@@ -9,8 +9,8 @@ import pytest
 from tests.unit.launch.requests import TRAINING, WORKLOAD, planned, request
 
 from drillyard.errors import UserError
-from drillyard.launch.kubernetes.checks import longest_name
 from drillyard.launch.kubernetes.release import VALUES, expanded, rights_for
+from drillyard.launch.kubernetes.rules import longest_name
 
 CLUSTER = """
 name: c

@@ -18,8 +18,8 @@ from drillyard.errors import UserError
 from drillyard.estimation.resolved_setup import ResolvedSetup, resolve_setup
 from drillyard.modelspec import model_spec
 from drillyard.parallel.ranks import Ranks
-from drillyard.training import auto_settings
-from drillyard.training.auto_settings import (
+from drillyard.training import resolved_record
+from drillyard.training.resolved_record import (
     RESOLVED_RECORD,
     load_auto_settings,
     read_layouts,
@@ -225,7 +225,7 @@ def test_the_event_has_every_setting_with_its_reason_or_that_it_was_kept(
     kept = load_auto_settings(config, ranks(), trained)
     report_auto_settings(kept, resolve(kept.config), again)  # type: ignore[arg-type]
     ((_, fields),) = again.events
-    assert fields["kept"] == sorted(auto_settings.AUTO_KEYS)
+    assert fields["kept"] == sorted(resolved_record.AUTO_KEYS)
     assert list(fields["reasons"]) == ["parallelism.shard"]
 
     kept = load_auto_settings(config, ranks(4), trained)

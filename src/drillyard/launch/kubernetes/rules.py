@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.environment import REFERENCE
 from drillyard.hardware.machines import Machine
-from drillyard.launch.checks import environments
 from drillyard.launch.kubernetes import gke, pod_network
 from drillyard.launch.kubernetes.config import BUCKET_MOUNT, KubernetesConfig
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
+from drillyard.launch.request_checks import environments
 from drillyard.launch.vertex.config import bucket_of
 
 MAX_NAME = 63

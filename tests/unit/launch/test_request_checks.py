@@ -10,15 +10,15 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.hardware import catalog
-from drillyard.launch.checks import mount_parts, require_launchable
 from drillyard.launch.request import LaunchRequest
-from drillyard.launch.slurm import checks as slurm_checks
-from drillyard.launch.slurm.checks import gpus_of_gres
+from drillyard.launch.request_checks import mount_parts, require_launchable
+from drillyard.launch.slurm import rules as slurm_rules
+from drillyard.launch.slurm.rules import gpus_of_gres
 from drillyard.launch.submission import plan_requests
-from drillyard.launch.vertex import checks as vertex_checks
+from drillyard.launch.vertex import rules as vertex_rules
 
 HOPPER, BLACKWELL, MEGA = "a3-ultragpu-8g", "a4-highgpu-8g", "a3-megagpu-8g"
-OWN = {"slurm": [slurm_checks.findings], "vertex": [vertex_checks.findings]}
+OWN = {"slurm": [slurm_rules.findings], "vertex": [vertex_rules.findings]}
 
 
 def checked(asked: LaunchRequest) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from tests.distributed.training_case import make_config, write_documents
 from drillyard.data.prepared_data import prepare
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.parallel.ranks import Ranks, start_ranks
-from drillyard.training import auto_settings, model_setup
-from drillyard.training.auto_settings import AutoSettings, load_auto_settings, save_auto_settings
+from drillyard.training import model_setup, resolved_record
 from drillyard.training.model_setup import build_sharded_model
+from drillyard.training.resolved_record import AutoSettings, load_auto_settings, save_auto_settings
 
 MIB = 2**20
 
@@ -49,7 +49,7 @@ def record_as_another_version(run: Path, kept: AutoSettings, resolved: ResolvedS
     """The record of a run that has begun to train, with another mode than this version resolves."""
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     save_auto_settings(kept, resolved, run, mock.Mock())
-    record = run / auto_settings.RESOLVED_RECORD
+    record = run / resolved_record.RESOLVED_RECORD
     record.write_text(record.read_text().replace(FULL, NONE))
     assert NONE in record.read_text()
 

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import gc
-from drillyard.cli.imports import import_without_collection
+from drillyard.cli.torch_import import import_without_collection
 try:
     import_without_collection("no_such_module_anywhere")
 except ModuleNotFoundError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drillyard.config.auto_values import (
+from drillyard.config.kernel_rules import (
     fastest_kernel,
     kernel_limitation,
     resolve_compile,

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import torch
 
-from drillyard.config.checks import resolve_accumulation
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import resolve_accumulation
 from drillyard.config.run_identity import with_values
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate

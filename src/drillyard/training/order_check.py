@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drillyard.config.checks import schedule_problems, steps_for_epochs
 from drillyard.config.problems import dotted
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import schedule_problems, steps_for_epochs
 from drillyard.errors import UserError
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drillyard.hardware import catalog
 from drillyard.launch.agent.job import Job
-from drillyard.launch.hosts.checks import HostAnswer, judge, not_shared
+from drillyard.launch.hosts.host_facts import HostAnswer, judge, not_shared
 from drillyard.launch.programs import Result
 from drillyard.version import __version__
 

@@ -6,7 +6,7 @@ healthy rank that was suspended (SIGSTOP, a frozen container, a moved virtual ma
 sends a byte at every check of itself, and the silence is measured in short slices. A slice in which
 this process was held up itself, or found the rank stopped, restarts the count.
 
-It runs as a script, `python -I -S watchdog_process.py PID LIMIT TICK`, with a pipe as its input.
+It runs as a script, `python -I -S held_interpreter.py PID LIMIT TICK`, with a pipe as its input.
 Too long a silence: SIGQUIT, at which faulthandler writes the rank's stacks without its interpreter,
 then SIGKILL.
 """

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.facts import says
 
-from drillyard.config.checks import (
+from drillyard.config.problems import dotted, refused_address
+from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import (
     ROLES,
     check_run,
     require_valid,
     resolve_accumulation,
     resolve_global_batch,
 )
-from drillyard.config.problems import dotted, refused_address
-from drillyard.config.run import RunConfig
 from drillyard.data.row_formats import COLUMNS, OPTIONAL_COLUMNS
 from drillyard.errors import UserError
 
