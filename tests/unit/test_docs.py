@@ -43,3 +43,21 @@ def test_the_architecture_page_names_every_module() -> None:
     }
     formats = set((SOURCE / "measurement/formats").glob("*.py"))
     assert sorted(every - named_files()[0] - launchers - formats) == []
+
+
+def test_links_between_documents_lead_to_files() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    links = [
+        (page, target.partition("#")[0])
+        for page in pages
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8"))
+        if not target.startswith(("http", "#"))
+    ]
+    assert len(links) > 30
+    assert [link for link in links if not (link[0].parent / link[1]).exists()] == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"({name})" not in index} == set()

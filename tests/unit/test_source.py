@@ -296,7 +296,10 @@ def test_a_docstring_of_an_attribute_and_a_comment_are_found() -> None:
         "docs/glossary.md",
         "CONTRIBUTING.md",
         "README.md",
+        "docs/failures.md",
+        "docs/launch.md",
         "docs/security.md",
+        "docs/train.md",
     ],
 )
 def test_documents_cite_files_that_exist(name: str) -> None:
