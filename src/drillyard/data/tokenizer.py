@@ -35,6 +35,12 @@ from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
+from drillyard.guarded_files import (
+    LARGEST_MODEL_DOCUMENT_BYTES,
+    read_bytes,
+    read_json,
+    require_documents,
+)
 from drillyard.hub_access import denied_access
 from drillyard.safe_files import describe_os_error, publish_directory, write_tokenizer
 
@@ -210,7 +216,7 @@ def trained_tokenizer(
 def _is_intact(directory: Path) -> bool:
     """Whether a trained tokenizer exists and its files match their checksums."""
     try:
-        written = json.loads((directory / _CHECKSUMS).read_text(encoding="utf-8"))
+        written = read_json(directory / _CHECKSUMS)
     except (OSError, ValueError, RecursionError):
         return False
     return bool(written == _checksums(directory))
@@ -218,7 +224,7 @@ def _is_intact(directory: Path) -> bool:
 
 def _checksums(directory: Path) -> dict[str, str]:
     return {
-        path.name: xxhash.xxh3_128_hexdigest(path.read_bytes())
+        path.name: xxhash.xxh3_128_hexdigest(read_bytes(path, LARGEST_MODEL_DOCUMENT_BYTES))
         for path in sorted(directory.iterdir())
         if path.name != _CHECKSUMS
     }
@@ -293,9 +299,15 @@ def _as_pretrained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+_DOCUMENTS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*/*.jinja")
+"""What transformers reads of a tokenizer's directory."""
+
+
 def _load_pretrained(path: str) -> Any:
     from transformers import AutoTokenizer
 
+    for pattern in _DOCUMENTS:
+        require_documents(Path(path).glob(pattern))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the library raises many types when there is no tokenizer

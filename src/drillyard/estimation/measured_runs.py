@@ -27,6 +27,7 @@ from drillyard.config.auto_values import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
 from drillyard.estimation.target import USUAL_GPUS_PER_NODE
+from drillyard.guarded_files import is_there
 from drillyard.hardware import Accelerator, Catalog, Fact, FactSource, Machine, catalog
 from drillyard.hardware.facts import CatalogRow, Provenance, read_row
 from drillyard.hardware.machines import Nics
@@ -223,7 +224,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     from drillyard.telemetry.metrics import read_metrics
 
     config_file = run_directory / "run.yaml"
-    if not config_file.is_file():
+    if not is_there(config_file):
         raise UserError(
             f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME"
         )
@@ -295,7 +296,7 @@ def _machine_of(run_directory: Path, facts: Catalog) -> Machine | None:
     from drillyard.config.load import load_cluster_config
 
     file = run_directory / "cluster.yaml"
-    if not file.is_file():
+    if not is_there(file):
         return None
     name = load_cluster_config(file, resolve_environment=False).machine
     return None if name is None else facts.find_machine(name)

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from drillyard import export_directory
 from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHTS
 from drillyard.errors import UserError
+from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_bytes
 from drillyard.models.adapter_files import adapter_config, adapter_tensors
 from drillyard.models.sharding import ParameterBox, Region, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
@@ -365,7 +366,7 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
             files = _read_files(Path(made))
         for name, content in files.items():
             path = directory / name
-            if not path.is_file() or path.read_bytes() != content:
+            if not path.is_file() or read_bytes(path, LARGEST_MODEL_DOCUMENT_BYTES) != content:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
     except OSError as error:

@@ -33,6 +33,7 @@ from drillyard.config.model_files import (
 )
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
+from drillyard.guarded_files import require_documents
 from drillyard.hub_access import denied_access
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
@@ -127,6 +128,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
             f"model.id: no directory {model_config.id}\ngive the path of a model directory or a"
             " Hugging Face id"
         )
+    require_documents([directory / "config.json"])
     if directory.is_dir() and not (directory / "config.json").is_file():
         raise UserError(
             f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face"
@@ -163,6 +165,7 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
+    require_documents([directory / "generation_config.json"])
     source = str(directory) if directory.is_dir() else model_config.id
     try:
         found: GenerationConfig = GenerationConfig.from_pretrained(source)

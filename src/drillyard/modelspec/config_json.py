@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.modelspec.block_modules import (
     Tensors,
     attention_module,
@@ -40,7 +41,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except OSError as error:
         raise UserError(
             f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model."

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.safe_files import close_quietly, replace_file
 from drillyard.supervise.console_output import MESSAGES
 from drillyard.supervise.launch_contract import is_launched
@@ -123,7 +124,7 @@ def exclusive_run_lock(
 
 def lock_owner(run_directory: Path) -> LockOwner | None:
     try:
-        record = json.loads((run_directory / "logs" / _OWNER_FILE).read_text(encoding="utf-8"))
+        record = read_json(run_directory / "logs" / _OWNER_FILE)
         process = process_of(record)
         return (
             None

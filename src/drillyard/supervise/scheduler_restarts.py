@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drillyard.guarded_files import read_json
 from drillyard.safe_files import replace_file
 from drillyard.supervise import launch_contract
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY
@@ -110,7 +111,7 @@ def _own_claim() -> dict[str, Any]:
 
 def _read_claim(directory: Path) -> dict[str, Any]:
     try:
-        found = json.loads((directory / CLAIM_FILE).read_text(encoding="utf-8"))
+        found = read_json(directory / CLAIM_FILE)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

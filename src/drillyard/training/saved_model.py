@@ -25,6 +25,7 @@ from drillyard.config.load import config_from_options, load_run_config
 from drillyard.config.model_files import read_adapted_layers, read_adapter_config
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
+from drillyard.guarded_files import read_json
 from drillyard.safe_files import describe_os_error
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME
@@ -93,7 +94,7 @@ class SavedModel:
 def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
     """Read a run's record of the base model `model_id`; None where it has none."""
     try:
-        record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
+        record = read_json(run_directory / SAVED_BASE / BASE_RECORD)
         is_known = (
             record["version"] == 1
             and record["id"] == model_id

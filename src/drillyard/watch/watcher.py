@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import LONGEST_LINE_BYTES, is_there, too_long_line
 from drillyard.loglines.followers import FileFollower
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.gpu_price import GpuPrice
@@ -48,6 +49,8 @@ class _NewRecords:
                 self._torn = b""
                 continue
             *lines, self._torn = (self._torn + piece).split(b"\n")
+            if len(self._torn) > LONGEST_LINE_BYTES:
+                raise too_long_line(self._follower.path, LONGEST_LINE_BYTES)
             yield from (record for line in lines if (record := decode(line)) is not None)
 
 
@@ -60,7 +63,7 @@ class FollowedRun:
                 f"{run_directory}: is a file, and watch shows run directories; follow any log with"
                 f" drillyard metrics -f {run_directory}"
             )
-        if not (run_directory / EVENTS_FILE).is_file():
+        if not is_there(run_directory / EVENTS_FILE):
             raise UserError(
                 f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
                 " started."

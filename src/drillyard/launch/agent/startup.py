@@ -25,6 +25,7 @@ from .state_file import (
     exit_code_of,
     is_cancelled,
     last_state,
+    read_file,
     read_json_object,
     read_secrets,
     replace_file,
@@ -165,7 +166,7 @@ def _read_secret(directory: Path) -> bytes:
     deadline = time.monotonic() + _SECONDS_FOR_SECRET
     while True:
         try:
-            secret = path.read_bytes().strip()
+            secret = read_file(path).strip()
         except FileNotFoundError:
             secret = b""
         except OSError as error:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -51,6 +51,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import open_regular
 from drillyard.training.checkpoint.archive_check import check_archive
 from drillyard.training.checkpoint.index_reader import (
     METADATA_NAME,
@@ -174,8 +175,8 @@ class HashingFileSystem(FileSystem):
         self, path: str | os.PathLike[str], mode: str
     ) -> Generator[io.IOBase, None, None]:
         if mode != "wb":
-            with super().create_stream(path, mode) as plain:
-                yield plain
+            with open_regular(path) as plain:
+                yield cast("io.IOBase", plain)
             return
         stream = _HashingStream(Path(path))
         try:
