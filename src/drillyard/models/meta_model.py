@@ -38,6 +38,7 @@ from drillyard.hub_access import denied_access
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
 from drillyard.modelspec import ModelSpec, spec_from_shapes
+from drillyard.modelspec.config_fields import require_plausible_sizes
 
 # Keys that config classes of transformers take besides their fields, by the field that they turn
 # them into.
@@ -137,6 +138,11 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
+        # Before a config is made of them, which may have a list with an entry per layer.
+        values, _ = PreTrainedConfig.get_config_dict(
+            directory if directory.is_dir() else model_config.id
+        )
+        require_plausible_sizes(values, f"model.id: {model_config.id}")
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             directory if directory.is_dir() else model_config.id, trust_remote_code=False
         )
@@ -188,6 +194,7 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
             "model.config: `architecture` is missing; for example {architecture: llama,"
             " hidden_size: 256}"
         )
+    require_plausible_sizes(fields, "model.config")
     undeclared = architecture(model_type).undeclared
     config_class = CONFIG_MAPPING[model_type]
     fields_of_class = {*config_class().to_dict(), *config_class.attribute_map}
@@ -287,6 +294,7 @@ def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> Mo
             f"{source}: transformers {transformers_version} does not know model_type"
             f" {model_type!r}\nGive --params and --active-params instead of --build."
         )
+    require_plausible_sizes(config, source)
     try:
         resolved = CONFIG_MAPPING[model_type].from_dict(dict(config))
         with torch.device("meta"):

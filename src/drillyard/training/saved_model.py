@@ -289,10 +289,18 @@ def save_base_record(
 
 
 def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
-    """The dtypes in what `read_base_record` returned."""
-    import torch
+    """The dtypes in what `read_base_record` returned. Raises UserError for a dtype that no weight
+    is stored in."""
+    from drillyard.models.weight_layout import DTYPES
 
-    return {name: getattr(torch, dtype) for name, dtype in record["dtypes"].items()}
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+    for name, dtype in record["dtypes"].items():
+        if not isinstance(dtype, str) or dtype not in known:
+            raise UserError(
+                f"{SAVED_BASE}/{BASE_RECORD}: {name} has the dtype {dtype!r:.80}; known are"
+                f" {', '.join(known)}\ncopy the file again from where the run wrote it"
+            )
+    return {name: known[dtype] for name, dtype in record["dtypes"].items()}
 
 
 def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
