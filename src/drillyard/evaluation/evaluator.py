@@ -28,7 +28,7 @@ from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
 from drillyard.guarded_files import read_lines
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, make_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -254,7 +254,7 @@ class HeldOutEvaluator:
             )
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent, parents=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         except (

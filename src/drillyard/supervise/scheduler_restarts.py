@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.guarded_files import read_json
-from drillyard.safe_files import replace_file
+from drillyard.safe_files import make_directory, replace_file
 from drillyard.supervise import launch_contract
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY
 from drillyard.supervise.restart_policy import RestartCounts, pause_seconds
@@ -80,7 +80,7 @@ def write_claim(directory: Path) -> None:
     ):
         return
     path = directory / CLAIM_FILE
-    path.parent.mkdir(exist_ok=True)
+    make_directory(path.parent)
     replace_file(path, f"{json.dumps(mine)}\n".encode())
 
 

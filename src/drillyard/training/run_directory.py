@@ -31,7 +31,7 @@ from drillyard.config.run_identity import (
 )
 from drillyard.errors import UserError
 from drillyard.guarded_files import is_there, read_json
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
@@ -64,7 +64,7 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
     """
     directory = run_directory_of(config)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory, parents=True)
     except OSError as error:
         raise UserError(
             f"{directory}: cannot be created ({error.strerror}); choose another `output`"

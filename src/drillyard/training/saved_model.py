@@ -26,7 +26,7 @@ from drillyard.config.model_files import read_adapted_layers, read_adapter_confi
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
 from drillyard.guarded_files import read_json
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
@@ -270,7 +270,7 @@ def save_base_record(
     if model_config.id is None:
         return dtypes
     base = directory / SAVED_BASE
-    base.mkdir(exist_ok=True)
+    make_directory(base)
     load_config(model_config).to_json_file(base / "config.json")
     generation_config = load_generation_config(model_config)
     if generation_config is not None:

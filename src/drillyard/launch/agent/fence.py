@@ -36,7 +36,7 @@ from typing import Any
 from drillyard.supervise.process_identity import Process, process_of
 from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes
 
-from .state_file import json_object, read_file, read_json_object
+from .state_file import json_object, make_directory, read_file, read_json_object
 
 _ALIVE = re.compile(r"(\d{4,})\.node-\d+\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -51,7 +51,7 @@ class Epochs:
 
     def open(self, leader: dict[str, Any]) -> int:
         """Take the next epoch, with this description of its leader. Raises OSError."""
-        self.directory.mkdir(exist_ok=True)
+        make_directory(self.directory)
         number = self.newest()
         # The file is complete when it appears: an epoch that a full disk left empty would end a
         # healthy leader.

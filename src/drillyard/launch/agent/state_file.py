@@ -81,6 +81,20 @@ def read_file(path: Path, most: int = 1 << 20) -> bytes:
         return file.read(most + 1)
 
 
+def make_directory(path: Path) -> None:
+    """Create a directory below one that is there; another node may do so at this moment, and file
+    systems that hosts share may show it some seconds late. Raises OSError."""
+    end = time.monotonic() + 15.0
+    while True:
+        try:
+            path.mkdir(exist_ok=True)
+            return
+        except FileExistsError:
+            if os.path.lexists(path) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
 def json_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object that is `text`; empty where it is none."""
     try:
