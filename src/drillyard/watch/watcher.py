@@ -69,7 +69,7 @@ class FollowedRun:
                 " started."
             )
         self.run = LiveRun(run_directory.resolve().name, price=price)
-        self._directory = run_directory
+        self.directory = run_directory
         self._events = _NewRecords(run_directory / EVENTS_FILE)
         self._metrics = _NewRecords(run_directory / METRICS_FILE)
         self._last_line_time = time.monotonic()
@@ -77,7 +77,7 @@ class FollowedRun:
     def poll(self) -> None:
         """Read new lines. Raises UserError when the directory cannot be read."""
         has_new = False
-        with refusing_odd_values(self._directory):
+        with refusing_odd_values(self.directory):
             try:
                 for event in filter(is_event, self._events.poll()):
                     self.run.add_event(event)
@@ -87,7 +87,7 @@ class FollowedRun:
                     has_new = True
             except OSError as error:
                 raise UserError(
-                    f"{self._directory}: cannot be read: {describe_os_error(error)}"
+                    f"{self.directory}: cannot be read: {describe_os_error(error)}"
                 ) from error
             self.run.refresh_goodput()
         if has_new:
@@ -108,10 +108,11 @@ def watch_run(
 
     `interval_seconds` between two polls of the files: by default 1 on a terminal, 10 elsewhere.
     """
-    if console.is_terminal:
-        _watch_screen(followed, console, interval_seconds or 1.0)
-    else:
-        _watch_lines(followed, console, interval_seconds or 10.0)
+    with refusing_odd_values(followed.directory):
+        if console.is_terminal:
+            _watch_screen(followed, console, interval_seconds or 1.0)
+        else:
+            _watch_lines(followed, console, interval_seconds or 10.0)
     return followed.run
 
 
