@@ -217,6 +217,13 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     UserError where there is no run, where fewer than LEAST_LINES lines are left, and where the run
     was on no known accelerator.
     """
+    from drillyard.telemetry.events import refusing_odd_values
+
+    with refusing_odd_values(run_directory):
+        return _read_measured_run(run_directory, facts)
+
+
+def _read_measured_run(run_directory: Path, facts: Catalog | None) -> MeasuredRun:
     from drillyard.config.load import load_run_config
     from drillyard.estimation.model_source import ModelOptions, find_model
     from drillyard.estimation.resolved_setup import resolve_setup
