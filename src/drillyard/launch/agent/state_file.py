@@ -72,12 +72,13 @@ class NotRegularFile(OSError):
 def read_file(path: Path, most: int = 1 << 20) -> bytes:
     """The content of a regular file of at most `most` bytes. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        os.close(descriptor)
+        raise NotRegularFile(
+            errno.EINVAL, f"is not a regular file of at most {most:,} bytes", str(path)
+        )
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            raise NotRegularFile(
-                errno.EINVAL, f"is not a regular file of at most {most:,} bytes", str(path)
-            )
         return file.read(most + 1)
 
 
