@@ -142,7 +142,9 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
         values, _ = PreTrainedConfig.get_config_dict(
             directory if directory.is_dir() else model_config.id
         )
-        require_plausible_sizes(values, f"model.id: {model_config.id}")
+        # What is no object is refused by transformers below.
+        if isinstance(values, dict):
+            require_plausible_sizes(values, f"model.id: {model_config.id}")
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             directory if directory.is_dir() else model_config.id, trust_remote_code=False
         )
