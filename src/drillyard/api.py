@@ -301,9 +301,10 @@ def report(
     names = _texts(paths)
     directory = next((Path(name) for name in names if is_run_directory(Path(name))), None)
     if directory is None:
-        page = render(
-            measured_content(measure(names, price_per_gpu_hour=price_per_gpu_hour, **given))
-        )
+        with refusing_odd_values(*names):
+            page = render(
+                measured_content(measure(names, price_per_gpu_hour=price_per_gpu_hour, **given))
+            )
     elif len(names) > 1:
         raise ConfigError(
             "a report is of one run: give one run directory (drillyard metrics --compare shows"

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 import xxhash
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import open_unbuffered, read_json
 from drillyard.safe_files import FileChecksum, flush, replace_file
 
 RECORD = ".drillyard-export.json"
@@ -170,7 +171,7 @@ def put_in_place(directory: Path, contents: Mapping[str, FileChecksum]) -> None:
 def read_record(directory: Path) -> ExportRecord:
     """The record of a directory; empty if it is missing or cannot be read."""
     try:
-        content = json.loads((directory / RECORD).read_text(encoding="utf-8"))
+        content = read_json(directory / RECORD)
         files = {
             name: [FileChecksum(**entry) for entry in entries]
             for name, entries in content["files"].items()
@@ -187,7 +188,7 @@ def read_record(directory: Path) -> ExportRecord:
 
 
 def _content_of(path: Path) -> FileChecksum:
-    with path.open("rb", buffering=0) as file:
+    with open_unbuffered(path) as file:
         return FileChecksum(
             os.fstat(file.fileno()).st_size, hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
         )

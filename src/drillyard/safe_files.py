@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 # GCS FUSE answers EMFILE: a rename would be a copy of each object ("too many objects to be
 # renamed").
 _NO_RENAME_OF_DIRECTORIES = frozenset({errno.EMFILE, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV})
+VISIBLE_WITHIN_SECONDS = 15.0
+"""Attribute caches of network file systems show what another host made late, but within seconds."""
 _DIGEST_LINE = b"<!-- drillyard, sha256 of the above: %s -->\n"
 _ADVICE = {
     errno.ENOSPC: "free space there",
@@ -59,6 +62,24 @@ def describe_os_error(error: OSError) -> str:
     return f"{words}: {advice}" if advice else words
 
 
+def make_directory(path: Path, *, parents: bool = False) -> None:
+    """Create a directory that may be there, or that another host creates at this moment.
+
+    NFS and virtiofs may say that a directory exists and, asked what it is, that there is none: then
+    this host looks again for some seconds. Raises OSError.
+    """
+    end = time.monotonic() + VISIBLE_WITHIN_SECONDS
+    while True:
+        try:
+            path.mkdir(parents=parents, exist_ok=True)
+            return
+        except FileExistsError as error:
+            # What is there and no directory stays so.
+            if os.path.lexists(error.filename or path) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
 def publish_directory(made: Path, target: Path, last: str) -> None:
     """Move the complete directory `made` to `target`, which must not exist, by one rename if the
     file system can.
@@ -75,7 +96,7 @@ def publish_directory(made: Path, target: Path, last: str) -> None:
     target.mkdir()
     files = sorted(path.relative_to(made) for path in made.rglob("*") if path.is_file())
     for file in sorted(files, key=lambda file: file == Path(last)):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        make_directory((target / file).parent, parents=True)
         (made / file).rename(target / file)
     for directory in sorted(made.rglob("*"), reverse=True):
         directory.rmdir()

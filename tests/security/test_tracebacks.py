@@ -292,8 +292,12 @@ def test_an_odd_estimate_does_not_end_the_report(
     assert run(capsys, "report", str(directory))[0] == 0
 
 
-@pytest.mark.parametrize("command", ["report", "watch", "diff"])
-@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, 10**400], ids=lambda value: f"{value!r:.9}")
+@pytest.mark.parametrize("command", ["metrics", "report", "watch", "diff"])
+@pytest.mark.parametrize(
+    "value",
+    ["x", [1], {"a": 1}, 10**400, 10**30, 1e308, -1e308, -1],
+    ids=lambda value: f"{value!r:.9}",
+)
 def test_an_odd_value_of_a_step_is_named_with_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, value: object
 ) -> None:
@@ -301,7 +305,10 @@ def test_an_odd_value_of_a_step_is_named_with_its_directory(
     for name in ("metrics.jsonl", "events.jsonl"):
         records = [json.loads(line) for line in (directory / name).read_text().splitlines()]
         for record in records:
-            record.update({"step_seconds": value, "loss": value} if record.get("step") == 3 else {})
+            if record.get("step") == 3:
+                record.update(dict.fromkeys(["step_seconds", "loss", "mfu", "memory_gib"], value))
+            if record.get("step") == 2 and "event" in record:
+                record["step"] = value
         (directory / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     code, output = run(
         capsys, command, str(directory), *([str(directory)] if command == "diff" else [])
@@ -355,3 +362,18 @@ def test_data_of_a_finished_run_need_the_variables_they_refer_to(
         resolve_section_secrets(config, "data")
     monkeypatch.setenv("ROWS", "here")
     assert resolve_section_secrets(config, "data").data.cache_directory == "here-cache"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_losses_at_the_ends_of_the_range_are_measured_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int
+) -> None:
+    directory = write_run(tmp_path / "trial", steps=8)
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    for number, record in enumerate(records):
+        record["loss"] = sign * (1e308 if number % 2 else -1e308)
+    (directory / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(record)}\n" for record in records)
+    )
+    code, output = run(capsys, "metrics", str(directory))
+    assert code == 0 or (code == 2 and str(directory) in output)

@@ -17,6 +17,7 @@ import typer
 from drillyard.cli.options import find_run, print_json
 from drillyard.errors import UserError
 from drillyard.formatting import size
+from drillyard.guarded_files import is_there
 
 if TYPE_CHECKING:
     from drillyard.training.checkpoint.inventory import CheckpointInfo
@@ -242,7 +243,7 @@ def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool
 
     assert target.run_directory is not None
     saved = target.run_directory / "run.yaml"
-    if saved.is_file():
+    if is_there(saved):
         settings = load_run_config(saved, resolve_environment=False).checkpoint
         return keep or settings.keep, settings.keep_best
     if keep is None:

@@ -138,14 +138,17 @@ def metrics(
         raise UserError("give the log of a run: drillyard metrics PATH (or - for standard input)")
     if follow and (compare or fail_if):
         raise UserError("--follow shows one growing run: not with --compare or --fail-if.")
-    _measure(
-        paths,
-        {**given, "job_start": job_start, "job_end": job_end},
-        follow,
-        compare,
-        fail_if or [],
-        as_json=as_json,
-    )
+    from drillyard.telemetry.events import refusing_odd_values
+
+    with refusing_odd_values(*paths):
+        _measure(
+            paths,
+            {**given, "job_start": job_start, "job_end": job_end},
+            follow,
+            compare,
+            fail_if or [],
+            as_json=as_json,
+        )
 
 
 def _measure(

@@ -6,7 +6,6 @@ machine nothing is checked here, and the ranks check again before they prepare d
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,12 @@ from typing import Any, Literal
 from drillyard.config.problems import Problem, closest_name
 from drillyard.config.run import ModelConfig
 from drillyard.errors import ConfigError
+from drillyard.guarded_files import (
+    LARGEST_MODEL_DOCUMENT_BYTES,
+    is_there,
+    read_json,
+    require_regular,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -129,11 +134,10 @@ def weight_files(directory: FilePath) -> list[FilePath]:
     """The safetensors files of a model directory, as its index lists them. Raises UserError when
     one is missing."""
     index = directory / INDEX
-    if index.is_file():
+    if is_there(index):
         try:
-            names = sorted(
-                {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-            )
+            weight_map = read_json(index, LARGEST_MODEL_DOCUMENT_BYTES)["weight_map"]
+            names = sorted({str(name) for name in weight_map.values()})
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{index} is damaged ({error})\nfetch or export the model again"
@@ -169,7 +173,7 @@ def read_adapter_config(path: str | FilePath) -> dict[str, Any]:
     there is none."""
     file = FilePath(path).expanduser() / ADAPTER_CONFIG
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
@@ -195,6 +199,7 @@ def read_adapted_layers(path: str | FilePath) -> list[str]:
 
     opener: Any = safe_open
     file = FilePath(path).expanduser() / ADAPTER_WEIGHTS
+    require_regular(file)
     try:
         with opener(str(file), framework="numpy") as stored:
             layers = [name.partition(".lora_A.")[0] for name in stored.keys() if ".lora_A." in name]  # noqa: SIM118
@@ -246,9 +251,7 @@ def local_model_config(model_id: str) -> dict[str, Any]:
     is none to read."""
     path = FilePath(model_id).expanduser() / "config.json"
     try:
-        content = json.loads(
-            (path if path.is_file() else cached_config_path(model_id)).read_bytes()
-        )
+        content = read_json(path if is_there(path) else cached_config_path(model_id))
     except (OSError, ValueError, RecursionError):
         # The ranks report a missing or damaged config with the error of transformers.
         return {}

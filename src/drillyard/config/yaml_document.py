@@ -21,6 +21,7 @@ import yaml
 
 from drillyard.config.problems import Path, Problem, SourceLocation
 from drillyard.errors import ConfigError, NotFoundError
+from drillyard.guarded_files import open_input
 
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 FLOAT = re.compile(
@@ -53,16 +54,16 @@ def read_document(path: str | os.PathLike[str]) -> YamlDocument:
     """The document in the file at `path`. UserError when it cannot be read, is not UTF-8 or is not
     YAML."""
     label = os.fspath(path)
+    if os.path.isdir(path):
+        raise ConfigError(f"{label}: is a directory; name the YAML file in it")
     try:
-        with open(path, "rb") as file:
+        with open_input(path) as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(
             f"{label}: no such file; `drillyard init` writes a run.yaml and a cluster.yaml to start"
             " from"
         ) from None
-    except IsADirectoryError:
-        raise ConfigError(f"{label}: is a directory; name the YAML file in it") from None
     except OSError as error:
         raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:

@@ -22,6 +22,7 @@ from typing import Any
 from drillyard.data.sources import DataSource, SourceContents
 from drillyard.errors import UserError
 from drillyard.formatting import first_few
+from drillyard.guarded_files import read_json
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
@@ -50,7 +51,7 @@ class DataRecord:
 def read_record(run_directory: Path) -> DataRecord | None:
     """The record of a run's data; None if there is none, or it cannot be read."""
     try:
-        content = json.loads((run_directory / DATA_RECORD).read_text(encoding="utf-8"))
+        content = read_json(run_directory / DATA_RECORD)
         parts = {name: _contents(content[name]) for name in ("training", "held_out")}
         return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

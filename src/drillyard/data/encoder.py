@@ -25,6 +25,7 @@ import xxhash
 
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, RawBatch, Row
 from drillyard.data.row_formats import RowFormat, Segments
+from drillyard.data.tokenizer import refusing_panics
 from drillyard.errors import UserError
 
 TRAIN, HELD_OUT = 0, 1
@@ -185,7 +186,8 @@ class Encoder:
                 digest = xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass"))
                 documents.append(_Document(number, place, part, digest, segments))
         if documents:
-            self._place(batch, documents)
+            with refusing_panics("data.tokenizer"):
+                self._place(batch, documents)
         return result
 
     def _segments(self, row: Row, part: EncodedPart, place: int, where: str) -> list[Segments]:

@@ -14,7 +14,6 @@ x 128, of which checksums take 1 microsecond per sequence (and 1 more for every 
 
 from __future__ import annotations
 
-import json
 import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ import xxhash
 
 from drillyard.data.raw_batches import NUMBER_BITS
 from drillyard.data.sequence_packing import padded
+from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, open_regular, read_json
 
 IGNORED = -100
 """Label of a position without loss, the `ignore_index` of torch's cross entropy."""
@@ -117,7 +117,7 @@ def map_file(path: Path, dtype: Any) -> npt.NDArray[Any]:
     is slow to slice."""
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(mapped, dtype)
 
@@ -256,7 +256,7 @@ class CachedSequences(Sequences):
     @cached_property
     def _origins(self) -> list[tuple[str, str]]:
         path = self._directory / f"{self._part}.{ORIGINS}"
-        return [(name, unit) for name, unit in json.loads(path.read_text(encoding="utf-8"))]
+        return [(name, unit) for name, unit in read_json(path, LARGEST_MODEL_DOCUMENT_BYTES)]
 
     def _damaged(self, index: int) -> DamagedSequence:
         """The error for a sequence; marks the cache, so that the next start verifies all of it."""

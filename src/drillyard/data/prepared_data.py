@@ -59,6 +59,7 @@ from drillyard.data.tokenizer import (
     trained_tokenizer,
 )
 from drillyard.errors import UserError
+from drillyard.safe_files import make_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -108,7 +109,7 @@ def cache_root(data: DataConfig) -> Path:
     ).expanduser()
     try:
         for name in ("tokenized", "tokenizers", "hashes"):
-            (root / name).mkdir(parents=True, exist_ok=True)
+            make_directory(root / name, parents=True)
     except OSError as error:
         raise UserError(
             f"{root}: the cache directory cannot be created ({error.strerror}). Set"

@@ -52,6 +52,7 @@ from drillyard.data.raw_batches import (
 )
 from drillyard.data.remote_objects import RemoteObject, list_objects, shown
 from drillyard.errors import MissingExtraError, UserError
+from drillyard.guarded_files import read_json
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
@@ -312,7 +313,7 @@ def file_hash(file: Path, memo: Path) -> str:
     cached = memo / f"{xxhash.xxh3_128_hexdigest(os.fsencode(file.resolve()))}.json"
     # Where it is not cached, or written by another process right now, hash the file.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        known = json.loads(cached.read_text())
+        known = read_json(cached)
         if known["identity"] == identity:
             return str(known["xxh3_128"])
     started_ns = time.time_ns()

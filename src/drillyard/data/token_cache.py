@@ -47,6 +47,7 @@ from drillyard.data.mapped_sequences import BULK, DAMAGED_FILE, FILES, ORIGINS, 
 from drillyard.data.raw_batches import NUMBER_BITS, Origin, hash_bytes_of, json_digest
 from drillyard.data.sequence_packing import PackedSequences, Packer, padded
 from drillyard.errors import UserError
+from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_json
 from drillyard.safe_files import ChecksummedFile, flush, publish_directory
 
 ENCODING_VERSIONS = {"chat": 3, "function-calling": 1, "no start token": 2}
@@ -183,7 +184,7 @@ def open_cache(directory: Path, verify: Verify) -> dict[str, Any]:
     if not directory.is_dir():
         raise FileNotFoundError(directory)
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
+        manifest = read_json(directory / MANIFEST, LARGEST_MODEL_DOCUMENT_BYTES)
         checksum = manifest.pop("checksum")
     except FileNotFoundError:
         raise DamagedCache("there is no manifest: the cache is incomplete") from None

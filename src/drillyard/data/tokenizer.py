@@ -14,6 +14,7 @@ from the sources, because the trainer keeps every distinct word in memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -35,6 +36,12 @@ from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
+from drillyard.guarded_files import (
+    LARGEST_MODEL_DOCUMENT_BYTES,
+    read_bytes,
+    read_json,
+    require_documents,
+)
 from drillyard.hub_access import denied_access
 from drillyard.safe_files import describe_os_error, publish_directory, write_tokenizer
 
@@ -88,7 +95,8 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     before = backend.encode_special_tokens
     backend.encode_special_tokens = True
     try:
-        ids = backend.encode(prompt, add_special_tokens=False).ids
+        with refusing_panics(tokenizer.name_or_path):
+            ids = backend.encode(prompt, add_special_tokens=False).ids
     finally:
         backend.encode_special_tokens = before
     return [*start_ids(tokenizer), *ids]
@@ -96,7 +104,8 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
 
 def chat_prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     """Token ids of a chat template's text, in which special tokens are tokens, as in training."""
-    ids: list[int] = tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids
+    with refusing_panics(tokenizer.name_or_path):
+        ids: list[int] = tokenizer.backend_tokenizer.encode(prompt, add_special_tokens=False).ids
     return ids
 
 
@@ -130,6 +139,29 @@ def open_tokenizer(path: str) -> TextTokenizer:
     """The fast tokenizer of a model id or of a directory. UserError if there is none."""
     if refused := refused_address(path):
         raise UserError(f"data.tokenizer: {refused}")
+    with refusing_panics(path):
+        return _opened(path)
+
+
+@contextlib.contextmanager
+def refusing_panics(tokenizer: str) -> Iterator[None]:
+    """Raise UserError where the tokenizers library panics, on a pattern that takes too long for
+    instance.
+
+    The exception is no `Exception`, so nothing else would catch it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"{tokenizer}: the tokenizers library fails with this tokenizer ({error!s:.200}). Set"
+            " data.tokenizer to another one, or fetch this one again."
+        ) from None
+
+
+def _opened(path: str) -> TextTokenizer:
     tokenizer = _load_pretrained(path)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -150,6 +182,19 @@ def open_tokenizer(path: str) -> TextTokenizer:
         origin=path,
     )
     loaded.__dict__["pretrained"] = tokenizer
+    if loaded.vocab_size > _LARGEST_VOCABULARY:
+        raise UserError(
+            f"{path}: the tokenizer has the token id {loaded.vocab_size - 1}, and a vocabulary has"
+            f" at most {_LARGEST_VOCABULARY:,} entries. Set data.tokenizer to another one, or fetch"
+            " this one again."
+        )
+    used = [*loaded.start_ids, loaded.pad_id, *([] if loaded.eos_id is None else [loaded.eos_id])]
+    if odd := [token for token in used if not 0 <= token < loaded.vocab_size]:
+        raise UserError(
+            f"{path}: the tokenizer uses the token id {odd[0]}, which its vocabulary of"
+            f" {loaded.vocab_size} entries lacks. Set data.tokenizer to another one, or fetch this"
+            " one again."
+        )
     return loaded
 
 
@@ -210,7 +255,7 @@ def trained_tokenizer(
 def _is_intact(directory: Path) -> bool:
     """Whether a trained tokenizer exists and its files match their checksums."""
     try:
-        written = json.loads((directory / _CHECKSUMS).read_text(encoding="utf-8"))
+        written = read_json(directory / _CHECKSUMS)
     except (OSError, ValueError, RecursionError):
         return False
     return bool(written == _checksums(directory))
@@ -218,7 +263,7 @@ def _is_intact(directory: Path) -> bool:
 
 def _checksums(directory: Path) -> dict[str, str]:
     return {
-        path.name: xxhash.xxh3_128_hexdigest(path.read_bytes())
+        path.name: xxhash.xxh3_128_hexdigest(read_bytes(path, LARGEST_MODEL_DOCUMENT_BYTES))
         for path in sorted(directory.iterdir())
         if path.name != _CHECKSUMS
     }
@@ -293,9 +338,17 @@ def _as_pretrained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
+_LARGEST_VOCABULARY = 10_000_000
+"""The largest known have 260,000 entries."""
+_DOCUMENTS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*/*.jinja")
+"""What transformers reads of a tokenizer's directory."""
+
+
 def _load_pretrained(path: str) -> Any:
     from transformers import AutoTokenizer
 
+    for pattern in _DOCUMENTS:
+        require_documents(Path(path).glob(pattern))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # the library raises many types when there is no tokenizer

@@ -27,6 +27,7 @@ from drillyard.config.kernel_rules import AttentionKernel
 from drillyard.errors import UserError
 from drillyard.estimation.setup import Checkpointing, LoraSetup, Precision, Setup
 from drillyard.estimation.target import USUAL_GPUS_PER_NODE
+from drillyard.guarded_files import is_there
 from drillyard.hardware import Accelerator, Catalog, Fact, FactSource, Machine, catalog
 from drillyard.hardware.facts import CatalogRow, Provenance, read_row
 from drillyard.hardware.machines import Nics
@@ -216,6 +217,13 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     UserError where there is no run, where fewer than LEAST_LINES lines are left, and where the run
     was on no known accelerator.
     """
+    from drillyard.telemetry.events import refusing_odd_values
+
+    with refusing_odd_values(run_directory):
+        return _read_measured_run(run_directory, facts)
+
+
+def _read_measured_run(run_directory: Path, facts: Catalog | None) -> MeasuredRun:
     from drillyard.config.load import load_run_config
     from drillyard.estimation.model_source import ModelOptions, find_model
     from drillyard.estimation.resolved_setup import resolve_setup
@@ -223,7 +231,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
     from drillyard.telemetry.metrics import read_metrics
 
     config_file = run_directory / "run.yaml"
-    if not config_file.is_file():
+    if not is_there(config_file):
         raise UserError(
             f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME"
         )
@@ -295,7 +303,7 @@ def _machine_of(run_directory: Path, facts: Catalog) -> Machine | None:
     from drillyard.config.load import load_cluster_config
 
     file = run_directory / "cluster.yaml"
-    if not file.is_file():
+    if not is_there(file):
         return None
     name = load_cluster_config(file, resolve_environment=False).machine
     return None if name is None else facts.find_machine(name)

@@ -25,9 +25,10 @@ from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.held_out_loss import evaluate_loss
 from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
+from drillyard.guarded_files import read_lines
 from drillyard.models.loss import LanguageModelLoss
 from drillyard.parallel.ranks import Ranks
-from drillyard.safe_files import describe_os_error
+from drillyard.safe_files import describe_os_error, make_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -253,7 +254,7 @@ class HeldOutEvaluator:
             )
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent, parents=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         except (
@@ -288,8 +289,7 @@ def end_of_turn(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> i
 def _holds_predictions(path: Path) -> bool:
     """Whether a file was written here: its first line is a prediction, or it is empty."""
     try:
-        with path.open(encoding="utf-8") as file:
-            first = file.readline()
+        first = next(read_lines(path), b"")
         return not first or {"predicted", "verdict", "reason"} <= json.loads(first).keys()
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, UserError, ValueError, AttributeError, RecursionError):
         return False

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES: Final = 1 << 20
 LONGEST_LINE: Final = 1 << 20
+LONGEST_SKIPPED_LINE: Final = 256 << 20
+"""Of a log with a longer one, no more is read: it would take minutes to find the line's end."""
 _HEAD_BYTES: Final = 256
 _LINE_END: Final = ord("\n")
 
@@ -70,7 +72,7 @@ class LineSplitter:
     """Splitter of a stream into blocks: `feed` bytes as they come, `finish` at the end.
 
     Counts `bytes`, finished `lines`, `unfinished` (1 after `finish` when the last line has no end),
-    `overlong` lines.
+    `overlong` lines, and the `skipped_bytes` of the last of those.
     """
 
     def __init__(self) -> None:
@@ -81,6 +83,7 @@ class LineSplitter:
         self.lines = 0
         self.unfinished = 0
         self.overlong = 0
+        self.skipped_bytes = 0
 
     def feed(self, piece: bytes) -> LineBlock | None:
         """Return the block of all lines that are complete now; None if no line has ended."""
@@ -88,6 +91,7 @@ class LineSplitter:
         if self._skipping:
             end = piece.find(b"\n")
             if end < 0:
+                self.skipped_bytes += len(piece)
                 return None
             piece, self._skipping = piece[end + 1 :], False
             self.lines += 1
@@ -99,6 +103,7 @@ class LineSplitter:
         if not end:
             self._rest += piece
             if len(self._rest) > LONGEST_LINE:
+                self.skipped_bytes = len(self._rest)
                 self._rest, self._skipping = b"", True
                 self.overlong += 1
             return None

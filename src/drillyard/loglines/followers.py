@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import open_regular, open_unbuffered
 from drillyard.loglines.sources import (
     GCS,
     STDIN,
@@ -81,7 +82,7 @@ def follower(file: LogFile) -> GrowingInput:
 
 def _refuse_packed(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(4)
     except FileNotFoundError:
         return
@@ -135,7 +136,7 @@ class FileFollower(GrowingInput):
 
     def _open(self) -> bool:
         try:
-            self._file = self.path.open("rb", buffering=0)
+            self._file = open_unbuffered(self.path)
         except FileNotFoundError:
             return False
         status = os.fstat(self._file.fileno())

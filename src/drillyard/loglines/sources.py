@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO, cast
 
 from drillyard.errors import MissingExtraError, NotFoundError, UserError
+from drillyard.guarded_files import open_input
 
 if TYPE_CHECKING:
     from google.cloud.storage import Client
@@ -110,7 +111,7 @@ def _open_raw(file: LogFile) -> Iterator[BinaryIO]:
             ):
                 yield cast("BinaryIO", stream)
     else:
-        with open(file.name, "rb") as stream:
+        with open_input(file.name) as stream:
             yield stream
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from drillyard.errors import ConfigError, UserError
+from drillyard.guarded_files import is_there
 from drillyard.loglines.sources import GCS, LogFile, find_files, open_log, trouble
 from drillyard.loglines.stamps import time_zone
 from drillyard.measurement.formats import log_formats
@@ -89,6 +90,8 @@ def read_logs(
     for number, file in enumerate(chosen.files):
         with open_log(file) as stream:
             reading = read_source(file, number, stream, zone, only)
+            if chosen.run_directory is not None:
+                _require_text(reading.source)
             reading.trouble = trouble(stream)
         readings.append(reading)
     log = merge_sources(readings, zone, last=True)
@@ -232,7 +235,7 @@ def _run_files(path: Path) -> list[str]:
     """The files to read of a Drillyard run directory; none for anything else."""
     try:
         return (
-            [str(path / name) for name in RUN_FILES if (path / name).is_file()]
+            [str(path / name) for name in RUN_FILES if is_there(path / name)]
             if path.is_dir()
             else []
         )
@@ -243,6 +246,15 @@ def _run_files(path: Path) -> list[str]:
 def _may_be_log(file: LogFile) -> bool:
     path = Path(file.name)
     return not path.name.startswith(".") and path.suffix.lower() not in _NO_LOGS
+
+
+def _require_text(source: ReadSource) -> None:
+    """Raise UserError for a binary file in the place of a run's own."""
+    if source.note.startswith("binary") and Path(source.name).name in RUN_FILES:
+        raise UserError(
+            f"{source.name}: is binary, and a run writes lines of JSON; copy it again from where it"
+            " was written, or remove it"
+        )
 
 
 def _broken(reading: SourceContent) -> str:

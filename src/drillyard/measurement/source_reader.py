@@ -21,7 +21,8 @@ from io import BytesIO
 from typing import BinaryIO, Final
 
 from drillyard.errors import UserError
-from drillyard.loglines.blocks import BLOCK_BYTES, LineBlock, LineSplitter
+from drillyard.guarded_files import open_regular
+from drillyard.loglines.blocks import BLOCK_BYTES, LONGEST_SKIPPED_LINE, LineBlock, LineSplitter
 from drillyard.loglines.followers import follower
 from drillyard.loglines.prefixes import Origin
 from drillyard.loglines.sources import LogFile, open_log
@@ -100,6 +101,11 @@ class TextSourceReader:
     def feed(self, piece: bytes) -> None:
         block = self._blocks.feed(piece)
         if block is None:
+            if self._blocks.skipped_bytes > LONGEST_SKIPPED_LINE:
+                raise UserError(
+                    f"{self.source.name}:{self._blocks.lines + 1}: a line has more than"
+                    f" {LONGEST_SKIPPED_LINE >> 20} MiB: this is not a log. Leave the file out."
+                )
             return
         self._count += 1
         for reader, _ in self._candidates:
@@ -278,7 +284,7 @@ class FollowedSource:
 
     def _is_document(self) -> bool:
         try:
-            with open(self.file.name, "rb") as stream:
+            with open_regular(self.file.name) as stream:
                 return document_format(stream.read(_HEAD_BYTES), self._only) is not None
         except FileNotFoundError:
             return False

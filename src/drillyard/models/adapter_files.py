@@ -24,6 +24,7 @@ from drillyard.config.model_files import (
     unreadable_adapter,
 )
 from drillyard.errors import UserError
+from drillyard.guarded_files import require_regular
 from drillyard.models.sharding import is_adapter_name, local_region, local_tensor, without_wrappers
 
 # Keys of adapter_config.json by the settings of a run that say the same.
@@ -141,6 +142,7 @@ class _StoredAdapter:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser() / ADAPTER_WEIGHTS
         opener: Any = safe_open
+        require_regular(self.path)
         try:
             self.file: Any = opener(str(self.path), framework="pt").__enter__()
         except (SafetensorError, OSError) as error:

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from drillyard import export_directory
 from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHTS
 from drillyard.errors import UserError
+from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_bytes
 from drillyard.models.adapter_files import adapter_config, adapter_tensors
 from drillyard.models.sharding import ParameterBox, Region, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
@@ -39,6 +40,7 @@ from drillyard.safe_files import (
     ChecksummedFile,
     FileChecksum,
     describe_os_error,
+    make_directory,
     replace_file,
     write_tokenizer,
 )
@@ -172,7 +174,7 @@ def _begin(target: Path, names: list[str], overwrite: bool, held: ExitStack) -> 
     """Lock the directory and record the files `names`; if it is new, `held` removes it when it
     stays empty."""
     is_new = not target.exists()
-    target.mkdir(parents=True, exist_ok=True)
+    make_directory(target, parents=True)
     held.enter_context(export_directory.locked(target))
     if is_new:
         held.callback(_remove_empty, target)
@@ -347,7 +349,7 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
     OSError, UserError."""
     for name, content in small.items():
         path = export_directory.incomplete(target, name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, parents=True)
         output = ChecksummedFile(path)
         output.write(content)
         contents[name] = output.close()
@@ -365,8 +367,8 @@ def save_tokenizer(tokenizer: Any, directory: Path) -> None:
             files = _read_files(Path(made))
         for name, content in files.items():
             path = directory / name
-            if not path.is_file() or path.read_bytes() != content:
-                path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or read_bytes(path, LARGEST_MODEL_DOCUMENT_BYTES) != content:
+                make_directory(path.parent, parents=True)
                 replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
     except OSError as error:
         raise UserError(

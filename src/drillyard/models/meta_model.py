@@ -33,10 +33,12 @@ from drillyard.config.model_files import (
 )
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
+from drillyard.guarded_files import require_documents
 from drillyard.hub_access import denied_access
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
 from drillyard.modelspec import ModelSpec, spec_from_shapes
+from drillyard.modelspec.config_fields import require_plausible_sizes
 
 # Keys that config classes of transformers take besides their fields, by the field that they turn
 # them into.
@@ -127,6 +129,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
             f"model.id: no directory {model_config.id}\ngive the path of a model directory or a"
             " Hugging Face id"
         )
+    require_documents([directory / "config.json"])
     if directory.is_dir() and not (directory / "config.json").is_file():
         raise UserError(
             f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face"
@@ -135,6 +138,13 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
+        # Before a config is made of them, which may have a list with an entry per layer.
+        values, _ = PreTrainedConfig.get_config_dict(
+            directory if directory.is_dir() else model_config.id
+        )
+        # What is no object is refused by transformers below.
+        if isinstance(values, dict):
+            require_plausible_sizes(values, f"model.id: {model_config.id}")
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             directory if directory.is_dir() else model_config.id, trust_remote_code=False
         )
@@ -163,6 +173,7 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
+    require_documents([directory / "generation_config.json"])
     source = str(directory) if directory.is_dir() else model_config.id
     try:
         found: GenerationConfig = GenerationConfig.from_pretrained(source)
@@ -185,6 +196,7 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
             "model.config: `architecture` is missing; for example {architecture: llama,"
             " hidden_size: 256}"
         )
+    require_plausible_sizes(fields, "model.config")
     undeclared = architecture(model_type).undeclared
     config_class = CONFIG_MAPPING[model_type]
     fields_of_class = {*config_class().to_dict(), *config_class.attribute_map}
@@ -284,6 +296,7 @@ def build_spec(config: Mapping[str, Any], *, source: str = "model config") -> Mo
             f"{source}: transformers {transformers_version} does not know model_type"
             f" {model_type!r}\nGive --params and --active-params instead of --build."
         )
+    require_plausible_sizes(config, source)
     try:
         resolved = CONFIG_MAPPING[model_type].from_dict(dict(config))
         with torch.device("meta"):

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
+from drillyard.guarded_files import require_regular
 from drillyard.hub_access import denied_access
 from drillyard.models.nf4 import LARGEST_PART_ELEMENTS, pack_into, packed_layers
 from drillyard.models.random_init import init_buffers
@@ -165,6 +166,7 @@ class StoredTensors(ExitStack):
         self._files: dict[str, Any] = {}
         self.callback(self._files.clear)
         for path in weight_files(directory):
+            require_regular(path)
             try:
                 file = self.enter_context(safe_open(str(path), framework="pt"))
             except (SafetensorError, OSError) as error:

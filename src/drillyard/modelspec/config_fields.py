@@ -9,6 +9,7 @@ may change shapes, so it is an error unless its value is null, false, 0 or empty
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -22,7 +23,27 @@ REMEDY: Final = (
 )
 _ACTIVATIONS: Final = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
+_MOST: Final = (
+    (re.compile(r"layers?$"), 10_000),
+    (re.compile(r"experts?$|heads?(_kv)?$"), 100_000),
+    (re.compile(r"^(num|n|max)_|_(size|dim|width|length|window|rank|positions)$"), 10**9),
+)
+"""Limits beyond any model, by name: nothing of such a size is built, or counted layer by layer."""
+
 _SIZES: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def require_plausible_sizes(config: Mapping[str, Any], source: str) -> None:
+    """Raise UserError for a size that no model has, in a config.json or a part of it. `source`
+    names the config."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and name.endswith("config"):
+            require_plausible_sizes(value, f"{source}: {name}")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            most = next((most for pattern, most in _MOST if pattern.search(name)), None)
+            if most is not None and abs(value) > most:
+                shown = value if isinstance(value, float) or abs(value) < 10**30 else "a number"
+                raise UserError(f"{source}: {name} is {shown}, more than {most}")
 
 
 class ConfigFields:

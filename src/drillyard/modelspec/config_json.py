@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.modelspec.block_modules import (
     Tensors,
     attention_module,
@@ -21,13 +22,10 @@ from drillyard.modelspec.block_modules import (
     mlp_module,
     norm,
 )
-from drillyard.modelspec.config_fields import REMEDY, ConfigFields
+from drillyard.modelspec.config_fields import REMEDY, ConfigFields, require_plausible_sizes
 from drillyard.modelspec.families import TEXT_PARTS, Family, all_families
 from drillyard.modelspec.layer_rules import SPARSE_RULES, LayerKind, layer_kinds, window_of
 from drillyard.modelspec.spec import Attention, Block, ModelSpec, TensorSpec
-
-_MOST: Final = {"num_hidden_layers": 10_000, "num_attention_heads": 100_000}
-"""Limits beyond any model, so that a typing error does not keep the machine busy."""
 
 _PUBLISHED: Final = ("hidden_size", "num_hidden_layers")
 """Fields of every published config.json."""
@@ -40,13 +38,15 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = read_json(file)
     except OSError as error:
         raise UserError(
             f"{file}: cannot be read: {error.strerror}\nGive the config.json of a model."
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        where = "nested too deeply" if isinstance(error, RecursionError) else "not UTF-8"
+    except (ValueError, RecursionError) as error:
+        where = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if isinstance(error, UnicodeDecodeError):
+            where = "not UTF-8"
         if isinstance(error, json.JSONDecodeError):
             where = f"line {error.lineno}: {error.msg}"
         raise UserError(f"{file}: not JSON: {where}\nGive the config.json of a model.") from error
@@ -72,6 +72,7 @@ def model_spec(
     Raises UserError for an unknown family, an unknown field that may change shapes, and a wrong
     type or value.
     """
+    require_plausible_sizes(config, source)
     config, notes = _text_part(config)
     model_type = config.get("model_type") or config.get("architecture")
     family = all_families().get(model_type) if isinstance(model_type, str) else None
@@ -123,9 +124,6 @@ def _unknown_family(model_type: Any, source: str) -> UserError:
 
 
 def _check(f: ConfigFields, family: Family) -> None:
-    for name, most in _MOST.items():
-        if f.integer(name) > most:
-            raise f.error(f"{name} is {f.integer(name)}, more than {most}")
     if family.hidden_divides_by_heads and f.hidden % f.heads:
         raise f.error(f"the hidden size {f.hidden} does not divide by {f.heads} attention heads")
     if family.head_dim_is_derived and f.head_dim * f.heads != f.hidden:

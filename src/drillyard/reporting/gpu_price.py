@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import is_there
 
 CLUSTER_FILE = "cluster.yaml"
 
@@ -40,7 +41,7 @@ def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | Non
                 " 8.05"
             )
         return GpuPrice(given, "as given")
-    if run_directory is None or not (run_directory / CLUSTER_FILE).is_file():
+    if run_directory is None or not is_there(run_directory / CLUSTER_FILE):
         return None
     from drillyard.config.load import load_cluster_config
     from drillyard.hardware import catalog

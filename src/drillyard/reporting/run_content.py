@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from drillyard import formatting
 from drillyard.errors import UserError
+from drillyard.guarded_files import is_there, read_text
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import RunResult, measure
 from drillyard.measurement.user_facts import UserFacts
@@ -45,7 +46,7 @@ ENVIRONMENT: Final = {
 
 def is_run_directory(path: Path) -> bool:
     """Whether a Drillyard run has started here."""
-    return (path / EVENTS_FILE).is_file()
+    return is_there(path / EVENTS_FILE)
 
 
 def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = None) -> Content:
@@ -116,8 +117,8 @@ def _resolved(event: Event) -> Table | None:
 def _documents(run_directory: Path) -> Iterator[tuple[str, str]]:
     for name in ("run.yaml", CLUSTER_FILE):
         path = run_directory / name
-        if path.is_file():
-            yield name, path.read_text(encoding="utf-8", errors="replace")
+        if is_there(path):
+            yield name, read_text(path, errors="replace")
 
 
 def _missing(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from drillyard.errors import UserError
 from drillyard.formatting import count, significant
+from drillyard.guarded_files import is_there, read_json
 from drillyard.redaction import redact
 from drillyard.safe_files import describe_os_error, replace_file
 from drillyard.telemetry.console import HEADLINES, flatten
@@ -39,7 +40,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
 
     Raises UserError for a directory without an events.jsonl.
     """
-    if not (run_directory / EVENTS_FILE).exists():
+    if not is_there(run_directory / EVENTS_FILE):
         raise UserError(
             f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
             " started."
@@ -174,7 +175,7 @@ def required_failure(run_directory: Path) -> str | None:
     curve.
     """
     try:
-        summary = json.loads((run_directory / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(run_directory / "summary.json")
     except (OSError, ValueError, RecursionError):
         return None
     # Earlier versions did not write the step of the last evaluation: then every failure counts.

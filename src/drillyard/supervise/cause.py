@@ -144,11 +144,16 @@ def memory_verdict(oom_kills_before: int) -> str:
 def read_from(path: Path, offset: int) -> str:
     """Read a log from byte `offset` on, at most its last 64 KiB; empty when it cannot be read
     now."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), open(path, "rb", opener=_open_at_once) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(offset, size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
+        return file.read(_TAIL_BYTES).decode(errors="replace")
     return ""
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting: in the place of a log there may be a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def last_words(text: str, limit: int = 6) -> list[str]:

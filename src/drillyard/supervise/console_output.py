@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -210,7 +211,11 @@ def open_log(path: Path, header: str) -> tuple[int, int]:
         raise UserError(
             f"{path}: cannot be opened: {describe_os_error(error)}, then start again"
         ) from None
-    size = os.fstat(descriptor).st_size
+    status = os.fstat(descriptor)
+    if stat.S_ISFIFO(status.st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path}: is a named pipe, not a log; remove it, then start again")
+    size = status.st_size
     torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
     with contextlib.suppress(OSError):  # a full disk: the ranks will report it
         os.write(descriptor, (b"\n" if torn else b"") + header.encode() + b"\n")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from drillyard.errors import UserError
+from drillyard.safe_files import make_directory
 from drillyard.supervise import held_interpreter
 from drillyard.supervise.heartbeat import heartbeat_writer
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, failure_elsewhere
@@ -240,7 +241,7 @@ class RankSupervision:
         print(f"[rank {self._rank}] {message}", file=sys.stderr, flush=True)
         path = self._run_directory / "logs" / f"rank-{self._rank}.log"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent, parents=True)
             file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (the process ends with it)
             file.write(f"{message}\n")
             file.flush()

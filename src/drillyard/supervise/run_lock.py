@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.safe_files import close_quietly, replace_file
+from drillyard.guarded_files import read_json
+from drillyard.safe_files import close_quietly, make_directory, replace_file
 from drillyard.supervise.console_output import MESSAGES
 from drillyard.supervise.launch_contract import is_launched
 from drillyard.supervise.process_identity import (
@@ -88,7 +89,7 @@ def open_logs(run_directory: Path) -> Iterator[int]:
     """Create a run's logs/ if it is missing; yields a descriptor of it. Raises UserError."""
     logs = run_directory / "logs"
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        make_directory(logs, parents=True)
         descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise UserError(
@@ -123,7 +124,7 @@ def exclusive_run_lock(
 
 def lock_owner(run_directory: Path) -> LockOwner | None:
     try:
-        record = json.loads((run_directory / "logs" / _OWNER_FILE).read_text(encoding="utf-8"))
+        record = read_json(run_directory / "logs" / _OWNER_FILE)
         process = process_of(record)
         return (
             None

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drillyard.safe_files import replace_file
+from drillyard.guarded_files import read_json
+from drillyard.safe_files import make_directory, replace_file
 from drillyard.supervise import launch_contract
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY
 from drillyard.supervise.restart_policy import RestartCounts, pause_seconds
@@ -79,7 +80,7 @@ def write_claim(directory: Path) -> None:
     ):
         return
     path = directory / CLAIM_FILE
-    path.parent.mkdir(exist_ok=True)
+    make_directory(path.parent)
     replace_file(path, f"{json.dumps(mine)}\n".encode())
 
 
@@ -110,7 +111,7 @@ def _own_claim() -> dict[str, Any]:
 
 def _read_claim(directory: Path) -> dict[str, Any]:
     try:
-        found = json.loads((directory / CLAIM_FILE).read_text(encoding="utf-8"))
+        found = read_json(directory / CLAIM_FILE)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from drillyard.errors import UserError
 from drillyard.formatting import number_list
+from drillyard.guarded_files import is_there
 from drillyard.telemetry.metrics import METRICS_FILE, read_metrics
 
 COMPARED: Final = ("loss", "grad_norm")
@@ -75,7 +76,7 @@ def compare_runs(first: Path, second: Path) -> Difference:
 
 
 def _by_step(run_directory: Path) -> dict[int, dict[str, Any]]:
-    if not (run_directory / METRICS_FILE).is_file():
+    if not is_there(run_directory / METRICS_FILE):
         raise UserError(
             f"{run_directory}: has no {METRICS_FILE}: give the directory of a run, such as"
             " runs/NAME."

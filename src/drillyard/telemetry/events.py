@@ -105,8 +105,9 @@ ODD_VALUE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 
 
 @contextlib.contextmanager
-def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
-    """Raise UserError where code that reads a run's records meets a value of the wrong type.
+def refusing_odd_values(*run_directories: str | Path) -> Iterator[None]:
+    """Raise UserError where code that reads a run's records, or another log, meets a value of the
+    wrong type or a number that is too large to compute with.
 
     Records may be of any version, so they are not checked against a schema.
     """
@@ -115,9 +116,9 @@ def refusing_odd_values(*run_directories: Path) -> Iterator[None]:
     except ODD_VALUE as error:
         where = " or ".join(map(str, run_directories))
         raise UserError(
-            f"{where}: {EVENTS_FILE} or metrics.jsonl holds a value that no run writes"
-            f" ({type(error).__name__}: {error!s:.200}). Copy the directory again from where the"
-            " run wrote it; if the original fails too, please report this as a bug."
+            f"{where}: a logged value is none that a run writes ({type(error).__name__}:"
+            f" {error!s:.200}). Copy it again from where the run wrote it; if the original fails"
+            " too, please report this as a bug."
         ) from error
 
 

@@ -24,12 +24,14 @@ import errno
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_lines
 from drillyard.redaction import redact
 from drillyard.safe_files import NO_ROOM, describe_os_error
 
@@ -87,14 +89,14 @@ def decode(line: bytes | str) -> dict[str, Any] | None:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file in order; none for a missing file. Torn lines are
-    skipped."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        yield from (record for line in file if (record := decode(line)) is not None)
+    """The objects of a JSON-lines file in order; none for a missing file. Torn lines are skipped.
+
+    Raises UnsafeFileError for a line that is too long to be one, and for what is no regular file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for line in read_lines(path):
+            if (record := decode(line)) is not None:
+                yield record
 
 
 class LineFile:
@@ -247,7 +249,12 @@ class LineFile:
         self._descriptor = os.open(
             self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666
         )
-        size = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        if stat.S_ISFIFO(status.st_mode):
+            # Nobody reads it, so it takes 64 KiB and then blocks its writer.
+            self._close()
+            raise OSError(errno.EINVAL, "it is a named pipe: remove it")
+        size = status.st_size
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def _close(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from drillyard.errors import ConfigError, MissingExtraError, UserError
+from drillyard.guarded_files import is_there, read_json
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
@@ -155,7 +156,7 @@ class MLflow(Tracker):
 def _tracker_ids(run_directory: Path) -> dict[str, str]:
     """The trackers' ids of this run from earlier attempts."""
     path = run_directory / IDS_FILE
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return dict(read_json(path)) if is_there(path) else {}
 
 
 def _keep_tracker_id(run_directory: Path, tracker: str, identifier: str) -> None:

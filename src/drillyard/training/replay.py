@@ -25,6 +25,7 @@ from drillyard.config.load import load_run_config
 from drillyard.config.run import LoggingConfig, RunConfig
 from drillyard.config.run_identity import with_recorded_settings, with_values
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_bytes
 from drillyard.telemetry.events import read_events
 from drillyard.telemetry.jsonlines import decode, encode, read_records
 from drillyard.telemetry.metrics import METRICS_FILE
@@ -135,7 +136,7 @@ class ReplayVerdict:
 
 def read_verdict(directory: Path) -> ReplayVerdict:
     """The verdict that the ranks left."""
-    content = decode((directory / VERDICT).read_bytes())
+    content = decode(read_bytes(directory / VERDICT))
     assert content is not None, directory
     differences = [BitDifference(**difference) for difference in content["differences"]]
     return ReplayVerdict(content["step"], content["checkpoint"], content["compared"], differences)

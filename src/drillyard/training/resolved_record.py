@@ -28,6 +28,7 @@ from drillyard.config.run_checks import resolve_accumulation
 from drillyard.config.run_identity import with_values
 from drillyard.estimation.resolved_setup import ResolvedSetup
 from drillyard.estimation.startup_estimate import startup_estimate
+from drillyard.guarded_files import read_json
 from drillyard.hardware import find_accelerator
 from drillyard.parallel.collectives import from_first_rank
 from drillyard.parallel.ranks import Ranks
@@ -121,7 +122,7 @@ def save_auto_settings(
 def read_layouts(directory: Path) -> list[dict[str, Any]]:
     """The layouts of a run and their settings, oldest first; none where no record can be read."""
     try:
-        content = json.loads((directory / RESOLVED_RECORD).read_text(encoding="utf-8"))
+        content = read_json(directory / RESOLVED_RECORD)
         return [
             {"layout": dict(entry["layout"]), "settings": dict(entry["settings"])}
             for entry in content["layouts"]

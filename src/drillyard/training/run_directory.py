@@ -13,7 +13,6 @@ end.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -31,7 +30,8 @@ from drillyard.config.run_identity import (
     recorded_settings,
 )
 from drillyard.errors import UserError
-from drillyard.safe_files import describe_os_error
+from drillyard.guarded_files import is_there, read_json
+from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.metrics import METRICS_FILE
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
@@ -64,7 +64,7 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
     """
     directory = run_directory_of(config)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory, parents=True)
     except OSError as error:
         raise UserError(
             f"{directory}: cannot be created ({error.strerror}); choose another `output`"
@@ -72,7 +72,7 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
     _require_writable(directory)
     saved = directory / SAVED_CONFIG
     old = None
-    if saved.is_file() and holds_training(directory):
+    if is_there(saved) and holds_training(directory):
         old = load_run_config(saved, resolve_environment=False)
         require_same_run(directory, old, config)
     if config.checkpoint.resume == "never" and not goes_on and list_checkpoints(directory):
@@ -158,7 +158,7 @@ def _completed_steps(directory: Path) -> int | None:
     """The steps of the run whose summary says that it is complete; None where there is no such
     summary."""
     try:
-        summary = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = read_json(directory / SUMMARY_FILE)
         return int(summary["steps"]) if summary["status"] == "completed" else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -206,7 +206,7 @@ def holds_training(directory: Path) -> bool:
     share."""
     metrics = directory / METRICS_FILE
     return (
-        (metrics.is_file() and metrics.stat().st_size > 0)
+        (is_there(metrics) and metrics.stat().st_size > 0)
         or (directory / "final").exists()
         or bool(list_checkpoints(directory))
     )
@@ -311,7 +311,7 @@ def _require_room_for_model(final: Path) -> None:
 def _is_saved(config: RunConfig, saved: Path) -> bool:
     """Whether `saved` says the same already: a start on a full disk need not write what is
     there."""
-    if not saved.is_file():
+    if not is_there(saved):
         return False
     try:
         old = load_run_config(saved, resolve_environment=False)

@@ -5,7 +5,6 @@ Only `evaluate_saved` imports torch: the request is checked before.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.config.run_checks import require_valid
 from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.training.saved_model import (
     SavedModel,
     as_pretrained,
@@ -206,7 +206,7 @@ def positions_of(model: Path) -> int:
     """The number of positions in a model's config.json, under any name in use; at most
     DEFAULT_SEQUENCE_LENGTH."""
     try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        config = read_json(model / "config.json")
         found = [
             config[key]
             for key in ("max_position_embeddings", "n_positions")

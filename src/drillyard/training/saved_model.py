@@ -25,7 +25,8 @@ from drillyard.config.load import config_from_options, load_run_config
 from drillyard.config.model_files import read_adapted_layers, read_adapter_config
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.errors import NotFoundError, UserError
-from drillyard.safe_files import describe_os_error
+from drillyard.guarded_files import read_json
+from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
@@ -93,7 +94,7 @@ class SavedModel:
 def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
     """Read a run's record of the base model `model_id`; None where it has none."""
     try:
-        record = json.loads((run_directory / SAVED_BASE / BASE_RECORD).read_text(encoding="utf-8"))
+        record = read_json(run_directory / SAVED_BASE / BASE_RECORD)
         is_known = (
             record["version"] == 1
             and record["id"] == model_id
@@ -269,7 +270,7 @@ def save_base_record(
     if model_config.id is None:
         return dtypes
     base = directory / SAVED_BASE
-    base.mkdir(exist_ok=True)
+    make_directory(base)
     load_config(model_config).to_json_file(base / "config.json")
     generation_config = load_generation_config(model_config)
     if generation_config is not None:
@@ -288,10 +289,18 @@ def save_base_record(
 
 
 def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
-    """The dtypes in what `read_base_record` returned."""
-    import torch
+    """The dtypes in what `read_base_record` returned. Raises UserError for a dtype that no weight
+    is stored in."""
+    from drillyard.models.weight_layout import DTYPES
 
-    return {name: getattr(torch, dtype) for name, dtype in record["dtypes"].items()}
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
+    for name, dtype in record["dtypes"].items():
+        if not isinstance(dtype, str) or dtype not in known:
+            raise UserError(
+                f"{SAVED_BASE}/{BASE_RECORD}: {name} has the dtype {dtype!r:.80}; known are"
+                f" {', '.join(known)}\ncopy the file again from where the run wrote it"
+            )
+    return {name: known[dtype] for name, dtype in record["dtypes"].items()}
 
 
 def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:

@@ -36,6 +36,7 @@ from typing import Any, Final, Literal
 import torch
 
 from drillyard.data.sampler import BatchShape, Mixture, SampleRef
+from drillyard.guarded_files import open_regular
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE
@@ -247,10 +248,10 @@ def last_figures(run_directory: Path, before: int) -> list[StepFigures]:
     """The newest logged steps before step `before`, at most a window of them, from the end of
     metrics.jsonl."""
     try:
-        with (run_directory / METRICS_FILE).open("rb") as file:
+        with open_regular(run_directory / METRICS_FILE) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().splitlines()
+            lines = file.read(_TAIL_BYTES).splitlines()
     except OSError:
         return []  # not there, or not readable now: the window starts empty
     records = [record for record in map(decode, lines) if record is not None]

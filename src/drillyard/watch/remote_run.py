@@ -28,7 +28,7 @@ from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.status_text import headline
 from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
-from drillyard.telemetry.events import EVENTS_FILE, is_event
+from drillyard.telemetry.events import EVENTS_FILE, is_event, refusing_odd_values
 from drillyard.telemetry.jsonlines import decode
 from drillyard.telemetry.metrics import METRICS_FILE, is_step
 from drillyard.watch.live_run import LiveRun
@@ -228,6 +228,14 @@ def read_progress(launcher: Launcher[Any], run: str) -> Progress | None:
         return None
     if not events and not metrics:
         return None
+    try:
+        with refusing_odd_values(run):
+            return _progress_of(run, events, metrics)
+    except UserError:
+        return None
+
+
+def _progress_of(run: str, events: bytes, metrics: bytes) -> Progress:
     live = LiveRun(run)
     for event in filter(is_event, _records(events)):
         live.add_event(event)

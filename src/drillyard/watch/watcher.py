@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import LONGEST_LINE_BYTES, is_there, too_long_line
 from drillyard.loglines.followers import FileFollower
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.gpu_price import GpuPrice
@@ -48,6 +49,8 @@ class _NewRecords:
                 self._torn = b""
                 continue
             *lines, self._torn = (self._torn + piece).split(b"\n")
+            if len(self._torn) > LONGEST_LINE_BYTES:
+                raise too_long_line(self._follower.path, LONGEST_LINE_BYTES)
             yield from (record for line in lines if (record := decode(line)) is not None)
 
 
@@ -60,13 +63,13 @@ class FollowedRun:
                 f"{run_directory}: is a file, and watch shows run directories; follow any log with"
                 f" drillyard metrics -f {run_directory}"
             )
-        if not (run_directory / EVENTS_FILE).is_file():
+        if not is_there(run_directory / EVENTS_FILE):
             raise UserError(
                 f"{run_directory}: no {EVENTS_FILE}: this is not the directory of a run that has"
                 " started."
             )
         self.run = LiveRun(run_directory.resolve().name, price=price)
-        self._directory = run_directory
+        self.directory = run_directory
         self._events = _NewRecords(run_directory / EVENTS_FILE)
         self._metrics = _NewRecords(run_directory / METRICS_FILE)
         self._last_line_time = time.monotonic()
@@ -74,7 +77,7 @@ class FollowedRun:
     def poll(self) -> None:
         """Read new lines. Raises UserError when the directory cannot be read."""
         has_new = False
-        with refusing_odd_values(self._directory):
+        with refusing_odd_values(self.directory):
             try:
                 for event in filter(is_event, self._events.poll()):
                     self.run.add_event(event)
@@ -84,7 +87,7 @@ class FollowedRun:
                     has_new = True
             except OSError as error:
                 raise UserError(
-                    f"{self._directory}: cannot be read: {describe_os_error(error)}"
+                    f"{self.directory}: cannot be read: {describe_os_error(error)}"
                 ) from error
             self.run.refresh_goodput()
         if has_new:
@@ -105,10 +108,11 @@ def watch_run(
 
     `interval_seconds` between two polls of the files: by default 1 on a terminal, 10 elsewhere.
     """
-    if console.is_terminal:
-        _watch_screen(followed, console, interval_seconds or 1.0)
-    else:
-        _watch_lines(followed, console, interval_seconds or 10.0)
+    with refusing_odd_values(followed.directory):
+        if console.is_terminal:
+            _watch_screen(followed, console, interval_seconds or 1.0)
+        else:
+            _watch_lines(followed, console, interval_seconds or 10.0)
     return followed.run
 
 

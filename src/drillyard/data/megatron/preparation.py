@@ -28,6 +28,7 @@ from drillyard.data.megatron.sequences import CutSettings, MegatronSequences
 from drillyard.data.raw_batches import json_digest
 from drillyard.data.sampler import Mixture
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.safe_files import replace_file
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class MegatronPreparation:
         memo = self._hashes / f"{json_digest(contents.key)}.tokens.json"
         smallest, largest = 0, -1
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            smallest, largest = map(int, json.loads(memo.read_bytes()))
+            smallest, largest = map(int, read_json(memo))
         if largest < 0:
             smallest, largest = file.token_range()
             # On a full or read-only disk, the next start reads the file again.

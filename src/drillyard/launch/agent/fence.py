@@ -36,7 +36,7 @@ from typing import Any
 from drillyard.supervise.process_identity import Process, process_of
 from drillyard.supervise.reaper import AGENT_MARK, kill_marked_processes
 
-from .state_file import json_object, read_json_object
+from .state_file import json_object, make_directory, read_file, read_json_object
 
 _ALIVE = re.compile(r"(\d{4,})\.node-\d+\.alive")
 _EPOCH = re.compile(r"\d{4,}")
@@ -51,7 +51,7 @@ class Epochs:
 
     def open(self, leader: dict[str, Any]) -> int:
         """Take the next epoch, with this description of its leader. Raises OSError."""
-        self.directory.mkdir(exist_ok=True)
+        make_directory(self.directory)
         number = self.newest()
         # The file is complete when it appears: an epoch that a full disk left empty would end a
         # healthy leader.
@@ -88,7 +88,7 @@ class Epochs:
         """The content of an epoch's file, which never changes: it differs from that of the same
         number in a directory that was deleted and made again. None while it is not complete. Raises
         OSError."""
-        content = self._path(number).read_bytes()
+        content = read_file(self._path(number))
         return content if content.endswith(b"\n") else None
 
     def lease(self, number: int, node: int) -> Path:
@@ -147,7 +147,7 @@ class Predecessors:
 
     def _look(self, path: Path, now: float) -> str | None:
         try:
-            content = path.read_bytes()
+            content = read_file(path)
         except FileNotFoundError:
             return None
         except OSError:

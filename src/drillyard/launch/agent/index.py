@@ -27,7 +27,7 @@ from . import exit_report
 from .fence import Epochs
 from .job import read_job
 from .startup import UsageError, agents_here
-from .state_file import failure_for, is_cancelled, read_state, replace_file
+from .state_file import failure_for, is_cancelled, read_file, read_state, replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ACTIVE = ("starting", "running", "restarting")
@@ -219,7 +219,7 @@ def _seen_entry(path: Path) -> dict[str, Any]:
     failing disk has left of its run: the scheduler's job is found by it."""
     entry, about = {"run": path.stem, "cluster": path.parent.name}, path
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = json.loads(read_file(path))
         about = Path(read["launch_directory"])
         entry = read
         return {"entry": entry, **look(entry)}

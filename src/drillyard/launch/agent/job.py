@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .state_file import read_file
+
 FORMAT = 1
 
 SECONDS_AFTER_FAILURE = 5.0
@@ -78,7 +80,7 @@ class Job:
 
 def read_job(path: Path) -> Job:
     """Read a job from a file. Raises ValueError where it is of another format or not a job."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(read_file(path, 16 << 20))
     if (found := content.get("format")) != FORMAT:
         raise ValueError(f"written for another version of the agent (format {found}, not {FORMAT})")
     if unknown := sorted(content.keys() - {each.name for each in dataclasses.fields(Job)}):

@@ -112,7 +112,7 @@ class NodeCommand:
         name = f"{start.epoch:04d}-{start.attempt:04d}.node-{self.rank}"
         self._record, self._exit = exits / f"{name}.record.json", exits / f"{name}.json"
         with contextlib.suppress(OSError):
-            exits.mkdir(exist_ok=True)
+            state_file.make_directory(exits)
         job = self.job
         values = {
             "node_rank": str(self.rank),

@@ -25,6 +25,8 @@ from .state_file import (
     exit_code_of,
     is_cancelled,
     last_state,
+    make_directory,
+    read_file,
     read_json_object,
     read_secrets,
     replace_file,
@@ -138,7 +140,7 @@ def _announced(
     stopped."""
     path = directory / "agents" / f"{me.host}.node-{node}.json"
     agent, respawner = me.as_json(), running_process(os.getppid()).as_json() if is_kept else None
-    path.parent.mkdir(exist_ok=True)
+    make_directory(path.parent)
     content = {"node": node, **start, "agent": agent, "keeper": respawner, "at": time.time()}
     replace_file(path, json.dumps(content, indent=2) + "\n")
     try:
@@ -165,7 +167,7 @@ def _read_secret(directory: Path) -> bytes:
     deadline = time.monotonic() + _SECONDS_FOR_SECRET
     while True:
         try:
-            secret = path.read_bytes().strip()
+            secret = read_file(path).strip()
         except FileNotFoundError:
             secret = b""
         except OSError as error:

@@ -12,6 +12,7 @@ import errno
 import glob
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,37 @@ def final_fields(
     }
 
 
+class NotRegularFile(OSError):
+    """Something else than a file that an agent wrote: a pipe, a device, or far too many bytes."""
+
+
+def read_file(path: Path, most: int = 1 << 20) -> bytes:
+    """The content of a regular file of at most `most` bytes. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        os.close(descriptor)
+        raise NotRegularFile(
+            errno.EINVAL, f"is not a regular file of at most {most:,} bytes", str(path)
+        )
+    with open(descriptor, "rb") as file:
+        return file.read(most + 1)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory below one that is there; another node may do so at this moment, and file
+    systems that hosts share may show it some seconds late. Raises OSError."""
+    end = time.monotonic() + 15.0
+    while True:
+        try:
+            path.mkdir(exist_ok=True)
+            return
+        except FileExistsError:
+            if os.path.lexists(path) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
 def json_object(text: str | bytes) -> dict[str, Any]:
     """The JSON object that is `text`; empty where it is none."""
     try:
@@ -76,7 +108,7 @@ def json_object(text: str | bytes) -> dict[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file; empty where it is missing or damaged."""
     try:
-        return json_object(path.read_bytes())
+        return json_object(read_file(path))
     except OSError:
         return {}
 
@@ -85,7 +117,9 @@ def read_state(launch_directory: Path) -> dict[str, Any]:
     """Read state.json; empty where there is none yet. Raises ValueError for one that is no
     state."""
     try:
-        state = json.loads((launch_directory / "state.json").read_text(encoding="utf-8"))
+        state = json.loads(read_file(launch_directory / "state.json"))
+    except NotRegularFile as error:
+        raise ValueError(error.strerror) from None
     except OSError:
         return {}
     except RecursionError:

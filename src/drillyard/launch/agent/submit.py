@@ -37,7 +37,7 @@ from .host_probe import running_agents
 from .index import index_directory, write_entry
 from .ownership import make_launch_directory, problem_of
 from .startup import UsageError
-from .state_file import forget_secrets, read_json_object, replace_file
+from .state_file import forget_secrets, read_file, read_json_object, replace_file
 
 TAKEN = 3
 """Exit code: another launch of this name has submitted meanwhile, or is about to."""
@@ -117,8 +117,7 @@ def submit(options: Namespace) -> int:
     index = index_directory() / options.cluster
     index.mkdir(parents=True, exist_ok=True)
     entries = {
-        path: json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted((sent / ENTRIES).glob("*.json"))
+        path: json.loads(read_file(path)) for path in sorted((sent / ENTRIES).glob("*.json"))
     }
     with _locked(index / ".lock", _SUBMIT_WAIT_SECONDS):
         for path, entry in entries.items():

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, cast
 
+from drillyard.guarded_files import open_unbuffered
 from drillyard.training.checkpoint.index_reader import (
     DTYPE,
     METADATA_NAME,
@@ -94,7 +95,7 @@ def check_archive(directory: Path, place: ArchiveLocation) -> None:
     Its records are stored, not compressed: what is read from it is no larger than it is.
     """
     path = directory / place.name
-    with path.open("rb", buffering=0) as file:
+    with open_unbuffered(path) as file:
         try:
             check_archive_stream(_Window(file, place.start, place.bytes), place.bytes)
         except UnsafeContent as refused:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
@@ -51,6 +51,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import open_regular
+from drillyard.safe_files import VISIBLE_WITHIN_SECONDS, make_directory
 from drillyard.training.checkpoint.archive_check import check_archive
 from drillyard.training.checkpoint.index_reader import (
     METADATA_NAME,
@@ -72,8 +74,6 @@ from drillyard.training.checkpoint.manifest import (
 from drillyard.training.checkpoint.verification import verify_file
 
 WRITE_BUFFER_BYTES = 1024 * 1024
-# Attribute caches of network file systems show another host's new file late, but within seconds.
-VISIBLE_WITHIN_SECONDS = 15.0
 
 
 class DamagedCheckpoint(Exception):
@@ -174,8 +174,8 @@ class HashingFileSystem(FileSystem):
         self, path: str | os.PathLike[str], mode: str
     ) -> Generator[io.IOBase, None, None]:
         if mode != "wb":
-            with super().create_stream(path, mode) as plain:
-                yield plain
+            with open_regular(path) as plain:
+                yield cast("io.IOBase", plain)
             return
         stream = _HashingStream(Path(path))
         try:
@@ -229,8 +229,8 @@ class CheckpointWriter(FileSystemWriter):
         remove_checkpoint(self.directory)
         # Not their parents: where the mount of the run directory is gone, these would be made on
         # the disk below it.
-        self.directory.parent.mkdir(exist_ok=True)
-        self.directory.mkdir()
+        make_directory(self.directory.parent)
+        make_directory(self.directory)
         sync_directory(self.directory.parent)
         return list(super().prepare_global_plan(plans))
 
@@ -240,7 +240,7 @@ class CheckpointWriter(FileSystemWriter):
         if plan.items:
             # Made by the coordinator; made here too where hosts do not share it, so that `finish`
             # can say so.
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory, parents=True)
             results = list(super().write_data(plan, planner).value())
             sync_directory(self.directory)
             for name, record in self.fs.written.items():

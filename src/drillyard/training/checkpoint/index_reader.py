@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from drillyard.errors import UnsafeFileError
+from drillyard.guarded_files import open_regular
 from drillyard.training.checkpoint.manifest import Manifest
 
 METADATA_NAME = ".metadata"
@@ -85,7 +86,7 @@ def read_index(directory: Path, manifest: Manifest) -> CheckpointIndex:
     """The index of a checkpoint whose `.metadata` is as the manifest says. Raises UnsafeCheckpoint
     and OSError."""
     path = directory / METADATA_NAME
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         raw = file.read(LARGEST_INDEX_BYTES + 1)
     data_bytes = sum(
         record.bytes for name, record in manifest.files.items() if name != METADATA_NAME

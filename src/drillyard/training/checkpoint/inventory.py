@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from drillyard.errors import UserError
+from drillyard.guarded_files import read_json
 from drillyard.training.checkpoint.index_reader import UnsafeCheckpoint
 from drillyard.training.checkpoint.manifest import (
     ABANDONED_NAME,
@@ -164,10 +165,9 @@ def write_held_out_loss(path: Path, loss: float) -> None:
 def read_held_out_loss(path: Path) -> float | None:
     """Read what `write_held_out_loss` recorded; None where it cannot be read."""
     try:
-        with (path / HELD_OUT_NAME).open("rb") as file:
-            loss = json.loads(file.read(_LARGEST_HELD_OUT_BYTES))["held_out_loss"]
+        loss = read_json(path / HELD_OUT_NAME, _LARGEST_HELD_OUT_BYTES)["held_out_loss"]
         return float(loss) if isinstance(loss, int | float) else None
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+    except (OSError, UserError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -28,6 +28,8 @@ from typing import Any
 
 import xxhash
 
+from drillyard.errors import UnsafeFileError
+from drillyard.guarded_files import open_unbuffered, read_bytes
 from drillyard.safe_files import flush, replace_file
 
 FORMAT_VERSION = 1
@@ -190,10 +192,10 @@ def _count(values: Mapping[str, Any], key: str, *, least: int) -> int:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a checkpoint directory. Raises FileNotFoundError, OSError or
     ManifestError."""
-    with (directory / MANIFEST_NAME).open("rb") as file:
-        raw = file.read(LARGEST_MANIFEST_BYTES + 1)
-    if len(raw) > LARGEST_MANIFEST_BYTES:
-        raise ManifestError(f"it is larger than {LARGEST_MANIFEST_BYTES} bytes")
+    try:
+        raw = read_bytes(directory / MANIFEST_NAME, LARGEST_MANIFEST_BYTES)
+    except UnsafeFileError as error:
+        raise ManifestError(str(error)) from None
     return decode(raw)
 
 
@@ -218,7 +220,7 @@ def file_checksum(path: Path, on_read: Callable[[int], None] | None = None) -> s
     """XXH3-128 of a whole file, read in chunks; calls `on_read` with the size of each. Raises
     OSError."""
     digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
+    with open_unbuffered(path) as file:
         # No larger than the file: clearing megabytes for each of many small files is what would
         # take the time.
         buffer = memoryview(bytearray(min(READ_CHUNK_BYTES, os.fstat(file.fileno()).st_size + 1)))
