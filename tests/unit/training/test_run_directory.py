@@ -4,6 +4,7 @@ works."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,26 @@ def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(
     claim_run_directory(longer, 1)
     # That start recorded no settings but its 40 steps.
     assert plan_replay(ended, 40).config.training.steps == 40
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.source=rowz.jsonl", "rowz.jsonl"),
+        ("data.held_out.source=rowz.jsonl", "rowz.jsonl"),
+        ("data.tokenizer=./nosuch", "./nosuch"),
+        ("data.columns={text: txt}", "'txt'"),
+        ("data.format=chat", "'messages'"),
+        ("data.held_out={fraction: 0.2, split_by: nosuch}", "'nosuch'"),
+        ("model={id: ./nosuch, init: pretrained}", "./nosuch"),
+        ("model.config={architecture: llama, num_attention_heads: 7}", "model.config"),
+        ("checkpoint.resume=/nosuch/step-1", "/nosuch/step-1"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said_before_it_is_another_run(
+    ended: Path, config: RunConfig, override: str, named: str
+) -> None:
+    wrong = changed(batch_of_four(config), override, "training.seed=9")
+    with pytest.raises(UserError, match=re.escape(named)) as refused:
+        claim_run_directory(wrong, 1)
+    assert "different run" not in str(refused.value)
