@@ -288,8 +288,27 @@ def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
         )
         raise UserError(
             f"{directory}: holds a different run ({shown}); choose another `name`, or undo the"
-            " change"
+            f" change{_on_other_data(directory, changed, old, new)}"
         )
+
+
+def _on_other_data(directory: Path, changed: list[str], old: RunConfig, new: RunConfig) -> str:
+    """How to train the model of a run further on other data, where nothing else changed."""
+    final = directory / "final"
+    if not all(change.startswith("data.") for change in changed) or (
+        not export_directory.holds_model(final)
+    ):
+        return ""
+    model: dict[str, Any] = {"id": str(final), "init": "pretrained"}
+    settings = [f"name={old.name[:55]}-further"]
+    if old.model.lora is not None:
+        settings.append(f"model.lora.adapter={final}")
+    else:
+        settings.append(f"model={json.dumps(model)}")
+        if not isinstance(new.data.tokenizer, str | None):
+            settings.append("data.tokenizer=null")
+    flags = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    return f"\nto train its model further on these data, start a new run from it: {flags}"
 
 
 def _require_writable(directory: Path) -> None:

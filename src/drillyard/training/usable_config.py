@@ -1,9 +1,9 @@
 """Whether a config can be trained, whatever its run directory holds.
 
-The ranks find these mistakes on their own, each where it matters. A refusal that compares the config
-with what a run directory holds comes before that, and asks here first, so that a path with a
-mistake in it is not reported as a different run. Costs the import of torch and the first rows of the
-data: only a start that is refused anyway pays for it.
+The ranks find these mistakes on their own, each where it matters. A refusal that compares the
+config with what a run directory holds comes before that, and asks here first, so that a path with a
+mistake in it is not reported as a different run. Costs the import of torch and the first rows of
+the data: only a start that is refused anyway pays for it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@ works."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from drillyard.config.checks import require_valid
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
@@ -330,3 +333,18 @@ def test_what_is_wrong_with_a_config_is_said_before_it_is_another_run(
     with pytest.raises(UserError, match=re.escape(named)) as refused:
         claim_run_directory(wrong, 1)
     assert "different run" not in str(refused.value)
+
+
+def test_the_advice_for_other_data_starts_a_run_from_the_trained_model(
+    ended: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "more"}\n')
+    other = changed(batch_of_four(config), f"data.source={tmp_path / 'more.jsonl'}")
+    with pytest.raises(UserError) as refused:
+        claim_run_directory(other, 1)
+    words = shlex.split(str(refused.value).splitlines()[-1])
+    settings = [word for before, word in itertools.pairwise(words) if before == "--set"]
+    further = changed(other, *settings)
+    require_valid(further, 1)
+    claim_run_directory(further, 1)
+    assert (further.model.id, further.name) == (str(ended / "final"), "run-further")
