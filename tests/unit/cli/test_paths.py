@@ -20,7 +20,7 @@ from drillyard.supervise import supervisor
 from drillyard.training import saved_evaluation, saved_model
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
-from drillyard.training.saved_model import find_in_run, find_saved_model, run_directory_above
+from drillyard.training.saved_model import find_saved_model, run_directory_above
 
 
 def call(*arguments: object) -> int:
@@ -236,20 +236,24 @@ def test_a_run_stands_for_its_final_model_or_its_newest_complete_checkpoint(
     project: Path,
 ) -> None:
     good, cut = make_checkpoint(project, 10), make_checkpoint(project, 20)
-    assert find_in_run(project) == cut
+    assert saved_model.find_in_run(project) == cut
     (cut / MANIFEST_NAME).unlink()
-    assert find_in_run(project) == find_in_run(project, checkpoint_only=True) == good
-    assert find_in_run(good) == good
+    assert (
+        saved_model.find_in_run(project)
+        == saved_model.find_in_run(project, checkpoint_only=True)
+        == good
+    )
+    assert saved_model.find_in_run(good) == good
     final = plain_model(project / "final")
-    assert find_in_run(project) == find_in_run(final) == final
-    assert find_in_run(project, checkpoint_only=True) == good
+    assert saved_model.find_in_run(project) == saved_model.find_in_run(final) == final
+    assert saved_model.find_in_run(project, checkpoint_only=True) == good
     next(good.glob("*.distcp")).unlink()
     with pytest.raises(UserError) as refused:
-        find_in_run(project, checkpoint_only=True)
+        saved_model.find_in_run(project, checkpoint_only=True)
     assert all(each.name in str(refused.value) for each in (good, cut))
     shutil.rmtree(project / "checkpoints")
     with pytest.raises(UserError, match=str(final)):
-        find_in_run(project, checkpoint_only=True)
+        saved_model.find_in_run(project, checkpoint_only=True)
 
 
 @pytest.mark.parametrize("name", ["trial", "runs/trial"])
