@@ -1,7 +1,7 @@
 """JSON files that are one document instead of a line per row.
 
 An array of objects is read as a stream: memory holds a block and the largest row, not the file. Its
-rows are parsed by the process that reads (about 100 MB/s on one core), where JSON Lines are parsed
+rows are parsed by the process that reads (about 80 MB/s), where JSON Lines are parsed
 on all cores. Another document, such as an object that holds the rows under a key, is refused.
 """
 
