@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -149,12 +150,18 @@ def test_another_base_is_refused(directory: Path, tmp_path: Path) -> None:
 
 
 def test_final_is_continued_and_measured(directory: Path) -> None:
+    """By the flags that the refusal of other data in its own run directory gives."""
     final = directory / "runs" / "whole" / "final"
-    ended = drillyard(
-        "train", run_config(directory, "continued", lora=LORA | {"adapter": str(final)})
-    )
+    more = shutil.copy(directory / "documents.jsonl", directory / "more.jsonl")
+    on_other_data = ("train", directory / "whole.yaml", "--set", f"data.source={more}")
+    refused = drillyard(*on_other_data)
+    assert refused.returncode == 2, refused.stderr
+    flags = shlex.split(refused.stderr[refused.stderr.index("--set ") :])
+    assert f"model.lora.adapter={final}" in flags
+    ended = drillyard(*on_other_data, *flags)
     assert ended.returncode == 0, ended.stderr
-    before, after = losses(directory / "runs" / "whole"), losses(directory / "runs" / "continued")
+    whole, further = directory / "runs" / "whole", directory / "runs" / "whole-further"
+    before, after = losses(whole), losses(further)
     assert after[1] < before[1] - 0.3
     measured = drillyard("eval", final)
     merged = directory / "merged"

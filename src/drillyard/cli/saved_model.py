@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from drillyard.training.saved_evaluation import EvaluationRequest
 
 
+_TAKEN = "DRILLYARD_EVALUATED_MODEL"
+"""Environment variable: the model that the ranks of `eval` measure, where its argument is a run."""
+
+
 class Metric(StrEnum):
     """The metrics of `eval`."""
 
@@ -88,7 +92,7 @@ def evaluate(
     )
     from drillyard.training.saved_model import run_directory_above
 
-    model = find_run(model, is_model=True)
+    model = _in_run(find_run(model, is_model=True))
     try:
         folder = output or (run_directory_above(model) or Path()) / "evaluations"
     except OSError as error:
@@ -123,7 +127,9 @@ def evaluate(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="RUN_DIR/checkpoints/step-N.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="RUN_DIR/checkpoints/step-N, or a run, for its newest one.")
+    ],
     directory: Annotated[Path, typer.Argument(help="The directory to write: a new or empty one.")],
     dtype: Annotated[
         Dtype | None,
@@ -152,7 +158,7 @@ def export(
     """
     from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
 
-    checkpoint = find_run(checkpoint)
+    checkpoint = _in_run(find_run(checkpoint), checkpoint_only=True)
     saved = find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite, merge=merge)
     import_without_collection("drillyard.training.model_setup")
     import torch
@@ -165,6 +171,32 @@ def export(
     typer.echo(f"wrote {directory}: {loader} loads it")
     if is_rank():
         exit_process(0)
+
+
+def _in_run(path: Path, *, checkpoint_only: bool = False) -> Path:
+    """The model to take of a run directory, which is said; any other path as it is.
+
+    All ranks must take the same one, while the run may save another: those of `eval` get what was
+    taken for them.
+    """
+    from drillyard.errors import UserError
+    from drillyard.training.saved_model import find_in_run
+
+    if is_rank() and (taken := os.environ.get(_TAKEN)):
+        return Path(taken)
+    try:
+        found = find_in_run(path, checkpoint_only=checkpoint_only)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if found == path or (is_rank() and found.name == "final"):
+        return found
+    if is_rank():
+        raise UserError(
+            f"{path}: is a run, whose newest checkpoint may change while the ranks start; name what"
+            f" all of them take, such as {found}"
+        )
+    typer.echo(f"{path} is a run; taking {found}", err=True)
+    return found
 
 
 def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
@@ -180,7 +212,10 @@ def _on_many_ranks(num_ranks: int, request: EvaluationRequest) -> int:
             run_directory=run_directory,
             lock=lock,
             max_restarts=0,
-            environment={"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks))},
+            environment={
+                "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks)),
+                _TAKEN: str(request.model),
+            },
             console=SafeConsole(),
             writes_events=False,
         )

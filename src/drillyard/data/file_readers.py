@@ -1,5 +1,5 @@
-"""JSON Lines, CSV, Parquet and plain text, with gzip and zstd: streams of raw batches, and their
-decoding.
+"""JSON Lines, JSON arrays, CSV, Parquet and plain text, with gzip and zstd: streams of raw batches,
+and their decoding.
 
 Memory is constant: a file is read in blocks of about a megabyte, and a Parquet file through small
 buffers even if it is one row group (`buffer_size`; a memory map or whole column chunks would cost
@@ -8,6 +8,7 @@ the size of the file). A damaged or truncated file is a UserError that names it.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -15,12 +16,13 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
+from drillyard.data.json_documents import array_rows, json_type, require_no_single_object
 from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, Row, batched_rows
 from drillyard.data.remote_objects import RemoteObject
 from drillyard.errors import UserError
@@ -63,10 +65,7 @@ SourceFile = Path | RemoteObject
 def kind_of(file: SourceFile | PurePath) -> str | None:
     """`json`, `csv`, `parquet` or `text`, by the suffix before any compression suffix; None for
     other suffixes."""
-    name = file.name.lower()
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    suffix = Path(name).suffix
+    suffix = _data_suffix(file)
     if suffix == ".parquet":
         return "parquet" if file.suffix.lower() == ".parquet" else None
     if suffix == ".csv":
@@ -74,6 +73,13 @@ def kind_of(file: SourceFile | PurePath) -> str | None:
     if suffix in JSON_SUFFIXES:
         return "json"
     return "text" if suffix in TEXT_SUFFIXES else None
+
+
+def _data_suffix(file: SourceFile | PurePath) -> str:
+    name = file.name.lower()
+    for compression in COMPRESSIONS:
+        name = name.removesuffix(compression)
+    return Path(name).suffix
 
 
 def size_of(file: SourceFile) -> int:
@@ -122,11 +128,11 @@ def _open_decompressed(file: SourceFile) -> BinaryIO:
     return stream
 
 
-def _blocks_of_lines(file: SourceFile) -> Iterator[tuple[int, int, bytes]]:
+def _blocks_of_lines(blocks: Iterator[bytes]) -> Iterator[tuple[int, int, bytes]]:
     """Whole lines as (number of the first, byte offset, bytes). \\n ends a line; a byte order mark
     is skipped."""
     line, offset, pending = 1, 0, b""
-    for block in _blocks_of(file):
+    for block in blocks:
         if offset == 0 and not pending and block.startswith(b"\xef\xbb\xbf"):
             block, offset = block[3:], 3
         data = pending + block
@@ -152,8 +158,42 @@ def _decoded_utf8(data: bytes, file: str, first_line: int, offset: int) -> str:
         ) from None
 
 
-def _read_json_lines(file: SourceFile) -> Iterator[RawBatch]:
-    for line, offset, data in _blocks_of_lines(file):
+def _decoded_blocks(blocks: Iterator[bytes], file: str) -> Iterator[str]:
+    """The text of a file without a byte order mark, block by block."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    line, offset = 1, 0
+    for block in chain(blocks, [None]):
+        try:
+            text = decoder.decode(block or b"", final=block is None)
+        except UnicodeDecodeError as error:
+            # The decoder's own input begins with what a block before left of a character.
+            start = offset + len(block or b"") - len(error.object)
+            _decoded_utf8(error.object, file, line, start)
+            raise
+        offset += len(block or b"")
+        line += text.count("\n")
+        yield text
+
+
+def _read_json(file: SourceFile) -> Iterator[RawBatch]:
+    """Rows of JSON Lines, or of a file that is one array of objects."""
+    blocks = _blocks_of(file)
+    first, second = next(blocks, b""), next(blocks, b"")
+    blocks = chain([first, second], blocks)
+    start = first.removeprefix(codecs.BOM_UTF8).lstrip()
+    if start.startswith(b"["):
+        yield from batched_rows(
+            str(file), "row", array_rows(_decoded_blocks(blocks, str(file)), str(file))
+        )
+        return
+    if start.startswith(b"{"):
+        require_no_single_object(
+            start.decode("utf-8", errors="replace"),
+            str(file),
+            is_whole=not second,
+            is_jsonl=_data_suffix(file) != ".json",
+        )
+    for line, offset, data in _blocks_of_lines(blocks):
         yield json_lines_batch(str(file), line, offset, data)
 
 
@@ -186,12 +226,9 @@ def _parsed_line(line: str, where: str) -> Row:
     except RecursionError:
         raise UserError(f"{where}: JSON is nested too deeply. Fix or remove this line.") from None
     if not isinstance(row, dict):
-        hint = (
-            " The file is one JSON array; write one object per line."
-            if isinstance(row, list)
-            else ""
+        raise UserError(
+            f"{where}: expected a JSON object, found {json_type(row)}. Fix or remove this line."
         )
-        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}.{hint}")
     return row
 
 
@@ -229,7 +266,7 @@ def _read_csv(file: SourceFile) -> Iterator[RawBatch]:
 
 def _decoded_lines(file: SourceFile) -> Iterator[str]:
     """Lines of a text file with their line ends kept."""
-    for first, offset, data in _blocks_of_lines(file):
+    for first, offset, data in _blocks_of_lines(_blocks_of(file)):
         for number, line in enumerate(io.BytesIO(data), first):
             yield _decoded_utf8(line, str(file), number, offset)
             offset += len(line)
@@ -347,7 +384,7 @@ def _decoded_texts(files: tuple[SourceFile, ...]) -> Iterator[tuple[int, Row]]:
 
 
 _READERS: dict[str, Callable[[SourceFile], Iterator[RawBatch]]] = {
-    "json": _read_json_lines,
+    "json": _read_json,
     "csv": _read_csv,
     "parquet": _read_parquet,
 }

@@ -162,6 +162,53 @@ def encoded_documents(
     }
 
 
+def sources_with_text(training: list[DataSource]) -> list[DataSource]:
+    """The sources from which a tokenizer can be trained. UserError where there are none."""
+    readable = [source for source in training if not source.is_megatron]
+    if not readable:
+        raise UserError(
+            "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens"
+            " already. Set a path or id of the one they were made with."
+        )
+    return readable
+
+
+def require_fitting_tokenizer(config: RunConfig, tokenizer: TextTokenizer) -> int:
+    """The size of the model's vocabulary. UserError where it lacks some of the tokenizer's."""
+    configured = configured_vocab_size(config.model)
+    vocab_size = len(tokenizer.pretrained) if configured is None else configured
+    require_vocabulary(config.model, vocab_size, len(tokenizer.pretrained))
+    return vocab_size
+
+
+def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSettings:
+    """How rows are encoded with `tokenizer`. UserError where it does not fit `data.format`."""
+    form = row_format(data)
+    if form.is_chat and tokenizer.chat_template is None:
+        raise UserError(
+            f"data.format: {data.format} needs a tokenizer with a chat template, and"
+            f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
+            " model's), or use prompt-completion."
+        )
+    if not form.is_chat and data.format != "text" and tokenizer.eos_id is None:
+        raise UserError(
+            f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion"
+            " would never end. Set data.tokenizer to one that has."
+        )
+    return EncodeSettings(
+        format=form,
+        sequence_length=data.sequence_length,
+        too_long=data.too_long or ("split" if data.format == "text" else "drop"),
+        split=split_of(data),
+        tokenizer_json=tokenizer.json,
+        wide=tokenizer.vocab_size > 1 << 16,
+        start_ids=tokenizer.start_ids,
+        eos_id=tokenizer.eos_id,
+        chat_template=tokenizer.chat_template if form.is_chat else None,
+        special_tokens=tokenizer.special_tokens,
+    )
+
+
 _UNCUT = 2**31 - 1
 
 
@@ -199,10 +246,8 @@ class _Preparation:
                 " the version of the tokenizers library, or what this version of drillyard puts"
                 f" before a text): the same text would give other tokens. {self.if_changed}"
             )
-        configured = configured_vocab_size(self.config.model)
-        self.vocab_size = len(self.tokenizer.pretrained) if configured is None else configured
-        require_vocabulary(self.config.model, self.vocab_size, len(self.tokenizer.pretrained))
-        self.settings = self._encode_settings(self.tokenizer)
+        self.vocab_size = require_fitting_tokenizer(self.config, self.tokenizer)
+        self.settings = encode_settings(self.data, self.tokenizer)
         return {source.name: (source, found) for source, found in training}
 
     def run(self) -> PreparedData:
@@ -282,39 +327,9 @@ class _Preparation:
                 *([limits] if any(limits) else []),
             ]
         )
-        if not (readable := [source for source, _ in training if not source.is_megatron]):
-            raise UserError(
-                "data.tokenizer: no tokenizer can be trained from Megatron data, which are tokens"
-                " already. Set a path or id of the one they were made with."
-            )
+        readable = sources_with_text([source for source, _ in training])
         texts = training_texts(readable, self.format, self.split)
         return trained_tokenizer(setting, key, texts, self.root, for_chats=self.format.is_chat)
-
-    def _encode_settings(self, tokenizer: TextTokenizer) -> EncodeSettings:
-        data = self.data
-        if self.format.is_chat and tokenizer.chat_template is None:
-            raise UserError(
-                f"data.format: {data.format} needs a tokenizer with a chat template, and"
-                f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
-                " model's), or use prompt-completion."
-            )
-        if not self.format.is_chat and data.format != "text" and tokenizer.eos_id is None:
-            raise UserError(
-                f"the tokenizer {tokenizer.origin} has no end-of-sequence token, so a completion"
-                " would never end. Set data.tokenizer to one that has."
-            )
-        return EncodeSettings(
-            format=self.format,
-            sequence_length=data.sequence_length,
-            too_long=data.too_long or ("split" if data.format == "text" else "drop"),
-            split=self.split,
-            tokenizer_json=tokenizer.json,
-            wide=tokenizer.vocab_size > 1 << 16,
-            start_ids=tokenizer.start_ids,
-            eos_id=tokenizer.eos_id,
-            chat_template=tokenizer.chat_template if self.format.is_chat else None,
-            special_tokens=tokenizer.special_tokens,
-        )
 
     def _sequences(
         self, source: DataSource, contents: SourceContents, split: HeldOutSplit

@@ -63,13 +63,18 @@ class ShardedModel:
 
 
 def require_trainable(
-    config: RunConfig, device: torch.device, *, needs_weights: bool = False
+    config: RunConfig,
+    device: torch.device,
+    *,
+    needs_weights: bool = False,
+    fetches_weights: bool = True,
 ) -> None:
     """Raise UserError when no model can be built from the config, or it cannot train on this device
     as the config asks.
 
     The model is built on the meta device: no memory, no data, no tokenizer. `needs_weights`:
-    nothing was trained yet, so that its pretrained weights, if any, must be there too.
+    nothing was trained yet, so that its pretrained weights, if any, must be there too. Without
+    `fetches_weights` those that are not in a directory here are not looked at.
     """
     model = build_model(
         config.model,
@@ -82,7 +87,8 @@ def require_trainable(
     # The frozen weights are in no checkpoint.
     if config.model.init == "pretrained" and (needs_weights or config.model.lora is not None):
         assert config.model.id is not None, "checked before start"
-        require_matching_weights(model, config.model.id)
+        if fetches_weights or Path(config.model.id).expanduser().is_dir():
+            require_matching_weights(model, config.model.id)
     if needs_weights and config.model.lora is not None and config.model.lora.adapter is not None:
         require_matching_adapter(model, config.model.lora.adapter, config.model.id)
 

@@ -222,13 +222,7 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
     wanted = config.checkpoint.resume
     own = run_directory_of(config) / CHECKPOINTS_NAME
     newest = _newest_checkpoint(run_directory_of(config))
-    if (named := named_beginning(wanted, newest)) is not None:
-        # The checkpoint that the run began from may be deleted: it continues from its own.
-        if not named.is_dir():
-            raise UserError(
-                f"checkpoint.resume: there is no directory {wanted}; "
-                "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
-            )
+    if (named := _require_named_checkpoint(config)) is not None:
         if newest is not None and os.path.realpath(named.parent) != os.path.realpath(own):
             began = _real_origin(newest) or "step 0"
             raise UserError(
@@ -263,17 +257,58 @@ def _require_resumable(config: RunConfig, num_ranks: int) -> None:
         require_order_of(known, config, batch)
 
 
+def _require_named_checkpoint(config: RunConfig) -> Path | None:
+    """The checkpoint that a start would load because it is named. UserError where it is not
+    there."""
+    wanted = config.checkpoint.resume
+    # The checkpoint that the run began from may be deleted: it continues from its own.
+    named = named_beginning(wanted, _newest_checkpoint(run_directory_of(config)))
+    if named is not None and not named.is_dir():
+        raise UserError(
+            f"checkpoint.resume: there is no directory {wanted}; "
+            "give a checkpoint (RUN_DIR/checkpoints/step-N), auto or never"
+        )
+    return named
+
+
 def require_same_run(directory: Path, old: RunConfig, new: RunConfig) -> None:
-    """Raise UserError where `new` is another run than `old`, the one that `directory` holds."""
+    """Raise UserError where `new` is another run than `old`, the one that `directory` holds.
+
+    What is wrong with `new` itself is said first: a path with a mistake in it is another path, too.
+    """
     changed = differences(old, new)
     if changed:
+        _require_named_checkpoint(new)
+        # Imported here: it needs torch, and only a start that is refused does.
+        from drillyard.training.usable_config import require_usable
+
+        require_usable(new)
         shown = "; ".join(changed[:5]) + (
             f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
         )
         raise UserError(
             f"{directory}: holds a different run ({shown}); choose another `name`, or undo the"
-            " change"
+            f" change{_on_other_data(directory, changed, old, new)}"
         )
+
+
+def _on_other_data(directory: Path, changed: list[str], old: RunConfig, new: RunConfig) -> str:
+    """How to train the model of a run further on other data, where nothing else changed."""
+    final = directory / "final"
+    if not all(change.startswith("data.") for change in changed) or (
+        not export_directory.holds_model(final)
+    ):
+        return ""
+    model: dict[str, Any] = {"id": str(final), "init": "pretrained"}
+    settings = [f"name={old.name[:55]}-further"]
+    if old.model.lora is not None:
+        settings.append(f"model.lora.adapter={final}")
+    else:
+        settings.append(f"model={json.dumps(model)}")
+        if not isinstance(new.data.tokenizer, str | None):
+            settings.append("data.tokenizer=null")
+    flags = " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    return f"\nto train its model further on these data, start a new run from it: {flags}"
 
 
 def _require_writable(directory: Path) -> None:

@@ -28,7 +28,11 @@ from drillyard.errors import NotFoundError, UserError
 from drillyard.guarded_files import read_json
 from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.events import EVENTS_FILE
-from drillyard.training.checkpoint.inventory import CHECKPOINTS_NAME
+from drillyard.training.checkpoint.inventory import (
+    CHECKPOINTS_NAME,
+    list_checkpoints,
+    newest_usable,
+)
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
 from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
 
@@ -130,8 +134,37 @@ def find_saved_model(path: Path) -> SavedModel:
         return SavedModel(path / "final", False, config)
     raise UserError(
         f"{path}: neither a complete checkpoint (manifest.json) nor a model (config.json) nor a run"
-        " with final/"
+        " with final/ or a checkpoint"
     )
+
+
+def find_in_run(path: Path, *, checkpoint_only: bool = False) -> Path:
+    """The model to take where `path` is a run directory: final/, else the newest complete
+    checkpoint. Any other path is returned as it is.
+
+    `checkpoint_only`: not final/, which needs no export. UserError where no checkpoint is complete,
+    with those there are, or where a newer one is of a later format.
+    """
+    if (path / MANIFEST_NAME).is_file() or export_directory.holds_model(path):
+        return path
+    checkpoints = list_checkpoints(path)
+    has_final = export_directory.holds_model(path / "final")
+    if has_final and not checkpoint_only:
+        return path / "final"
+    if (newest := newest_usable(checkpoints)) is not None:
+        return newest.path
+    if checkpoints:
+        listed = "; ".join(f"{info.path.name}: {info.reason}" for info in checkpoints[-5:])
+        raise UserError(
+            f"{path}: none of the checkpoints of this run is complete ({listed}). Let the run save"
+            " another, or start it again"
+        )
+    if has_final:
+        raise UserError(
+            f"{path}: this run has no checkpoint to export; {path / 'final'} is its model in"
+            " Hugging Face format already: copy that"
+        )
+    return path
 
 
 def find_checkpoint_to_export(
@@ -144,7 +177,10 @@ def find_checkpoint_to_export(
     """
     saved = find_saved_model(path)
     if not saved.is_checkpoint:
-        raise UserError(f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N")
+        raise UserError(
+            f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N, or RUN_DIR for the"
+            " newest"
+        )
     if merge and (saved.config is None or saved.config.model.lora is None):
         raise UserError(
             f"{path}: has no adapters to merge: its run trained all weights; leave --merge out"

@@ -12,10 +12,12 @@ from tests.unit.checkpoint.made import make_checkpoint
 from tests.unit.reporting import runs
 
 from drillyard.cli import main as cli
+from drillyard.cli import saved_model as cli_saved_model
 from drillyard.cli.options import _MOST_SHOWN, find_run
 from drillyard.errors import NotFoundError, UserError
 from drillyard.loglines.sources import storage_client
-from drillyard.training import saved_evaluation
+from drillyard.supervise import supervisor
+from drillyard.training import saved_evaluation, saved_model
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
 from drillyard.training.saved_model import find_saved_model, run_directory_above
@@ -228,6 +230,77 @@ def test_a_checkpoint_and_a_link_to_it_have_the_run_two_directories_above(projec
     (project / "newest").symlink_to(checkpoint)
     for path in (checkpoint, project / "newest"):
         assert find_saved_model(path).tokenizer_directory == project / "tokenizer"
+
+
+def test_a_run_stands_for_its_final_model_or_its_newest_complete_checkpoint(
+    project: Path,
+) -> None:
+    good, cut = make_checkpoint(project, 10), make_checkpoint(project, 20)
+    assert saved_model.find_in_run(project) == cut
+    (cut / MANIFEST_NAME).unlink()
+    assert (
+        saved_model.find_in_run(project)
+        == saved_model.find_in_run(project, checkpoint_only=True)
+        == good
+    )
+    assert saved_model.find_in_run(good) == good
+    final = plain_model(project / "final")
+    assert saved_model.find_in_run(project) == saved_model.find_in_run(final) == final
+    assert saved_model.find_in_run(project, checkpoint_only=True) == good
+    next(good.glob("*.distcp")).unlink()
+    with pytest.raises(UserError) as refused:
+        saved_model.find_in_run(project, checkpoint_only=True)
+    assert all(each.name in str(refused.value) for each in (good, cut))
+    shutil.rmtree(project / "checkpoints")
+    with pytest.raises(UserError, match=str(final)):
+        saved_model.find_in_run(project, checkpoint_only=True)
+
+
+@pytest.mark.parametrize("name", ["trial", "runs/trial"])
+def test_export_of_a_run_writes_its_newest_checkpoint_and_says_which(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("init", tmp_path / "runs/trial") == 0
+    newest = [make_checkpoint(tmp_path / "runs/trial", step) for step in (10, 20)][-1]
+    monkeypatch.chdir(tmp_path)
+    written: list[Path] = []
+    monkeypatch.setattr(
+        saved_model, "export_checkpoint", lambda path, *_, **__: written.append(path)
+    )
+    assert call("export", name, "model") == 0
+    assert written == [newest.relative_to(tmp_path)]
+    assert str(written[0]) in capsys.readouterr().err
+
+
+def test_ranks_measure_what_was_taken_for_them_and_choose_none_of_their_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = make_checkpoint(project, 10)
+    started: list[dict[str, str]] = []
+    measured: list[Path] = []
+
+    def supervise(command: list[str], environment: dict[str, str], **others: object) -> int:
+        started.append(environment)
+        return 3
+
+    monkeypatch.setattr(supervisor, "supervise", supervise)
+    monkeypatch.setattr(saved_evaluation, "check_request", lambda request: None)
+    monkeypatch.setattr(
+        saved_evaluation, "evaluate_saved", lambda request, note: measured.append(request.model)
+    )
+    monkeypatch.setattr(cli_saved_model, "exit_process", lambda code: None)
+    assert call("eval", project, "--nproc-per-node", 2) == 3
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    capsys.readouterr()
+    assert call("eval", project) == 2
+    advised = capsys.readouterr().err.split()[-1]
+    assert call("eval", advised) == 0
+    for name, value in started[0].items():
+        monkeypatch.setenv(name, value)
+    make_checkpoint(project, 20)
+    assert call("eval", project) == 0
+    assert measured == [newest, newest]
 
 
 def test_settings_in_errors_come_with_their_flags(tmp_path: Path) -> None:

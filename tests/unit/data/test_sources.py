@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,102 @@ def test_a_broken_json_line_is_reported_with_line_and_column(
 def test_a_line_that_is_no_object_is_reported(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + line + "\n")
     assert says(failure(tmp_path / "a.jsonl"), "line 2: ... JSON object")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst", "a.jsonl"])
+@pytest.mark.parametrize("block", [7, 37, 1 << 20])
+def test_an_array_of_objects_gives_its_rows(
+    block: int, name: str, indent: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}.get(
+        Path(name).suffix, bytes
+    )
+    text = f"\ufeff {json.dumps(ROWS, indent=indent, ensure_ascii=False)}\n"
+    (tmp_path / name).write_bytes(pack(text.encode()))
+    set_batch_bytes(monkeypatch, block)
+    assert read(tmp_path / name) == ROWS
+    (tmp_path / "empty.json").write_text("[ ]")
+    assert read(tmp_path / "empty.json") == []
+
+
+def test_an_array_is_not_held_in_memory(tmp_path: Path) -> None:
+    row = {"text": "x" * 1000}
+    (tmp_path / "a.json").write_text(json.dumps([row] * 40_000))
+    batches = resolve_source(SourceConfig(path=str(tmp_path / "a.json"))).batches()
+    tracemalloc.start()
+    try:
+        assert sum(len(list(batch.rows())) for batch in batches) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("block", [3, 1 << 20])
+@pytest.mark.parametrize(("content", "message"), [
+    ('[{"a": 1},\n {"a" 2}]', "row 2, line 2, column 7: not valid JSON"),
+    ('[{"a": 1},\n 7]', "row 2, line 2, column 2: ... a number"),
+    ('[["a"], ["b"]]', "row 1, line 1, column 2: ... an array"),
+    ('[{"a": 1}\n {"a": 2}]', "line 2, column 2: not valid JSON ... after row 1"),
+    ('[{"a": 1},\n{"a": "b', "row 2, line 2, column 7: not valid JSON"),
+    ('[{"a": 1},\n', "row 2, line 2, column 1: not valid JSON ... ends here"),
+    ('[{"a": 1}', "line 1, column 10: not valid JSON ... ends here"),
+    ('[{"a": 1}]\n[{"a": 2}]', "line 2, column 1: ... after the end"),
+    ('[' + '{"a":' * 100_000, "row 1, line 1, column 2: ... nested too deeply"),
+])  # fmt: skip
+def test_a_broken_array_is_reported_with_the_row(
+    content: str, message: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_batch_bytes(monkeypatch, block if len(content) < 1000 else 1 << 20)
+    (tmp_path / "a.json").write_text(content)
+    assert says(failure(tmp_path / "a.json"), f"{tmp_path}/a.json, {message}")
+
+
+def test_an_array_that_is_not_utf8_is_reported_with_line_and_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_batch_bytes(monkeypatch, 5)
+    (tmp_path / "a.json").write_bytes('[{"text": "ä"},\n{"text": "'.encode() + b'\xe9"}]')
+    assert says(failure(tmp_path / "a.json"), "a.json, line 2, byte 27: 0xe9 ... UTF-8")
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("rows", [2, 50_000])
+def test_an_object_that_holds_rows_is_named_with_its_key(
+    rows: int, indent: int | None, tmp_path: Path
+) -> None:
+    held = {"version": "1", "note": ["x"], "data": [{"text": "some text"}] * rows}
+    (tmp_path / "a.json").write_text(json.dumps(held, indent=indent))
+    message = failure(tmp_path / "a.json")
+    assert says(message, f"{tmp_path}/a.json: ... one JSON object ... key 'data'")
+    (tmp_path / "b.json").write_text(json.dumps(held["data"]))
+    (tmp_path / "c.json").write_text("".join(f"{json.dumps(row)}\n" for row in held["data"]))
+    assert read(tmp_path / "b.json") == read(tmp_path / "c.json") == held["data"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_object_of_columns_is_named_as_such(indent: int | None, tmp_path: Path) -> None:
+    columns = {"text": ["a", "b"], "label": [1, 2]}
+    (tmp_path / "a.json").write_text(json.dumps(columns, indent=indent))
+    assert says(failure(tmp_path / "a.json"), "a.json: ... columns ('text', 'label')")
+
+
+def test_an_object_over_several_lines_is_no_row_and_one_on_a_line_is(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "a"}], "id": "1"}
+    (tmp_path / "a.json").write_text(json.dumps(row))
+    assert read(tmp_path / "a.json") == [row]
+    plain = json.dumps({"text": "a"}, indent=1)
+    for content in (plain, f"{plain}\n{plain}\n"):
+        (tmp_path / "b.json").write_text(content)
+        assert says(failure(tmp_path / "b.json"), "b.json: ... over several lines")
+    (tmp_path / "c.json").write_text('{"text": "a"\n{"text": "b"}\n')
+    assert "c.json, line 1, column 13" in failure(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(("content", "named"), [('"a"', "a string"), ("3", "a number")])
+def test_a_scalar_is_named_as_such(content: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert says(failure(tmp_path / "a.json"), f"a.json, line 1: ... found {named}")
 
 
 @settings(max_examples=30)

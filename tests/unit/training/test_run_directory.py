@@ -3,7 +3,10 @@ works."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from drillyard.config.checks import require_valid
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.errors import UserError
@@ -306,3 +310,41 @@ def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(
     claim_run_directory(longer, 1)
     # That start recorded no settings but its 40 steps.
     assert plan_replay(ended, 40).config.training.steps == 40
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.source=rowz.jsonl", "rowz.jsonl"),
+        ("data.held_out.source=rowz.jsonl", "rowz.jsonl"),
+        ("data.tokenizer=./nosuch", "./nosuch"),
+        ("data.columns={text: txt}", "'txt'"),
+        ("data.format=chat", "'messages'"),
+        ("data.held_out={fraction: 0.2, split_by: nosuch}", "'nosuch'"),
+        ("model={id: ./nosuch, init: pretrained}", "./nosuch"),
+        ("model.config={architecture: llama, num_attention_heads: 7}", "model.config"),
+        ("checkpoint.resume=/nosuch/step-1", "/nosuch/step-1"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said_before_it_is_another_run(
+    ended: Path, config: RunConfig, override: str, named: str
+) -> None:
+    wrong = changed(batch_of_four(config), override, "training.seed=9")
+    with pytest.raises(UserError, match=re.escape(named)) as refused:
+        claim_run_directory(wrong, 1)
+    assert "different run" not in str(refused.value)
+
+
+def test_the_advice_for_other_data_starts_a_run_from_the_trained_model(
+    ended: Path, config: RunConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "more"}\n')
+    other = changed(batch_of_four(config), f"data.source={tmp_path / 'more.jsonl'}")
+    with pytest.raises(UserError) as refused:
+        claim_run_directory(other, 1)
+    words = shlex.split(str(refused.value).splitlines()[-1])
+    settings = [word for before, word in itertools.pairwise(words) if before == "--set"]
+    further = changed(other, *settings)
+    require_valid(further, 1)
+    claim_run_directory(further, 1)
+    assert (further.model.id, further.name) == (str(ended / "final"), "run-further")
