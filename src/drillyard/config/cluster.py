@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, platforms
 from drillyard.config.problems import Path, Problem
-from drillyard.config.strict_model import StrictModel
+from drillyard.config.strict_model import LocalFile, StrictModel
 
 Consumption = Literal[
     "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
@@ -62,7 +62,7 @@ class ClusterConfig(StrictModel):
     )
     machine: str | None = Field(default=None, description="Machine type, such as a4-highgpu-8g.")
     nodes: PositiveInt = Field(default=1, description="Number of machines.")
-    hardware: str | None = Field(
+    hardware: LocalFile | None = Field(
         default=None,
         description=(
             "File with your own hardware and prices, laid over what is known; a relative path is"

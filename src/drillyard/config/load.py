@@ -31,7 +31,7 @@ from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.problems import Path as KeyPath
 from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
 from drillyard.config.run import RunConfig, WorkloadRunConfig
-from drillyard.config.strict_model import ConfigOrigin, StrictModel
+from drillyard.config.strict_model import ConfigOrigin, StrictModel, is_local_file
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import (
     FLOAT,
@@ -82,19 +82,34 @@ def load_launch_config(
 def load_cluster_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> ClusterConfig:
-    """The cluster config at `path`, changed by `overrides`. `hardware` is absolute, so a copy can
-    be saved anywhere.
+    """The cluster config at `path`, changed by `overrides`. Files of this
+    machine are absolute, so a copy can be saved anywhere.
 
     UserError as `load_run_config`.
     """
     config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
-    if config.hardware is None:
-        return config
-    directory = FilePath(path).absolute().parent
-    return config.model_copy(
-        update={"hardware": os.path.normpath(directory / FilePath(config.hardware).expanduser())}
-    )
+    return _with_absolute_files(config, FilePath(path).absolute().parent)
+
+
+def _with_absolute_files(config: Config, directory: FilePath) -> Config:
+    """`config` with every `LocalFile` absolute, relative ones from `directory`, in all sections.
+
+    References to the environment stay: they name a path that is known only where it is used.
+    """
+    update: dict[str, Any] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, StrictModel):
+            update[name] = _with_absolute_files(value, directory)
+        elif isinstance(value, str) and OPENING not in value and is_local_file(field):
+            if value == "none":
+                # OpenSSH's word for no file.
+                continue
+            update[name] = os.path.normpath(directory / FilePath(value).expanduser())
+    copied = config.model_copy(update=update)
+    copied._origin = config._origin
+    return copied
 
 
 def config_model(which: str) -> type[StrictModel]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,9 +19,27 @@ from pydantic import (
     field_serializer,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from drillyard.config.environment import hide_secrets, resolve_secrets
 from drillyard.config.problems import Path, SourceLocation
+
+
+class _LocalFileMark:
+    """Marks a setting as a file of this machine."""
+
+
+LocalFile = Annotated[str, _LocalFileMark()]
+"""A file of the machine that reads the config. A relative one is relative to the config's directory
+(`load.py` makes it absolute), so the config works from every directory."""
+
+
+def is_local_file(field: FieldInfo) -> bool:
+    """Whether a setting is a `LocalFile`, or may be left out and is one otherwise."""
+    kinds = [field, *(get_args(field.annotation))]
+    marks = [mark for kind in kinds for mark in getattr(kind, "metadata", ())]
+    marks += [mark for kind in kinds for mark in getattr(kind, "__metadata__", ())]
+    return any(isinstance(mark, _LocalFileMark) for mark in marks)
 
 
 class ConfigOrigin:

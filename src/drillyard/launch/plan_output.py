@@ -20,7 +20,7 @@ from typing import Any
 from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.launch.plan import Call, Plan, PlanFile, Program, Step, secret_names
-from drillyard.launch.programs import comment_safe
+from drillyard.launch.programs import comment_safe, input_for_login
 
 _AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."
@@ -210,16 +210,18 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
 def _line(step: Step, request: str) -> str:
     """A step as shell."""
     if isinstance(step, Program):
-        command = shlex.join(step.argv)
+        command, before = shlex.join(step.argv), input_for_login(step.argv)
         if step.sends:
-            return f"tar -cf - secret secrets.json {shlex.join(step.sends)} | {command}"
+            sent = f"tar -cf - secret secrets.json {shlex.join(step.sends)}"
+            return f"{{ {before} && {sent}; }} | {command}" if before else f"{sent} | {command}"
         if step.sends_directory is not None:
             listed = "git ls-files -z --cached --others --exclude-standard"
+            first = f"{before} && " if before else ""
             return (
-                f"(cd {shlex.quote(step.sends_directory)} && {listed} | tar --mtime=@0 --null -T -"
-                f" -cf -) | {command}"
+                f"({first}cd {shlex.quote(step.sends_directory)} && {listed} | tar --mtime=@0"
+                f" --null -T - -cf -) | {command}"
             )
-        return command
+        return f"{before} | {command}" if before else command
     if step.sends:
         return f"gcloud storage rsync --recursive . {shlex.quote(step.target)}"
     headers = """-H "Authorization: Bearer $(gcloud auth print-access-token)" -H 'Content-Type: application/json'"""  # noqa: E501

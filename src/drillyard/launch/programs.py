@@ -18,19 +18,35 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from drillyard.control_characters import clean
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.plan import PlanFile
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255
 """Exit code of ssh when it cannot connect or authenticate (ssh(1))."""
+MARKER = "drillyard: the output of the command follows"
+_MARKED_LINE = f"\n{MARKER}\n".encode()
+"""Begins with a line break, since what a login prints may end without one."""
+_AFTER_LOGIN = (
+    r'printf "\n%s\n" "$0"; printf "\n%s\n" "$0" >&2; line=;'
+    ' until [ "$line" = "$0" ]; do IFS= read -r line || exit 2; done; exec "$@"'
+)
+"""Shell: marks both outputs, skips the input that is meant for the login, and runs the command."""
+_LOGIN_INPUT = b"\n" * 8
+"""Empty answers to a login that asks something."""
+_LOGIN_SECONDS = 180.0
+_LOGIN_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 400
 
 TEMPORARY = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && trap 'exit 1' HUP INT TERM"""
 """Shell: makes the directory `$d`, removed when the shell exits. dash runs no EXIT trap when a
@@ -55,9 +71,14 @@ class Result:
         return self.argv[0] == "ssh" and self.returncode == _SSH_FAILED
 
     def printed_json(self) -> Any:
-        """The JSON on the last line of its output: a login may print something first. Raises
-        ValueError."""
-        return json.loads(self.stdout.strip().rpartition("\n")[2])
+        """The JSON that it printed. Raises UserError."""
+        try:
+            return json.loads(self.stdout)
+        except (ValueError, RecursionError):
+            raise UserError(
+                f"the output is not JSON: {shown_text(self.stdout) or 'empty'}\ncommand:"
+                f" {shlex.join(self.argv)}"
+            ) from None
 
 
 class Programs:
@@ -71,10 +92,12 @@ class Programs:
         timeout: float | None = None,
         directory: Path | None = None,
     ) -> Result:
-        """Run to the end, in `directory`. Raises UserError where the program is missing or takes
-        longer than `timeout` seconds."""
+        """Run to the end, in `directory`. Raises UserError where the program is missing, takes
+        longer than `timeout` seconds, or the login shell of a remote host does not run it."""
         try:
             with _installed(argv):
+                if is_remote(argv):
+                    return _run_remote(argv, stdin, timeout, directory)
                 done = subprocess.run(
                     list(argv),
                     input=stdin,
@@ -90,11 +113,156 @@ class Programs:
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a program that answers requests: its standard streams are pipes. The caller ends
-        it."""
+        it. Raises UserError where the login shell of a remote host does not run it."""
         with _installed(argv):
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
+        if is_remote(argv):
+            try:
+                printed, is_marked = _pass_login(process, argv, _LOGIN_SECONDS)
+                if not is_marked and process.wait() != _SSH_FAILED:
+                    raise _login_error(argv, process.returncode, printed)
+            except BaseException:
+                process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout, process.stderr):
+                    if pipe is not None:
+                        with contextlib.suppress(OSError):
+                            pipe.close()
+                raise
+            _note_login(argv, printed)
+        return process
+
+
+def is_remote(argv: Sequence[str]) -> bool:
+    """Whether `Host.argv` made it for another host."""
+    return argv[0] == "ssh" and MARKER in argv[-1]
+
+
+def _run_remote(
+    argv: Sequence[str], stdin: bytes, timeout: float | None, directory: Path | None
+) -> Result:
+    begun_at = time.monotonic()
+    # A file, as a login may write more to standard error than a pipe holds.
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            cwd=directory,
+            # `communicate` reads from the descriptor, not from the buffer.
+            bufsize=0,
+        ) as process,
+    ):
+        try:
+            printed, is_marked = _pass_login(process, argv, timeout or _LOGIN_SECONDS)
+            left = None if timeout is None else max(0.0, begun_at + timeout - time.monotonic())
+            output, _ = process.communicate(stdin if is_marked else None, left)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise subprocess.TimeoutExpired(error.cmd, timeout or 0.0) from None
+        except BaseException:
+            process.kill()
+            raise
+        errors.seek(0)
+        written = errors.read()
+    code = process.returncode
+    before, marked, after = written.partition(_MARKED_LINE)
+    if is_marked:
+        _note_login(argv, printed + (before if marked else b""))
+        written = after if marked else written
+    elif code != _SSH_FAILED:
+        raise _login_error(argv, code, printed + written)
+    else:
+        output = printed
+    return Result(
+        tuple(argv), code, output.decode(errors="replace"), written.decode(errors="replace")
+    )
+
+
+def _pass_login(
+    process: subprocess.Popen[bytes], argv: Sequence[str], seconds: float
+) -> tuple[bytes, bool]:
+    """Read a remote command's output up to the marker; returns what the login printed before, and
+    whether the marker came. Raises UnreachableError where neither it nor the end came in time."""
+    assert process.stdin is not None and process.stdout is not None
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    printed, is_marked = bytearray(), False
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(_LOGIN_INPUT)
+            process.stdin.flush()
+        while not is_marked and (line := process.stdout.readline(_LOGIN_BYTES)):
+            printed += line
+            is_marked = printed.endswith(_MARKED_LINE)
+            if not is_marked and len(printed) > 2 * _LOGIN_BYTES:
+                del printed[_LOGIN_BYTES : -len(_MARKED_LINE)]
+    finally:
+        timer.cancel()
+    if is_late.is_set():
+        said = shown_text(printed.decode(errors="replace"))
+        raise UnreachableError(
+            f"{_host_in(argv)}: no answer after {seconds:.0f} s"
+            + (f"; its login printed: {said}" if said else "")
+            + "\nif the host can be reached, its login shell waits for input or runs another"
+            f" program (~/.bashrc): ssh {_host_in(argv)} true shows it\ncommand: {shlex.join(argv)}"
+        )
+    if is_marked:
+        del printed[-len(_MARKED_LINE) :]
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{MARKER}\n".encode())
+            process.stdin.flush()
+    return bytes(printed), is_marked
+
+
+def _host_in(argv: Sequence[str]) -> str:
+    return argv[-2]
+
+
+def _login_error(argv: Sequence[str], code: int, printed: bytes) -> UserError:
+    host, said = _host_in(argv), shown_text(printed.decode(errors="replace"))
+    return UserError(
+        f"{host}: its login shell ended with exit code {code} and did not run the command"
+        + (f"; it printed: {said}" if said else "")
+        + "\nremove `exit` and `exec` for shells without a terminal from ~/.bashrc there, or use an"
+        f" account that may run commands: ssh {host} true shows it"
+    )
+
+
+_noted: set[str] = set()
+"""Hosts whose logins were noted, and what those printed: many hosts often have the same login."""
+
+
+def _note_login(argv: Sequence[str], printed: bytes) -> None:
+    """Tell the user once what a login printed before the command ran."""
+    host, text = _host_in(argv), shown_text(printed.decode(errors="replace"))
+    if not text or not _noted.isdisjoint({host, text}):
+        return
+    _noted.update({host, text})
+    print(f"drillyard: {host}: its login printed, and it was left out: {text}", file=sys.stderr)
+
+
+def shown_text(text: str) -> str:
+    """`text` from elsewhere on one line, without control characters, cut to a few lines' length."""
+    line = " ".join(clean(text[: 4 * _SHOWN_CHARACTERS]).split())
+    return line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "..."
+
+
+def input_for_login(argv: Sequence[str]) -> str:
+    """A shell command that prints what goes before the input of a remote command; empty for one of
+    this machine."""
+    return shlex.join(["printf", "%s\\n", MARKER]) if is_remote(argv) else ""
 
 
 @contextlib.contextmanager
@@ -167,7 +335,9 @@ class Host:
             words += [name, str(value)] if value is not None else []
         for name, value in options.items():
             words += ["-o", f"{name}={value}"]
-        return (*words, "--", self.name, shlex.join(command))
+        # `exec`: a login shell that stays could print something after the command's output.
+        marked = shlex.join(["sh", "-c", _AFTER_LOGIN, MARKER, *command])
+        return (*words, "--", self.name, f"exec {marked}")
 
 
 def archive(files: Sequence[PlanFile]) -> bytes:

@@ -434,11 +434,19 @@ def test_a_login_node_that_ssh_reaches_does_the_same(cluster: SlurmCluster, tmp_
             "config_file": str(hosts.config_file),
             "directory": str(project),
         }
+        # A login that prints, without a line break at its end, and asks; and a site's defaults.
+        (login.home / ".bashrc").write_text(
+            "echo 42; echo '[1]'; echo oops >&2; read answer; export SBATCH_EXPORT=NONE"
+            " SLURM_EXPORT_ENV=NONE SBATCH_TIMELIMIT=1; printf 'Welcome to h0'\n"
+        )
         desk = sit_down(cluster, tmp_path / "desk", slurm=slurm)
         desk.environment["SLURM_CONF"] = "/nonexistent"
         config, _ = saves(desk, "remote")
         handle = desk.launch(config)
         status = desk.wait_for(handle, is_running)
+        listed = desk.say("runs", "list")
+        assert handle in listed.stdout or "remote" in listed.stdout
+        assert listed.stderr.count("Welcome to h0") == 1
         until(lambda: bool(written(project / "runs" / "remote", 0)), "attempt 0")
         hosts.close_connections()
         assert says(

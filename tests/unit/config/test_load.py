@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.facts import each_says, says
 
-from drillyard.config.load import load_run_config, save_resolved
+from drillyard.config.load import load_cluster_config, load_run_config, save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.config.yaml_document import parse_document
 from drillyard.errors import UserError
@@ -421,3 +422,16 @@ def test_saving_leaves_no_half_made_file_and_replaces_the_old_one(
 def test_saving_where_nothing_can_be_written_is_reported(load: Load, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing/run\.yaml: .*No such file"):
         save_resolved(load(), tmp_path / "missing" / "run.yaml")
+
+
+def test_files_of_a_cluster_config_are_relative_to_it(tmp_path: Path) -> None:
+    given = {"config_file": "keys/config", "identity_file": "~/.ssh/id", "hosts": ["h0"]}
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"name": "c", "platform": "ssh", "nodes": 1, "ssh": given}))
+    ssh = load_cluster_config(path).section
+    assert ssh.config_file == str(tmp_path / "keys/config")
+    assert ssh.identity_file == str(Path.home() / ".ssh/id")
+    path.write_text(
+        json.dumps({"name": "c", "platform": "slurm", "slurm": {"config_file": "config"}})
+    )
+    assert load_cluster_config(path).section.config_file == str(tmp_path / "config")

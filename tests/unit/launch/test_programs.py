@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from drillyard.launch.programs import parallel_map
+from drillyard.errors import UserError
+from drillyard.launch.programs import Host, Programs, parallel_map
 
 INTERRUPTED = """
 import os, signal, threading
@@ -52,3 +55,34 @@ def test_an_interrupt_ends_the_process_though_nothing_has_ended() -> None:
         [sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=120, check=False
     )
     assert done.returncode == -signal.SIGINT and b"KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.parametrize("noise", ["hello\\n", "42\\n", "[1]\\n", "{}", "no end of line"])
+def test_what_a_login_prints_and_reads_is_no_part_of_the_answer(
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    login = f"printf '{noise}'; printf '{noise}' >&2; read answer;"
+    fake_ssh(tmp_path, monkeypatch, f'{login} for last; do :; done; eval "$last"')
+    host = Host(f"h-{tmp_path.name}")
+    done = Programs().run(host.argv(["sh", "-c", "cat; echo err >&2"]), stdin=b"{}\n\0", timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{}\n\0", "err\n")
+    assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("login", ["echo closed; exit 0", "exec true", "exec /usr/sbin/nologin"])
+def test_a_login_shell_that_never_runs_the_command_is_named(
+    login: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_ssh(tmp_path, monkeypatch, login)
+    with pytest.raises(UserError, match="login shell"):
+        Programs().run(Host("h0").argv(["true"]), timeout=30)
+    with pytest.raises(UserError, match="login shell"):
+        Programs().stream(Host("h0").argv(["true"]))
+
+
+def fake_ssh(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = directory / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/bash\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drillyard.supervise.process_identity import process_of
@@ -43,6 +43,26 @@ TAKEN = 3
 """Exit code: another launch of this name has submitted meanwhile, or is about to."""
 SUBMIT_LOCK_SECONDS = 900
 """Age at which a submit lock has expired."""
+_SITE_DEFAULTS = {
+    "SBATCH_ACCOUNT": "--account",
+    "SBATCH_CLUSTERS": "--clusters",
+    "SBATCH_CONSTRAINT": "--constraint",
+    "SBATCH_PARTITION": "--partition",
+    "SBATCH_QOS": "--qos",
+    "SBATCH_RESERVATION": "--reservation",
+    "SBATCH_TIMELIMIT": "--time",
+    "SBATCH_WCKEY": "--wckey",
+}
+"""Input variables of sbatch that choose where a job runs and who pays, by the option of a script
+that decides it."""
+_CONTROLLER = {
+    "SLURM_CONF",
+    "SLURM_CONF_SERVER",
+    "SLURM_CLUSTERS",
+    "SLURM_JWT",
+    "SLURM_CLUSTER_NAME",
+}
+"""Variables by which Slurm's commands find their controller."""
 SAYS = "drillyard: "
 """Prefix of a line of standard error that is for the user, although the verb succeeded."""
 ENTRIES, POINTS = "index", "points"
@@ -145,6 +165,7 @@ def submit(options: Namespace) -> int:
                 text=True,
                 check=False,
                 umask=umask,
+                env=sbatch_environment(os.environ, Path(launch, options.script)),
             )
         except FileNotFoundError:
             print("sbatch: not found", file=sys.stderr, flush=True)
@@ -167,6 +188,27 @@ def submit(options: Namespace) -> int:
                 )
     print(job_id, flush=True)
     return 0
+
+
+def sbatch_environment(environment: Mapping[str, str], script: Path) -> dict[str, str]:
+    """`environment` without the variables that would change the job behind its script.
+
+    sbatch prefers its input variables (SBATCH_EXPORT, SBATCH_TIMELIMIT) to the `#SBATCH` lines, and
+    gives the job the SLURM_ and SRUN_ variables of an allocation in which this runs, which srun
+    prefers to the job's. A site's or user's default for a setting that the script leaves open
+    stays.
+    """
+    # sbatch itself reports a script that is not there.
+    lines = script.read_text(encoding="utf-8").splitlines() if script.exists() else []
+    words = [line.split()[1] for line in lines if line.startswith("#SBATCH --")]
+    options = {word.partition("=")[0] for word in words}
+    kept = {name for name, option in _SITE_DEFAULTS.items() if option not in options}
+    ours = ("SBATCH_", "SLURM_", "SRUN_")
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(ours) or name in kept or name in _CONTROLLER
+    }
 
 
 @contextlib.contextmanager

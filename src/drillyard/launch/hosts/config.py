@@ -17,6 +17,7 @@ from drillyard.config.platforms import (
     SshHost,
 )
 from drillyard.config.problems import Problem
+from drillyard.config.strict_model import LocalFile
 
 
 class SshConfig(PlatformSection):
@@ -36,13 +37,13 @@ class SshConfig(PlatformSection):
         default=None,
         description="Port of the ssh server; default: what the ssh configuration says, else 22.",
     )
-    identity_file: str | None = Field(
+    identity_file: LocalFile | None = Field(
         default=None, description="Private key; default: what the ssh configuration says."
     )
     directory: str | None = Field(
         default=None, description="Directory of this project on the hosts; default: as here."
     )
-    config_file: str | None = Field(
+    config_file: LocalFile | None = Field(
         default=None, description="OpenSSH configuration file; default: ~/.ssh/config."
     )
     rendezvous_host: HostAddress | None = Field(

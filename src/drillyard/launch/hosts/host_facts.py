@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drillyard.errors import UserError
 from drillyard.formatting import first_few
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent.job import Job
@@ -49,7 +50,7 @@ class HostAnswer:
             return None
         try:
             reported = self.result.printed_json()
-        except (ValueError, RecursionError):
+        except UserError:
             return None
         return reported if isinstance(reported, dict) else None
 

@@ -292,7 +292,7 @@ def parse_sacct(text: str) -> list[SlurmJob]:
 def _jobs(text: str) -> Iterator[tuple[SlurmJob, str]]:
     """The job of each line, from the fields that both programs print first, and the rest of the
     line."""
-    # A login may print something first.
+    # Some clusters wrap Slurm's commands in scripts that print something of their own.
     for line in (line for line in text.splitlines() if line.count("|") >= 9):
         job_id, state, reason, submitted, started, ended, nodes, node_list, partition, rest = (
             line.split("|", 9)

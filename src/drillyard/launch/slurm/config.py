@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection, SshHost
+from drillyard.config.strict_model import LocalFile
 
 
 class SlurmConfig(PlatformSection):
@@ -57,7 +58,7 @@ class SlurmConfig(PlatformSection):
     directory: str | None = Field(
         default=None, description="Directory of this project on the cluster; default: as here."
     )
-    config_file: str | None = Field(
+    config_file: LocalFile | None = Field(
         default=None,
         description="OpenSSH configuration file for `login_host`; default: ~/.ssh/config.",
     )

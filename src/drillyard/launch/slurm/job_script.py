@@ -49,6 +49,9 @@ _RESERVED = {
 instead."""
 
 
+_MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
+"""Options that contradict each other: one in `slurm.arguments` takes the place of ours."""
+
 ExplainedOption = tuple[str, str, str]
 """An option of sbatch or srun, its reason and its source."""
 
@@ -84,7 +87,9 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
             "no other job takes cores, memory or NICs",
             "cluster.yaml: slurm.exclusive",
         )
-        yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
+        names = {argument.split("=")[0].split(" ")[0] for argument in slurm.arguments}
+        if _MEMORY.isdisjoint(names):
+            yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
     if slurm.exclude:
         yield (
             _option("exclude", ",".join(slurm.exclude)),
@@ -103,6 +108,7 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
         "cluster.yaml: slurm.signal_seconds",
     )
     yield "--requeue", "after a lost node or preemption Slurm queues the job again", _SBATCH
+    yield "--export=ALL", "SBATCH_EXPORT=NONE of a site would leave out PATH", _SBATCH
     yield (
         "--output=/dev/null",
         (
@@ -263,6 +269,7 @@ def _srun(request: LaunchRequest, prepared: Plan) -> Iterator[ExplainedOption]:
         ),
         _SRUN,
     )
+    yield "--export=ALL", "else a site's SLURM_EXPORT_ENV=NONE leaves srun without PATH", _SRUN
     yield "--kill-on-bad-exit=0", "the agents end together, with time to save", _OURS
     yield (
         "--wait=60",

@@ -18,7 +18,7 @@ import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 from drillyard.launch.agent import submit
-from drillyard.launch.agent.submit import TAKEN
+from drillyard.launch.agent.submit import TAKEN, sbatch_environment
 from drillyard.launch.plan_output import write_plan
 
 
@@ -156,3 +156,20 @@ def test_a_copy_that_fails_names_its_file_and_leaves_the_old_one(
     with pytest.raises(OSError, match=f"No space left on device: '{target}'"):
         submit._copy(source, target)
     assert target.read_text() == "old" and not (tmp_path / "secrets.json.new").exists()
+
+
+def test_defaults_of_a_site_do_not_change_what_the_script_says(tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text("#!/bin/bash\n#SBATCH --time=60\n#SBATCH --export=ALL\n")
+    given = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/c",
+        "SBATCH_EXPORT": "NONE",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_PARTITION": "site",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SRUN_CPUS_PER_TASK": "1",
+    }
+    kept = sbatch_environment(given, script)
+    assert kept == {"PATH": "/bin", "SLURM_CONF": "/c", "SBATCH_PARTITION": "site"}

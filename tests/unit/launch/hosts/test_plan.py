@@ -51,7 +51,7 @@ def steps(plan: Plan, stage: str) -> list[Program]:
 
 def remote(step: Program) -> list[str]:
     """The words that run on the host."""
-    return shlex.split(step.argv[-1]) if step.argv[0] == "ssh" else list(step.argv)
+    return shlex.split(step.argv[-1])[5:] if step.argv[0] == "ssh" else list(step.argv)
 
 
 def test_the_same_request_gives_the_same_plan_byte_for_byte() -> None:

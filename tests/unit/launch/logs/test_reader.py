@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 import time
@@ -77,7 +78,7 @@ class ThisMachine(Programs):
 
     def stream(self, argv: Any) -> Any:
         self.started += 1
-        self.last = super().stream(["sh", "-c", f"exec {argv[-1]}"])
+        self.last = super().stream(shlex.split(argv[-1])[5:])
         return self.last
 
 

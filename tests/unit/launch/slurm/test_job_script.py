@@ -147,7 +147,7 @@ def test_a_login_node_gets_the_same_commands_by_ssh():
     )
     words = argv(there, "submit")
     assert words[0] == "ssh" and words[words.index("-F") + 1] == "/c" and words[-2] == "login"
-    assert shlex.split(words[-1]) == list(argv(here, "submit"))
+    assert shlex.split(words[-1])[5:] == list(argv(here, "submit"))
     message = (
         "submit",
         "--cluster",
@@ -214,3 +214,16 @@ def test_a_sweep_carries_the_code_once():
     assert stages == [["carry", "submit"], [], []]
     with pytest.raises(UserError, match="is this directory itself"):
         planned(request(cluster(**SHARED), WORKLOAD, sync=True))
+
+
+@pytest.mark.parametrize("option", ["--mem", "--mem-per-cpu", "--mem-per-gpu"])
+def test_memory_that_the_user_sets_takes_the_place_of_ours(option: str):
+    message = options(made(slurm=f"{{arguments: ['{option}=4G']}}"))
+    assert {name for name in message if name.startswith("--mem")} == {option}
+    assert message[option] == "4G"
+
+
+def test_a_site_that_exports_nothing_leaves_the_job_its_variables():
+    plan = made()
+    assert options(plan)["--export"] == "ALL"
+    assert "--export=ALL" in plan.file("job.sbatch").content.partition("    srun ")[2]

@@ -32,8 +32,6 @@ class Cluster(Programs):
     entry: dict[str, Any] | None = None
     happens: dict[int, Callable[[], object]] = field(default_factory=dict)
     commands: int = 0
-    login: str = ""
-    """What a login prints before the answer of a command."""
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
@@ -50,7 +48,7 @@ class Cluster(Programs):
         elif "list" in argv:
             listed = [] if self.entry is None else [{"entry": self.entry, **index.look(self.entry)}]
             said = json.dumps(listed)
-        return Result(tuple(argv), 0, self.login + said, "")
+        return Result(tuple(argv), 0, said, "")
 
     @property
     def launch(self) -> Path:
@@ -105,14 +103,6 @@ def test_a_run_that_is_submitted_while_somebody_looks_has_not_failed(
         assert status.state is State.queued or (
             status.reason == "exit code 3" and status.native["job_id"] == "1"
         )
-
-
-def test_what_a_login_prints_is_neither_a_run_nor_a_job(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, login="Welcome!\n")
-    cluster.submit("7")
-    cluster.note("7")
-    (status,) = cluster.look()
-    assert (status.state, status.native["job_id"]) == ("queued", "7")
 
 
 def test_what_a_run_wrote_about_its_end_while_somebody_looked_is_read(tmp_path: Path) -> None:
