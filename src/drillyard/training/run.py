@@ -25,7 +25,7 @@ from drillyard.reporting.summary import closing_lines, model_of, required_failur
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
-from drillyard.supervise.scheduler_restarts import make_claim
+from drillyard.supervise.scheduler_restarts import end_without_claim, make_claim
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.auto_settings import (
@@ -295,6 +295,8 @@ def finish(
     except EvaluationStopped:
         return False
     side.begin("export", "working")
+    if callbacks.ranks.rank == 0:
+        end_without_claim(directory)()
     with log.span("export", step) as found:
         final = directory / "final"
         written = export(
