@@ -253,13 +253,25 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             return
         record = self._record(handle.run)
         if record is not None and record["metadata"]["labels"].get(_SUBMISSION_LABEL) != submission:
-            raise being_launched_error(
-                handle, f"Helm release {handle.run} of namespace {self._section.namespace}"
-            )
+            raise self._taken_error(handle, record)
         if record is not None:
             # A failed installation of ours leaves its record and perhaps objects.
             self._helm(helm_argv(self._section, "uninstall", handle.run, "--ignore-not-found"))
         require_success(result, f"{handle}: nothing was submitted: helm install")
+
+    def _taken_error(self, handle: Handle, record: dict[str, Any]) -> UserError:
+        """The error where the release of a run's name is another launch's."""
+        namespace = self._section.namespace
+        release = f"Helm release {handle.run} of namespace {namespace}"
+        cluster = record["metadata"].get("labels", {}).get(CLUSTER_LABEL)
+        if cluster == handle.cluster:
+            return being_launched_error(handle, release)
+        whose = f"of cluster config {cluster}" if cluster else "which Drillyard did not make"
+        return UserError(
+            f"{handle}: its name is that of {release}, {whose}; nothing was submitted\n"
+            f"give this run another name; helm status {handle.run} --namespace {namespace} shows"
+            " that one"
+        )
 
     def _record(self, name: str) -> dict[str, Any] | None:
         """Metadata of the Secret in which Helm keeps the release of this name, whoever made it."""
@@ -301,9 +313,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         handle = found.status.handle
         run, record = handle.run, self._record(handle.run)
         if record is not None and record["metadata"]["uid"] != found.record:
-            raise being_launched_error(
-                handle, f"Helm release {run} of namespace {self._section.namespace}"
-            )
+            raise self._taken_error(handle, record)
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods
