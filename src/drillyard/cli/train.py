@@ -166,7 +166,7 @@ def _supervise(
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
-    from drillyard.supervise.scheduler_restarts import make_claim, scheduler_restarts
+    from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
     from drillyard.training.run_directory import (
         SAVED_CONFIG,
@@ -194,7 +194,7 @@ def _supervise(
         if node.is_first:
             goes_on = run.checkpoint.resume == "never" and is_started(directory)
             claim_run_directory(run, num_ranks * node.count, goes_on=goes_on)
-            make_claim(directory)
+            write_claim(directory)
         if not finished:
             code = supervise_training(
                 command,

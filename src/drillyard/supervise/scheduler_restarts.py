@@ -81,7 +81,7 @@ def scheduler_restarts(directory: Path) -> SchedulerRestarts | None:
     return SchedulerRestarts(directory, _ended_unsaved(last), pause, _checkpoints(directory))
 
 
-def make_claim(directory: Path) -> None:
+def write_claim(directory: Path) -> None:
     """Claim the run directory for this start, and remove the claims of earlier ones. Raises
     SystemExit where a later attempt of the same submission has it, or where no claim can be made.
     """

@@ -25,7 +25,7 @@ from drillyard.reporting.summary import closing_lines, model_of, required_failur
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
-from drillyard.supervise.scheduler_restarts import end_without_claim, make_claim
+from drillyard.supervise.scheduler_restarts import end_without_claim, write_claim
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.auto_settings import (
@@ -88,7 +88,7 @@ def train(
     if ranks.rank == 0 and attempt == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
     if ranks.rank == 0 and not is_claimed:
-        make_claim(directory)
+        write_claim(directory)
     side.owns_directory = True
     begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
     require_trainable(config, ranks.device, needs_weights=begins)

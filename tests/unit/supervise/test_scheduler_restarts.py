@@ -20,10 +20,9 @@ from drillyard.supervise.restart_policy import (
     decide,
 )
 from drillyard.supervise.scheduler_restarts import (
-    CLAIMS,
     end_without_claim,
-    make_claim,
     scheduler_restarts,
+    write_claim,
 )
 
 
@@ -128,16 +127,16 @@ def test_without_a_scheduler_that_restarts_there_is_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DRILLYARD_RESTARTED_BY", raising=False)
-    make_claim(tmp_path)
+    write_claim(tmp_path)
     assert scheduler_restarts(tmp_path) is None
-    assert not (tmp_path / CLAIMS).exists()
+    assert not (tmp_path / "launch/claims").exists()
 
 
 def start(monkeypatch: pytest.MonkeyPatch, directory: Path, attempt: int = 0) -> str:
     """Make the claim of a new start; its id, which its ranks have in their environment."""
     begin(monkeypatch, attempt)
-    make_claim(directory)
-    return os.environ["DRILLYARD_START"]
+    write_claim(directory)
+    return os.environ.get("DRILLYARD_START", "")
 
 
 def ends(monkeypatch: pytest.MonkeyPatch, directory: Path, start_id: str) -> list[int]:
@@ -160,7 +159,7 @@ def test_a_later_start_ends_the_earlier_one_also_of_the_same_attempt(
     new = start(monkeypatch, tmp_path, attempt)
     assert ends(monkeypatch, tmp_path, old) == [1]
     assert ends(monkeypatch, tmp_path, new) == []
-    assert [path.name for path in (tmp_path / CLAIMS).iterdir()] == ["0002"]
+    assert [path.name for path in (tmp_path / "launch/claims").iterdir()] == ["0002"]
 
 
 def test_a_start_of_an_earlier_attempt_makes_no_claim(
@@ -177,7 +176,7 @@ def test_a_start_whose_claim_is_gone_or_cannot_be_read_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = start(monkeypatch, tmp_path)
-    claim = tmp_path / CLAIMS / "0001"
+    claim = tmp_path / "launch/claims" / "0001"
     claim.unlink()
     assert ends(monkeypatch, tmp_path, mine) == [1]
     claim.mkdir()
