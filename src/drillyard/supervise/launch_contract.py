@@ -41,6 +41,8 @@ a limit."""
 RESTARTED_BY = "DRILLYARD_RESTARTED_BY"
 """The scheduler that restarts all nodes of the run after an exit code that asks for it, where one
 does: `jobset`."""
+START = "DRILLYARD_START"
+"""Id of one start of `drillyard train` where a scheduler restarts the run; its ranks get it."""
 RECORD_BYTES = 4096
 """Most bytes of an exit record: a container's termination message (kubernetes.io, Container v1
 core) has no more."""

@@ -6,29 +6,42 @@ second attempt in a row that ends with 85 and saved nothing leaves with 1, as re
 counts it, and a counted restart pauses before its command starts. Every node decides from the run
 directory, and so alike.
 
-A pod of a lost node may still run when its replacement starts, and on a bucket no lock holds: the
-first node of every attempt writes its claim, and rank 0 of an earlier attempt ends itself before it
-writes a checkpoint.
+A pod of a lost node, or of a run that Kueue has preempted, may still run when its replacement
+starts, and on a bucket no lock holds. So the first node of every start makes a claim: a new file of
+the next number, created exclusively and never written again, as mounts of buckets show an
+overwritten file late. The newest claim is the run's, and rank 0 of any other start ends itself
+before it writes or deletes a checkpoint. A preemption changes neither the submission nor the
+attempt, so a start is known by an id of its own, which its ranks get as `START`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import re
+import secrets
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drillyard.guarded_files import read_json
-from drillyard.safe_files import make_directory, replace_file
+from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.supervise import launch_contract
-from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY
+from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY, START
+from drillyard.supervise.process_identity import node_name
 from drillyard.supervise.restart_policy import RestartCounts, pause_seconds
 from drillyard.telemetry.events import read_events
 
-CLAIM_FILE = "launch/claim.json"
+CLAIMS = "launch/claims"
+"""Directory of the claims: files 0001, 0002, ..."""
+_CLAIM = re.compile(r"\d{4,}")
+_PAUSES = (0.2, 1.0, 5.0)
+"""Seconds before a claim that could not be read is read again."""
 _MANIFESTS = "checkpoints/*/manifest.json"
 
 
@@ -69,52 +82,135 @@ def scheduler_restarts(directory: Path) -> SchedulerRestarts | None:
 
 
 def write_claim(directory: Path) -> None:
-    """Claim the run directory for this attempt. An attempt of the same submission that is later
-    keeps its claim."""
+    """Claim the run directory for this start, and remove the claims of earlier ones. Raises
+    SystemExit where a later attempt of the same submission has it, or where no claim can be made.
+    """
     if RESTARTED_BY not in os.environ:
         return
-    mine, present = _own_claim(), _read_claim(directory)
-    if (
-        present.get("submission") == mine["submission"]
-        and int(present.get("attempt", 0)) > mine["attempt"]
-    ):
-        return
-    path = directory / CLAIM_FILE
-    make_directory(path.parent)
-    replace_file(path, f"{json.dumps(mine)}\n".encode())
+    os.environ[START] = secrets.token_hex(8)
+    claims, mine = directory / CLAIMS, _own_claim()
+    try:
+        claims.mkdir(parents=True, exist_ok=True)
+        while True:
+            newest = max(_numbers(claims), default=0)
+            present = _content(claims, newest)
+            if present.get("submission") == mine["submission"] and _attempt(present) > _attempt(
+                mine
+            ):
+                _say_ended(directory, present)
+                raise SystemExit(EXIT_FAILED)
+            if _created(claims / f"{newest + 1:04d}", f"{json.dumps(mine)}\n"):
+                break
+        # Only what this start has superseded; the newest stays, so no number is used twice.
+        for number in _numbers(claims):
+            if number <= newest:
+                (claims / f"{number:04d}").unlink(missing_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"error: {claims}: no claim can be made: {describe_os_error(error)}\n\n")
+        raise SystemExit(EXIT_FAILED) from None
 
 
 def end_without_claim(directory: Path) -> Callable[[], None]:
-    """A function that ends this process where another attempt has claimed the run; it does nothing
-    without a scheduler that restarts the run."""
+    """A function that ends this process where the run directory has not this start's claim, or
+    where that cannot be read; it does nothing without a scheduler that restarts the run."""
 
     def check() -> None:
-        present = _read_claim(directory)
-        if present and present != _own_claim():
-            sys.stderr.write(
-                f"error: attempt {present.get('attempt')} of submission {present.get('submission')}"
-                f" has the run directory {directory} now; this earlier one ends and writes"
-                " nothing\n\n"
-            )
-            sys.stderr.flush()
-            os._exit(EXIT_FAILED)
+        try:
+            present = _newest_claim(directory / CLAIMS)
+        except OSError as error:
+            words = f"error: {directory / CLAIMS}: cannot be read: {describe_os_error(error)}"
+            sys.stderr.write(f"{words}; this start ends and writes nothing\n\n")
+        else:
+            if present.get("start") == os.environ.get(START):
+                return
+            _say_ended(directory, present)
+        sys.stderr.flush()
+        os._exit(EXIT_FAILED)
 
     return check if RESTARTED_BY in os.environ else lambda: None
 
 
 def _own_claim() -> dict[str, Any]:
     return {
+        "start": os.environ[START],
         "submission": launch_contract.submission() or "",
         "attempt": launch_contract.first_attempt(),
+        "host": node_name(),
     }
 
 
-def _read_claim(directory: Path) -> dict[str, Any]:
+def _say_ended(directory: Path, present: dict[str, Any]) -> None:
+    who = f"attempt {present.get('attempt')} on {present.get('host')}" if present else "another"
+    sys.stderr.write(
+        f"error: {who} has claimed the run directory {directory}; this start ends and writes"
+        " nothing\n\n"
+    )
+
+
+def _newest_claim(claims: Path) -> dict[str, Any]:
+    """The newest claim; empty where its content is not one. Raises OSError, also without any."""
+    for pause in (*_PAUSES, None):
+        try:
+            # An NFS client reads a directory again once it has changed something in it.
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=claims):
+                pass
+            numbers = _numbers(claims)
+            if not numbers:
+                raise FileNotFoundError(errno.ENOENT, "no claim is left", str(claims))
+            return _content(claims, max(numbers))
+        except OSError:
+            if pause is None:
+                raise
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
+def _numbers(claims: Path) -> list[int]:
+    return [int(name) for name in os.listdir(claims) if _CLAIM.fullmatch(name)]
+
+
+def _content(claims: Path, number: int) -> dict[str, Any]:
+    """A claim's content; empty where it is not an object, or for number 0. Raises OSError."""
+    if not number:
+        return {}
+    text = (claims / f"{number:04d}").read_text(encoding="utf-8", errors="replace")
     try:
-        found = read_json(directory / CLAIM_FILE)
-    except (OSError, ValueError):
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _attempt(claim: dict[str, Any]) -> int:
+    found = claim.get("attempt")
+    return found if isinstance(found, int) else 0
+
+
+def _created(path: Path, text: str) -> bool:
+    """Create a file, complete as soon as it is there; False where another start has. Raises
+    OSError."""
+    draft = path.with_name(f"draft-{os.environ[START]}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            # A mounted bucket has no links. A second creator fails there when it closes the file.
+            try:
+                with path.open("x", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError as other:
+                if other.errno not in (errno.EEXIST, errno.ESTALE):
+                    raise
+                return False
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
 def _attempts(

@@ -25,6 +25,7 @@ from drillyard.reporting.summary import closing_lines, model_of, required_failur
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
+from drillyard.supervise.scheduler_restarts import end_without_claim, write_claim
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
@@ -86,6 +87,8 @@ def train(
     directory = run_directory_of(config)
     if ranks.rank == 0 and attempt == 0 and not is_claimed:
         claim_run_directory(config, ranks.world_size)
+    if ranks.rank == 0 and not is_claimed:
+        write_claim(directory)
     side.owns_directory = True
     begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
     require_trainable(config, ranks.device, needs_weights=begins)
@@ -292,6 +295,8 @@ def finish(
     except EvaluationStopped:
         return False
     side.begin("export", "working")
+    if callbacks.ranks.rank == 0:
+        end_without_claim(directory)()
     with log.span("export", step) as found:
         final = directory / "final"
         written = export(

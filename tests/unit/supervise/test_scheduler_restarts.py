@@ -4,6 +4,7 @@ exit codes."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from drillyard.supervise.restart_policy import (
     decide,
 )
 from drillyard.supervise.scheduler_restarts import (
-    CLAIM_FILE,
     end_without_claim,
     scheduler_restarts,
     write_claim,
@@ -129,25 +129,77 @@ def test_without_a_scheduler_that_restarts_there_is_nothing(
     monkeypatch.delenv("DRILLYARD_RESTARTED_BY", raising=False)
     write_claim(tmp_path)
     assert scheduler_restarts(tmp_path) is None
-    assert not (tmp_path / CLAIM_FILE).exists()
+    assert not (tmp_path / "launch/claims").exists()
 
 
-def test_a_later_claim_ends_the_earlier_attempt(
+def start(monkeypatch: pytest.MonkeyPatch, directory: Path, attempt: int = 0) -> str:
+    """Make the claim of a new start; its id, which its ranks have in their environment."""
+    begin(monkeypatch, attempt)
+    write_claim(directory)
+    return os.environ.get("DRILLYARD_START", "")
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, directory: Path, start_id: str) -> list[int]:
+    """The exit codes with which the check of a start ends its process."""
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setenv("DRILLYARD_START", start_id)
+    end_without_claim(directory)()
+    return codes
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_later_start_ends_the_earlier_one_also_of_the_same_attempt(
+    attempt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kueue's preemption changes neither the submission nor the attempt."""
+    old = start(monkeypatch, tmp_path)
+    assert ends(monkeypatch, tmp_path, old) == []
+    new = start(monkeypatch, tmp_path, attempt)
+    assert ends(monkeypatch, tmp_path, old) == [1]
+    assert ends(monkeypatch, tmp_path, new) == []
+    assert [path.name for path in (tmp_path / "launch/claims").iterdir()] == ["0002"]
+
+
+def test_a_start_of_an_earlier_attempt_makes_no_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr("os._exit", ended.append)
-    begin(monkeypatch, 0)
-    write_claim(tmp_path)
-    check = end_without_claim(tmp_path)
-    check()
-    assert ended == []
-    begin(monkeypatch, 1)
-    write_claim(tmp_path)
-    begin(monkeypatch, 0)
-    write_claim(tmp_path)
-    check()
-    assert ended == [1]
+    new = start(monkeypatch, tmp_path, 1)
+    with pytest.raises(SystemExit) as ended:
+        start(monkeypatch, tmp_path, 0)
+    assert ended.value.code == 1
+    assert ends(monkeypatch, tmp_path, new) == []
+
+
+def test_a_start_whose_claim_is_gone_or_cannot_be_read_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = start(monkeypatch, tmp_path)
+    claim = tmp_path / "launch/claims" / "0001"
+    claim.unlink()
+    assert ends(monkeypatch, tmp_path, mine) == [1]
+    claim.mkdir()
+    assert ends(monkeypatch, tmp_path, mine) == [1]
+
+
+def test_claims_made_at_once_are_different_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is taken by another start after this one has looked."""
+    link, taken = os.link, []
+
+    def taken_first(source: Path, target: Path) -> None:
+        if not taken:
+            taken.append(target)
+            Path(target).write_text('{"start": "other"}')
+        link(source, target)
+
+    monkeypatch.setattr("os.link", taken_first)
+    mine = start(monkeypatch, tmp_path)
+    assert taken[0].name == "0001"
+    assert ends(monkeypatch, tmp_path, mine) == []
+    assert ends(monkeypatch, tmp_path, "other") == [1]
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\U0001f600" * 5000])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import tempfile
 import time
 from bisect import bisect_left
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ClusterApi
 
 _POLL_SECONDS = 0.5
-_NAME_IN_USE = "cannot re-use a name that is still in use"
-_KEPT = "owner=helm"
+_RECORD = "owner=helm"
+_SUBMISSION_LABEL = "drillyard/submission"
+"""On Helm's record: the submission that made it, a random number that no plan has."""
 _OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # on the Jobs that a JobSet has made
 
 
@@ -59,6 +61,8 @@ class KubernetesRun:
 
     status: RunStatus
     pods: tuple[dict[str, Any], ...] = ()
+    record: str | None = None
+    """The uid of the Secret in which Helm keeps the release; None: there is none."""
 
     @property
     def job_title(self) -> str:
@@ -132,7 +136,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         with ThreadPoolExecutor() as pool:
             jobsets = pool.submit(api.listed, JOBSETS, "jobsets", selector)
             jobs = pool.submit(api.listed, JOBS, "jobs", f"{selector},!{_OF_JOBSET}")
-            kept = pool.submit(api.listed, CORE, "secrets", f"{_KEPT},{selector}", metadata=True)
+            kept = pool.submit(api.listed, CORE, "secrets", f"{_RECORD},{selector}", metadata=True)
             all_pods = pool.submit(api.listed, CORE, "pods", selector)
             queued = (
                 pool.submit(api.listed, WORKLOADS, "workloads", needed=False)
@@ -180,7 +184,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory
         )
         return KubernetesRun(
-            status_of(self.cluster.name, self.cluster.platform, objects), tuple(pods)
+            status_of(self.cluster.name, self.cluster.platform, objects),
+            tuple(pods),
+            None if record is None else record["metadata"]["uid"],
         )
 
     def _open_files(self) -> Files:
@@ -217,7 +223,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]
     ) -> None:
         for run in existing:
-            self._remove(run.status.handle.run)
+            self._remove(run)
         (install,) = plan.steps
         assert isinstance(install, Program)
         self._install(plan.handle, install.argv, plan.files)
@@ -229,7 +235,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             raise UserError(f"{handle}: is {found.status.state} and needs no resume")
         asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
         values = require_success(asked, f"{handle}: helm get values").stdout
-        self._remove(run)
+        self._remove(found)
         argv = install_argv(self._section, self.cluster.name, run)
         self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
         return handle
@@ -238,16 +244,41 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         raise AssertionError("resume installs the release again")
 
     def _install(self, handle: Handle, argv: Sequence[str], files: Sequence[PlanFile]) -> None:
+        submission = secrets.token_hex(8)
+        *words, labels = argv[: argv.index("--labels") + 2]
+        own = f"{labels},{_SUBMISSION_LABEL}={submission}"
         with defer_interrupt(str(handle)):
-            result = self._helm(argv, files)
-        if result.returncode != 0 and _NAME_IN_USE in result.stderr:
-            raise being_launched_error(
-                handle, f"Helm release {handle.run} of namespace {self._section.namespace}"
-            )
-        if result.returncode != 0:
-            # A failed installation leaves its record and perhaps objects.
+            result = self._helm((*words, own, *argv[len(words) + 1 :]), files)
+        if result.returncode == 0:
+            return
+        record = self._record(handle.run)
+        if record is not None and record["metadata"]["labels"].get(_SUBMISSION_LABEL) != submission:
+            raise self._taken_error(handle, record)
+        if record is not None:
+            # A failed installation of ours leaves its record and perhaps objects.
             self._helm(helm_argv(self._section, "uninstall", handle.run, "--ignore-not-found"))
         require_success(result, f"{handle}: nothing was submitted: helm install")
+
+    def _taken_error(self, handle: Handle, record: dict[str, Any]) -> UserError:
+        """The error where the release of a run's name is another launch's."""
+        namespace = self._section.namespace
+        release = f"Helm release {handle.run} of namespace {namespace}"
+        cluster = record["metadata"].get("labels", {}).get(CLUSTER_LABEL)
+        if cluster == handle.cluster:
+            return being_launched_error(handle, release)
+        whose = f"of cluster config {cluster}" if cluster else "which Drillyard did not make"
+        return UserError(
+            f"{handle}: its name is that of {release}, {whose}; nothing was submitted\n"
+            f"give this run another name; helm status {handle.run} --namespace {namespace} shows"
+            " that one"
+        )
+
+    def _record(self, name: str) -> dict[str, Any] | None:
+        """Metadata of the Secret in which Helm keeps the release of this name, whoever made it."""
+        from drillyard.launch.kubernetes.cluster_api import CORE
+
+        found = self._api.listed(CORE, "secrets", f"{_RECORD},name={name}", metadata=True)
+        return found[-1] if found else None
 
     def _stop(self, run: KubernetesRun) -> RunStatus:
         name = run.status.handle.run
@@ -273,12 +304,16 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"
                 f" {found.status.handle} ends it"
             )
-        self._remove(run)
+        self._remove(found)
         return found.status.handle
 
-    def _remove(self, run: str) -> None:
+    def _remove(self, found: KubernetesRun) -> None:
         """Remove a run that is over, with Helm's record, and wait until none of its objects is
-        left."""
+        left. Raises UserError where another release has its name now."""
+        handle = found.status.handle
+        run, record = handle.run, self._record(handle.run)
+        if record is not None and record["metadata"]["uid"] != found.record:
+            raise self._taken_error(handle, record)
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods

@@ -89,7 +89,8 @@ class Checkpointer:
     to `record_held_out_loss` or as metadata["held_out_loss"]. `asynchronous`: write while training
     continues, at the price of a copy of the rank's state in host memory. `identity`: what the run
     is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
-    written. `before_write`: called on rank 0 before a save and before its manifest.
+    written. `before_write`: called on rank 0 before it writes or deletes a checkpoint, and before
+    each manifest.
     """
 
     def __init__(
@@ -257,6 +258,7 @@ class Checkpointer:
         if self._is_coordinator or self._group_is_lost:
             self._event("checkpoint_failed", save.step, save.path, reason=reason)
         if self._is_coordinator:
+            self._before_write()
             self._remove(save.step, save.path, report=False)
 
     def _advice(self, errors: list[BaseException]) -> str:
@@ -295,6 +297,7 @@ class Checkpointer:
         if not self._is_coordinator or self.step_on_disk != step:
             return
         path = self.directory / step_directory_name(step)
+        self._before_write()
         try:
             write_held_out_loss(path, loss)
         except OSError as error:
@@ -341,6 +344,7 @@ class Checkpointer:
         self._leftovers_removed = True
         if not self._is_coordinator:
             return
+        self._before_write()
         try:
             checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
