@@ -24,6 +24,9 @@ from tests.integration.kubernetes.test_runs import (
     waiting_run,
 )
 
+AT_ONCE = {"grace_seconds": 1}
+"""`sleep` as the first process of a container takes no notice of SIGTERM."""
+
 
 @contextlib.contextmanager
 def quota(team: Team, **hard: str) -> Iterator[None]:
@@ -90,7 +93,7 @@ def test_a_namespace_whose_quota_counts_cpus_takes_a_run_that_states_them(team: 
 
 def test_a_quota_that_stops_the_second_pod_or_the_next_run_says_so(team: Team) -> None:
     with quota(team, pods="1"):
-        launch(team, waiting_run(team, "half"), queue=None)
+        launch(team, waiting_run(team, "half"), queue=None, **AT_ONCE)
         comes_to(team, "half", "starting", "exceeded quota: q")
         assert len(team.pods("half")) == 1
         said = refused(team, waiting_run(team, "next"), queue=None)
@@ -128,7 +131,7 @@ def test_a_priority_class_that_does_not_exist_is_named(team: Team) -> None:
 
 
 def test_a_run_that_was_suspended_by_hand_says_so_and_how_it_goes_on(team: Team) -> None:
-    launch(team, waiting_run(team, "halted"), queue=None)
+    launch(team, waiting_run(team, "halted"), queue=None, **AT_ONCE)
     comes_to(team, "halted", "running")
     patch = ("--type", "merge", "--patch", '{"spec":{"suspend":true}}')
     team.cluster.kubectl("--namespace", team.name, "patch", "jobset", "halted", *patch)
@@ -151,7 +154,7 @@ def test_an_image_with_the_tag_latest_is_pulled_for_every_pod(team: Team) -> Non
         ("untagged", "localhost/none", "Always"),
         ("tagged", IMAGE, "IfNotPresent"),
     ):
-        launch(team, waiting_run(team, name, image=image))
+        launch(team, waiting_run(team, name, image=image), queue=None, **AT_ONCE)
         pods = until(lambda name=name: team.pods(name))
         assert {pod["spec"]["containers"][0]["imagePullPolicy"] for pod in pods} == {policy}
         cancel(team, name)
@@ -166,6 +169,7 @@ def test_a_run_of_helm_alone_runs_and_its_notes_are_commands_that_work(
         "image": IMAGE,
         "command": ["sh", "-c", 'test "$NNODES" = 2; echo "rank $NODE_RANK"; sleep 600'],
         "securityContext": {"runAsUser": USER, "fsGroup": 0},
+        "gracePeriodSeconds": 1,
     }
     file = team.directory / "by-hand.yaml"
     file.write_text(yaml.safe_dump(values))
@@ -174,7 +178,7 @@ def test_a_run_of_helm_alone_runs_and_its_notes_are_commands_that_work(
     install = cluster.enter(tool("helm"), "install", name, chart, "--values", str(file), *where)
     environment = {**os.environ, **team.environment}
     done = subprocess.run(install, capture_output=True, text=True, env=environment, check=True)
-    until(lambda: ["Running"] * 2 == [pod["status"]["phase"] for pod in team.pods(name)])
+    until(lambda: [pod["status"]["phase"] for pod in team.pods(name)] == ["Running"] * 2)
     commands = [line.partition(":")[2].strip() for line in done.stdout.splitlines() if ": " in line]
     kubectl = [shlex.split(each)[1:] for each in commands if each.startswith("kubectl ")]
     assert len(kubectl) == 4
