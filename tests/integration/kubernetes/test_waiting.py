@@ -1,5 +1,5 @@
-"""Runs that do not start, are refused or stand still, on a real API server: what the user is told,
-and that each remedy works."""
+"""Runs that do not start, are refused or make no progress, on a real API server: each reason is
+shown, and each remedy works."""
 
 from __future__ import annotations
 

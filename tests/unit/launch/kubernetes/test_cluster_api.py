@@ -39,7 +39,7 @@ class Forbids:
 
 
 def refusal(said: str) -> str:
-    """What the user is told of such an answer."""
+    """The message about such an answer."""
     api = object.__new__(ClusterApi)
     api.namespace, api.title, api._client = "team", "https://c, namespace team", Forbids(said)
     with pytest.raises(UserError) as refused:
