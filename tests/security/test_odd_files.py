@@ -175,7 +175,7 @@ def samples(run: Path) -> None:
 
 
 def layouts(run: Path) -> object:
-    from drillyard.training.auto_settings import read_layouts
+    from drillyard.training.resolved_record import read_layouts
 
     return read_layouts(run)
 

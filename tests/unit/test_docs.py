@@ -25,7 +25,7 @@ def named_files() -> tuple[set[Path], list[str]]:
                 top / name for top in (room, SOURCE, SOURCE / "training") if (top / name).is_file()
             ]
             found.update(paths[:1])
-            if not paths and name not in USER_FILES:
+            if not paths and name not in USER_FILES and not (ROOT / name).is_file():
                 missing.append(name)
     return found, missing
 

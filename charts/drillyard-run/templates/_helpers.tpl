@@ -95,6 +95,32 @@ devices.gke.io/container.{{ .name }}: |
 {{- if or .Values.hostPaths .Values.capabilities .Values.privileged .Values.network.hostNetwork .Values.network.sidecar }}true{{ end }}
 {{- end }}
 
+{{- /* Options of Cloud Storage FUSE: files belong to the pods' user and group, who could not write them else. */ -}}
+{{- define "run.mountOptions" -}}
+{{- $user := int .Values.securityContext.runAsUser }}
+{{- $group := int .Values.securityContext.fsGroup }}
+{{- $own := list }}
+{{- if gt $user 0 }}
+{{- $own = concat $own (list (printf "uid=%d" $user) (printf "gid=%d" (default $user $group))) }}
+{{- else if gt $group 0 }}
+{{- $own = append $own (printf "gid=%d" $group) }}
+{{- end }}
+{{- if gt $group 0 }}
+{{- $own = concat $own (list "file-mode=664" "dir-mode=775") }}
+{{- end }}
+{{- $given := splitList "," .Values.bucket.mountOptions | compact }}
+{{- $names := list }}
+{{- range $given }}
+{{- $names = append $names (regexFind "^[^=:]+" .) }}
+{{- end }}
+{{- range $own }}
+{{- if not (has (regexFind "^[^=:]+" .) $names) }}
+{{- $given = append $given . }}
+{{- end }}
+{{- end }}
+{{- join "," $given }}
+{{- end }}
+
 {{- /* The pods' claims on devices. */ -}}
 {{- define "run.claims" -}}
 {{- if .Values.network.deviceClaim }}

@@ -55,6 +55,10 @@ spec:
     - {name: {{ $name }}, value: {{ $value | quote }}}
     {{- end }}
     {{- end }}
+    {{- with .resources }}
+    resources:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
     securityContext:
       capabilities: {add: {{ .capabilities | toJson }}}
     {{- with .hostPaths }}
@@ -72,7 +76,9 @@ spec:
   containers:
   - name: train
     image: {{ .Values.image | quote }}
-    imagePullPolicy: {{ .Values.imagePullPolicy }}
+    {{- with .Values.imagePullPolicy }}
+    imagePullPolicy: {{ . }}
+    {{- end }}
     command: ["/bin/sh", "/etc/drillyard/start.sh"]
     args: {{ .Values.command | toJson }}
     {{- with .Values.workingDir }}
@@ -123,6 +129,7 @@ spec:
       {{- . | nindent 6 }}
     {{- end }}
     terminationMessagePath: /dev/termination-log
+    terminationMessagePolicy: FallbackToLogsOnError
     volumeMounts:
     - {name: files, mountPath: /etc/drillyard, readOnly: true}
     - {name: shared-memory, mountPath: /dev/shm}
@@ -157,12 +164,8 @@ spec:
       {{- with .Values.sharedMemory }}
       sizeLimit: {{ . | quote }}
       {{- end }}
-  {{- $mounted := concat .Values.hostPaths (dig "hostPaths" list .Values.network.sidecar) }}
   {{- $paths := dict }}
-  {{- range $mounted }}
-  {{- if ne (get $paths .name | default .hostPath) .hostPath }}
-  {{- fail (printf "hostPaths: %s is both %s and %s" .name (get $paths .name) .hostPath) }}
-  {{- end }}
+  {{- range concat .Values.hostPaths (dig "hostPaths" list .Values.network.sidecar) }}
   {{- $_ := set $paths .name .hostPath }}
   {{- end }}
   {{- range $name, $path := $paths }}
@@ -180,7 +183,7 @@ spec:
       driver: gcsfuse.csi.storage.gke.io
       volumeAttributes:
         bucketName: {{ .name | quote }}
-        mountOptions: {{ .mountOptions | quote }}
+        mountOptions: {{ include "run.mountOptions" $ | quote }}
         {{- if $.Values.network.hostNetwork }}
         hostNetworkPodKSA: "true"
         {{- end }}

@@ -49,8 +49,9 @@ class PlatformSection(StrictModel):
         return ""
 
     @property
-    def mounts_network_libraries(self) -> bool:
-        """Whether pods get the network stack's libraries from their node."""
+    def mounts_network_libraries(self) -> bool | None:
+        """Whether pods get the network stack's libraries from their node; None: where the machine's
+        nodes have them."""
         return False
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 
@@ -45,13 +45,28 @@ class MachineStorage(Record):
     aggregate_gb_per_s: PositiveFloat | None = None
 
 
+class PodNeeds(Record):
+    """What pods on a machine need where the ways of its network stack are not all open to them.
+
+    `network`: the only way to the data NICs; `volumes`: names of the stack's volumes that nodes
+    have (all other libraries are in the image); `node_selector`: labels of the nodes; `requires`:
+    takes precedence over the stack's.
+    """
+
+    network: Literal["dranet"]
+    volumes: tuple[str, ...] = ()
+    node_selector: dict[str, str] = Field(default={})
+    requires: dict[str, str] = Field(default={})
+
+
 class Machine(CatalogRow):
     """One machine type. What is not known is None.
 
     `link_domain_accelerators`: GPUs, over several machines, that one NVLink domain joins.
     `accelerator_type`: the GPU in Google Cloud's calls and in GKE's node label. `gpu_quota`: the
     GPU in the cloud's quota names; `gpu_quota_form`: whether Google Cloud counts it under a metric
-    of its own or as a family of one metric. `consumption`: how it can be bought.
+    of its own or as a family of one metric. `consumption`: how it can be bought. `pods`: where
+    Kubernetes offers fewer ways than the network stack has.
     """
 
     name: str
@@ -78,6 +93,7 @@ class Machine(CatalogRow):
     cpu_quota: str | None = None
     boot_disk: Literal["hyperdisk-balanced", "pd-balanced", "pd-ssd"] | None = None
     consumption: tuple[Consumption, ...] = ()
+    pods: PodNeeds | None = None
 
     @property
     def local_ssd_gib(self) -> float:

@@ -84,6 +84,9 @@ def network_of(
     for path in mounts:
         reason = f"the container needs it for {stack.name}"
         fields.append(ExplainedField(f"mount: {path}", path, reason, cited(stack, "host_volumes")))
+    from_node = cluster.section.mounts_network_libraries
+    if from_node is None:
+        from_node = not has_libraries_in_image(stack, machine)
     unmounted = (
         f"network stack {stack.name}: the image must bring {script} and the libraries of the stack"
         " where the platform does not mount them"
@@ -98,12 +101,13 @@ def network_of(
         file=_file(stack.name, library_path, expanded, script, kept),
         mounts=mounts,
         fields=tuple(fields),
-        warnings=(
-            (unmounted,)
-            if in_pods and script and not cluster.section.mounts_network_libraries
-            else ()
-        ),
+        warnings=((unmounted,) if in_pods and script and not from_node else ()),
     )
+
+
+def has_libraries_in_image(stack: NetworkStack, machine: Machine | None) -> bool:
+    """Whether no installer puts the stack's libraries on the nodes of `machine`."""
+    return machine is not None and machine.pods is not None and stack.name == machine.network_stack
 
 
 def stack_of(

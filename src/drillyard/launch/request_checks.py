@@ -30,6 +30,8 @@ from drillyard.supervise import launch_contract
 
 AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GIVEN_NAMES)
 """What the agent sets for each attempt and node."""
+RESERVED_VARIABLES = (*AGENT_VARIABLES, launch_contract.RESTARTED_BY)
+"""What no config may set."""
 _FILE_ENDINGS = (
     *(
         ".jsonl",
@@ -149,7 +151,9 @@ def _stack_settings(request: LaunchRequest, machine: Machine | None) -> Iterator
 
 def _reserved_variables(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
     reserved = (
-        (*AGENT_VARIABLES, *_TORCHRUN_VARIABLES) if request.workload is None else AGENT_VARIABLES
+        (*RESERVED_VARIABLES, *_TORCHRUN_VARIABLES)
+        if request.workload is None
+        else RESERVED_VARIABLES
     )
     for config, key, environment in environments(request):
         for name in environment:
@@ -261,7 +265,10 @@ def _mounts(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchF
     sources: dict[str, str] = {}
     for number, mount in enumerate(mounts):
         host, inside = mount_parts(mount)
-        if sources.setdefault(inside, host) != host:
+        if inside in sources and sources[inside] == host:
+            message = f"{inside} in the container is listed twice; remove one of them"
+            yield error("cluster", ("mounts", number), message)
+        elif sources.setdefault(inside, host) != host:
             message = (
                 f"{inside} in the container is already {sources[inside]} of the node; mount it"
                 " elsewhere"

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drillyard.guarded_files import read_json
 from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.supervise import launch_contract
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED, EXIT_FAILED, RESTARTED_BY, START
@@ -173,9 +174,8 @@ def _content(claims: Path, number: int) -> dict[str, Any]:
     """A claim's content; empty where it is not an object, or for number 0. Raises OSError."""
     if not number:
         return {}
-    text = (claims / f"{number:04d}").read_text(encoding="utf-8", errors="replace")
     try:
-        found = json.loads(text)
+        found = read_json(claims / f"{number:04d}")
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -13,6 +13,7 @@ end.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping

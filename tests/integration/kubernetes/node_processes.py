@@ -3,16 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.integration.gcs import Bucket
-from tests.integration.kubernetes.cluster import NODES, Cluster
+from tests.integration.kubernetes.cluster import NODES, ROOT, Cluster, tool
 from tests.integration.kubernetes.team import USER
+from tests.unit.launch.requests import cluster, planned, request
 
-BUCKET_OPTIONS = ("--metadata-cache-ttl-secs=0", "--metadata-cache-negative-ttl-secs=0")
-"""Those of the chart."""
+from drillyard.launch.kubernetes.release import VALUES
+
+CHART = ROOT / "charts/drillyard-run"
+
+
+def bucket_options() -> list[str]:
+    """What the chart has Cloud Storage FUSE mount the bucket of a run with, for USER's pods, as
+    options of gcsfuse itself: `a:b:0` of the driver is --a-b=0."""
+    text = cluster(
+        "kubernetes",
+        None,
+        2,
+        processes_per_node="1",
+        kubernetes=f"{{run_as_user: {USER}}}",
+        storage="{bucket: my-bucket}",
+        image="i:1",
+    )
+    values = planned(request(text, "name: w\nworkload: {command: [train]}\n")).file(VALUES).content
+    rendered = subprocess.run(
+        [tool("helm"), "template", "r", str(CHART), "--values", "-", "--kube-version", "1.34"],
+        input=values,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    jobset = next(
+        each for each in yaml.safe_load_all(rendered) if each and each["kind"] == "JobSet"
+    )
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (bucket,) = [each["csi"] for each in pod["volumes"] if each["name"] == "bucket"]
+    found = []
+    for option in bucket["volumeAttributes"]["mountOptions"].split(","):
+        name, _, value = option.replace("=", ":").rpartition(":")
+        found.append(f"--{name.replace(':', '-')}={value}" if name else f"--{value}")
+    return found
 
 
 def kubelet_of(cluster: Cluster, node: str) -> int:
@@ -37,17 +73,17 @@ def processes(pod: dict[str, Any], words: bytes = b"drillyard") -> list[int]:
 
 
 @contextlib.contextmanager
-def bucket_on_nodes(cluster: Cluster, directory: Path) -> Iterator[Bucket]:
+def bucket_on_nodes(on: Cluster, directory: Path) -> Iterator[Bucket]:
     """A bucket at `place` of this machine and of each node, by gcsfuse three times: no lock holds
     between them."""
-    bucket = Bucket(directory)
+    bucket, options = Bucket(directory), bucket_options()
     try:
         bucket.start_server()
         for node in NODES:
-            namespace = ["nsenter", f"--mount=/proc/{kubelet_of(cluster, node)}/ns/mnt", "--"]
-            users = ("-o", "allow_other", f"--uid={USER}", f"--gid={USER}")
-            bucket.mount_again(bucket.place, namespace, *users, *BUCKET_OPTIONS)
-        bucket.mount(*BUCKET_OPTIONS)
+            namespace = ["nsenter", f"--mount=/proc/{kubelet_of(on, node)}/ns/mnt", "--"]
+            # The driver's own: a pod is another user than the one who mounts.
+            bucket.mount_again(bucket.place, namespace, "-o", "allow_other", *options)
+        bucket.mount(*options)
         yield bucket
     finally:
         bucket.discard()

@@ -212,6 +212,17 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
             "seccomp": None,
         },
     ),
+    "gib on A4X Max": (
+        config("a4x-maxgpu-4g-metal"),
+        {
+            "host": {"nvidia": "/home/kubernetes/bin/nvidia"},
+            "capabilities": [],
+            "limits": {"nvidia.com/gpu": 4},
+            "claims": ["r-network", "r-compute-domain"],
+            "shm": "250Gi",
+            "seccomp": None,
+        },
+    ),
     "infiniband": (
         config("gpu-h100-sxm"),
         {

@@ -90,6 +90,7 @@ CASES = {
     ),
     "gke-a4-highgpu-8g-host": gke("a4-highgpu-8g", "spot", "pod_network: host"),
     "gke-a4x-highgpu-4g": gke("a4x-highgpu-4g", "reservation", reservation="mine"),
+    "gke-a4x-maxgpu-4g-metal": gke("a4x-maxgpu-4g-metal", "reservation", reservation="mine"),
     "kubernetes-gpu-h100-sxm": cluster("kubernetes", "gpu-h100-sxm", **VOLUME),
     "kubernetes-p5.48xlarge": cluster("kubernetes", "p5.48xlarge", **VOLUME),
     "local": cluster("local", None, 1, processes_per_node=2),

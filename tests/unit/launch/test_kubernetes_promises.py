@@ -34,6 +34,27 @@ PROMISES = {
     "why a pod does not start is named while the run waits": [
         "test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits",
         "test_a_volume_that_a_node_cannot_mount_is_named_while_the_run_waits",
+        "test_a_quota_that_stops_the_second_pod_or_the_next_run_says_so",
+        "test_a_priority_class_that_does_not_exist_is_named",
+        "test_a_run_that_was_suspended_by_hand_says_so_and_how_it_goes_on",
+    ],
+    "each refusal of the API server has its own remedy": [
+        "test_a_namespace_whose_quota_counts_cpus_takes_a_run_that_states_them",
+        "test_a_missing_service_account_is_named_and_is_no_missing_right",
+        "test_a_missing_right_is_answered_with_the_role",
+    ],
+    "the end of the log is the cause where a program wrote none": [
+        "test_the_cause_of_exit_code_2_is_the_end_of_the_log",
+    ],
+    "the newest image is pulled, and the user of the pods may write to a bucket": [
+        "test_an_image_with_the_tag_latest_is_pulled_for_every_pod",
+        "test_when_an_image_is_pulled_is_left_to_kubernetes_unless_it_is_set",
+        "test_files_of_a_bucket_belong_to_the_user_of_the_pods",
+    ],
+    "Helm alone can install a run": [
+        "test_a_run_of_helm_alone_runs_and_its_notes_are_commands_that_work",
+        "test_the_values_of_the_readme_are_a_run",
+        "test_a_time_limit_of_a_plain_job_needs_no_queue",
     ],
     "a full volume is the cause that status shows": [
         "test_a_full_volume_is_the_cause_that_status_shows"
@@ -60,6 +81,7 @@ PROMISES = {
     ],
     "the chart passes lint and its rules on every machine, and its profiles are those of the table": [  # noqa: E501
         "test_the_chart_passes_lint",
+        "test_the_chart_passes_lint_without_values",
         "test_every_machine_of_the_catalog_passes_lint_and_all_rules",
         "test_a_profile_is_as_the_table_has_it",
         "test_the_daemon_of_tcpxo_is_a_native_sidecar_with_what_it_needs",
@@ -79,6 +101,9 @@ PROMISES = {
     "broken charts and wrong values are refused": [
         "test_a_broken_chart_is_refused_by_its_rule",
         "test_a_wrong_value_is_refused_by_helm_itself",
+        "test_values_that_contradict_each_other_are_refused_with_the_reason",
+        "test_a_release_whose_name_cannot_be_a_host_name_is_refused",
+        "test_every_variable_of_a_pod_is_the_charts_and_cannot_be_set",
         "test_two_directories_of_one_name_are_refused_by_the_chart",
     ],
     "a restricted namespace refuses what needs more before anything is made": [

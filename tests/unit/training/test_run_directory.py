@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import xxhash
 
-from drillyard.config.checks import require_valid
 from drillyard.config.load import load_run_config, save_resolved
 from drillyard.config.run import RunConfig
+from drillyard.config.run_checks import require_valid
 from drillyard.errors import UserError
 from drillyard.training import resume
 from drillyard.training.checkpoint.inventory import CheckpointInfo, inspect

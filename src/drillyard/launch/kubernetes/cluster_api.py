@@ -7,6 +7,7 @@ not know gives an empty list.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -78,9 +79,12 @@ class ClusterApi:
         answer: dict[str, Any] | None = None if found is None else json.loads(found)
         return answer
 
-    def may(self, verb: str, group: str, resource: str) -> bool:
-        """Whether this user may do `verb` with a resource of the namespace."""
-        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+    def may(self, verb: str, group: str, resource: str, *, cluster_wide: bool = False) -> bool:
+        """Whether this user may do `verb` with a resource of the namespace, or with one that is in
+        no namespace."""
+        wanted = {"verb": verb, "group": group, "resource": resource}
+        if not cluster_wide:
+            wanted["namespace"] = self.namespace
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
         answer = self._ask("POST", path, [], {**body, "spec": {"resourceAttributes": wanted}})
@@ -158,20 +162,51 @@ class ClusterApi:
             said = json.loads(error.body).get("message") or error.reason
         except (ValueError, TypeError, AttributeError):
             said = error.reason
-        advice = ""
-        if error.status == _FORBIDDEN and "violates PodSecurity" in said:
-            label = "pod-security.kubernetes.io/enforce=privileged --overwrite"
-            advice = (
-                "\nSet kubernetes.run_as_user of the cluster config where that is all; else the"
-                f" namespace must allow such pods: kubectl label namespace {self.namespace} {label}"
-            )
-        elif error.status == _FORBIDDEN:
-            advice = "\nAsk for the Role that `drillyard launch ... --explain` prints."
+        advice = None
+        if error.status == _FORBIDDEN:
+            advice = forbidden_advice(said, self.namespace)
         elif error.status == _UNAUTHORIZED:
             advice = (
-                "\nLog in to the cluster again; kubectl get pods must work with the same context."
+                "Log in to the cluster again; kubectl get pods must work with the same context."
             )
-        return f"{self.title}: {method} {path.rpartition('/')[2]}: {said}{advice}"
+        text = f"{self.title}: {method} {path.rpartition('/')[2]}: {said}"
+        return f"{text}\n{advice}" if advice else text
+
+
+_NO_RIGHT = re.compile(r"User .* cannot [a-z]+ (resource|path) ")
+"""What the API server says of a missing right; all other refusals are those of admission."""
+
+
+def forbidden_advice(said: str, namespace: str) -> str | None:
+    """What to do about an answer 403, by its message; None where the message says it all.
+
+    Kubernetes answers 403 for a missing right, and for whatever an admission plugin refuses.
+    """
+    if "violates PodSecurity" in said:
+        label = "pod-security.kubernetes.io/enforce=privileged --overwrite"
+        return (
+            "Set kubernetes.run_as_user of the cluster config where that is all; else the"
+            f" namespace must allow such pods: kubectl label namespace {namespace} {label}"
+        )
+    if "exceeded quota" in said:
+        return (
+            "The namespace's quota has no room for the run: wait until other pods have ended, ask"
+            " for less in the cluster config, or have the quota raised. What it allows and what is"
+            f" used: kubectl -n {namespace} describe resourcequotas"
+        )
+    if "failed quota" in said:
+        return (
+            "The namespace's quota counts what containers ask for: set kubernetes.resources of the"
+            " cluster config, and kubernetes.daemon_resources for a daemon beside the ranks."
+        )
+    if "error looking up service account" in said:
+        return (
+            "Set kubernetes.service_account of the cluster config to one of the namespace's: "
+            f"kubectl -n {namespace} get serviceaccounts"
+        )
+    if _NO_RIGHT.search(said):
+        return "Ask for the Role that `drillyard launch ... --explain` prints."
+    return None
 
 
 def by_run(objects: list[dict[str, Any]], label: str) -> Iterator[tuple[str, dict[str, Any]]]:

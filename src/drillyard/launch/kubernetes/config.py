@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.config.problems import Problem
@@ -37,6 +37,54 @@ class Topology(StrictModel):
     preferred: str | None = Field(
         default=None, description="Node label of the level that should contain all pods."
     )
+
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value),
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"),
+]
+"""https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity"""
+_FACTORS = {
+    "m": 0.001,
+    **{unit: 1000.0**power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
+    **{unit: 1024.0**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
+}
+
+
+class ResourceAmounts(StrictModel):
+    """CPUs and memory of one container, as Kubernetes writes them."""
+
+    cpu: Quantity | None = Field(default=None, description="CPUs: 8, or 500m for half of one.")
+    memory: Quantity | None = Field(default=None, description="Memory: 64Gi.")
+
+    def given(self) -> dict[str, str]:
+        """The amounts that are set."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class ContainerResources(StrictModel):
+    """What a container asks for, and the most that it gets."""
+
+    requests: ResourceAmounts = Field(
+        default=ResourceAmounts(), description="What a node must have free for the container."
+    )
+    limits: ResourceAmounts = Field(
+        default=ResourceAmounts(), description="The most that the container gets."
+    )
+
+    def problems(self, key: str) -> Iterator[Problem]:
+        """Requests above their limits, which Kubernetes refuses."""
+        limits = self.limits.given()
+        for name, amount in self.requests.given().items():
+            if name in limits and _amount(amount) > _amount(limits[name]):
+                message = f"{amount} is more than limits.{name}, {limits[name]}"
+                yield Problem(("kubernetes", key, "requests", name), message)
+
+
+def _amount(quantity: str) -> float:
+    number = quantity.rstrip("mkKMGTPi")
+    return float(number) * _FACTORS[quantity[len(number) :]]
 
 
 class KubernetesConfig(PlatformSection):
@@ -75,15 +123,27 @@ class KubernetesConfig(PlatformSection):
     pull_secrets: list[ObjectName] = Field(
         default=[], description="Secrets for the image's registry."
     )
+    resources: ContainerResources = Field(
+        default=ContainerResources(),
+        description=(
+            "CPUs and memory of the run's container on each node, besides its GPUs:"
+            " {requests: {cpu: 64, memory: 512Gi}}. Default: none. Needed where the namespace's"
+            " quota counts them."
+        ),
+    )
+    daemon_resources: ContainerResources = Field(
+        default=ContainerResources(),
+        description="The same for the network stack's daemon beside the ranks (tcpx, tcpxo).",
+    )
     topology: Topology = Field(
         default=Topology(), description="Placement by Kueue's topology-aware scheduling."
     )
-    pod_network: Literal["interfaces", "host", "dranet"] = Field(
-        default="interfaces",
+    pod_network: Literal["interfaces", "host", "dranet"] | None = Field(
+        default=None,
         description=(
             "How pods reach the data NICs: interfaces on the cluster's Network objects, the host's"
             " own network, or devices that managed DRANET allocates. Only machines whose stack is"
-            " gib have a choice."
+            " gib have a choice. Default: interfaces, or what the machine has instead."
         ),
     )
     nccl_plugin: Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z.-]*$")] | None = Field(
@@ -93,11 +153,11 @@ class KubernetesConfig(PlatformSection):
             " version that works with it. Default: the newest pair that is known."
         ),
     )
-    network_libraries: Literal["node", "image"] = Field(
-        default="node",
+    network_libraries: Literal["node", "image"] | None = Field(
+        default=None,
         description=(
             "Whether the network stack's libraries are mounted from the node, where its installer"
-            " put them, or are in the image."
+            " put them, or are in the image. Default: node, where the machine's nodes have them."
         ),
     )
     max_run_hours: Annotated[float, Field(gt=0)] | None = Field(
@@ -130,8 +190,8 @@ class KubernetesConfig(PlatformSection):
         return None if self.max_run_hours is None else round(self.max_run_hours * 3600)
 
     @property
-    def mounts_network_libraries(self) -> bool:
-        return self.network_libraries == "node"
+    def mounts_network_libraries(self) -> bool | None:
+        return None if self.network_libraries is None else self.network_libraries == "node"
 
     def problems(self, nodes: int) -> Iterator[Problem]:
         if self.topology.required is not None and self.topology.preferred is not None:
@@ -139,6 +199,8 @@ class KubernetesConfig(PlatformSection):
                 ("kubernetes", "topology"),
                 "`required` and `preferred` are both given; keep one of them",
             )
+        yield from self.resources.problems("resources")
+        yield from self.daemon_resources.problems("daemon_resources")
         needs_queue = {
             "priority_class": self.priority_class,
             "topology": self.topology.required or self.topology.preferred,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drillyard.hardware.machines import Machine
+from drillyard.launch.kubernetes import pod_network
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 
@@ -55,8 +56,9 @@ def node_selector(request: LaunchRequest, machine: Machine | None) -> dict[str, 
     found = {}
     if machine is not None and machine.accelerator_type is not None:
         found[f"{_LABEL}gke-accelerator"] = machine.accelerator_type
-    if cluster.section_as(KubernetesConfig).pod_network == "dranet":
+    if pod_network.network_mode(request, machine) == "dranet":
         found[f"{_LABEL}gke-networking-dra-driver"] = "true"
+        found |= machine.pods.node_selector if machine is not None and machine.pods else {}
     if cluster.consumption in ("spot", "flex-start"):
         found[f"{_LABEL}gke-{cluster.consumption}"] = "true"
     if cluster.reservation is not None and (named := _RESERVATION.fullmatch(cluster.reservation)):

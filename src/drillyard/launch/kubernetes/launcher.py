@@ -133,10 +133,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, WORKLOADS, by_run
 
         api = self._api
+        # Before the others: the objects of a release whose record is complete are there by then.
+        kept = api.listed(CORE, "secrets", f"{_RECORD},{selector}", metadata=True)
         with ThreadPoolExecutor() as pool:
             jobsets = pool.submit(api.listed, JOBSETS, "jobsets", selector)
             jobs = pool.submit(api.listed, JOBS, "jobs", f"{selector},!{_OF_JOBSET}")
-            kept = pool.submit(api.listed, CORE, "secrets", f"{_RECORD},{selector}", metadata=True)
             all_pods = pool.submit(api.listed, CORE, "pods", selector)
             queued = (
                 pool.submit(api.listed, WORKLOADS, "workloads", needed=False)
@@ -144,7 +145,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 else None
             )
         controllers = dict(by_run([*jobsets.result(), *jobs.result()], RUN_LABEL))
-        records = dict(by_run(kept.result(), RUN_LABEL))
+        records = dict(by_run(kept, RUN_LABEL))
         pods: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name, pod in by_run(all_pods.result(), RUN_LABEL):
             pods[name].append(pod)
@@ -274,7 +275,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         )
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """Metadata of the Secret in which Helm keeps the release of this name, whoever made it."""
+        """Metadata of Helm's record of this name, of whichever launch made it."""
         from drillyard.launch.kubernetes.cluster_api import CORE
 
         found = self._api.listed(CORE, "secrets", f"{_RECORD},name={name}", metadata=True)

@@ -39,6 +39,12 @@ _POLL_SECONDS = 0.3
 _KEPT = ("serviceAccountName", "imagePullSecrets", "nodeSelector", "tolerations", "securityContext")
 _STORAGE = ("storage", "bucket")
 """The chart's volumes with run directories."""
+_RESOURCES = {
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
+"""What the reading pod asks for, where the run's container asks for any: the namespace's quota may
+refuse pods that do not."""
 
 
 def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +64,8 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [each for each in train["volumeMounts"] if each["name"] in _STORAGE],
     }
+    if resources := _reading_resources(train.get("resources", {})):
+        container["resources"] = resources
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -76,6 +84,14 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
             "volumes": [each for each in spec["volumes"] if each["name"] in _STORAGE],
         },
     }
+
+
+def _reading_resources(of_run: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    found = {
+        kind: {name: amount for name, amount in amounts.items() if name in of_run.get(kind, {})}
+        for kind, amounts in _RESOURCES.items()
+    }
+    return {kind: amounts for kind, amounts in found.items() if amounts}
 
 
 def delete_reading_pods(api: ClusterApi, run: str) -> None:

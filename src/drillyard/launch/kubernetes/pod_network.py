@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drillyard.hardware.machines import Machine
+from drillyard.hardware.machines import Machine, PodNeeds
 from drillyard.hardware.network_stacks import NetworkStack, Volume
-from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.network import cited, stack_of
+from drillyard.launch.kubernetes.config import ContainerResources, KubernetesConfig
+from drillyard.launch.network import cited, has_libraries_in_image, stack_of
 from drillyard.launch.plan import ExplainedField
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.request_checks import mount_parts
@@ -25,6 +25,27 @@ def pod_stack(request: LaunchRequest, machine: Machine | None) -> NetworkStack |
     """The stack of the run's pods; None on a single node, and where no machine is named whose NICs
     it uses."""
     return stack_of(request.cluster, machine, request.facts) if request.cluster.nodes > 1 else None
+
+
+def network_mode(request: LaunchRequest, machine: Machine | None) -> str:
+    """How the run's pods reach the data NICs (kubernetes.pod_network): as set, or the only way that
+    the machine has, or by interfaces."""
+    given = request.cluster.section_as(KubernetesConfig).pod_network
+    needs = _pod_needs(request, machine)
+    return given or ("interfaces" if needs is None else needs.network)
+
+
+def _pod_needs(request: LaunchRequest, machine: Machine | None) -> PodNeeds | None:
+    """What the machine's own network stack needs in pods besides what the stack says; None for
+    another stack, and on a single node."""
+    stack = pod_stack(request, machine)
+    own = stack is not None and machine is not None and has_libraries_in_image(stack, machine)
+    return machine.pods if own and machine is not None else None
+
+
+def _libraries_from_node(request: LaunchRequest, machine: Machine | None) -> bool:
+    given = request.cluster.section_as(KubernetesConfig).mounts_network_libraries
+    return _pod_needs(request, machine) is None if given is None else given
 
 
 def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -39,7 +60,24 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
             " machine"
         )
         yield error("cluster", "machine", message)
-    if section.pod_network != "interfaces" and (stack is None or stack.device_class is None):
+    needs = _pod_needs(request, machine)
+    if needs is not None and machine is not None:
+        source = machine.fact("pods").source
+        if section.pod_network not in (None, needs.network):
+            message = (
+                f"{section.pod_network}: pods on {machine.name} have the data NICs by"
+                f" {needs.network} alone ({source}): remove it"
+            )
+            yield error("cluster", "kubernetes.pod_network", message)
+        if section.network_libraries == "node":
+            message = (
+                f"node: nodes of {machine.name} have no libraries of {name}; they are in the image"
+                f" ({source}): remove it"
+            )
+            yield error("cluster", "kubernetes.network_libraries", message)
+    elif section.pod_network not in (None, "interfaces") and (
+        stack is None or stack.device_class is None
+    ):
         able = ", ".join(
             each.name for each in request.facts.network_stacks.values() if each.device_class
         )
@@ -51,6 +89,11 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
             " remove it"
         )
         yield error("cluster", "kubernetes.network_libraries", message)
+    if section.daemon_resources != ContainerResources() and (
+        stack is None or stack.sidecar is None
+    ):
+        message = f"{name} stack has no daemon beside the ranks: remove it"
+        yield error("cluster", "kubernetes.daemon_resources", message)
     if section.nccl_plugin is None or (stack is not None and daemon_of(stack, section.nccl_plugin)):
         return
     known = [each["plugin"] for each in stack.coupled_versions] if stack else []
@@ -85,7 +128,6 @@ def network_values(request: LaunchRequest, machine: Machine | None) -> dict[str,
 
     `machineResources` are limits of the container besides its GPUs.
     """
-    section = request.cluster.section_as(KubernetesConfig)
     stack = pod_stack(request, machine)
     mounts = [
         {
@@ -100,13 +142,16 @@ def network_values(request: LaunchRequest, machine: Machine | None) -> dict[str,
     ]
     if stack is None:
         return {"hostPaths": mounts} if mounts else {}
-    from_node = [*_host_paths(stack.volumes)] if section.network_libraries == "node" else []
+    volumes = stack.volumes if _libraries_from_node(request, machine) else ()
+    if (needs := _pod_needs(request, machine)) is not None:
+        volumes = tuple(each for each in stack.volumes if each.name in needs.volumes)
+    from_node = [*_host_paths(volumes)]
     devices = [
         {"name": f"device-{number}", "hostPath": path, "mountPath": path, "readOnly": False}
         for number, path in enumerate(stack.devices)
     ]
     memory = next((each.size_limit_gib for each in stack.volumes if each.medium == "Memory"), None)
-    host = section.pod_network == "host"
+    host = network_mode(request, machine) == "host"
     values: dict[str, Any] = {
         "network": _network(stack, request, machine),
         "hostPaths": [*from_node, *devices, *mounts],
@@ -142,9 +187,10 @@ def _network(
 ) -> dict[str, Any]:
     section, nodes = request.cluster.section_as(KubernetesConfig), request.cluster.nodes
     found: dict[str, Any] = {}
-    if section.pod_network == "host":
+    mode = network_mode(request, machine)
+    if mode == "host":
         found["hostNetwork"] = True
-    elif machine is not None and section.pod_network == "dranet":
+    elif machine is not None and mode == "dranet":
         found["deviceClaim"] = {"class": stack.device_class, "count": machine.data_nics.count}
     elif machine is not None and (interfaces := stack.pod_interfaces(machine)):
         found["interfaces"] = [
@@ -153,13 +199,14 @@ def _network(
     if machine is not None and (machine.link_domain_accelerators or 0) > machine.num_accelerators:
         found["computeDomainNodes"] = nodes
     if stack.sidecar is not None:
-        found["sidecar"] = _sidecar(stack, section.nccl_plugin)
+        found["sidecar"] = _sidecar(stack, section)
     return found
 
 
-def _sidecar(stack: NetworkStack, plugin: str | None) -> dict[str, Any]:
+def _sidecar(stack: NetworkStack, section: KubernetesConfig) -> dict[str, Any]:
     sidecar = stack.sidecar
     assert sidecar is not None
+    plugin = section.nccl_plugin
     image, arguments = stack.images["sidecar"], sidecar.arguments
     if plugin is not None:
         versions = daemon_of(stack, plugin)
@@ -174,7 +221,14 @@ def _sidecar(stack: NetworkStack, plugin: str | None) -> dict[str, Any]:
         "capabilities": list(sidecar.capabilities),
         "devices": list(sidecar.devices),
         "hostPaths": list(_host_paths(sidecar.volumes)),
+        "resources": container_resources(section.daemon_resources),
     }
+
+
+def container_resources(given: ContainerResources) -> dict[str, dict[str, Any]]:
+    """`resources` of a container: what is set, by requests and limits."""
+    found = {"requests": given.requests.given(), "limits": given.limits.given()}
+    return {name: amounts for name, amounts in found.items() if amounts}
 
 
 def privileges(values: Mapping[str, Any]) -> list[str]:
@@ -197,26 +251,30 @@ def fields(request: LaunchRequest, machine: Machine | None) -> Iterator[Explaine
     if stack is None:
         return
     section = request.cluster.section_as(KubernetesConfig)
-    needs = {
-        "gke_dranet" if section.pod_network == "dranet" else "gke": "GKE",
+    mode, own = network_mode(request, machine), _pod_needs(request, machine)
+    titles = {
+        "gke_dranet" if mode == "dranet" else "gke": "GKE",
         "daemonset": "DaemonSet",
+        "image": "in the image",
     }
-    for name, title in needs.items():
-        if name in stack.requires:
+    for name, title in titles.items():
+        if own is not None and machine is not None and name in own.requires:
+            source = cited(machine, f"pods.requires.{name}")
+            yield ExplainedField(title, own.requires[name], f"for {machine.name}", source)
+        elif name in stack.requires:
             yield ExplainedField(
                 title, stack.requires[name], f"for {stack.title}", cited(stack, f"requires.{name}")
             )
-    if (
-        machine is not None
-        and section.pod_network == "interfaces"
-        and (found := stack.pod_interfaces(machine))
-    ):
+    if machine is not None and mode == "interfaces" and (found := stack.pod_interfaces(machine)):
         why = "objects Network and GKENetworkParamSet of the cluster, one per data NIC"
         names = ", ".join(name for name in found.values() if name != _PRIMARY)
         yield ExplainedField("networks", names, why, cited(stack, "interfaces"))
-    if "installer" in stack.images and section.network_libraries == "node":
-        image = stack.images["installer"]
+    installer = "installer"
+    if machine is not None and machine.architecture != "x86_64":
+        installer = f"installer_{machine.architecture}"
+    if installer in stack.images and _libraries_from_node(request, machine):
+        image = stack.images[installer]
         if section.nccl_plugin is not None:
             image = f"{image.rpartition(':')[0]}:v{section.nccl_plugin}"
         why = "the DaemonSet of the cluster that installs the libraries on its nodes"
-        yield ExplainedField("installer", image, why, cited(stack, "images.installer"))
+        yield ExplainedField("installer", image, why, cited(stack, f"images.{installer}"))

@@ -195,9 +195,12 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
         "run_directory": job.run_directory,
         "launch_directory": job.launch_directory,
     }
+    resources = pod_network.container_resources(section.resources)
     limits = pod_network.machine_resources(request, machine)
     if request.uses_gpus and machine is not None:
         limits = {_GPU: job.processes_per_node, **limits}
+    if limits:
+        resources["limits"] = {**limits, **resources.get("limits", {})}
     on_gke = cluster.platform == "gke"
     limit = section.limit_seconds or 0
     values: dict[str, Any] = {
@@ -229,7 +232,9 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
         "maxRunSeconds": limit,
         "provisioning": {
             "maxRunSeconds": (
-                limit if not on_gke or cluster.consumption == "flex-start-queued" else 0
+                limit
+                if section.queue and (not on_gke or cluster.consumption == "flex-start-queued")
+                else 0
             )
         },
         "serviceAccount": section.service_account or "",
@@ -243,7 +248,7 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
             **(gke.node_selector(request, machine) if on_gke else {}),
             **section.node_selector,
         },
-        "resources": {"limits": limits} if limits else {},
+        "resources": resources,
         **pod_network.network_values(request, machine),
     }
     if section.volume_claim is not None:
@@ -318,7 +323,10 @@ _REASONS = {
     ),
     "volumeClaim": ("run directories, seen by every node", "cluster.yaml: kubernetes.volume_claim"),
     "bucket": ("run directories, seen by every node", "cluster.yaml: storage.bucket"),
-    "resources": ("all GPUs of a node", "cluster.yaml: machine"),
+    "resources": (
+        "all GPUs of a node, and what is set besides",
+        "cluster.yaml: machine, kubernetes.resources",
+    ),
     "topology": ("nodes near each other", "cluster.yaml: kubernetes.topology"),
     "network": (
         "how the pods reach the data NICs",

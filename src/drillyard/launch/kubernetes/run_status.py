@@ -8,7 +8,7 @@ writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,9 +25,12 @@ _DEACTIVATED = {
 _WAITS = (
     "ImagePullBackOff",
     "ErrImagePull",
+    "ErrImageNeverPull",
     "InvalidImageName",
     "CreateContainerConfigError",
     "CreateContainerError",
+    "RunContainerError",
+    "CrashLoopBackOff",
 )
 _MOUNT_EVENTS = (
     "FailedMount",
@@ -37,6 +40,7 @@ _MOUNT_EVENTS = (
     "FailedScheduling",
 )
 _JOB_TIME_LIMIT = "DeadlineExceeded"
+_QUEUE, _PRIORITY = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,16 @@ def status_of(cluster: str, platform: str, objects: RunObjects) -> RunStatus:
     handle = Handle(platform, cluster, objects.name)
     controller = objects.controller
     if controller is None:
-        updated = _moment(_labels(objects.record or {}).get("modifiedAt"))
+        record = _labels(objects.record or {})
+        updated = _moment(record.get("modifiedAt"))
+        is_pending = record.get("status") == "pending-install"
         return RunStatus(
             handle,
-            State.cancelled,
+            State.starting if is_pending else State.cancelled,
             objects.nodes,
+            reason="helm install has not ended" if is_pending else None,
             since=updated,
-            ended_at=updated,
+            ended_at=None if is_pending else updated,
             run_directory=objects.run_directory,
         )
     status = controller.get("status", {})
@@ -114,7 +121,7 @@ def first_cause(pods: Iterable[Object]) -> RunFailure | None:
         ended = _terminated(pod)
         if ended is None or int(ended.get("exitCode", 0)) in (0, 85):
             continue
-        record = _json(ended.get("message"))
+        record = _exit_record(ended.get("message"))
         order = (bool(record.get("lost_peer")), str(ended.get("finishedAt") or ""), _index(pod))
         found.append((order, pod, ended, record))
     if not found:
@@ -138,26 +145,44 @@ def first_cause(pods: Iterable[Object]) -> RunFailure | None:
     )
 
 
-def waiting_reason(pods: Sequence[Object], events: Sequence[Object]) -> str | None:
-    """Why pods do not start, with the pod and its node; None where nothing is known."""
+def waiting_reason(
+    pods: Sequence[Object], events: Sequence[Object], jobs: Collection[str] = (), nodes: int = 0
+) -> str | None:
+    """Why pods do not start, with the pod and its node; None where nothing is known. `jobs`: names
+    of the Jobs that make the pods, one for each of `nodes`."""
     for pod in sorted(pods, key=_index):
         name, node = pod["metadata"]["name"], pod.get("spec", {}).get("nodeName")
         where = f"pod {name}" + (f" on {node}" if node else "")
-        for each in pod.get("status", {}).get("containerStatuses", ()):
-            waiting = each.get("state", {}).get("waiting") or {}
-            if waiting.get("reason") in _WAITS:
-                return (
-                    f"{where}: {waiting['reason']}: {waiting.get('message') or each.get('image')}"
-                )
+        status = pod.get("status", {})
+        # Daemons beside the ranks are init containers: while one does not start, no rank does.
+        for kind in ("initContainerStatuses", "containerStatuses"):
+            for each in status.get(kind, ()):
+                waiting = each.get("state", {}).get("waiting") or {}
+                if waiting.get("reason") in _WAITS:
+                    container = "" if each.get("name") == "train" else f", {each.get('name')}"
+                    said = waiting.get("message") or each.get("image")
+                    return f"{where}{container}: {waiting['reason']}: {said}"
         for condition in pod.get("status", {}).get("conditions", ()):
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
                 return f"{where}: {condition.get('reason')}: {condition.get('message')}"
         of_pod = [event for event in events if event.get("involvedObject", {}).get("name") == name]
         if (event := _newest(of_pod)) is not None and not _is_running(pod):
             return f"{where}: {event.get('reason')}: {event.get('message')}"
-    failed = [event for event in events if event.get("reason") == "FailedCreate"]
+    if len(pods) >= nodes:
+        return None
+    # An event outlives its Job: of an attempt that has pods, only its own are looked at.
+    owners = {
+        owner.get("uid") for pod in pods for owner in pod["metadata"].get("ownerReferences", ())
+    }
+    failed = [
+        event
+        for event in events
+        if event.get("reason") == "FailedCreate"
+        and event.get("involvedObject", {}).get("name") in jobs
+        and (not owners or event["involvedObject"].get("uid") in owners)
+    ]
     event = _newest(failed)
-    return None if event is None or pods else f"FailedCreate: {event.get('message')}"
+    return None if event is None else f"FailedCreate: {event.get('message')}"
 
 
 def lost_nodes(pods: Iterable[Object]) -> list[str]:
@@ -175,10 +200,24 @@ def lost_nodes(pods: Iterable[Object]) -> list[str]:
     return sorted(found)
 
 
-def queue_reason(workload: Object | None, ahead: int | None) -> str:
-    """Why a suspended run waits: its place in the queue, quota, admission checks."""
+def queue_reason(controller: Object, workload: Object | None, ahead: int | None) -> str:
+    """Why a suspended run waits: its place in the queue, quota, admission checks; or that no queue
+    has suspended it."""
+    labels = _labels(controller)
+    if _QUEUE not in labels and workload is None:
+        place, kind = controller["metadata"], str(controller.get("kind")).lower()
+        command = f"kubectl -n {place.get('namespace')} patch {kind} {place.get('name')}"
+        return (
+            "suspended by hand: it is in no queue, and its spec.suspend is true. It goes on with:"
+            f' {command} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
+        )
     if workload is None:
-        return "waits for Kueue, which has not seen it yet"
+        priority = labels.get(_PRIORITY)
+        missing = (
+            f" If that lasts, there is no WorkloadPriorityClass {priority}: kubectl get"
+            " workloadpriorityclasses"
+        )
+        return "waits for Kueue, which has made no Workload for it." + (missing if priority else "")
     parts = []
     reserved = _condition(workload, "QuotaReserved")
     if reserved is not None and reserved.get("status") == "True":
@@ -217,7 +256,7 @@ def _state(objects: RunObjects) -> tuple[State, str | None, float | None]:
         said = f"{reason}: {evicted['message']}" if evicted.get("message") else reason
         return State.failed, said, _moment(evicted.get("lastTransitionTime"))
     if suspended:
-        return State.queued, queue_reason(workload, objects.ahead), created
+        return State.queued, queue_reason(controller, workload, objects.ahead), created
     restarts = int(controller.get("status", {}).get("restarts") or 0)
     nodes = _nodes(controller)
     if lost := lost_nodes(objects.pods):
@@ -227,7 +266,11 @@ def _state(objects: RunObjects) -> tuple[State, str | None, float | None]:
         begun = max(filter(None, (_moment(_started(pod)) for pod in running)), default=None)
         return State.running, None, begun
     state = State.restarting if restarts else State.starting
-    why = waiting_reason(objects.pods, objects.events) or f"{len(running)} of {nodes} pods run"
+    jobs = (objects.name, f"{objects.name}-w-0")
+    why = (
+        waiting_reason(objects.pods, objects.events, jobs, nodes)
+        or f"{len(running)} of {nodes} pods run"
+    )
     return state, why, created if state is State.starting else None
 
 
@@ -315,12 +358,21 @@ def _labels(found: Object) -> Mapping[str, str]:
     return labels
 
 
-def _json(text: object) -> Mapping[str, Any]:
+def _exit_record(text: object) -> Mapping[str, Any]:
+    """The record that the supervisor wrote; empty for other text, such as the end of the log, which
+    Kubernetes takes where a program wrote none."""
     try:
         found = json.loads(str(text or ""))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    is_record = (
+        isinstance(found, dict)
+        and type(found.get("exit_code")) is int
+        and isinstance(found.get("reason"), str)
+        and isinstance(found.get("lines", []), list)
+        and isinstance(found.get("rank"), int | None)
+    )
+    return found if is_record else {}
 
 
 def _moment(text: object) -> float | None:

@@ -55,6 +55,7 @@ def require_cluster(
             f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace"
             f" {section.namespace}; these are: kubectl -n {section.namespace} get localqueues"
         )
+    unread |= _require_priority_class(api, section.priority_class)
     for variable, each in section.secrets.items():
         secret, _, key = each.partition("/")
         found = api.one(f"{CORE}/namespaces/{section.namespace}/secrets/{secret}")
@@ -70,6 +71,24 @@ def require_cluster(
         f"not checked: {lost}: you may not {verb} {resource}"
         for (verb, _, resource), lost in unread.items()
     ]
+
+
+def _require_priority_class(api: ClusterApi, name: str | None) -> dict[tuple[str, str, str], str]:
+    """Raise UserError where Kueue has no WorkloadPriorityClass of that name: it would never look at
+    the run. The class is in no namespace, so the least Role gives no right to read it: then what is
+    not checked."""
+    if name is None:
+        return {}
+    right = ("get", "kueue.x-k8s.io", "workloadpriorityclasses")
+    if not api.may(*right, cluster_wide=True):
+        return {right: f"whether there is a WorkloadPriorityClass {name}"}
+    if api.one(f"{_QUEUES}/workloadpriorityclasses/{name}") is None:
+        raise UserError(
+            f"cluster config: kubernetes.priority_class: the cluster has no WorkloadPriorityClass"
+            f" {name}, so the run would wait for ever; these are: kubectl get"
+            " workloadpriorityclasses"
+        )
+    return {}
 
 
 def _require_jobset(api: ClusterApi) -> None:

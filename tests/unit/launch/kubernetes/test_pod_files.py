@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,14 @@ def test_it_sees_the_storage_alone_as_the_runs_user_without_gpus() -> None:
     assert pod["spec"]["securityContext"] == {"runAsUser": 1000}
     assert pod["spec"]["serviceAccountName"] == "runs"
     assert 0 < pod["spec"]["activeDeadlineSeconds"] <= 3600
+
+
+def test_it_states_the_resources_that_the_run_states() -> None:
+    pod = copy.deepcopy(TEMPLATE)
+    amounts = {"requests": {"cpu": "64"}, "limits": {"nvidia.com/gpu": 8, "memory": "1Ti"}}
+    pod["spec"]["containers"][0]["resources"] = amounts
+    (container,) = reading_pod("r", pod)["spec"]["containers"]
+    assert container["resources"] == {"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}}
 
 
 def test_it_is_no_pod_of_the_run_and_in_no_queue() -> None:

@@ -130,6 +130,49 @@ def test_a_job_has_its_own_time_limit_and_the_plan_says_that_nothing_restarts_it
     assert not any("nothing restarts" in line for line in planned(request(CLUSTER, CPU)).warnings)
 
 
+def test_resources_are_laid_beside_the_gpus() -> None:
+    asked = "{requests: {cpu: 64, memory: 512Gi}, limits: {cpu: 128}}"
+    found = values(cluster(resources=asked))["resources"]
+    assert found == {"requests": {"cpu": "64", "memory": "512Gi"}, "limits": {"cpu": "128"}}
+    section = f"resources: {asked}, daemon_resources: {{requests: {{cpu: 500m}}}}"
+    found = values(MEGA.replace("{}", section), WORKLOAD)
+    assert found["resources"]["limits"] == {"nvidia.com/gpu": 8, "cpu": "128"}
+    assert found["network"]["sidecar"]["resources"] == {"requests": {"cpu": "500m"}}
+
+
+def test_a_job_without_a_queue_asks_for_no_provisioning() -> None:
+    text = cluster(controller="job", max_run_hours="2").replace("queue: gpus, ", "")
+    assert values(text)["provisioning"] == {"maxRunSeconds": 0}
+
+
+GB300 = (
+    MEGA.replace("a3-megagpu-8g", "a4x-maxgpu-4g-metal")
+    .replace("flex-start-queued", "reservation\nreservation: mine")
+    .replace("{}", "PODS")
+)
+
+
+def test_gb300_gets_its_nics_by_dranet_and_libraries_in_the_image() -> None:
+    plan = planned(request(GB300.replace("PODS, ", ""), WORKLOAD))
+    found = json.loads(plan.file(VALUES).content)
+    assert found["network"]["deviceClaim"] == {"class": "mrdma.google.com", "count": 8}
+    assert "interfaces" not in found["network"]
+    assert [each["hostPath"] for each in found["hostPaths"]] == ["/home/kubernetes/bin/nvidia"]
+    labels = found["nodeSelector"]
+    assert labels["gke.networks.io/accelerator-network-profile"] == "auto"
+    assert labels["cloud.google.com/gke-networking-dra-driver"] == "true"
+    fields = {field.place: field.value for field in plan.fields}
+    assert "installer" not in fields and fields["DaemonSet"] == "asapd-lite"
+    assert any("the image must bring" in line for line in plan.warnings)
+
+
+def test_an_arm_machine_gets_the_installer_for_arm() -> None:
+    for machine, image in (("a4x-highgpu-4g", "gib-arm64:"), ("a4-highgpu-8g", "plugin-gib:")):
+        text = GB300.replace("a4x-maxgpu-4g-metal", machine).replace("PODS, ", "")
+        fields = {each.place: each.value for each in planned(request(text, WORKLOAD)).fields}
+        assert image in fields["installer"]
+
+
 @pytest.mark.parametrize(
     ("text", "result"),
     [
@@ -172,6 +215,47 @@ def test_the_longest_name_leaves_room_for_the_longest_pod_name(nodes: int) -> No
         (MEGA.replace("{}", "pod_network: dranet"), WORKLOAD, "kubernetes.pod_network"),
         (MEGA.replace("{}", "network_libraries: image"), WORKLOAD, "kubernetes.network_libraries"),
         (MEGA.replace("{}", "nccl_plugin: 1.0.4"), WORKLOAD, "kubernetes.nccl_plugin"),
+        (GB300.replace("PODS", "pod_network: interfaces"), WORKLOAD, "kubernetes.pod_network"),
+        (GB300.replace("PODS", "pod_network: host"), WORKLOAD, "kubernetes.pod_network"),
+        (
+            GB300.replace("PODS", "network_libraries: node"),
+            WORKLOAD,
+            "kubernetes.network_libraries",
+        ),
+        (
+            cluster(daemon_resources="{limits: {cpu: 1}}"),
+            CPU,
+            "kubernetes.daemon_resources",
+        ),
+        (
+            cluster(resources="{requests: {memory: 2Gi}, limits: {memory: 1900M}}"),
+            CPU,
+            "kubernetes.resources.requests.memory",
+        ),
+        (cluster(resources="{requests: {cpu: many}}"), CPU, "kubernetes.resources.requests.cpu"),
+        (CLUSTER.replace("train:1", "train 1"), CPU, "cluster.yaml:5: image"),
+        (cluster(labels="{'a b': c}"), CPU, "kubernetes.labels.a b"),
+        (cluster(labels="{a..b/c: d}"), CPU, "kubernetes.labels.a..b/c"),
+        (cluster(labels="{drillyard/run: x}"), CPU, "kubernetes.labels.drillyard/run"),
+        (
+            cluster(labels="{kueue.x-k8s.io/queue-name: x}"),
+            CPU,
+            "kubernetes.labels.kueue.x-k8s.io/queue-name",
+        ),
+        (cluster(node_selector="{'a b': c}"), CPU, "kubernetes.node_selector.a b"),
+        (cluster(tolerations="[{kind: a}]"), CPU, "kubernetes.tolerations"),
+        (cluster(secrets="{NNODES: s/k}"), CPU, "kubernetes.secrets.NNODES"),
+        (CLUSTER + "environment: {NNODES: '2'}\n", CPU, "environment.NNODES"),
+        (
+            CLUSTER + "environment: {DRILLYARD_RESTARTED_BY: x}\n",
+            CPU,
+            "environment.DRILLYARD_RESTARTED_BY",
+        ),
+        *(
+            (CLUSTER + f"mounts: ['/mnt:{path}']\n", CPU, "mounts.0")
+            for path in ("/", "/etc", "/etc/drillyard/x", "/dev", "/dev/shm", "/data", "/data/runs")
+        ),
+        (CLUSTER + "mounts: [/mnt, /mnt]\n", CPU, "mounts.1"),
         (
             CLUSTER.replace("{namespace", "{nccl_plugin: 1.0.3, namespace"),
             WORKLOAD,

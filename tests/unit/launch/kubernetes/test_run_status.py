@@ -139,6 +139,65 @@ def test_a_pod_that_cannot_pull_its_image_is_named_with_its_node() -> None:
     )
 
 
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "CrashLoopBackOff"])
+def test_a_daemon_that_does_not_start_is_named(reason: str) -> None:
+    stuck = pod(0, {"waiting": {"reason": "PodInitializing"}})
+    waiting = {"waiting": {"reason": reason, "message": "no d:1"}}
+    stuck["status"]["initContainerStatuses"] = [{"name": "tcpxo-daemon", "state": waiting}]
+    assert (
+        status(jobset(), [stuck]).reason
+        == f"pod r-w-0-0-abcde on n0, tcpxo-daemon: {reason}: no d:1"
+    )
+
+
+def blocked(job: str, uid: str, said: str) -> dict[str, Any]:
+    """The event of a Job that could not make a pod."""
+    return {
+        "reason": "FailedCreate",
+        "message": said,
+        "lastTimestamp": "2026-01-01T00:12:00Z",
+        "involvedObject": {"kind": "Job", "name": job, "uid": uid},
+    }
+
+
+def test_a_quota_that_blocks_the_second_pod_is_named() -> None:
+    first = pod(0, RUNNING)
+    first["metadata"]["ownerReferences"] = [{"uid": "job-1"}]
+    now = blocked("r-w-0", "job-1", "exceeded quota: q")
+    assert status(jobset(), [first], events=[now]).reason == "FailedCreate: exceeded quota: q"
+    assert status(jobset(), events=[now]).reason == "FailedCreate: exceeded quota: q"
+
+
+@pytest.mark.parametrize(
+    "event", [blocked("r-w-0", "job-0", "earlier"), blocked("r-x-w-0", "job-1", "another")]
+)
+def test_an_event_of_an_earlier_attempt_or_another_run_is_no_reason(event: Any) -> None:
+    first = pod(0, RUNNING)
+    first["metadata"]["ownerReferences"] = [{"uid": "job-1"}]
+    assert status(jobset(), [first], events=[event]).reason == "1 of 2 pods run"
+
+
+def queued(**labels: str) -> dict[str, Any]:
+    """A suspended JobSet with labels of Kueue."""
+    found = jobset(suspend=True)
+    named = {f"kueue.x-k8s.io/{name.replace('_', '-')}": value for name, value in labels.items()}
+    found["metadata"] |= {"name": "r", "namespace": "team", "labels": named}
+    return found
+
+
+def test_a_run_that_is_in_no_queue_was_suspended_by_hand() -> None:
+    reason = str(status(queued()).reason)
+    assert "Kueue" not in reason
+    assert 'kubectl -n team patch jobset r --type merge -p \'{"spec":{"suspend":false}}\'' in reason
+
+
+def test_a_run_that_kueue_does_not_look_at_names_its_priority_class() -> None:
+    assert "WorkloadPriorityClass high" in str(
+        status(queued(queue_name="q", priority_class="high")).reason
+    )
+    assert "WorkloadPriorityClass" not in str(status(queued(queue_name="q")).reason)
+
+
 def test_a_volume_that_cannot_be_mounted_is_named() -> None:
     stuck = pod(0, {"waiting": {"reason": "ContainerCreating"}})
     event = {
@@ -198,6 +257,25 @@ def test_a_refused_run_has_exit_code_2() -> None:
     assert found.failure.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("tail", "lines"),
+    [
+        ("a\nTraceback\nValueError: x\n", ("a", "Traceback", "ValueError: x")),
+        ('{"exit_code": "two", "reason": 3}', ('{"exit_code": "two", "reason": 3}',)),
+        ('{"exit_code": 1, "reason": "r", "lines": 7}',) * 2,
+        ("[1]", ("[1]",)),
+    ],
+)
+def test_the_end_of_a_programs_log_is_the_cause_where_it_wrote_no_record(
+    tail: str, lines: Any
+) -> None:
+    lines = (lines,) if isinstance(lines, str) else lines
+    gone = pod(0, {"terminated": {"exitCode": 2, "finishedAt": "", "message": tail}})
+    found = first_cause([gone])
+    assert found is not None
+    assert (found.exit_code, found.reason, found.lines) == (2, "exit code 2", lines)
+
+
 def test_counts_come_from_jobset() -> None:
     found = status(
         jobset(("Completed", "AllJobsCompleted", ""), restarts=3, restartsCountTowardsMax=1)
@@ -209,3 +287,13 @@ def test_a_run_of_which_only_helms_record_is_left_was_cancelled() -> None:
     record = {"metadata": {"labels": {"modifiedAt": "1767225600", "status": "uninstalled"}}}
     found = status_of("c", "kubernetes", RunObjects("r", record=record))
     assert (found.state, found.ended_at) == (State.cancelled, 1767225600.0)
+
+
+@pytest.mark.parametrize(
+    ("helm", "state"),
+    [("pending-install", State.starting), ("uninstalled", State.cancelled)],
+)
+def test_a_release_that_is_being_installed_is_not_over(helm: str, state: State) -> None:
+    """Its record is there before its objects are."""
+    record = {"metadata": {"labels": {"status": helm, "modifiedAt": "1767225600"}}}
+    assert status_of("c", "kubernetes", RunObjects("r", record=record)).state is state

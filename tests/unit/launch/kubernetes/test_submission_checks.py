@@ -60,14 +60,20 @@ class PlainCluster:
     title = "https://c, namespace n"
 
     def __init__(
-        self, *without: tuple[str, str, str], schema: dict[str, Any] | None = None
+        self,
+        *without: tuple[str, str, str],
+        schema: dict[str, Any] | None = None,
+        has: tuple[str, ...] = (),
     ) -> None:
-        self._without, self._schema = without, schema
+        self._without, self._schema, self._has = without, schema, has
 
     def one(self, path: str) -> dict[str, Any] | None:
+        if path.startswith(self._has or ("none",)):
+            return {}
         return self._schema if "jobset" in path else None
 
-    def may(self, *right: str) -> bool:
+    def may(self, *right: str, cluster_wide: bool = False) -> bool:
+        assert cluster_wide == (right[2] == "workloadpriorityclasses")
         return right not in self._without
 
 
@@ -88,3 +94,23 @@ def test_a_plain_job_needs_no_jobset_but_the_right_to_make_services() -> None:
     without: Any = PlainCluster(("create", "", "services"))
     with pytest.raises(UserError, match="you may not create services"):
         require_cluster(without, section, {"controller": "job"})
+
+
+QUEUED = KubernetesConfig(controller="job", queue="q", priority_class="high")
+QUEUE = "/apis/kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/q"
+CLASS = "/apis/kueue.x-k8s.io/v1beta1/workloadpriorityclasses/high"
+READ_CLASS = ("get", "kueue.x-k8s.io", "workloadpriorityclasses")
+
+
+def test_a_priority_class_that_kueue_does_not_have_is_refused() -> None:
+    lacking: Any = PlainCluster(has=(QUEUE,))
+    with pytest.raises(UserError, match=r"kubernetes\.priority_class: .* high"):
+        require_cluster(lacking, QUEUED, {"controller": "job"})
+    there: Any = PlainCluster(has=(QUEUE, CLASS))
+    assert require_cluster(there, QUEUED, {"controller": "job"}) == []
+
+
+def test_a_priority_class_that_cannot_be_read_is_named_as_not_checked() -> None:
+    blind: Any = PlainCluster(READ_CLASS, has=(QUEUE,))
+    (line,) = require_cluster(blind, QUEUED, {"controller": "job"})
+    assert "high" in line and "get workloadpriorityclasses" in line
