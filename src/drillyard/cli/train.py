@@ -329,9 +329,10 @@ def _replay(
     from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
     from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
 
-    is_typed = trust_config or not is_saved_config(config)
-    run = load_run_config(config, overrides) if is_typed else load_saved_config(config, overrides)
-    if not is_typed and OPENING in run.output:
+    is_typed = not is_saved_config(config)
+    is_trusted = is_typed or trust_config
+    run = load_run_config(config, overrides) if is_trusted else load_saved_config(config, overrides)
+    if not is_trusted and OPENING in run.output:
         with limited(FetchLimits(settings_to_fetch(run, config, sections=["output"]))):
             raise withheld_error(f"{config}: output")
     run_directory = run_directory_of(run)

@@ -46,7 +46,7 @@ def is_local_address(text: str) -> bool:
     return is_own or address.is_link_local or address in _METADATA
 
 
-class _RedirectGuard(AbstractResolver):
+class RedirectGuard(AbstractResolver):
     """Resolves names for the objects of one host, and refuses redirects to local addresses from a
     public one."""
 
@@ -120,7 +120,7 @@ def http_files(host: str) -> BoundedHttpFiles:
     """The file system for objects of one host."""
 
     async def make_session(**options: Any) -> aiohttp.ClientSession:
-        guard = _RedirectGuard(host)
+        guard = RedirectGuard(host)
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(guard.check_redirect)
         connector = aiohttp.TCPConnector(resolver=guard)
