@@ -1,5 +1,5 @@
-"""Which errors of the Hugging Face hub mean that access is denied, and the page on which to ask for
-it.
+"""Access to the Hugging Face hub: whether an id may be fetched, which of the hub's errors mean that
+access is denied, and the page on which to ask for it.
 
 The libraries wrap the hub's answer in errors of their own, so its status is looked for along the
 chain of causes. The token that was sent is in none of the texts made here.
@@ -7,7 +7,23 @@ chain of causes. The token that was sent is in none of the texts made here.
 
 from __future__ import annotations
 
+from drillyard.config.environment import OPENING
+from drillyard.config.fetch_limits import is_withheld, withheld_error
+
 DENIED = (401, 403)
+
+
+def require_cached_only(name: str, setting: str) -> bool:
+    """Whether the hub id `name` may only be read from the local Hugging Face cache.
+
+    `setting`: the one that names it, for the error. Raises WithheldError for a name with an
+    unresolved reference (`fetch_limits.py`).
+    """
+    if not is_withheld(name):
+        return False
+    if OPENING in name:
+        raise withheld_error(f"{setting}: {name}")
+    return True
 
 
 def denied_status(error: BaseException | None) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from drillyard.cli.options import AsJson, Overrides, with_flags
+from drillyard.cli.options import TRUST_CONFIG, AsJson, Overrides, config_to_read, with_flags
 
 if TYPE_CHECKING:
     from drillyard.config.run import RunConfig
@@ -34,6 +34,7 @@ FLAGS = {
     "watchdog": typer.Option(
         min=1, help="Seconds after which a stopped run counts as hung.", metavar="SECONDS"
     ),
+    "trust_config": typer.Option("--trust-config", help=TRUST_CONFIG),
     "keep": typer.Option("--keep", help="Keep all runs, not only those with a failed fault."),
 }
 
@@ -54,6 +55,7 @@ def chaos(
     watchdog: float | None = None,
     keep: bool = False,
     as_json: AsJson = False,
+    trust_config: bool = False,
 ) -> None:
     """Inject faults into a run, and check that it ends with the same bits as without them.
 
@@ -73,13 +75,13 @@ def chaos(
     """
     from drillyard.cli.process_exit import require_training
     from drillyard.config.kernel_rules import num_gpus
-    from drillyard.config.load import load_run_config
     from drillyard.config.run_checks import require_valid
     from drillyard.faults.campaign import Campaign
 
     kinds = _kinds(faults)
     require_training()
-    run = load_run_config(config, set_ or [])
+    with config_to_read(config, set_ or [], trust_config=trust_config, everything=True) as run:
+        pass
     gpus = num_gpus() if run.training.device != "cpu" else 0
     num_ranks = nproc_per_node or gpus or 2
     require_valid(run, num_ranks)

@@ -239,12 +239,12 @@ def prune_command(
 def _retention(target: CheckpointSelection, keep: int | None) -> tuple[int, bool]:
     """Return how many checkpoints to keep, and whether the best: from `keep` and run.yaml.
     UserError without either."""
-    from drillyard.config.load import load_run_config
+    from drillyard.config.saved_config import load_saved_config
 
     assert target.run_directory is not None
     saved = target.run_directory / "run.yaml"
     if is_there(saved):
-        settings = load_run_config(saved, resolve_environment=False).checkpoint
+        settings = load_saved_config(saved).checkpoint
         return keep or settings.keep, settings.keep_best
     if keep is None:
         raise UserError(

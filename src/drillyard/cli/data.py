@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from drillyard.cli.options import find_run
+from drillyard.cli.options import TrustConfig, config_to_read, find_run, print_trusted
 from drillyard.console import SafeConsole
 from drillyard.errors import UserError
 
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         samples: Annotated[int, typer.Option(min=1, help="Sequences to show.")] = 3,
+        trust_config: TrustConfig = False,
     ) -> None:
         """Show the first packed sequences: green tokens carry loss, dim ones are context only.
 
@@ -40,15 +41,16 @@ def register(app: typer.Typer) -> None:
         from rich.markup import escape
         from tokenizers import Tokenizer
 
-        from drillyard.config.load import load_run_config
         from drillyard.config.run_checks import smallest_global_batch
         from drillyard.data.data_report import coloured_tokens, loss_problems
         from drillyard.data.prepared_data import prepare
         from drillyard.data.row_formats import row_format
 
-        config = load_run_config(run, overrides or [])
         console = SafeConsole(highlight=False)
-        with console.status("preparing the data") as status:
+        with (
+            config_to_read(run, overrides or [], trust_config=trust_config) as config,
+            console.status("preparing the data") as status,
+        ):
             prepared = prepare(
                 config,
                 on_progress=lambda what, done, total: status.update(
@@ -93,6 +95,7 @@ def show(
     ],
     rank: Annotated[int | None, typer.Option(help="Only what this rank read.", metavar="R")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Sequences to show.", metavar="K")] = 8,
+    trust_config: TrustConfig = False,
 ) -> None:
     """Show the batch that a step trained on: where each document comes from, and its text as in
     `data preview`.
@@ -104,14 +107,18 @@ def show(
 
     from drillyard.data.data_report import coloured_tokens
     from drillyard.data.mapped_sequences import DamagedSequence
-    from drillyard.training.batch_lookup import batch_of_step
+    from drillyard.training.batch_lookup import batch_of_step, limits_of_run
 
+    run_directory = find_run(run_directory)
+    if trust_config:
+        print_trusted(limits_of_run(run_directory))
     console = SafeConsole(highlight=False)
     with console.status("opening the data") as status:
         batch = batch_of_step(
-            find_run(run_directory),
+            run_directory,
             step,
             lambda what, done, total: status.update(f"{what}: {_share(done, total)}"),
+            trust_config=trust_config,
         )
     samples = batch.samples if rank is None else batch.of_rank(rank)
     mixture, tokenizer = batch.data.train, Tokenizer.from_str(batch.data.text_tokenizer.json)
@@ -161,6 +168,7 @@ def build(
             help="Change a setting, such as data.sequence_length=4096.",
         ),
     ] = None,
+    trust_config: TrustConfig = False,
 ) -> None:
     """Tokenize the training data: into the cache, ahead of a run, or into files that Megatron-LM
     and NeMo read.
@@ -169,7 +177,6 @@ def build(
     tokenizer has one, EOS), in the order of the source: `OUTPUT/NAME.bin` and `.idx` for each
     source, and `OUTPUT/tokenizer` if it is trained from them. Existing files are not replaced.
     """
-    from drillyard.config.load import load_run_config
     from drillyard.data.megatron.export import write_megatron
     from drillyard.data.prepared_data import prepare
 
@@ -177,9 +184,11 @@ def build(
         raise UserError(f"--to {to}: unknown; give cache or megatron")
     if (output is None) == (to == "megatron"):
         raise UserError("--output DIRECTORY goes with --to megatron, and only with it")
-    config = load_run_config(run, overrides or [])
     console = SafeConsole(highlight=False)
-    with console.status("preparing the data") as status:
+    with (
+        config_to_read(run, overrides or [], trust_config=trust_config) as config,
+        console.status("preparing the data") as status,
+    ):
 
         def show_progress(what: str, done: int, total: int | None) -> None:
             status.update(f"{what}: {_share(done, total)}")

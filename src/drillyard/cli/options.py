@@ -5,13 +5,19 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_args, get_type_hints
 
 import typer
 
+from drillyard.cli.process_exit import is_rank
 from drillyard.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from drillyard.config.fetch_limits import FetchLimits
+    from drillyard.config.run import RunConfig
 
 RUN, RANGE, MONEY = (
     "What the run was, if its log does not say",
@@ -48,6 +54,11 @@ Interval = Annotated[
         help="Between updates; default: 1 on a terminal, else 10.",
     ),
 ]
+TRUST_CONFIG: Final = (
+    "Fetch what the config of a run directory names (addresses, hub ids) and fill in its"
+    " variables; prints them first. Only for a run that you trust."
+)
+TrustConfig = Annotated[bool, typer.Option("--trust-config", help=TRUST_CONFIG)]
 RunDirectory = Annotated[
     Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, or its name in runs/.")
 ]
@@ -179,6 +190,53 @@ def add_options(
     ]
     vars(function)["__signature__"] = signature.replace(parameters=[*own, *added])
     return function
+
+
+def print_trusted(limits: FetchLimits) -> None:
+    """Print on standard error what --trust-config lets a command fetch and fill in; ranks print
+    nothing."""
+    if limits.settings and not is_rank():
+        lines = ["fetched and filled in, as --trust-config says:", *limits.settings]
+        typer.echo("\n  ".join(lines), err=True)
+
+
+@contextmanager
+def config_to_read(
+    file: Path, overrides: list[str], *, trust_config: bool, everything: bool = False
+) -> Iterator[RunConfig]:
+    """The run config at `file`, and limits to fetching where it is one of a run directory.
+
+    `overrides` were typed by the user, so they have no limits. `everything`: the command uses all
+    of the config, in processes of its own that have no limits, so it is refused here. Raises
+    UserError, and WithheldError for what may not be fetched (`fetch_limits.py`).
+    """
+    from drillyard.config.fetch_limits import FetchLimits, limited, withheld_error
+    from drillyard.config.load import load_run_config
+    from drillyard.config.run import RunConfig
+    from drillyard.config.saved_config import (
+        FETCHED_SECTIONS,
+        is_saved_config,
+        load_saved_config,
+        settings_to_fetch,
+        typed_texts,
+    )
+
+    if not is_saved_config(file):
+        yield load_run_config(file, overrides)
+        return
+    config = load_saved_config(file, overrides)
+    typed = typed_texts(config) - typed_texts(load_saved_config(file)) if overrides else frozenset()
+    sections = list(RunConfig.model_fields) if everything else FETCHED_SECTIONS
+    settings = settings_to_fetch(config, file, sections=sections, typed=typed)
+    limits = FetchLimits(settings, typed)
+    if trust_config:
+        print_trusted(limits)
+        yield load_run_config(file, overrides)
+        return
+    with limited(limits):
+        if everything and settings:
+            raise withheld_error(str(file))
+        yield config
 
 
 def find_run(path: Path, *, is_model: bool = False) -> Path:

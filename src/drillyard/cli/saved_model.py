@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from drillyard.cli.options import find_run
+from drillyard.cli.options import TrustConfig, find_run, print_trusted
 from drillyard.cli.process_exit import exit_process, is_rank
 from drillyard.cli.torch_import import import_without_collection
 from drillyard.telemetry.console import ACCURACIES
@@ -77,6 +77,7 @@ def evaluate(
     nproc_per_node: Annotated[
         int, typer.Option(min=1, help="Ranks on this host.", metavar="N")
     ] = 1,
+    trust_config: TrustConfig = False,
 ) -> None:
     """Measure MODEL: loss, perplexity, bits per byte, or the share of questions answered by right
     SQL or right calls.
@@ -89,8 +90,9 @@ def evaluate(
         check_request,
         evaluate_saved,
         flags_for,
+        limits_of_request,
     )
-    from drillyard.training.saved_model import run_directory_above
+    from drillyard.training.saved_model import find_saved_model, run_directory_above
 
     model = _in_run(find_run(model, is_model=True))
     try:
@@ -106,11 +108,14 @@ def evaluate(
         parts=tuple(part or ()),
         samples=samples,
         sequence_length=sequence_length,
+        trust_config=trust_config,
     )
     try:
         check_request(request)
     except UserError as error:
         raise UserError(f"{error}{flags_for(str(error), request)}") from error
+    if trust_config:
+        print_trusted(limits_of_request(request, find_saved_model(model)))
     if nproc_per_node > 1 and not is_rank():
         raise typer.Exit(_on_many_ranks(nproc_per_node, request))
     import_without_collection("drillyard.training.model_setup")
@@ -144,6 +149,7 @@ def export(
             "--merge", help="Add the trained adapters to the base model's weights, and write those."
         ),
     ] = False,
+    trust_config: TrustConfig = False,
 ) -> None:
     """Write CHECKPOINT to DIRECTORY in Hugging Face format: safetensors, config, generation config,
     tokenizer.
@@ -156,15 +162,28 @@ def export(
     DIRECTORY), or with --merge a model that needs no peft; both read the base model, which without
     a GPU may exceed the memory.
     """
-    from drillyard.training.saved_model import export_checkpoint, find_checkpoint_to_export
+    from drillyard.training.saved_model import (
+        export_checkpoint,
+        fetch_limits_of,
+        find_checkpoint_to_export,
+    )
 
     checkpoint = _in_run(find_run(checkpoint), checkpoint_only=True)
     saved = find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite, merge=merge)
+    if trust_config:
+        print_trusted(fetch_limits_of(saved))
     import_without_collection("drillyard.training.model_setup")
     import torch
 
     wanted = None if dtype is None else getattr(torch, dtype.value)
-    export_checkpoint(checkpoint, directory, dtype=wanted, overwrite=overwrite, merge=merge)
+    export_checkpoint(
+        checkpoint,
+        directory,
+        dtype=wanted,
+        overwrite=overwrite,
+        merge=merge,
+        trust_config=trust_config,
+    )
     loader = f"AutoModelForCausalLM.from_pretrained({str(directory)!r})"
     if saved.config is not None and saved.config.model.lora is not None and not merge:
         loader = f"PeftModel.from_pretrained(model, {str(directory)!r})"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from drillyard.cli.options import Overrides, with_flags
+from drillyard.cli.options import TRUST_CONFIG, Overrides, print_trusted, with_flags
 from drillyard.cli.process_exit import (
     exit_on_signal,
     exit_process,
@@ -49,6 +49,9 @@ FLAGS = {
             " equal; 1: different."
         ),
         metavar="STEP",
+    ),
+    "trust_config": typer.Option(
+        "--trust-config", help=f"With --replay. {TRUST_CONFIG} Training needs no such flag."
     ),
     # The ranks of this host.
     "nproc_per_node": typer.Option(
@@ -107,6 +110,7 @@ def train(
     set_: Overrides = None,
     console: Console = Console.text,
     replay: int | None = None,
+    trust_config: bool = False,
 ) -> None:
     """Train a model as RUN.YAML says, on this host; under torchrun or any rendezvous, be one rank
     of the run.
@@ -137,10 +141,11 @@ def train(
         *(set_ or []),
         *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"]),
     ]
+    if replay is not None:
+        require_training()
+        _replay(config, overrides, replay, nproc_per_node, trust_config=trust_config)
     run = load_run_config(config, overrides)
     require_training()
-    if replay is not None:
-        _replay(run, replay, nproc_per_node)
     if is_rank():
         _be_a_rank(run, console.value)
     exit_on_signal()
@@ -301,21 +306,50 @@ def _be_a_rank(run: RunConfig, console: ConsoleMode) -> NoReturn:
     exit_process(code)
 
 
-def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
-    """Replay `step` of the run that `run` names; exit with 0 when the bits agree, with 1 when they
-    do not."""
+def _replay(
+    config: Path,
+    overrides: list[str],
+    step: int,
+    nproc_per_node: int | None,
+    *,
+    trust_config: bool,
+) -> NoReturn:
+    """Replay `step` of the run that `config` names; exit with 0 when the bits agree, with 1 when
+    they do not."""
+    from drillyard.config.environment import OPENING
+    from drillyard.config.fetch_limits import FetchLimits, limited, withheld_error
     from drillyard.config.load import load_run_config
+    from drillyard.config.saved_config import (
+        is_saved_config,
+        load_saved_config,
+        settings_to_fetch,
+        typed_texts,
+    )
     from drillyard.telemetry.events import refusing_odd_values
     from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
     from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
 
+    is_typed = not is_saved_config(config)
+    is_trusted = is_typed or trust_config
+    run = load_run_config(config, overrides) if is_trusted else load_saved_config(config, overrides)
+    if not is_trusted and OPENING in run.output:
+        with limited(FetchLimits(settings_to_fetch(run, config, sections=["output"]))):
+            raise withheld_error(f"{config}: output")
     run_directory = run_directory_of(run)
-    if is_rank():
-        _replay_as_rank(run_directory, step)
-    with refusing_odd_values(run_directory):
-        plan = plan_replay(run_directory, step)
     saved = run_directory / SAVED_CONFIG
-    require_same_run(run_directory, load_run_config(saved, resolve_environment=False), run)
+    limits = FetchLimits()
+    if saved.is_file():
+        typed = typed_texts(run) if is_typed else frozenset()
+        settings = settings_to_fetch(load_saved_config(saved), saved, typed=typed)
+        limits = FetchLimits(settings, typed)
+    if trust_config:
+        print_trusted(limits)
+    with limited(None if trust_config else limits):
+        if is_rank():
+            _replay_as_rank(run_directory, step)
+        with refusing_odd_values(run_directory):
+            plan = plan_replay(run_directory, step)
+    require_same_run(run_directory, load_saved_config(saved), run)
     if nproc_per_node not in (None, plan.world_size):
         raise UserError(
             f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only"
@@ -325,10 +359,14 @@ def _replay(run: RunConfig, step: int, nproc_per_node: int | None) -> NoReturn:
     from drillyard.supervise.run_lock import exclusive_run_lock
     from drillyard.supervise.supervisor import supervise, threads_per_rank
 
+    # Ranks read the config that the user typed: it says what may be fetched.
+    command = [sys.executable, "-m", "drillyard", "train", str(config), "--replay", str(step)]
+    command += [word for override in overrides for word in ("--set", override)]
+    command += ["--trust-config"] if trust_config else []
     with exclusive_run_lock(plan.directory) as lock:
         remove_earlier_replay(plan)
         code = supervise(
-            [sys.executable, "-m", "drillyard", "train", str(saved), "--replay", str(step)],
+            command,
             num_ranks=plan.world_size,
             run_directory=plan.directory,
             lock=lock,

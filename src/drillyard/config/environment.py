@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from drillyard import redaction
+from drillyard.config.fetch_limits import is_withheld
 from drillyard.config.problems import Path, Problem, closest_name
 
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -63,15 +64,14 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 def _resolved(text: str) -> str:
     # A resolved value may look like a reference itself; it is not resolved again.
-    return (
-        EnvironmentText(text)
-        if REFERENCE.search(text) and not isinstance(text, EnvironmentText)
-        else text
-    )
+    if not REFERENCE.search(text) or isinstance(text, EnvironmentText) or is_withheld(text):
+        return text
+    return EnvironmentText(text)
 
 
 def resolve_secrets(value: Any) -> Any:
-    """`value` with every text that has a reference made an EnvironmentText."""
+    """`value` with every text that has a reference made an EnvironmentText, but for withheld ones
+    (`fetch_limits.py`)."""
     return _map_texts(value, _resolved)
 
 
@@ -97,7 +97,8 @@ def reference_problems(
                 f"found {value!r}: a reference reads ${{env:NAME}}, NAME of letters, digits"
                 " and '_'",
             )
-        for name in dict.fromkeys(REFERENCE.findall(value)) if must_be_set else ():
+        is_resolved = must_be_set and not is_withheld(value)
+        for name in dict.fromkeys(REFERENCE.findall(value)) if is_resolved else ():
             if name not in os.environ:
                 near = closest_name(name, os.environ)
                 hint = f" (there is {near})" if near else ""

@@ -61,8 +61,9 @@ def load_run_config(
 ) -> RunConfig:
     """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
 
-    Commands that train nothing pass `needs_learning_rate=False`; those that read a finished run
-    pass `resolve_environment=False`, so variables need not be set. `run_checks.require_valid` finds
+    Commands that train nothing pass `needs_learning_rate=False`; those that only show or plan
+    a run pass `resolve_environment=False`, so variables need not be set. The config of a run
+    directory is loaded by `saved_config.load_saved_config`. `run_checks.require_valid` finds
     contradictions. Raises UserError with every mistake of the file and the overrides.
     """
     return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
@@ -128,8 +129,8 @@ def json_schema(which: str) -> dict[str, Any]:
 
 
 def resolve_section_secrets(config: RunConfig, section: str) -> RunConfig:
-    """`config` with the references of one section resolved. UserError, with file and key, for unset
-    variables."""
+    """`config` with the references of one section resolved, but for withheld ones
+    (`fetch_limits.py`). UserError, with file and key, for unset variables."""
     part: StrictModel = getattr(config, section)
     values = part.model_dump(mode="json")
     problems = [Problem((section, *each.path), each.message) for each in reference_problems(values)]

@@ -64,6 +64,15 @@ def refused_address(value: object) -> str | None:
     )
 
 
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""An id of the Hugging Face hub. A relative path may look like one."""
+
+
+def shown_address(address: str) -> str:
+    """An address for people: without name and password, query and fragment."""
+    return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", address, maxsplit=1)[0])
+
+
 def dotted(path: Path) -> str:
     """`data.source.0.weight`, as it is written after `--set`."""
     return ".".join(str(part) for part in path)

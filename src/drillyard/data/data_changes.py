@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from drillyard.config.problems import shown_address
 from drillyard.data.sources import DataSource, SourceContents
 from drillyard.errors import UserError
 from drillyard.formatting import first_few
@@ -108,6 +109,6 @@ def refuse_change(
     """Raise the UserError for a training source that changed since this run began."""
     what = describe_change(now, then)
     raise UserError(
-        f"data.source {source.name} ({source.config.path}) changed since this run began: {what}."
-        f" {advice}"
+        f"data.source {source.name} ({shown_address(source.config.path)}) changed since this run"
+        f" began: {what}. {advice}"
     )

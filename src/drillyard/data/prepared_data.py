@@ -14,8 +14,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drillyard.config.environment import OPENING
+from drillyard.config.fetch_limits import is_withheld, withheld_error
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.model_files import configured_vocab_size, require_vocabulary
+from drillyard.config.problems import shown_address
 from drillyard.config.run import DataConfig, RunConfig, TrainTokenizer
 from drillyard.data.data_changes import (
     CHANGED_DATA_ADVICE,
@@ -37,10 +40,9 @@ from drillyard.data.held_out_parts import (
 from drillyard.data.mapped_sequences import CachedSequences, Sequences
 from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.raw_batches import json_digest
-from drillyard.data.remote_objects import shown
 from drillyard.data.row_formats import row_format
 from drillyard.data.sampler import Mixture
-from drillyard.data.sources import DataSource, SourceContents, resolve_sources
+from drillyard.data.sources import DataSource, SourceContents, is_source_withheld, resolve_sources
 from drillyard.data.token_cache import (
     ENCODING_VERSIONS,
     FORMAT_VERSION,
@@ -104,6 +106,8 @@ class PreparedData:
 def cache_root(data: DataConfig) -> Path:
     """The cache directory: `data.cache_directory`, $DRILLYARD_CACHE or ~/.cache/drillyard. Created
     if missing."""
+    if (named := data.cache_directory) is not None and OPENING in named and is_withheld(named):
+        raise withheld_error(f"data.cache_directory: {named}")
     root = Path(
         data.cache_directory or os.environ.get("DRILLYARD_CACHE") or "~/.cache/drillyard"
     ).expanduser()
@@ -301,15 +305,22 @@ class _Preparation:
             )
             return source, now
         what = "it" if source.missing is not None else describe_change(now, then)
-        if any(metric != "loss" for metric in self.config.evaluation.metrics):
+        needs_rows = any(metric != "loss" for metric in self.config.evaluation.metrics)
+        address = shown_address(source.config.path)
+        if is_source_withheld(source.config):
+            if needs_rows:
+                raise withheld_error(f"data.source: {address}", is_data=True)
+            self._note(f"{address} ({source.name}): not fetched; its tokenised cache is used")
+            return replace(source, files=(), missing=then), then
+        if needs_rows:
             raise UserError(
-                f"data.source {source.name} ({source.config.path}): {what} is missing. Training"
+                f"data.source {source.name} ({address}): {what} is missing. Training"
                 " could continue from the tokenised cache, but evaluation.metrics needs the rows:"
                 " restore it, or set `metrics: [loss]`"
             )
         self._note(
-            f"{source.config.path} ({source.name}): {what} is missing; the run continues from its"
-            " tokenised cache"
+            f"{address} ({source.name}): {what} is missing; the run continues from its tokenised"
+            " cache"
         )
         return replace(source, files=(), missing=then), then
 
@@ -435,8 +446,9 @@ class _Preparation:
     def _require_unchanged(self, source: DataSource, contents: SourceContents) -> None:
         if source.files and (now := source.contents(self.root / "hashes")) != contents:
             raise UserError(
-                f"data.source {source.name} ({shown(source.config.path)}) changed while it was"
-                f" tokenised: {describe_change(now, contents)}. Start again when it is complete."
+                f"data.source {source.name} ({shown_address(source.config.path)}) changed while it"
+                f" was tokenised: {describe_change(now, contents)}. Start again when it is"
+                " complete."
             )
 
     def _note(self, text: str) -> None:

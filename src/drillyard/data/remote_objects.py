@@ -23,7 +23,8 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 from urllib.parse import urlsplit
 
-from drillyard.config.problems import remote_scheme
+from drillyard.config.fetch_limits import is_withheld, withheld_error
+from drillyard.config.problems import remote_scheme, shown_address
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.hub_access import access_advice
 
@@ -77,7 +78,7 @@ class RemoteObject:
 
     def __str__(self) -> str:
         """The address without its query, which may hold a signature."""
-        return shown(self.address)
+        return shown_address(self.address)
 
     @property
     def name(self) -> str:
@@ -96,19 +97,17 @@ class RemoteObject:
         return cast(BinaryIO, io.BufferedReader(_Ranges(self), RANGE_BYTES))
 
 
-def shown(address: str) -> str:
-    """An address for people: without name and password, query and fragment."""
-    return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", address, maxsplit=1)[0])
-
-
 def list_objects(
     address: str, is_readable: Callable[[PurePosixPath], bool]
 ) -> tuple[RemoteObject, ...]:
     """The object at an address, or those below it with readable names, in the order of their paths.
 
-    UserError if there is none, access is denied, or the service cannot be reached.
+    UserError if there is none, access is denied, or the service cannot be reached; WithheldError
+    if it may not be asked (`fetch_limits.py`).
     """
-    files = _filesystem(remote_scheme(address) or "")
+    if is_withheld(address):
+        raise withheld_error(f"data.source: {shown_address(address)}", is_data=True)
+    files = _files_of(address)
     path = files._strip_protocol(address)
     info = _retried(address, lambda: _fresh_info(files, path))
     if info["type"] != "directory":
@@ -126,8 +125,8 @@ def _object(address: str, info: dict[str, Any]) -> RemoteObject:
     tag = next((f"{key} {info[key]}" for key in _TAGS if info.get(key)), None)
     if info.get("size") is None or tag is None:
         raise UserError(
-            f"{shown(address)}: its size or version (ETag, Last-Modified) is not known, so a change"
-            " would go unnoticed. Download it and give its path."
+            f"{shown_address(address)}: its size or version (ETag, Last-Modified) is not known, so"
+            " a change would go unnoticed. Download it and give its path."
         )
     return RemoteObject(address, int(info["size"]), tag)
 
@@ -142,7 +141,7 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, remote: RemoteObject) -> None:
         self._object, self._at = remote, 0
-        self._files = _filesystem(remote_scheme(remote.address) or "")
+        self._files = _files_of(remote.address)
         self._path = self._files._strip_protocol(remote.address)
         self._range = RANGE_BYTES
         # Google's storage reads the generation that was listed, or fails.
@@ -226,26 +225,34 @@ def _retried(address: str, attempt: Callable[[], Result], where: str = "") -> Re
         if number + 1 < ATTEMPTS:
             time.sleep(FIRST_PAUSE_SECONDS * 2**number)
     raise UserError(
-        f"{shown(address)}: cannot be read{where} after {ATTEMPTS} attempts ({_reason(last)})."
-        " Start again when it can be reached; nothing incomplete was kept."
+        f"{shown_address(address)}: cannot be read{where} after {ATTEMPTS} attempts"
+        f" ({_reason(last)}). Start again when it can be reached; nothing incomplete was kept."
     ) from None
 
 
 def refuse(address: str, error: Exception) -> None:
-    """Raise UserError for an error that another attempt cannot change: no access, no such
-    object."""
+    """Raise UserError for an error that another attempt cannot change: no access, no such object,
+    a redirect that is refused."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            raise cause from None
+        cause = cause.__cause__
     status, scheme = _status(error), remote_scheme(address) or ""
     if status in (401, 403):
         raise UserError(
-            f"{shown(address)}: access is denied ({status}). {_access_advice(address, scheme)}."
+            f"{shown_address(address)}: access is denied ({status})."
+            f" {_access_advice(address, scheme)}."
         ) from None
     if status in (404, 410):
-        raise UserError(f"{shown(address)}: no such object or bucket. Check the address.") from None
+        raise UserError(
+            f"{shown_address(address)}: no such object or bucket. Check the address."
+        ) from None
     is_wrong = isinstance(error, ValueError) and not isinstance(
         error, json.JSONDecodeError
     )  # half an answer of an API
     if is_wrong or type(error).__name__ == "OfflineModeIsEnabled":
-        raise UserError(f"{shown(address)}: cannot be read ({_reason(error)}).") from None
+        raise UserError(f"{shown_address(address)}: cannot be read ({_reason(error)}).") from None
 
 
 def _access_advice(address: str, scheme: str) -> str:
@@ -284,26 +291,23 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
+def _files_of(address: str) -> Any:
+    scheme = remote_scheme(address) or ""
+    if _PACKAGES[scheme] != "aiohttp":
+        return _filesystem(scheme)
+    _require_package(scheme)
+    from drillyard.data.http_objects import http_files
+
+    return http_files(urlsplit(address).hostname or "")
+
+
 @lru_cache
 def _filesystem(scheme: str) -> Any:
-    import importlib
+    _require_package(scheme)
+    import fsspec
 
     package = _PACKAGES[scheme]
-    try:
-        importlib.import_module(package)
-        import fsspec
-    except ImportError as error:
-        raise MissingExtraError(
-            f"data.source: {scheme}:// needs the package {package}, which is not installed.\n"
-            "pip install 'drillyard[remote]'"
-        ) from error
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if package == "aiohttp":
-        # Other encodings would change the bytes that a range counts.
-        options |= {
-            "headers": {"Accept-Encoding": "identity"},
-            "client_kwargs": {"trust_env": True},
-        }
     if package == "gcsfs":
         import logging
 
@@ -316,3 +320,16 @@ def _filesystem(scheme: str) -> Any:
         # a reader may lack.
         return GCSFileSystem(**options)
     return fsspec.filesystem(scheme, **options)
+
+
+def _require_package(scheme: str) -> None:
+    import importlib
+
+    try:
+        importlib.import_module(_PACKAGES[scheme])
+        importlib.import_module("fsspec")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"data.source: {scheme}:// needs the package {_PACKAGES[scheme]}, which is not"
+            " installed.\npip install 'drillyard[remote]'"
+        ) from error

@@ -20,7 +20,6 @@ import contextlib
 import difflib
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,9 @@ from typing import Any
 
 import xxhash
 
-from drillyard.config.problems import refused_address, remote_scheme
+from drillyard.config.environment import OPENING
+from drillyard.config.fetch_limits import is_withheld, withheld_error
+from drillyard.config.problems import HUB_ID, refused_address, remote_scheme, shown_address
 from drillyard.config.run import SourceConfig
 from drillyard.config.run_checks import normalized_sources
 from drillyard.data.file_readers import (
@@ -50,14 +51,13 @@ from drillyard.data.raw_batches import (
     hash_bytes_of,
     json_digest,
 )
-from drillyard.data.remote_objects import RemoteObject, list_objects, shown
+from drillyard.data.remote_objects import RemoteObject, list_objects
 from drillyard.errors import MissingExtraError, UserError
 from drillyard.guarded_files import read_json
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
 BUILTIN = "builtin:"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_OPTIONS = ("name", "revision", "streaming")
 REMOTE_KINDS = ".jsonl, .parquet, .csv, .txt and other plain text, also with .gz or .zst"
 KINDS = f"{REMOTE_KINDS}; and Megatron data, a .bin with its .idx"
@@ -125,7 +125,7 @@ class DataSource:
         )
         if list(names) != [""]:
             return ""
-        path = Path(shown(self.config.path))
+        path = Path(shown_address(self.config.path))
         return (
             f"-{kind_of(path)}{path.suffix.lower() if path.suffix.lower() in COMPRESSIONS else ''}"
         )
@@ -141,6 +141,8 @@ class DataSource:
 
     def _all_batches(self) -> Iterator[RawBatch]:
         if self.missing is not None:
+            if is_source_withheld(self.config):
+                raise withheld_error(f"data.source: {self.config.path}", is_data=True)
             raise UserError(
                 f"data.source {self.name}: {self.config.path} or files of it are missing, and so is"
                 " their tokenised cache. Restore them."
@@ -202,7 +204,7 @@ class DataSource:
         if self.is_megatron:
             return Path(origin).suffix
         if remote_scheme(self.config.path) is not None:
-            return origin.removeprefix(shown(self.config.path)).lstrip("/")
+            return origin.removeprefix(shown_address(self.config.path)).lstrip("/")
         root = Path(self.config.path).expanduser()
         return Path(origin).relative_to(root).as_posix() if root.is_dir() else ""
 
@@ -213,7 +215,8 @@ def resolve_source(
     """The source at a path. UserError if it cannot be read.
 
     `recorded`: contents of sources at the beginning of the run; a source that had files and does
-    not exist now is `missing`.
+    not exist now, or may not be fetched (`fetch_limits.py`), is `missing`. WithheldError where it
+    has no such contents.
     """
     is_remote = remote_scheme(config.path) is not None
     if not is_remote and (refused := refused_address(config.path)):
@@ -221,6 +224,10 @@ def resolve_source(
     # Part of the names of files, metrics and events.
     name = redact(config.name or _default_name(config.path))
     then = (recorded or {}).get(name)
+    if is_source_withheld(config):
+        if then is None:
+            raise withheld_error(f"data.source: {shown_address(config.path)}", is_data=True)
+        return DataSource(name, config.weight, config, missing=then)
     if is_remote:
         return _remote_source(name, config, then)
     path = Path(config.path).expanduser()
@@ -249,10 +256,24 @@ def resolve_source(
     raise UserError(_missing(path))
 
 
+def is_source_withheld(config: SourceConfig) -> bool:
+    """Whether a source is withheld (`fetch_limits.py`): an address, a data set of the hub, or a
+    path with a reference to the environment."""
+    if not is_withheld(config.path):
+        return False
+    path = Path(config.path).expanduser()
+    is_local = path.exists() or pair_of(config.path) is not None or kind_of(path) is not None
+    return (
+        OPENING in config.path
+        or remote_scheme(config.path) is not None
+        or (not is_local and HUB_ID.fullmatch(config.path) is not None)
+    )
+
+
 def _remote_source(name: str, config: SourceConfig, then: SourceContents | None) -> DataSource:
     if config.options:
         raise UserError(
-            f"data.source: {shown(config.path)} takes no options (found:"
+            f"data.source: {shown_address(config.path)} takes no options (found:"
             f" {', '.join(config.options)})."
         )
     try:
@@ -269,13 +290,13 @@ def _objects_of(address: str) -> tuple[RemoteObject, ...]:
     objects = list_objects(address, lambda path: kind_of(path) is not None)
     if not objects:
         raise UserError(
-            f"{shown(address)}: no readable object below this address. Supported are"
+            f"{shown_address(address)}: no readable object below this address. Supported are"
             f" {REMOTE_KINDS}."
         )
     if kind_of(objects[0]) is None:
         raise UserError(
-            f"{shown(address)}: unknown kind of object. Supported are {REMOTE_KINDS} (Megatron data"
-            " are read in place: copy them to a disk)."
+            f"{shown_address(address)}: unknown kind of object. Supported are {REMOTE_KINDS}"
+            " (Megatron data are read in place: copy them to a disk)."
         )
     return objects
 
@@ -331,7 +352,7 @@ def file_hash(file: Path, memo: Path) -> str:
 def _default_name(path: str) -> str:
     """The last part of a path without the suffixes of its format."""
     name = (
-        (path if remote_scheme(path) is None else shown(path))
+        (path if remote_scheme(path) is None else shown_address(path))
         .removeprefix(BUILTIN)
         .rstrip("/")
         .rsplit("/", 1)[-1]

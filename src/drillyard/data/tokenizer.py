@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from drillyard.config.fetch_limits import withheld_error
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
@@ -42,7 +43,7 @@ from drillyard.guarded_files import (
     read_json,
     require_documents,
 )
-from drillyard.hub_access import denied_access
+from drillyard.hub_access import denied_access, require_cached_only
 from drillyard.safe_files import describe_os_error, publish_directory, write_tokenizer
 
 if TYPE_CHECKING:
@@ -198,18 +199,30 @@ def _opened(path: str) -> TextTokenizer:
     return loaded
 
 
+def open_saved_tokenizer(directory: Path) -> TextTokenizer:
+    """The tokenizer saved in a directory. UserError if there is none: its path is no hub id."""
+    if not directory.is_dir():
+        raise UserError(
+            f"{directory}: no such directory: the tokenizer of the run is missing. Copy it from the"
+            " run again."
+        )
+    return open_tokenizer(str(directory))
+
+
 def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextTokenizer:
     """The tokenizer that a run config names; `directory` (a saved one, such as a checkpoint's)
     overrides it."""
     setting = config.data.tokenizer
-    assert not isinstance(setting, TrainTokenizer) or directory is not None
-    path = str(directory) if directory is not None else setting or config.model.id
+    if directory is not None:
+        return open_saved_tokenizer(directory)
+    assert not isinstance(setting, TrainTokenizer)
+    path = setting or config.model.id
     if path is None:
         raise UserError(
             "data.tokenizer is missing: a model given by `config` has none. "
             "Set a path, an id, or {train: bpe, vocab_size: N}."
         )
-    return open_tokenizer(str(path))
+    return open_tokenizer(path)
 
 
 def trained_tokenizer(
@@ -349,8 +362,12 @@ def _load_pretrained(path: str) -> Any:
 
     for pattern in _DOCUMENTS:
         require_documents(Path(path).glob(pattern))
+    is_directory = Path(path).is_dir()
+    cached_only = not is_directory and require_cached_only(path, "data.tokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=False, local_files_only=is_directory or cached_only
+        )
     except Exception as error:  # the library raises many types when there is no tokenizer
         if requires_remote_code(error):
             raise UserError(
@@ -358,6 +375,8 @@ def _load_pretrained(path: str) -> Any:
                 " data.tokenizer to one that needs none: a class of transformers, with a"
                 " tokenizer.json."
             ) from error
+        if cached_only:
+            raise withheld_error(f"data.tokenizer: {path}") from None
         if denied := denied_access(path, error):
             raise UserError(f"the tokenizer of {denied}") from None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -224,7 +224,7 @@ def read_measured_run(run_directory: Path, facts: Catalog | None = None) -> Meas
 
 
 def _read_measured_run(run_directory: Path, facts: Catalog | None) -> MeasuredRun:
-    from drillyard.config.load import load_run_config
+    from drillyard.config.saved_config import load_saved_config
     from drillyard.estimation.model_source import ModelOptions, find_model
     from drillyard.estimation.resolved_setup import resolve_setup
     from drillyard.telemetry.events import read_events
@@ -236,7 +236,7 @@ def _read_measured_run(run_directory: Path, facts: Catalog | None) -> MeasuredRu
             f"{run_directory}: no run.yaml there; give the directory of a run, such as runs/NAME"
         )
     events = read_events(run_directory)
-    config = load_run_config(config_file, _settled(events), resolve_environment=False)
+    config = load_saved_config(config_file, _settled(events))
     lines = [line for line in read_metrics(run_directory)[WARM_UP_LINES:] if _counts(line)]
     if len(lines) < LEAST_LINES:
         raise UserError(

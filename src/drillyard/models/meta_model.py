@@ -25,6 +25,7 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
+from drillyard.config.fetch_limits import withheld_error
 from drillyard.config.model_files import (
     ARCHITECTURES,
     REMOTE_CODE_REFUSED,
@@ -34,7 +35,7 @@ from drillyard.config.model_files import (
 from drillyard.config.run import ModelConfig
 from drillyard.errors import UserError
 from drillyard.guarded_files import require_documents
-from drillyard.hub_access import denied_access
+from drillyard.hub_access import denied_access, require_cached_only
 from drillyard.models.architectures import architecture, refuse_unproven_settings
 from drillyard.models.attention import TRANSFORMERS_NAMES, refuse_unfit_kernel
 from drillyard.modelspec import ModelSpec, spec_from_shapes
@@ -123,6 +124,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
         return _inline_config(model_config.config)
     assert model_config.id is not None
     directory = Path(model_config.id).expanduser()
+    cached_only = not directory.is_dir() and require_cached_only(model_config.id, "model.id")
     looks_local = model_config.id.startswith((".", "/", "~")) or model_config.id.count("/") > 1
     if looks_local and not directory.is_dir():
         raise UserError(
@@ -140,13 +142,16 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     try:
         # Before a config is made of them, which may have a list with an entry per layer.
         values, _ = PreTrainedConfig.get_config_dict(
-            directory if directory.is_dir() else model_config.id
+            directory if directory.is_dir() else model_config.id,
+            local_files_only=directory.is_dir() or cached_only,
         )
         # What is no object is refused by transformers below.
         if isinstance(values, dict):
             require_plausible_sizes(values, f"model.id: {model_config.id}")
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            directory if directory.is_dir() else model_config.id, trust_remote_code=False
+            directory if directory.is_dir() else model_config.id,
+            trust_remote_code=False,
+            local_files_only=directory.is_dir() or cached_only,
         )
     except (OSError, ValueError, KeyError, RecursionError, StrictDataclassError) as error:
         if requires_remote_code(error):
@@ -155,6 +160,8 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
                 " model of an architecture that transformers has; supported:"
                 f" {', '.join(ARCHITECTURES)}"
             ) from error
+        if cached_only:
+            raise withheld_error(f"model.id: {model_config.id}") from None
         if denied := denied_access(model_config.id, error):
             raise UserError(f"model.id: {denied}") from None
         raise UserError(
@@ -173,10 +180,14 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None
     if model_config.id is None or model_config.init != "pretrained":
         return None
     directory = Path(model_config.id).expanduser()
+    is_directory = directory.is_dir()
     require_documents([directory / "generation_config.json"])
-    source = str(directory) if directory.is_dir() else model_config.id
+    cached_only = not is_directory and require_cached_only(model_config.id, "model.id")
+    source = str(directory) if is_directory else model_config.id
     try:
-        found: GenerationConfig = GenerationConfig.from_pretrained(source)
+        found: GenerationConfig = GenerationConfig.from_pretrained(
+            source, local_files_only=is_directory or cached_only
+        )
     except OSError:
         return None
     except (ValueError, TypeError, RecursionError) as error:

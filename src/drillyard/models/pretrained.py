@@ -18,10 +18,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from drillyard.config.fetch_limits import withheld_error
 from drillyard.config.model_files import NAMES_SHOWN, weight_files
 from drillyard.errors import UserError
 from drillyard.guarded_files import require_regular
-from drillyard.hub_access import denied_access
+from drillyard.hub_access import denied_access, require_cached_only
 from drillyard.models.nf4 import LARGEST_PART_ELEMENTS, pack_into, packed_layers
 from drillyard.models.random_init import init_buffers
 from drillyard.models.sharding import (
@@ -135,16 +136,28 @@ def _matched(
 
 def model_directory(source: str) -> Path:
     """The local directory of a model: `source` itself, or the hub's copy of it, downloaded when it
-    is not here yet."""
+    is not here yet. WithheldError where it may not be downloaded (`fetch_limits.py`)."""
     directory = Path(source).expanduser()
     if directory.is_dir():
         return directory
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    cached_only = require_cached_only(source, "model.id")
     try:
-        return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+        found = Path(
+            snapshot_download(
+                source,
+                allow_patterns=["*.safetensors", "*.json"],
+                local_files_only=cached_only,
+            )
+        )
+        if cached_only and not any(found.glob("*.safetensors")):
+            raise withheld_error(f"model.id: {source}")
+        return found
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        if cached_only:
+            raise withheld_error(f"model.id: {source}") from None
         if denied := denied_access(source, error):
             raise UserError(f"model.id: {denied}") from None
         reason = str(error).strip().splitlines()[0]

@@ -11,9 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from drillyard.config.load import load_run_config
+from drillyard.config.fetch_limits import FetchLimits, limited
+from drillyard.config.load import resolve_section_secrets
+from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import normalized_sources
 from drillyard.config.run_identity import with_values
+from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.data.data_changes import read_record
 from drillyard.data.data_report import file_of_source
 from drillyard.data.prepared_data import OnProgress, PreparedData, prepare
@@ -68,17 +71,20 @@ class StepBatch:
 
 
 def batch_of_step(
-    run_directory: Path, step: int, on_progress: OnProgress | None = None
+    run_directory: Path,
+    step: int,
+    on_progress: OnProgress | None = None,
+    *,
+    trust_config: bool = False,
 ) -> StepBatch:
     """The batch of a step (from 1) of the run in `run_directory`.
 
-    A tokenised cache that is gone is made again. Raises UserError when there is no such run or
+    A tokenised cache that is gone is made again, but fetches nothing unless `trust_config`
+    (`fetch_limits.py`). Raises UserError when there is no such run or
     step, or when the data are not those of the run any more.
     """
-    if not (run_directory / SAVED_CONFIG).is_file():
-        raise UserError(
-            f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME"
-        )
+    config = _saved_config(run_directory)
+    limits = None if trust_config else limits_of_run(run_directory)
     with refusing_odd_values(run_directory):
         order = order_event_of_step(read_events(run_directory), step)
         if order is None:
@@ -88,13 +94,16 @@ def batch_of_step(
             )
         if not 1 <= step <= order["total_steps"]:
             raise UserError(f"--step {step}: the run has steps 1 to {order['total_steps']}")
-    config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
     config = with_values(
         config, {"evaluation.metrics": ["loss"]}
     )  # rows are not needed to show tokens
-    data = prepare(
-        config, on_progress=on_progress, known=read_record(run_directory), if_changed=OTHER_BATCHES
-    )
+    with limited(limits):
+        data = prepare(
+            resolve_section_secrets(config, "model"),
+            on_progress=on_progress,
+            known=read_record(run_directory),
+            if_changed=OTHER_BATCHES,
+        )
     if data.train.fingerprint != order["data"]:
         raise UserError(
             f"{run_directory}: the data are not what this run was trained on (fingerprint"
@@ -110,3 +119,17 @@ def batch_of_step(
         BatchSample(number, *shape.reader_of(number), ref) for number, ref in enumerate(refs)
     ]
     return StepBatch(step, data, samples, num_data_ranks, paths)
+
+
+def limits_of_run(run_directory: Path) -> FetchLimits:
+    """What `batch_of_step` may not fetch unless the config is trusted. UserError for no run."""
+    config = _saved_config(run_directory)
+    return FetchLimits(settings_to_fetch(config, run_directory / SAVED_CONFIG))
+
+
+def _saved_config(run_directory: Path) -> RunConfig:
+    if not (run_directory / SAVED_CONFIG).is_file():
+        raise UserError(
+            f"{run_directory}: no {SAVED_CONFIG}: give the directory of a run, such as runs/NAME"
+        )
+    return load_saved_config(run_directory / SAVED_CONFIG)

@@ -21,9 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drillyard.config.load import load_run_config
+from drillyard.config.load import resolve_section_secrets
 from drillyard.config.run import LoggingConfig, RunConfig
 from drillyard.config.run_identity import with_recorded_settings, with_values
+from drillyard.config.saved_config import load_saved_config
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_bytes
 from drillyard.telemetry.events import read_events
@@ -307,7 +308,7 @@ def remove_earlier_replay(plan: ReplayPlan) -> None:
 def _config_of(run_directory: Path, order: Mapping[str, Any]) -> RunConfig:
     """The run's config with the layout and the settings of the attempt that did the step, without
     trackers."""
-    config = load_run_config(run_directory / SAVED_CONFIG, resolve_environment=False)
+    config = load_saved_config(run_directory / SAVED_CONFIG)
     # Earlier versions recorded only the length, in steps of whole batches.
     length = {"training.steps": order["total_steps"], "training.epochs": None}
     config = with_recorded_settings(config, order.get("settings", length))
@@ -361,7 +362,7 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
     from drillyard.training.model_setup import set_determinism
     from drillyard.training.resume import seed_rank
 
-    config = plan.config
+    config = resolve_section_secrets(plan.config, "model")
     set_determinism(config)
     ranks = start_ranks(config.training, config.parallelism)
     if ranks.world_size != plan.world_size:
@@ -377,7 +378,7 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
         parts = build_run(config, ranks, data, log)
         require_same_conditions(plan, parts.numerics)
         seed_rank(config.training.seed, 0, ranks)
-        loaded = _load(plan, parts, ranks)
+        loaded = _load(plan, config, parts, ranks)
         found = _train(plan, parts, loaded.step)
     if ranks.rank == 0:
         verdict = ReplayVerdict(
@@ -387,7 +388,7 @@ def replay_on_ranks(plan: ReplayPlan) -> None:
     stop_ranks()
 
 
-def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
+def _load(plan: ReplayPlan, config: RunConfig, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
     """Load the newest undamaged checkpoint before the step. UserError when there is none."""
     from drillyard.training.checkpoint.dcp_storage import DamagedCheckpoint
     from drillyard.training.checkpoint.loading import load_checkpoint
@@ -405,8 +406,8 @@ def _load(plan: ReplayPlan, parts: RunParts, ranks: Ranks) -> LoadedCheckpoint:
         except DamagedCheckpoint as damage:
             damages.append(str(damage))
             continue
-        fill_frozen_weights(plan.config, parts.model)
-        finish_load(loaded, plan.config.training.seed, parts.trainer.optimizer, ranks)
+        fill_frozen_weights(config, parts.model)
+        finish_load(loaded, config.training.seed, parts.trainer.optimizer, ranks)
         return loaded
     raise UserError(
         f"--replay {plan.step}: every checkpoint before this step is damaged: {damages[0]}"

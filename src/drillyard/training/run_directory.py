@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard import export_directory
-from drillyard.config.load import load_run_config, save_resolved
+from drillyard.config.load import save_resolved
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
 from drillyard.config.run_identity import (
@@ -30,6 +30,7 @@ from drillyard.config.run_identity import (
     differences,
     recorded_settings,
 )
+from drillyard.config.saved_config import load_saved_config
 from drillyard.errors import UserError
 from drillyard.guarded_files import is_there, read_json
 from drillyard.safe_files import describe_os_error, make_directory
@@ -74,7 +75,7 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
     saved = directory / SAVED_CONFIG
     old = None
     if is_there(saved) and holds_training(directory):
-        old = load_run_config(saved, resolve_environment=False)
+        old = load_saved_config(saved)
         require_same_run(directory, old, config)
     if config.checkpoint.resume == "never" and not goes_on and list_checkpoints(directory):
         raise UserError(
@@ -168,9 +169,7 @@ def _completed_steps(directory: Path) -> int | None:
 def _saved_settings(directory: Path) -> dict[str, Any]:
     """The recorded settings of run.yaml, for checkpoints of earlier versions, which have none."""
     try:
-        return recorded_settings(
-            load_run_config(directory / SAVED_CONFIG, resolve_environment=False)
-        )
+        return recorded_settings(load_saved_config(directory / SAVED_CONFIG))
     except UserError:
         return {}
 
@@ -350,7 +349,7 @@ def _is_saved(config: RunConfig, saved: Path) -> bool:
     if not is_there(saved):
         return False
     try:
-        old = load_run_config(saved, resolve_environment=False)
+        old = load_saved_config(saved)
     except UserError:
         return False  # of another version, or damaged: written again
     return old.model_dump(mode="json") == config.model_dump(mode="json")

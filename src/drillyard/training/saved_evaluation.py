@@ -11,15 +11,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.load import config_from_options, load_run_config
+from drillyard.config.fetch_limits import FetchLimits, limited
+from drillyard.config.load import config_from_options, load_run_config, resolve_section_secrets
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.config.run_checks import require_valid
+from drillyard.config.saved_config import (
+    is_saved_config,
+    load_saved_config,
+    settings_to_fetch,
+    typed_texts,
+)
 from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
 from drillyard.guarded_files import read_json
 from drillyard.training.saved_model import (
     SavedModel,
     as_pretrained,
+    fetch_limits_of,
     find_saved_model,
     load_saved_model,
     run_directory_above,
@@ -46,7 +54,7 @@ FLAGS = {
 @dataclass(frozen=True)
 class EvaluationRequest:
     """Evaluation request. `data`: a run config (*.yaml) or a source of held-out documents; None:
-    the run's own."""
+    the run's own. `trust_config`: fetch what the run's files name (`fetch_limits.py`)."""
 
     model: Path
     output: Path
@@ -56,6 +64,7 @@ class EvaluationRequest:
     parts: tuple[str, ...] = ()
     samples: int | None = None
     sequence_length: int | None = None
+    trust_config: bool = False
 
 
 def evaluate_saved(
@@ -67,12 +76,23 @@ def evaluate_saved(
     `note` is called with each note about the data. Raises UserError for a model, data or metric
     that cannot be used.
     """
+    saved, config = check_request(request)
+    with limited(None if request.trust_config else limits_of_request(request, saved)):
+        config = resolve_section_secrets(without_training_layout(config), "data")
+        return _evaluate(request, saved, config, note)
+
+
+def _evaluate(
+    request: EvaluationRequest,
+    saved: SavedModel,
+    config: RunConfig,
+    note: Callable[[str], None],
+) -> dict[str, dict[str, Any]] | None:
+    """`evaluate_saved` of a checked request."""
     from drillyard.data.prepared_data import prepare
     from drillyard.evaluation.evaluator import HeldOutEvaluator
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
-    saved, config = check_request(request)
-    config = without_training_layout(config)
     ranks = start_ranks(config.training, config.parallelism)
     try:
         known = known_data(request, saved)
@@ -122,23 +142,42 @@ def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
     """The model and the config to measure it under, without torch. Raises UserError for mistakes
     visible by now."""
     saved = find_saved_model(request.model)
-    config = evaluation_config(request, saved)
+    with limited(None if request.trust_config else limits_of_request(request, saved)):
+        config = evaluation_config(request, saved)
     require_valid(config)
     return saved, config
+
+
+def limits_of_request(request: EvaluationRequest, saved: SavedModel) -> FetchLimits:
+    """What the evaluation may fetch and fill in: what the user typed, in --data or in a config that
+    --data names."""
+    if request.data is None:
+        return fetch_limits_of(saved, accepts_data=True)
+    if (config := named_config(request)) is None:
+        return fetch_limits_of(saved, typed={request.data})
+    if not is_saved_config(file := Path(request.data)):
+        return fetch_limits_of(saved, typed=typed_texts(config))
+    limits = fetch_limits_of(saved)
+    settings = dict.fromkeys([*limits.settings, *settings_to_fetch(config, file)])
+    return replace(limits, settings=tuple(settings))
+
+
+def named_config(request: EvaluationRequest) -> RunConfig | None:
+    """The run config that --data names; None where it names none. UserError for its mistakes."""
+    if request.data is None or Path(request.data).suffix not in CONFIG_SUFFIXES:
+        return None
+    file = Path(request.data)
+    return load_saved_config(file) if is_saved_config(file) else load_run_config(file)
 
 
 def evaluation_config(request: EvaluationRequest, saved: SavedModel) -> RunConfig:
     """The run config under which the model is measured: the run's own, with what the request names
     put in."""
     own = saved.config
-    names_config = request.data is not None and Path(request.data).suffix in CONFIG_SUFFIXES
-    base = (
-        load_run_config(Path(str(request.data)))
-        if names_config
-        else own or config_without_run(request)
-    )
+    config_of_data = named_config(request)
+    base = config_of_data or own or config_without_run(request)
     data = base.data
-    if request.data is not None and not names_config:
+    if request.data is not None and config_of_data is None:
         data = config_of_source(request, base.data, saved)
     elif request.format or request.sequence_length:
         raise UserError(

@@ -16,14 +16,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from drillyard import export_directory
-from drillyard.config.load import config_from_options, load_run_config
-from drillyard.config.model_files import read_adapted_layers, read_adapter_config
+from drillyard.config.environment import hide_secrets
+from drillyard.config.fetch_limits import FetchLimits, limited
+from drillyard.config.load import config_from_options, resolve_section_secrets
+from drillyard.config.model_files import (
+    ADAPTER_CONFIG,
+    read_adapted_layers,
+    read_adapter_config,
+)
+from drillyard.config.problems import on_one_line, shown_address
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
+from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.errors import NotFoundError, UserError
 from drillyard.guarded_files import read_json
 from drillyard.safe_files import describe_os_error, make_directory
@@ -88,9 +97,9 @@ class SavedModel:
             # Its checkpoints lack the base's weights, which are read where they were.
             base = (self.base or {}).get("path") or self.config.model.id
             model = self.config.model.model_copy(update={"id": base})
-            return self.config.model_copy(update={"model": model})
+            return resolve_section_secrets(self.config.model_copy(update={"model": model}), "model")
         if self.base is None:
-            return self.config
+            return resolve_section_secrets(self.config, "model")
         model = self.config.model.model_copy(update={"id": str(owner / SAVED_BASE)})
         return self.config.model_copy(update={"model": model})
 
@@ -101,7 +110,8 @@ def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any
         record = read_json(run_directory / SAVED_BASE / BASE_RECORD)
         is_known = (
             record["version"] == 1
-            and record["id"] == model_id
+            # Earlier versions recorded a reference to the environment as its value.
+            and record["id"] in (hide_secrets(model_id), model_id)
             and isinstance(record["dtypes"], dict)
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -120,7 +130,7 @@ def find_saved_model(path: Path) -> SavedModel:
             f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory"
         )
     owner = run_directory_above(path)
-    config = load_run_config(owner / SAVED_CONFIG, resolve_environment=False) if owner else None
+    config = load_saved_config(owner / SAVED_CONFIG) if owner else None
     if export_directory.holds_model(path):
         return SavedModel(path, False, config)
     if (path / MANIFEST_NAME).is_file():
@@ -165,6 +175,29 @@ def find_in_run(path: Path, *, checkpoint_only: bool = False) -> Path:
             " Hugging Face format already: copy that"
         )
     return path
+
+
+def fetch_limits_of(
+    saved: SavedModel, *, typed: Collection[str] = (), accepts_data: bool = False
+) -> FetchLimits:
+    """The limits of a command on a saved model; the arguments are those of `FetchLimits`.
+
+    Its settings are those of the run's config, and the base that the model's own files name.
+    """
+    settings: tuple[str, ...] = ()
+    owner = run_directory_above(saved.path)
+    if saved.config is not None and owner is not None:
+        settings = settings_to_fetch(saved.config, owner / SAVED_CONFIG, typed=typed)
+    if saved.is_checkpoint:
+        file, key, base = SAVED_BASE + "/" + BASE_RECORD, "path", (saved.base or {}).get("path")
+        directory = owner
+    else:
+        file, key, directory = ADAPTER_CONFIG, "base_model_name_or_path", saved.path
+        is_adapter = not (saved.path / "config.json").is_file()
+        base = read_adapter_config(saved.path).get(key) if is_adapter else None
+    if isinstance(base, str) and base not in typed and not Path(base).expanduser().is_dir():
+        settings = (*settings, on_one_line(f"{directory}/{file}: {key}: {shown_address(base)}"))
+    return FetchLimits(settings, frozenset(typed), accepts_data)
 
 
 def find_checkpoint_to_export(
@@ -314,7 +347,7 @@ def save_base_record(
     local = Path(model_config.id).expanduser()
     record = {
         "version": 1,
-        "id": model_config.id,
+        "id": hide_secrets(model_config.id),
         "path": os.path.realpath(local) if local.is_dir() else None,
         "dtypes": {
             name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())
@@ -420,27 +453,43 @@ def export_checkpoint(
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
     merge: bool = False,
+    trust_config: bool = False,
 ) -> None:
     """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there
     are.
 
     `dtype`: of all floating-point weights; default: what each has in the base model. Adapters are
     written alone, in PEFT's format, or with `merge` as a model with their update added to its
-    weights. Raises UserError when `path` is no checkpoint or it must not be exported to
+    weights. Fetches nothing that the run's files name unless `trust_config` (`fetch_limits.py`).
+    Raises UserError when `path` is no checkpoint or it must not be exported to
     `destination`.
     """
-    from drillyard.data.tokenizer import open_tokenizer
+    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite, merge=merge)
+    with limited(None if trust_config else fetch_limits_of(saved)):
+        _export(saved, destination, dtype, overwrite=overwrite, merge=merge)
+
+
+def _export(
+    saved: SavedModel,
+    destination: Path,
+    dtype: torch.dtype | None,
+    *,
+    overwrite: bool,
+    merge: bool,
+) -> None:
+    """Export a checkpoint that `find_checkpoint_to_export` returned, as one rank."""
+    from drillyard.data.tokenizer import open_saved_tokenizer
     from drillyard.models.export import export
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
-    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite, merge=merge)
     config = without_training_layout(saved.config_from_run())
     has_adapters = config.model.lora is not None
     if merge and has_adapters:
         config = _for_merging(config, saved.base, dtype)
     ranks = start_ranks(config.training, config.parallelism)
+    assert saved.tokenizer_directory is not None, "a checkpoint is in a run directory"
     try:
-        tokenizer = open_tokenizer(str(saved.tokenizer_directory)).pretrained
+        tokenizer = open_saved_tokenizer(saved.tokenizer_directory).pretrained
         model = load_saved_model(saved, config, tokenizer, ranks, "export")
         base = saved.base
         kept = (

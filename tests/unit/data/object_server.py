@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass
@@ -67,10 +67,15 @@ class ObjectServer:
             self.objects[name], self.change_after = new, None
 
 
+Server = TypeVar("Server", bound=ObjectServer)
+
+
 @contextmanager
-def serving(objects: dict[str, bytes]) -> Iterator[ObjectServer]:
+def serving(
+    objects: dict[str, bytes], kind: type[Server] = ObjectServer, host: str = "127.0.0.1"
+) -> Iterator[Server]:
     """Serve objects at `url` until the end of the block."""
-    server = ObjectServer(objects)
+    server = kind(objects)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -82,9 +87,9 @@ def serving(objects: dict[str, bytes]) -> Iterator[ObjectServer]:
 
         def log_message(self, *_: Any) -> None: ...
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener = ThreadingHTTPServer((host, 0), Handler)
     listener.daemon_threads = True
-    server.url = f"http://127.0.0.1:{listener.server_port}"
+    server.url = f"http://{host}:{listener.server_port}"
     thread = Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -19,6 +19,7 @@ import pytest
 import zstandard
 from tests.unit.data.object_server import ObjectServer, serving
 
+from drillyard.config.problems import shown_address
 from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.config.run_checks import check_run
 from drillyard.data import remote_objects
@@ -300,7 +301,5 @@ def test_a_gated_data_set_names_the_page_and_never_the_token(
 
 
 def test_a_password_in_an_address_is_not_shown() -> None:
-    assert (
-        remote_objects.shown("https://me:word@host/a@b.jsonl?token=1#x") == "https://host/a@b.jsonl"
-    )
-    assert remote_objects.shown("gs://bucket/a@b/c.jsonl") == "gs://bucket/a@b/c.jsonl"
+    assert shown_address("https://me:word@host/a@b.jsonl?token=1#x") == "https://host/a@b.jsonl"
+    assert shown_address("gs://bucket/a@b/c.jsonl") == "gs://bucket/a@b/c.jsonl"
