@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drillyard.errors import UnsafeFileError
 from drillyard.guarded_files import read_json
 from drillyard.safe_files import NO_ROOM, describe_os_error
 from drillyard.supervise import launch_contract
@@ -176,6 +177,8 @@ def _content(claims: Path, number: int) -> dict[str, Any]:
         return {}
     try:
         found = read_json(claims / f"{number:04d}")
+    except UnsafeFileError as error:
+        raise OSError(errno.EIO, str(error)) from None
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
