@@ -1,5 +1,7 @@
-"""A run directory from somebody else, with addresses, hub ids and variables in its config: no command
-fetches or fills in any, and its owner's commands still work."""
+"""A run directory from somebody else, with addresses, hub ids and variables in its config.
+
+No command fetches or fills in any, and the commands of its owner still work.
+"""
 
 from __future__ import annotations
 
