@@ -1,0 +1,35 @@
+"""The record of a run's base model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from drillyard.config.run import ModelConfig
+from drillyard.training.saved_model import BASE_RECORD, SAVED_BASE, read_base_record
+
+RECORD = {"version": 1, "path": None, "dtypes": {"weight": "bfloat16"}}
+
+
+@pytest.mark.parametrize("recorded", ["${env:MODELS_AT}/llama", "/models-of-a-run/llama"])
+def test_a_base_named_by_a_variable_is_found_with_and_without_its_value(
+    recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions recorded the value."""
+    monkeypatch.setenv("MODELS_AT", "/models-of-a-run")
+    (tmp_path / SAVED_BASE).mkdir()
+    (tmp_path / SAVED_BASE / BASE_RECORD).write_text(json.dumps({**RECORD, "id": recorded}))
+    resolved = ModelConfig(id="${env:MODELS_AT}/llama").id
+
+    assert resolved == "/models-of-a-run/llama"
+    assert read_base_record(tmp_path, resolved) == {**RECORD, "id": recorded}
+    assert read_base_record(tmp_path, "another/model") is None
+
+
+def test_a_base_named_by_a_variable_is_found_by_the_saved_config(tmp_path: Path) -> None:
+    (tmp_path / SAVED_BASE).mkdir()
+    record = {**RECORD, "id": "${env:MODELS_AT}/llama"}
+    (tmp_path / SAVED_BASE / BASE_RECORD).write_text(json.dumps(record))
+    assert read_base_record(tmp_path, "${env:MODELS_AT}/llama") == record
