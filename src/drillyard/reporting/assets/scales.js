@@ -57,9 +57,8 @@ function linearTicks(low, high, most, smallestStep = 0) {
   const step = Math.max(smallestStep, digit * power);
   const ticks = [];
   const first = Math.ceil(low / step - 1e-9);
-  for (let n = 0; n <= most + 1 && (first + n) * step <= high + step * 1e-9; n++) {
-    ticks.push((first + n) * step);
-  }
+  const last = Math.min(high + step * 1e-9, Number.MAX_VALUE);
+  for (let n = 0; n <= most + 1 && (first + n) * step <= last; n++) ticks.push((first + n) * step);
   return { ticks, step };
 }
 
