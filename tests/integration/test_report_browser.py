@@ -13,75 +13,22 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
+from tests.integration.opened_report import TIMEOUT_SECONDS, Opened, reads
 from tests.unit.reporting import runs
 
+from drillyard.reporting.page import SCRIPTS, render
+from drillyard.reporting.run_content import read_run_directory
 from drillyard.telemetry import read_metrics
 
+ASSETS = files("drillyard.reporting") / "assets"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-TIMEOUT_SECONDS = 240
-NEAR = 48
-"""By how much a channel of a drawn pixel may differ from the curve's colour: the edges of lines are
-smoothed."""
-
-
-@dataclass
-class Opened:
-    """A page, and all that the browser said and asked for while it was open."""
-
-    page: Page
-    problems: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def wait_until(self, condition: str) -> None:
-        """Wait for a JavaScript condition. Playwright's own wait runs `eval` in the page, which its
-        policy forbids."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not self.page.evaluate(f"() => {condition}"):
-            assert time.monotonic() < deadline, condition
-            self.page.wait_for_timeout(20)
-
-    def colours_around(self, chart: str, series: int, points: list[int]) -> list[list[list[int]]]:
-        """For each point of a curve: the pixels of the chart's canvas around it, as [red, green,
-        blue, alpha]."""
-        return self.page.evaluate(
-            """([name, series, points]) => {
-                const plot = drillyard.plots.get(name);
-                const { width, height } = plot.ctx.canvas;
-                const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-                copy.drawImage(plot.ctx.canvas, 0, 0);
-                return points.map((point) => {
-                    const x = Math.round(plot.valToPos(plot.data[0][point], "x", true));
-                    const y = Math.round(plot.valToPos(plot.data[series][point], "y", true));
-                    const pixels = copy.getImageData(x - 2, y - 2, 5, 5).data;
-                    return Array.from({ length: 25 }, (_, i) => Array.from(pixels.slice(4 * i, 4 * i + 4)));
-                });
-            }""",  # noqa: E501
-            [chart, series, points],
-        )
-
-    def drawn(self, chart: str, series: int) -> dict[int, float]:
-        """The points of a curve as the chart library holds them, by step."""
-        steps, values = self.page.evaluate(
-            "([name, series]) => [drillyard.plots.get(name).data[0],"
-            " drillyard.plots.get(name).data[series]]",
-            [chart, series],
-        )
-        return {step: value for step, value in zip(steps, values, strict=True) if value is not None}
-
-    def colour(self, name: str) -> tuple[int, int, int]:
-        """A colour of the style sheet as it holds now."""
-        text = self.page.evaluate(
-            f"getComputedStyle(document.documentElement).getPropertyValue('{name}').trim()"
-        )
-        return int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)
 
 
 @pytest.fixture(scope="module")
@@ -148,35 +95,23 @@ def open_report(browser: Browser, report: Path) -> Iterator[Callable[..., Opened
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_curve_is_drawn_where_its_values_are(open_report, scheme):
     opened = open_report(color_scheme=scheme)
-    specs = opened.page.evaluate("drillyard.specs")
+    specs = opened.page.evaluate("charts.map(({ spec }) => spec)")
     assert {spec["name"] for spec in specs} >= {"loss", "step-time", "tokens", "mfu", "memory"}
     for spec in specs:
-        for number, series in enumerate(spec["series"], start=1):
-            # Where curves cross, the later one hides the earlier.
-            wanted = [opened.colour(later["colour"]) for later in spec["series"][number - 1 :]]
-            points = [place for place, value in enumerate(series["values"]) if value is not None]
-            chosen = points[:: max(1, len(points) // 12)]
-            drawn = [
-                near(pixels, wanted)
-                for pixels in opened.colours_around(spec["name"], number, chosen)
+        for number, series in enumerate(spec["series"]):
+            colour = "rgb({}, {}, {})".format(*opened.colour(series["colour"]))
+            points = [
+                point for point in zip(series["x"], series["y"], strict=True) if None not in point
             ]
-            assert all(drawn), (spec["name"], series["label"], chosen, drawn)
-
-
-def near(pixels: list[list[int]], wanted: list[tuple[int, int, int]]) -> bool:
-    """Whether any of the pixels has one of the colours."""
-    return any(
-        pixel[3] > 128 and max(abs(a - b) for a, b in zip(pixel, colour, strict=False)) <= NEAR
-        for pixel in pixels
-        for colour in wanted
-    )
+            strokes = opened.strokes(spec["name"], number, points)
+            assert all(colour in covering for covering in strokes), (spec["name"], series["label"])
 
 
 def test_points_read_back_from_the_page_equal_the_log(open_report, run_directory):
     opened = open_report()
     records = {record["step"]: record for record in read_metrics(run_directory)}
     finite = {step: record for step, record in records.items() if math.isfinite(record["loss"])}
-    assert opened.drawn("loss", 1) == {step: record["loss"] for step, record in finite.items()}
+    assert opened.drawn("loss", 0) == {step: record["loss"] for step, record in finite.items()}
     for chart, name in {
         "step-time": "step_seconds",
         "tokens": "tokens_per_second_per_gpu",
@@ -184,57 +119,201 @@ def test_points_read_back_from_the_page_equal_the_log(open_report, run_directory
         "memory": "memory_gib",
         "gradient": "grad_norm",
     }.items():
-        assert opened.drawn(chart, 1) == {step: record[name] for step, record in records.items()}
-    assert opened.drawn("step-time", 2) == runs.STALLS
+        assert opened.drawn(chart, 0) == {step: record[name] for step, record in records.items()}
+    assert opened.drawn("step-time", 1) == runs.STALLS
+
+
+def test_a_path_agrees_with_the_labels_of_its_axis(open_report):
+    """Heights of the path against a line through two ticks: linear, and by their logarithms."""
+    opened = open_report()
+    path = opened.paths("loss", 2)
+    heights, values = opened.scale("loss")
+    expected = [value + 0.1 for value in map(runs.loss_of, (40, 80, 120, 160))]
+    assert between(heights, values, path) == pytest.approx(expected, abs=0.02)
+    opened.page.locator("#loss .log").click()
+    assert opened.page.locator("#loss .log").get_attribute("aria-pressed") == "true"
+    heights, values = opened.scale("loss")
+    logarithms = between(heights, list(map(math.log, values)), opened.paths("loss", 2))
+    assert logarithms == pytest.approx(list(map(math.log, expected)), abs=0.02)
+    assert "log scale" in opened.chart("loss").inner_html()
+
+
+def between(
+    heights: list[float], values: list[float], path: list[tuple[float, float]]
+) -> list[float]:
+    """The values at the heights of a path, by the lowest and the highest tick."""
+    slope = (values[-1] - values[0]) / (heights[-1] - heights[0])
+    return [values[0] + (y - heights[0]) * slope for _, y in path]
+
+
+def test_a_step_without_a_value_is_a_gap(open_report):
+    opened = open_report()
+    curve = opened.chart("loss").locator('path.curve[data-series="0"]')
+    before, after = re.findall("M[^M]+", curve.get_attribute("d") or "")
+    ((x, _),) = opened.places("loss", [(runs.NOT_FINITE, 1.0)])
+    assert float(before.split("L")[-1].split()[0]) < x < float(after[1:].split()[0])
 
 
 def test_pointing_at_a_chart_reads_all_charts_there(open_report):
     opened = open_report()
-    place = opened.page.locator('.plot[data-chart="loss"] .u-over')
-    place.scroll_into_view_if_needed()
-    box = place.bounding_box()
-    offset = opened.page.evaluate('drillyard.plots.get("loss").valToPos(57, "x")')
-    opened.page.mouse.move(box["x"] + offset, box["y"] + box["height"] / 2)
-    legend = opened.page.locator('.plot[data-chart="loss"] .u-legend')
-    reads(legend, f"{runs.loss_of(57):.6g}")
-    reads(legend, re.compile(r"Step\s+57\b"))
-    reads(opened.page.locator('.plot[data-chart="memory"] .u-legend'), "141.5")
+    opened.point_at("loss", 57)
+    tip = opened.page.locator("#loss .tip")
+    reads(tip, re.compile(r"Step 57\b"))
+    reads(tip, f"Loss {runs.loss_of(57):.6g}")
+    # The curve of the evaluations has no point there: its nearest one, with its own step.
+    reads(tip, f"Held out: questions {runs.loss_of(40) + 0.1:.6g} (step 40)")
+    reads(opened.page.locator("#memory .tip"), "141.5")
+    (place,) = opened.places("loss", [(57, runs.loss_of(57))])
+    dot = opened.chart("loss").locator("circle").first
+    assert [float(dot.get_attribute(key) or "nan") for key in ("cx", "cy")] == pytest.approx(place)
+    opened.page.mouse.move(1, 1)
+    opened.wait_until("[...document.querySelectorAll('.tip')].every((tip) => tip.hidden)")
 
 
-def reads(place: Locator, text: str | re.Pattern[str]) -> None:
-    """The text stands there, or soon does: a browser draws when it comes to it."""
-    expect(place).to_contain_text(text, use_inner_text=True, timeout=TIMEOUT_SECONDS * 1000)
+def test_a_curve_is_hidden_and_shown_by_its_name_in_the_legend(open_report):
+    opened = open_report()
+    stall = opened.page.locator("#step-time .legend button", has_text="Stall")
+    dots = opened.chart("step-time").locator('path[data-series="1"]')
+    assert dots.count() == 1
+    high = max(opened.scale("loss")[1])
+    stall.click()
+    assert stall.get_attribute("aria-pressed") == "false" and dots.count() == 0
+    opened.point_at("step-time", 12)
+    tip = opened.page.locator("#step-time .tip")
+    reads(tip, "Step time 50 s")
+    assert "Stall" not in tip.inner_text()
+    # Without the higher curve the axis fits the others.
+    for name in ("Loss", "Mean of 3 steps"):
+        opened.page.locator("#loss .legend button", has_text=name).first.click()
+    assert max(opened.scale("loss")[1]) < high
+    stall.click()
+    assert stall.get_attribute("aria-pressed") == "true" and dots.count() == 1
+
+
+def test_a_logarithmic_scale_is_offered_where_every_value_is_positive(browser, tmp_path):
+    chart = {**SMALL_CHART, "series": [{**SMALL_SERIES, "y": [0.0, 1.0, 2.0]}]}
+    assert drawn_alone(browser, tmp_path, chart).locator(".log").count() == 0
+    assert drawn_alone(browser, tmp_path, SMALL_CHART).locator(".log").count() == 1
+
+
+SMALL_SERIES: dict[str, Any] = {
+    "label": "Loss",
+    "x": [1, 2, 3],
+    "y": [3.0, 2.0, 1.0],
+    "colour": "--series-1",
+    "style": "line",
+}
+SMALL_CHART: dict[str, Any] = {
+    "name": "loss",
+    "axis": "Loss",
+    "unit": "number",
+    "logarithmic": False,
+    "levels": [],
+    "marks": [],
+    "series": [SMALL_SERIES],
+}
+
+
+def drawn_alone(browser: Browser, tmp_path: Path, chart: dict[str, Any]) -> Page:
+    """A page with one chart, drawn by the report's scripts."""
+    scripts = "".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    (tmp_path / "chart.html").write_text(
+        "<!doctype html><main style='width: 600px'><figure id=loss><span class=tools></span>"
+        "<div class=plot><svg></svg><div class=tip></div></div></figure></main>"
+        f"<script type='application/json' id=charts>{json.dumps([chart])}</script>"
+        f"<script>{scripts}</script>",
+        encoding="utf-8",
+    )
+    page = browser.new_page()
+    page.goto((tmp_path / "chart.html").as_uri())
+    return page
+
+
+def test_100_000_points_make_a_path_as_long_as_the_screen_is_wide(browser, tmp_path):
+    steps = range(1, 100_001)
+    values = [math.sin(step) for step in steps]
+    values[77_777] = 5.0
+    series = {**SMALL_SERIES, "x": list(steps), "y": values}
+    page = drawn_alone(browser, tmp_path, {**SMALL_CHART, "series": [series]})
+    path = page.locator("path.curve").get_attribute("d") or ""
+    points = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", path)]
+    assert 500 < len(points) <= 4 * 502
+    # The one peak is drawn, at its own step and value.
+    x, y = page.evaluate("[charts[0].xScale.pixel(77778), charts[0].yScale.pixel(5)]")
+    assert min(points, key=lambda point: point[1]) == pytest.approx((x, y), abs=0.06)
+    # Zoomed, every point in view is drawn, and one on either side.
+    page.evaluate("zoomTo(70000, 70100)")
+    path = page.locator("path.curve").get_attribute("d") or ""
+    assert len(re.findall("[ML]", path)) == 103
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.7e308, -1.7e308, 0.0], [5e-324, 1.0, 1.7e308], [1e16, 1e16 + 2, 1e16 + 4], [7.0] * 3],
+)
+def test_any_values_are_drawn_without_an_error(browser, tmp_path, values):
+    chart = {**SMALL_CHART, "series": [{**SMALL_SERIES, "y": values}]}
+    page = drawn_alone(browser, tmp_path, chart)
+    for button in [None, *page.locator(".log").all()]:
+        if button is not None:
+            button.click()
+        path = page.locator("path.curve").get_attribute("d") or ""
+        assert path.count("L") == 2 and not re.search("NaN|Infinity", page.inner_html("svg")), path
+    page.close()
 
 
 def test_dragging_zooms_every_chart_and_a_button_shows_the_whole_run_again(open_report):
     opened = open_report()
-    ranges = (
-        '[...drillyard.plots.values()].map((plot) => [plot.scales.x.min, plot.scales.x.max].join("'
-        ' to "))'
-    )
-    place = opened.page.locator('.plot[data-chart="loss"] .u-over')
-    place.scroll_into_view_if_needed()
-    box = place.bounding_box()
-    opened.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
-    opened.page.mouse.down()
-    opened.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 50, steps=4)
-    opened.page.mouse.up()
-    opened.wait_until(f"new Set({ranges}).size === 1 && {ranges}[0] !== '1 to 160'")
-    (zoomed,) = set(opened.page.evaluate(ranges))
-    first, last = map(float, zoomed.split(" to "))
-    assert 30 < first < 50 and 70 < last < 90
-    opened.page.get_by_role("button", name="Whole run").first.click()
-    opened.wait_until(f"{ranges}.every((range) => range === '1 to 160')")
+    reset = opened.page.get_by_role("button", name="Whole run").first
+    assert opened.view() == (1, 160) and reset.is_hidden()
+
+    def drag() -> None:
+        opened.point_at("loss", 41)
+        opened.page.mouse.down()
+        opened.point_at("loss", 81)
+        assert opened.chart("loss").locator(".selection").count() == 1
+        opened.page.mouse.up()
+
+    drag()
+    assert opened.view() == pytest.approx((41, 81), abs=0.5)
+    assert opened.chart("loss").locator(".selection").count() == 0
+    for name in ("loss", "memory", "rate"):
+        steps = opened.steps_shown(name)
+        assert len(steps) >= 3 and all(40 <= step <= 82 for step in steps)
+    # The scale fits the values in view.
+    assert max(opened.scale("loss")[1]) < runs.loss_of(40) + 0.2
+    reset.click()
+    assert opened.view() == (1, 160)
+    drag()
+    opened.point_at("loss", 60)
+    opened.chart("loss").dblclick()
+    assert opened.view() == (1, 160) and reset.is_hidden()
 
 
-def test_the_arrow_keys_read_a_chart(open_report):
+def test_the_arrow_keys_read_a_chart_and_plus_and_minus_zoom_it(open_report):
     opened = open_report()
-    opened.page.locator('.plot[data-chart="step-time"]').focus()
-    for _ in range(12):
+    opened.chart("step-time").focus()
+    tip = opened.page.locator("#step-time .tip")
+    for _ in range(13):
         opened.page.keyboard.press("ArrowRight")
-    legend = opened.page.locator('.plot[data-chart="step-time"] .u-legend')
-    reads(legend, re.compile(r"Step\s+12\b"))
-    reads(legend, "50 s")
+    reads(tip, re.compile(r"Step 13\b"))
+    opened.page.keyboard.press("ArrowLeft")
+    reads(tip, re.compile(r"Step 12\b"))
+    reads(tip, "50 s")
+    assert tip.get_attribute("role") == "status"
+    assert opened.page.locator(".tip[role]").count() == 1
+    opened.page.keyboard.press("+")
+    low, high = opened.view()
+    assert high - low == pytest.approx(159 / 2) and low < 12 < high
+    opened.page.keyboard.press("-")
+    assert opened.view() == (1, pytest.approx(160))
+    for key, step in {"End": 160, "PageUp": 140, "Home": 1, "PageDown": 21}.items():
+        opened.page.keyboard.press(key)
+        reads(tip, re.compile(rf"Step {step}\b"))
+    opened.page.keyboard.press("+")
+    opened.page.keyboard.press("Escape")
+    assert opened.view() == (1, 160)
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -249,16 +328,19 @@ def test_nothing_scrolls_sideways(open_report, javascript):
         opened.page.set_viewport_size({"width": width, "height": 844})
         if javascript:
             opened.wait_until(
-                "[...drillyard.plots.values()].every((plot) => plot.width <="
-                " plot.root.parentElement.clientWidth)"
+                "charts.every((chart) => chart.width === chart.svg.parentElement.clientWidth)"
             )
         # The browser's own measure, which needs no script of the page.
         assert devtools.send("Page.getLayoutMetrics")["cssContentSize"]["width"] <= width, width
 
 
-def test_without_javascript_the_same_stands_in_tables(open_report):
+def test_without_javascript_the_same_stands_in_pictures_and_tables(open_report):
     opened = open_report(java_script_enabled=False)
-    assert opened.page.locator(".plot").first.is_hidden()
+    assert opened.page.locator(".hint").first.is_hidden()
+    held_out = opened.chart("loss").locator("path.joined").get_attribute("d") or ""
+    heights = [float(y) for y in re.findall(r"[\d.]+ ([\d.]+)", held_out)]
+    assert len(heights) == 4 and heights == sorted(heights)
+    assert opened.chart("loss").is_visible()
     table = opened.page.locator("#loss table")
     assert table.is_visible()
     row = table.locator("tr", has=opened.page.get_by_role("rowheader", name="40", exact=True))
@@ -283,6 +365,37 @@ def test_dark_mode_is_dark_and_paper_is_light(open_report):
     opened.page.emulate_media(media="print", color_scheme="dark")
     assert brightness() > 240
     assert opened.page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_names_of_a_run_are_shown_as_they_are_written(browser, tmp_path):
+    evil = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    directory = runs.write_run(tmp_path / "trial", steps=60)
+    events = directory / "events.jsonl"
+    events.write_text(events.read_text().replace('"questions"', json.dumps(evil)))
+    page = browser.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+    (tmp_path / "page.html").write_text(render(read_run_directory(directory)), encoding="utf-8")
+    page.goto((tmp_path / "page.html").as_uri())
+    page.locator("#loss .plot > svg").focus()
+    page.keyboard.press("End")
+    reads(page.locator("#loss .tip"), f"Held out: {evil}")
+    reads(page.locator("#loss .legend"), f"Held out: {evil}")
+    assert page.locator("img").count() == 0 and problems == []
+    page.close()
+
+
+def test_a_script_that_is_not_ours_does_not_run(browser, report, tmp_path):
+    text = report.read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(
+        text.replace("<main>", "<main><script>window.foreign = 1</script>"), encoding="utf-8"
+    )
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate("[typeof foreign, charts.length > 5]") == ["undefined", True]
+    page.close()
 
 
 def test_every_text_stands_out_from_its_ground(open_report):

@@ -22,7 +22,8 @@ def test_report_and_watch_agree_with_the_summary_of_a_real_run(reference, tmp_pa
     assert f"<strong>{goodput}</strong>" in text and f"of {STEPS}; " in text
     charts = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.S)[1])
     loss = next(chart for chart in charts if chart["name"] == "loss")
-    drawn = dict(zip(loss["x"], loss["series"][0]["values"], strict=True))
+    curve = loss["series"][0]
+    drawn = dict(zip(curve["x"], curve["y"], strict=True))
     assert {step: drawn[step] for step, _, _ in run.figures()} == {
         step: loss for step, loss, _ in run.figures()
     }

@@ -1,19 +1,18 @@
 """The charts of a report as values: their curves, marks and levels, and the same as a table.
 
-The page's script draws a chart from its JSON (`as_json`); without JavaScript the page shows the
-table. Long curves are reduced to their peaks and dips (tables.py), drawn with the full precision of
-the log.
+The page's scripts draw a chart from its JSON (`as_json`); without them the page shows a still
+picture (still_chart.py) and the table. Long curves are reduced to their peaks and dips (tables.py),
+with the full precision of the log. A logged step without a value breaks the line.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from drillyard import formatting
 from drillyard.goodput import STALL_FACTOR
@@ -45,27 +44,29 @@ OF_LOSS = frozenset({"perplexity", "bits_per_byte"})
 Style = Literal["line", "faint", "joined", "points"]
 
 
-class CurveLine(NamedTuple):
-    """A curve by its own steps. `colour` is a custom property of the style sheet.
+class Series(NamedTuple):
+    """A curve by its own steps, ascending; a value of None breaks the line. `colour` is a custom
+    property of the style sheet.
 
     `line` and `faint` are curves, `joined` a curve with its points shown, `points` points alone.
     """
 
     label: str
-    values: dict[int, float]
+    x: list[int]
+    y: list[float | None]
     colour: str
     style: Style = "line"
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart over steps. `summary` is what it shows in a sentence, `note` its conditions."""
+    """A chart over steps. `axis` is the title of its values' axis, `summary` what it shows in a
+    sentence, `note` its conditions."""
 
     name: str
     title: str
-    x: list[int]
-    series: list[dict[str, Any]]
-    """The curves' fields, their values one for each step of `x` (None without one)."""
+    axis: str
+    series: list[Series]
     table: Table
     summary: str
     note: str = ""
@@ -77,11 +78,11 @@ class Chart:
     """Steps that later attempts resumed from: vertical lines."""
 
     def as_json(self) -> dict[str, Any]:
-        """The chart for the page's script."""
+        """The chart for the page's scripts."""
         return {
             "name": self.name,
-            "x": self.x,
-            "series": self.series,
+            "axis": self.axis,
+            "series": [series._asdict() for series in self.series],
             "unit": self.unit,
             "logarithmic": self.logarithmic,
             "levels": [{"label": label, "value": value} for label, value in self.levels.items()],
@@ -94,7 +95,16 @@ def charts(content: Content) -> list[Chart]:
     curves = content.curves
     found: list[Chart | None] = [_loss(content), *_measures(content), _step_time(content)]
     rate = f"Tokens per second per {content.device}"
-    found.append(_plain(content, "tokens", rate, curves.tokens_per_second_per_gpu, "--series-2"))
+    found.append(
+        _plain(
+            content,
+            "tokens",
+            rate,
+            curves.tokens_per_second_per_gpu,
+            "--series-2",
+            axis=f"tokens/s per {content.device}",
+        )
+    )
     if np.isfinite(curves.mfu).any():
         found.append(
             _plain(
@@ -116,7 +126,12 @@ def charts(content: Content) -> list[Chart]:
         )
     found += [
         _plain(
-            content, "memory", f"Memory, GiB per {content.device}", curves.memory_gib, "--series-4"
+            content,
+            "memory",
+            f"Memory, GiB per {content.device}",
+            curves.memory_gib,
+            "--series-4",
+            axis=f"GiB per {content.device}",
         ),
         _plain(content, "gradient", "Gradient norm", curves.grad_norm, "--series-5"),
         _plain(content, "rate", "Learning rate", curves.learning_rate, "--series-6"),
@@ -130,7 +145,6 @@ def _loss(content: Content) -> Chart | None:
     curves = content.curves
     if not np.isfinite(curves.loss).any():
         return None
-    rows = downsample(curves.loss)
     held_out = {
         name: points
         for name, points in content.evaluations.items()
@@ -146,39 +160,52 @@ def _loss(content: Content) -> Chart | None:
         content,
         "loss",
         "Loss",
-        [*_loss_lines(curves, rows), *_held_out_lines(held_out), *_skipped_line(curves)],
+        [*_loss_lines(curves), *_held_out_lines(held_out), *_skipped_line(curves)],
         table=loss_table(curves, held_out),
         summary=_course("Loss", curves, curves.loss),
-        note=_drawn(curves, rows) + skips,
+        note=_drawn(curves.loss) + skips,
     )
 
 
-def _loss_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[CurveLine]:
+def _loss_lines(curves: Curves) -> Iterator[Series]:
     """The loss; faint under its mean where there are many steps."""
+    x, y = _points(curves, curves.loss)
     if len(curves.step) < SMOOTH_FROM:
-        yield CurveLine("Loss", _at(curves, rows, curves.loss), "--series-1")
+        yield Series("Loss", x, y, "--series-1")
         return
     window = len(curves.step) // 50 | 1
     mean = centred_mean(curves.loss, window)
-    yield CurveLine("Loss", _at(curves, rows, curves.loss), "--series-1-faint", "faint")
-    yield CurveLine(f"Mean of {window} steps", _at(curves, rows, mean), "--series-1")
+    yield Series("Loss", x, y, "--series-1-faint", "faint")
+    yield Series(f"Mean of {window} steps", *_points(curves, mean), "--series-1")
 
 
-def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[CurveLine]:
+def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[Series]:
     for number, (name, points) in enumerate(parts.items()):
         part = name.rpartition(".")[0] or "loss"
-        yield CurveLine(f"Held out: {part}", dict(points), _held_out_colour(number), "joined")
+        yield _evaluated(f"Held out: {part}", points, number)
+
+
+def _evaluated(label: str, points: Sequence[Point], number: int) -> Series:
+    """The curve of a figure of the evaluations; of two at one step the later one is drawn."""
+    by_step = sorted(dict(points).items())
+    return Series(
+        label,
+        [step for step, _ in by_step],
+        [value if math.isfinite(value) else None for _, value in by_step],
+        _held_out_colour(number),
+        "joined",
+    )
 
 
 def _held_out_colour(number: int) -> str:
     return f"--held-out-{number % 4 + 1}"
 
 
-def _skipped_line(curves: Curves) -> Iterator[CurveLine]:
+def _skipped_line(curves: Curves) -> Iterator[Series]:
     """Marks at the bottom of the chart."""
     if skipped := curves.step[~curves.finite][:MOST_MARKED].tolist():
         floor = float(curves.loss[np.isfinite(curves.loss)].min())
-        yield CurveLine("Skipped, not finite", dict.fromkeys(skipped, floor), "--bad", "points")
+        yield Series("Skipped, not finite", skipped, [floor] * len(skipped), "--bad", "points")
 
 
 def _measures(content: Content) -> Iterator[Chart]:
@@ -211,10 +238,8 @@ def _measures(content: Content) -> Iterator[Chart]:
             content,
             f"evaluation-{number}",
             f"{label}, held out",
-            [
-                CurveLine(part, dict(points), _held_out_colour(place), "joined")
-                for place, (part, points) in enumerate(parts.items())
-            ],
+            [_evaluated(part, points, place) for place, (part, points) in enumerate(parts.items())],
+            axis=label,
             table=Table(("Step", *parts), rows),
             summary=f"{label} after step {max(x):,}: {last}.",
             unit=unit,
@@ -228,9 +253,8 @@ def _step_time(content: Content) -> Chart | None:
     times, median = curves.step_seconds, curves.median_seconds
     if not np.isfinite(times).any():
         return None
-    rows = downsample(times)
-    lines = list(_step_time_lines(curves, rows))
-    shown = [value for line in lines for value in line.values.values()]
+    lines = list(_step_time_lines(curves))
+    shown = [value for line in lines for value in line.y if value is not None]
     logarithmic = min(shown) > 0 and max(shown) > LOGARITHMIC_FROM * median
     levels = {"median": median, f"{STALL_FACTOR} x median": STALL_FACTOR * median}
     return _chart(
@@ -240,7 +264,7 @@ def _step_time(content: Content) -> Chart | None:
         lines,
         table=step_time_table(curves),
         summary=_course("Step time", curves, times, "seconds"),
-        note=_drawn(curves, rows)
+        note=_drawn(times)
         + ("Logarithmic scale. " if logarithmic else "")
         + _step_time_note(curves),
         unit="seconds",
@@ -249,14 +273,15 @@ def _step_time(content: Content) -> Chart | None:
     )
 
 
-def _step_time_lines(curves: Curves, rows: NDArray[np.intp]) -> Iterator[CurveLine]:
+def _step_time_lines(curves: Curves) -> Iterator[Series]:
     times, waits, stalls = curves.step_seconds, curves.data_seconds, curves.stalls
-    yield CurveLine("Step time", _at(curves, rows, times), "--series-1")
+    yield Series("Step time", *_points(curves, times), "--series-1")
     if np.isfinite(waits).any() and np.nanmax(waits) > NOTABLE_WAIT * curves.median_seconds:
-        yield CurveLine("Waiting for data", _at(curves, downsample(waits), waits), "--series-4")
+        yield Series("Waiting for data", *_points(curves, waits), "--series-4")
     if len(stalls):
-        longest = stalls[np.argsort(-times[stalls], kind="stable")][:MOST_MARKED]
-        yield CurveLine("Stall", _at(curves, longest, times), "--bad", "points")
+        longest = np.sort(stalls[np.argsort(-times[stalls], kind="stable")][:MOST_MARKED])
+        x, y = curves.step[longest].tolist(), times[longest].tolist()
+        yield Series("Stall", x, y, "--bad", "points")
 
 
 def _step_time_note(curves: Curves) -> str:
@@ -282,6 +307,7 @@ def _plain(
     values: Floats,
     colour: str,
     *,
+    axis: str = "",
     note: str = "",
     unit: Unit = "number",
 ) -> Chart | None:
@@ -289,37 +315,37 @@ def _plain(
     curves = content.curves
     if not np.isfinite(values).any():
         return None
-    rows = downsample(values)
     label = title.partition(",")[0]
     return _chart(
         content,
         name,
         title,
-        [CurveLine(label, _at(curves, rows, values), colour)],
+        [Series(label, *_points(curves, values), colour)],
+        axis=axis,
         table=curve_table(curves, label, values, unit),
         summary=_course(label, curves, values, unit),
-        note=_drawn(curves, rows) + (f"{note}." if note else ""),
+        note=_drawn(values) + (f"{note}." if note else ""),
         unit=unit,
     )
 
 
-def _at(curves: Curves, rows: Iterable[Any], values: Floats) -> dict[int, float]:
-    return {int(curves.step[row]): float(values[row]) for row in rows if np.isfinite(values[row])}
+def _points(curves: Curves, values: Floats) -> tuple[list[int], list[float | None]]:
+    """The points of a curve to draw, None where a logged step has no finite value."""
+    rows = downsample(values)
+    y = [value if math.isfinite(value) else None for value in values[rows].tolist()]
+    return curves.step[rows].tolist(), y
 
 
 def _chart(
-    content: Content, name: str, title: str, lines: Iterable[CurveLine], **more: Any
+    content: Content,
+    name: str,
+    title: str,
+    series: list[Series],
+    *,
+    axis: str = "",
+    **more: Any,
 ) -> Chart:
-    """A chart with all curves on the union of their steps; non-finite values are not drawn."""
-    drawn = [
-        (line, {step: value for step, value in line.values.items() if math.isfinite(value)})
-        for line in lines
-    ]
-    x = sorted({step for _, values in drawn for step in values})
-    series = [
-        line._asdict() | {"values": [values.get(step) for step in x]} for line, values in drawn
-    ]
-    return Chart(name, title, x, series, marks=content.resumed, **more)
+    return Chart(name, title, axis or title, series, marks=content.resumed, **more)
 
 
 def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -> str:
@@ -335,10 +361,9 @@ def _course(label: str, curves: Curves, values: Floats, unit: Unit = "number") -
     )
 
 
-def _drawn(curves: Curves, rows: NDArray[np.intp]) -> str:
-    """Say what a reduced curve shows; empty where every step is drawn."""
-    if len(rows) == len(curves.step):
+def _drawn(values: Floats) -> str:
+    """Say what a reduced curve shows; empty where every value is drawn."""
+    shown = int(np.isfinite(values[downsample(values)]).sum())
+    if shown == (known := int(np.isfinite(values).sum())):
         return ""
-    return (
-        f"Drawn: the highs and lows of {len(curves.step):,} logged steps ({len(rows):,} of them). "
-    )
+    return f"Drawn: the highs and lows of {known:,} logged steps ({shown:,} of them). "

@@ -32,7 +32,10 @@ CATEGORIES: Final = {
 """The categories of goodput in drawing order, with their meaning."""
 
 COUNTS: Final = frozenset(
-    {"tokens", "sequences", "samples", "judged", "correct", "wrong", "invalid", "timeout"}
+    {
+        *("tokens", "sequences", "samples", "questions", "judged", "unjudged"),
+        *("correct", "wrong", "invalid", "timeout"),
+    }
 )
 """Figures of an evaluation that count what was evaluated and are no result."""
 

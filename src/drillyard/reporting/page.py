@@ -1,15 +1,18 @@
 """The page: a report's content as one HTML file that needs no network and no other files.
 
-Charts are drawn by uPlot (MIT, 50 KB, embedded; `assets/vendored.json` names version, origin and
-checksums). Everything is on the page as text and tables too, for readers without JavaScript, on
-paper or with a screen reader. A content security policy forbids every request. The same content
-gives the same bytes.
+Charts are still pictures in the page (still_chart.py); our own scripts (`assets/*.js`) draw them
+again as SVG that can be read, zoomed and rescaled. Everything is on the page as text and tables
+too, for readers without JavaScript, on paper or with a screen reader. A content security policy
+forbids every request, and every script but ours, by its checksum. The same content gives the same
+bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +28,15 @@ from drillyard.errors import UserError
 from drillyard.reporting.charts import Chart, charts
 from drillyard.reporting.content import CATEGORIES, Content, Table
 from drillyard.reporting.event_text import EventText
+from drillyard.reporting.still_chart import still_chart
 from drillyard.reporting.tables import evaluation_table
 from drillyard.safe_files import describe_os_error, write_output
 from drillyard.telemetry.events import utc_time
 from drillyard.version import __version__
 
 REPORT_FILE: Final = "report.html"
+SCRIPTS: Final = ("scales.js", "curves.js", "chart.js", "report.js")
+"""The scripts of the page in the order in which they use each other."""
 GROUPS: Final = {
     "learning": ("Learning", ("loss", "evaluation-")),
     "speed": ("Speed", ("step-time", "tokens", "mfu", "tflops", "memory")),
@@ -79,6 +85,7 @@ def render(content: Content) -> str:
     data = json.dumps([chart.as_json() for chart in drawn], allow_nan=False, separators=(",", ":"))
     shares = _shares(content.goodput)
     events, note = _events(content)
+    script = "".join(_asset(name) for name in SCRIPTS)
     environment = Environment(
         loader=FunctionLoader(_asset),
         autoescape=True,
@@ -89,8 +96,10 @@ def render(content: Content) -> str:
     return environment.get_template("page.html").render(
         c=content,
         version=__version__,
-        asset=lambda name: Markup(_asset(name)),
-        uplot_version=json.loads(_asset("vendored.json"))["version"],
+        style_sheet=Markup(_asset("report.css")),
+        script=Markup(script),
+        script_checksum=b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        still_chart=still_chart,
         # Texts from logs are in the JSON: a `</script>` among them must not end it.
         data=Markup(data.replace("<", "\\u003c")),
         groups=_groups(drawn, evaluation_table(content)),

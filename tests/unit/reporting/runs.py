@@ -159,6 +159,8 @@ def _evaluate(writer: _Writer, step: int, number: int) -> None:
         "loss": loss_of(step) + 0.1,
         "perplexity": 2.0,
         "tokens": 5000,
+        "questions": 200,
+        "unjudged": 3,
         "sql_execution": step / 200,
     }
     writer.event("evaluation", round=number, step=step, results={"questions": figures})

@@ -26,13 +26,19 @@ def drawn(content):
     return {chart.name: chart for chart in charts(content)}
 
 
+def named(chart, label):
+    return next(series for series in chart.series if series.label == label)
+
+
 def values(chart, label):
-    series = next(series for series in chart.series if series["label"] == label)
+    series = named(chart, label)
     return {
-        step: value
-        for step, value in zip(chart.x, series["values"], strict=True)
-        if value is not None
+        step: value for step, value in zip(series.x, series.y, strict=True) if value is not None
     }
+
+
+def gaps(series):
+    return [step for step, value in zip(series.x, series.y, strict=True) if value is None]
 
 
 def long(content, length):
@@ -89,7 +95,7 @@ def test_waits_for_data_are_drawn_where_they_are_a_notable_part_of_a_step(conten
         content, curves=dataclasses.replace(content.curves, data_seconds=waits)
     )
     chart = next(chart for chart in charts(waiting) if chart.name == "step-time")
-    assert ("Waiting for data" in [series["label"] for series in chart.series]) == drawn
+    assert ("Waiting for data" in [series.label for series in chart.series]) == drawn
 
 
 def test_a_summary_says_in_words_what_a_chart_shows(drawn):
@@ -107,6 +113,29 @@ def test_a_long_run_is_drawn_by_its_highs_and_lows_and_the_page_says_so(content)
     assert shown[778] == 99.0 and shown[50_001] == -99.0
     assert says(loss.note, "Drawn: ... 100,000 logged steps")
     assert len(loss.table.rows) <= 21 + 4
+
+
+def test_a_step_without_a_value_breaks_the_line(content, drawn):
+    assert gaps(named(drawn["loss"], "Loss")) == [runs.NOT_FINITE]
+    many = long(content, 100_000)
+    many.curves.loss[[40_000, 70_000]] = np.nan
+    loss, *_ = charts(many)
+    assert gaps(named(loss, "Loss")) == [40_001, 70_001]
+    assert len(named(loss, "Loss").x) <= MOST_POINTS
+
+
+def test_points_of_a_figure_that_is_logged_less_often_are_joined(content):
+    some = long(content, 1_000)
+    some.curves.grad_norm[np.arange(1_000) % 10 > 0] = np.nan
+    chart = next(chart for chart in charts(some) if chart.name == "gradient")
+    (series,) = chart.series
+    assert series.x == list(range(1, 1_001, 10)) and not gaps(series)
+
+
+def test_an_evaluation_without_a_finite_figure_breaks_its_line(content):
+    figures = {"rows.loss": [Point(step, float("nan" if step == 20 else "1")) for step in (10, 20)]}
+    loss, *_ = charts(dataclasses.replace(content, evaluations=figures))
+    assert gaps(named(loss, "Held out: rows")) == [20]
 
 
 def test_a_measure_of_evaluations_alone_has_a_chart_too(content):
