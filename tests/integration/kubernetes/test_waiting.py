@@ -182,8 +182,13 @@ def test_a_run_of_helm_alone_runs_and_its_notes_are_commands_that_work(
     commands = [line.partition(":")[2].strip() for line in done.stdout.splitlines() if ": " in line]
     kubectl = [shlex.split(each)[1:] for each in commands if each.startswith("kubectl ")]
     assert len(kubectl) == 4
-    printed = [cluster.kubectl(*each) for each in kubectl]
-    assert any("rank 0" in text and "rank 1" in text for text in printed)
+
+    def logs_of_both_are_printed() -> bool:
+        # A running pod need not have printed anything yet.
+        printed = [cluster.kubectl(*each) for each in kubectl]
+        return any("rank 0" in text and "rank 1" in text for text in printed)
+
+    until(logs_of_both_are_printed)
     (uninstall,) = [shlex.split(each)[1:] for each in commands if each.startswith("helm ")]
     kubeconfig = ("--kubeconfig", str(cluster.kubeconfig))
     subprocess.run(
