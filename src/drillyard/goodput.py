@@ -37,6 +37,7 @@ Cost: 2 to 4 microseconds a moment, 40 bytes a step.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -84,6 +85,8 @@ class Moment(NamedTuple):
     overlay: Overlay | None = None
     slack: float = 0.0
     """Seconds by which `seconds` may be too low because it is rounded."""
+    num_gpus: int | None = None
+    """How many GPUs the run has from here on, where a start says so."""
 
 
 CATEGORIES: Final = (
@@ -102,6 +105,9 @@ class Goodput:
     restarts: int
     steps_redone: int
     clock_steps_back: int
+    microseconds_by_gpus: dict[int, int] = field(default_factory=dict)
+    """Wall time without waiting, by how many GPUs the run had; what comes before the first known
+    number counts with it. Empty where no moment has one."""
 
     @property
     def goodput(self) -> float | None:
@@ -313,6 +319,8 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
     state = _Account(tick_microseconds)
     latest: int | None = None
     wall = starts = attempts = steps_back = 0
+    gpus: int | None = None
+    by_gpus: Counter[int] = Counter()
     for moment in moments:
         if latest is not None and moment.at < latest - CLOCK_TOLERANCE:
             state.step_back()
@@ -323,14 +331,21 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
         latest += elapsed
         wall += elapsed
         state.elapse(elapsed, moment.kind)
+        if moment.num_gpus is not None and moment.num_gpus != gpus:
+            if gpus is not None:
+                by_gpus[gpus] += wall - state.times["waiting"] - by_gpus.total()
+            gpus = moment.num_gpus
         state.enter(moment)
         starts += moment.kind == "run_start"
         attempts += moment.kind == "round_start"
     state.leave("unknown")
+    if gpus is not None:
+        by_gpus[gpus] += wall - state.times["waiting"] - by_gpus.total()
     return Goodput(
         steps_redone=state.settle_steps(),
         wall_microseconds=wall,
         times=state.times,
         restarts=max(0, (attempts or starts) - 1),
         clock_steps_back=steps_back,
+        microseconds_by_gpus=dict(by_gpus),
     )

@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
@@ -234,24 +235,35 @@ def _progress(run: RunResult, axis: Axis) -> Floats | None:
         # Frameworks that count from 0 have done one step more than they print.
         from_zero = bool(len(run.log.steps) and run.log.steps.step.min() == 0)
         return None if of_step is None else (steps + from_zero) * of_step
-    seconds = _seconds(run)
-    if axis == "seconds" or seconds is None:
-        return seconds
+    if axis == "seconds":
+        return _seconds(run)
     price, gpus = run.cost.usd_per_gpu_hour, run.speed.num_gpus
-    return None if price is None or gpus is None else seconds / 3600 * price * gpus
+    if price is None or gpus is None:
+        return None
+    if run.speed.row_gpus is not None:
+        gpu_seconds = _seconds(run, run.speed.row_gpus)
+        return None if gpu_seconds is None else gpu_seconds / 3600 * price
+    seconds = _seconds(run)
+    return None if seconds is None else seconds / 3600 * price * gpus
 
 
-def _seconds(run: RunResult) -> Floats | None:
+def _seconds(run: RunResult, row_gpus: NDArray[np.int64] | None = None) -> Floats | None:
     """Seconds since the start for each finite loss: by time stamps, else the durations of the steps
-    until then."""
+    until then. With `row_gpus`, GPU-seconds: the time until each row counts as often as it had
+    GPUs."""
     steps = run.log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
     if len(rows) and bool((steps.time_us[rows] != NO_TIME).all()):
         first = run.log.clock.first_time_us
         start = int(steps.time_us[rows[0]]) if first is None else first
-        elapsed: Floats = (steps.time_us[rows] - start) / 1e6
-        return np.maximum.accumulate(elapsed)
+        if row_gpus is None:
+            elapsed: Floats = (steps.time_us[rows] - start) / 1e6
+            return np.maximum.accumulate(elapsed)
+        stamped = np.flatnonzero(steps.time_us != NO_TIME)
+        until = np.maximum.accumulate((steps.time_us[stamped] - start) / 1e6)
+        spent = np.cumsum(np.diff(until, prepend=0.0) * row_gpus[stamped])
+        return np.asarray(spent[np.searchsorted(stamped, rows)])
     typical = run.timing.times.typical
     if typical is None:
         return None
@@ -260,6 +272,7 @@ def _seconds(run: RunResult) -> Floats | None:
     took = np.full(len(steps), typical)
     took[run.timing.all.rows] = run.timing.all.seconds
     advance = np.maximum(np.diff(steps.step, prepend=steps.step[0] - 1), 1)
+    took = took if row_gpus is None else took * row_gpus
     passed: Floats = np.cumsum(took * advance)[rows]
     return passed
 
@@ -318,6 +331,8 @@ def _log_medians(run: RunResult) -> Floats:
     if run.timing.kept is None:
         return np.empty(0)
     seconds = run.timing.kept.seconds
+    if run.speed.row_tokens_per_gpu is not None:
+        seconds = seconds / run.speed.row_tokens_per_gpu[run.timing.kept.rows]
     blocks = np.array_split(seconds, min(_SPEED_BLOCKS, max(len(seconds) // 2, 1)))
     return np.log([float(np.median(block)) for block in blocks])
 
