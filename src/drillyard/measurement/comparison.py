@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
 from drillyard.formatting import count
+from drillyard.measurement.gpu_counts import gpu_seconds
 from drillyard.measurement.parsed_log import NO_TIME
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import Floats, last_rows
@@ -234,23 +235,29 @@ def _progress(run: RunResult, axis: Axis) -> Floats | None:
         of_step = run.speed.tokens_per_step
         # Frameworks that count from 0 have done one step more than they print.
         from_zero = bool(len(run.log.steps) and run.log.steps.step.min() == 0)
-        return None if of_step is None else (steps + from_zero) * of_step
+        by_row, row_gpus = run.speed.row_tokens_per_gpu, run.speed.row_gpus
+        if of_step is None or by_row is None or row_gpus is None:
+            return None if of_step is None else (steps + from_zero) * of_step
+        rows = last_rows(run.log.steps)
+        rows = rows[np.isfinite(run.log.steps.loss[rows])]
+        tokens = (by_row * row_gpus)[rows]
+        each = np.where(np.isfinite(tokens), tokens, of_step)
+        return np.cumsum(each * np.diff(steps, prepend=-float(from_zero)))
     if axis == "seconds":
         return _seconds(run)
     price, gpus = run.cost.usd_per_gpu_hour, run.speed.num_gpus
     if price is None or gpus is None:
         return None
     if run.speed.row_gpus is not None:
-        gpu_seconds = _seconds(run, run.speed.row_gpus)
-        return None if gpu_seconds is None else gpu_seconds / 3600 * price
+        spent = _seconds(run, run.speed.row_gpus)
+        return None if spent is None else spent / 3600 * price
     seconds = _seconds(run)
     return None if seconds is None else seconds / 3600 * price * gpus
 
 
 def _seconds(run: RunResult, row_gpus: NDArray[np.int64] | None = None) -> Floats | None:
     """Seconds since the start for each finite loss: by time stamps, else the durations of the steps
-    until then. With `row_gpus`, GPU-seconds: the time until each row counts as often as it had
-    GPUs."""
+    until then. With `row_gpus`, GPU-seconds."""
     steps = run.log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
@@ -260,10 +267,7 @@ def _seconds(run: RunResult, row_gpus: NDArray[np.int64] | None = None) -> Float
         if row_gpus is None:
             elapsed: Floats = (steps.time_us[rows] - start) / 1e6
             return np.maximum.accumulate(elapsed)
-        stamped = np.flatnonzero(steps.time_us != NO_TIME)
-        until = np.maximum.accumulate((steps.time_us[stamped] - start) / 1e6)
-        spent = np.cumsum(np.diff(until, prepend=0.0) * row_gpus[stamped])
-        return np.asarray(spent[np.searchsorted(stamped, rows)])
+        return gpu_seconds(run.log, start, np.maximum.accumulate(steps.time_us[rows]))
     typical = run.timing.times.typical
     if typical is None:
         return None

@@ -18,7 +18,6 @@ it is known; at bf16 unless --precision or the log says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,10 +27,10 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.formatting import count
 from drillyard.hardware import Accelerator, Catalog
-from drillyard.measurement.formats import format_title
 from drillyard.measurement.gpu_counts import gpu_changes, gpus_by_row
-from drillyard.measurement.parsed_log import ParsedLog, Steps
-from drillyard.measurement.step_times import Durations, Timing, quantiles
+from drillyard.measurement.parsed_log import ParsedLog
+from drillyard.measurement.printed_rates import LARGEST_RATE, contradictions
+from drillyard.measurement.step_times import Timing, quantiles
 from drillyard.measurement.user_facts import PRECISIONS, Figures, UserFacts, flag_conflicts
 from drillyard.modelspec import (
     Formula,
@@ -47,9 +46,6 @@ DEFAULT_FORMULA: Final[Formula] = "6N"
 DEFAULT_PRECISION: Final = "bf16"
 PRINTED_RATE: Final = "the rate as printed"
 AS_PRINTED: Final = "as printed"
-_LARGEST: Final = 1e18
-"""Rates and counts beyond this are damage."""
-_CONTRADICTS: Final = 0.01
 _IDLE_EXPERTS: Final = 1.5
 """Factor by which 6N over a log's parameters exceeds its printed TFLOP/s when not all parameters
 are active: between the formulas for dense models lies less."""
@@ -140,7 +136,7 @@ def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None
         values = values[timing.kept.rows]
     elif timing.all is not None:
         return None
-    values = values[(values >= 0) & (values < _LARGEST)]
+    values = values[(values >= 0) & (values < LARGEST_RATE)]
     return float(np.median(values)) if len(values) else None
 
 
@@ -185,7 +181,7 @@ def _tokens_of_rows(found: Speed, log: ParsedLog, timing: Timing, asked: UserFac
     if found.tokens_from == "flags" and asked.batch_size_per_gpu is not None:
         per_gpu = np.full(len(gpus), found.tokens_per_step_per_gpu) * (gpus / gpus)
     elif found.tokens_from == "the log's tokens":
-        per_gpu = np.where(log.steps.tokens < _LARGEST, log.steps.tokens, np.nan) / gpus
+        per_gpu = np.where(log.steps.tokens < LARGEST_RATE, log.steps.tokens, np.nan) / gpus
     else:
         per_gpu = found.tokens_per_step / gpus
     found.row_tokens_per_gpu = per_gpu
@@ -317,7 +313,7 @@ def _tokens_of_printed_rate(found: Speed, log: ParsedLog, timing: Timing) -> Non
     if timing.kept is None:
         return
     rates = log.steps.printed_tokens_per_second_per_gpu[timing.kept.rows]
-    usable = (rates >= 0) & (rates < _LARGEST)
+    usable = (rates >= 0) & (rates < LARGEST_RATE)
     found.tokens_per_step_per_gpu = float(np.median(rates[usable] * timing.kept.seconds[usable]))
     if found.row_gpus is not None:
         gpus = found.row_gpus[timing.kept.rows][usable]
@@ -396,78 +392,3 @@ def _row_work(found: Speed) -> NDArray[np.float64] | None:
     if found.row_tokens_per_gpu is not None or found.row_gpus is None:
         return found.row_tokens_per_gpu
     return 1 / np.where(found.row_gpus > 0, found.row_gpus, np.nan)
-
-
-def contradictions(
-    log: ParsedLog,
-    timing: Timing,
-    tokens_per_gpu: float | None,
-    row_work: NDArray[np.float64] | None = None,
-) -> Iterator[str]:
-    """Printed rates that the durations on the same lines contradict by over 1 %, beyond what
-    rounding explains.
-
-    A rate times its duration is the work of a step on one GPU: it must be the known number of
-    tokens, or else the same on every line; with `row_work`, proportional to that (to the tokens
-    themselves, where `tokens_per_gpu` is known).
-    """
-    found = timing.all
-    if found is None or found.basis not in ("steps", "windows"):
-        return
-    shown = format_title(log.format, "the log")
-    scale = np.ones(len(found.rows)) if row_work is None else row_work[found.rows]
-    known = tokens_per_gpu if row_work is None or tokens_per_gpu is None else 1.0
-    for column, name, work in (
-        ("printed_tokens_per_second_per_gpu", "tokens/s/GPU", known),
-        ("printed_tflops_per_gpu", "TFLOP/s/GPU", None),
-    ):
-        if not log.steps.has(column):
-            continue
-        typical = _median_work(log, found, column, scale) if work is None else work
-        if not typical:
-            continue
-        expected = typical * scale
-        off = _excess(log.steps, found, column, expected)
-        if wrong := int((off > 0).sum()):
-            worst = int(off.argmax())
-            row, seconds = int(found.rows[worst]), float(found.seconds[worst])
-            whose = (
-                f"1 line prints {name} that its"
-                if wrong == 1
-                else f"{wrong} lines print {name} that their"
-            )
-            yield (
-                f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
-                f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make"
-                f" {expected[worst] / seconds:.5g} ({shown} may count otherwise)"
-            )
-
-
-def _median_work(
-    log: ParsedLog, found: Durations, column: str, scale: NDArray[np.float64]
-) -> float | None:
-    """The median of rate x duration / scale; None where fewer than three lines have both."""
-    done = getattr(log.steps, column)[found.rows] * found.seconds / scale
-    usable = (done > 0) & (done < _LARGEST)
-    return float(np.median(done[usable])) if usable.sum() >= 3 else None
-
-
-def _excess(
-    steps: Steps, found: Durations, column: str, expected: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0
-    where it is not."""
-    rates, seconds = getattr(steps, column)[found.rows], found.seconds
-    usable = (rates > 0) & (rates < _LARGEST)
-    rates = np.where(usable, rates, 1.0)
-    allowed = _CONTRADICTS + steps.seconds_precision[found.rows] / seconds + _half_digit(rates)
-    off: NDArray[np.float64] = np.abs(rates * seconds / expected - 1) - allowed
-    return np.where(usable & (off > 0), off, 0.0)
-
-
-def _half_digit(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half a unit of the last digit that a rate can be printed with, as a fraction: integers at the
-    coarsest."""
-    whole = rates == np.rint(rates)
-    tenths = ~whole & (rates * 10 == np.rint(rates * 10))
-    return np.where(whole, 0.5, np.where(tenths, 0.05, 0.005)) / rates
