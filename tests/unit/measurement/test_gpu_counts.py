@@ -18,7 +18,6 @@ from tests.unit.measurement.changed_gpus import (
 
 from drillyard.measurement.comparison import compare_runs
 from drillyard.measurement.comparison_text import render_comparison
-from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.result_text import render_result
 from drillyard.measurement.run_result import measure
@@ -127,6 +126,8 @@ def test_a_run_that_never_changed_has_one_number(tmp_path: Path):
 
 
 def test_many_changes_are_not_all_named():
+    from drillyard.measurement.gpu_counts import gpus_text
+
     assert gpus_text([]) == ""
     assert gpus_text([1024]) == "1,024"
     assert gpus_text([8, 4, 2, 1]) == "8, then 4, then 2, then 1"
