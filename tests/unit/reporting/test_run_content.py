@@ -103,6 +103,13 @@ def test_a_run_on_other_gpus_after_a_restart_names_both_numbers(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_an_estimate_is_held_against_the_steps_on_its_own_gpus(tmp_path):
+    directory = write_changed_run(tmp_path / "run", *TWO_THEN_ONE)
+    append_event(directory, "estimate", step_seconds={"low": 5.5, "high": 6.5})
+    (row,) = read_run_directory(directory).estimate.rows
+    assert row[2:] == ("6.000 s", "as estimated")
+
+
 def test_a_log_of_metrics_alone_draws_each_step_with_its_own_gpus(tmp_path):
     directory = write_changed_run(tmp_path / "run", *TWO_THEN_ONE)
     content = measured_content(measure(read_logs([directory / "metrics.jsonl"])))
