@@ -133,6 +133,7 @@ def _curves(result: RunResult) -> Curves:
         warm_up=warm_up[rows],
         finite=(steps.flags[rows] & (SKIPPED | NONFINITE)) == 0,
         window_steps=max(1, timing.times.window_steps),
+        gpus=None if speed.row_gpus is None else speed.row_gpus[rows],
     )
 
 

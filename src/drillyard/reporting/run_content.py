@@ -8,7 +8,7 @@ top: the status, all events, the estimate, resolved settings, versions and the c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +16,8 @@ from drillyard import formatting
 from drillyard.errors import UserError
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import RunResult, measure
-from drillyard.measurement.step_times import last_rows
 from drillyard.measurement.user_facts import UserFacts
-from drillyard.reporting.content import Content, Curves, Table
+from drillyard.reporting.content import Content, Table
 from drillyard.reporting.event_text import END_LEVELS, Event, describe_event
 from drillyard.reporting.gpu_price import CLUSTER_FILE, GpuPrice, gpu_price
 from drillyard.reporting.log_content import checkpoint_rows, measured_content
@@ -76,25 +75,13 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
         events=[text for event in events if (text := describe_event(event)) is not None],
         checkpoints=_checkpoints(events, result),
         estimate=estimate_table(
-            last_event(events, "estimate"), _on_last_gpus(content.curves, result), device
+            last_event(events, "estimate"), content.curves.on(result.speed.num_gpus or 0), device
         ),
         environment=list(_environment(events)),
         resolved=_resolved(last_event(events, "resolved")),
         documents=list(_documents(run_directory)),
         missing=list(_missing(events, result, price)),
         warnings=[],
-    )
-
-
-def _on_last_gpus(curves: Curves, result: RunResult) -> Curves:
-    """The steps on the last number of GPUs: the estimate is of that start."""
-    if result.speed.row_gpus is None:
-        return curves
-    kept = result.speed.row_gpus[last_rows(result.log.steps)] == result.speed.num_gpus
-    columns = {field.name: getattr(curves, field.name) for field in fields(curves)}
-    return replace(
-        curves,
-        **{name: column[kept] for name, column in columns.items() if name != "window_steps"},
     )
 
 

@@ -22,6 +22,7 @@ from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.result_text import render_result
 from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts, moment_us
+from drillyard.reporting.log_content import measured_content
 
 A_DOLLAR_A_SECOND = 3600.0
 CHANGES = pytest.mark.parametrize(
@@ -123,6 +124,19 @@ def test_a_run_that_never_changed_has_one_number(tmp_path: Path):
     # (10 + 10 + 16 + 3 + 5 + 10 + 16) x 2.
     assert (got["num_gpus_changes"], got["cost_so_far"], got["cost_per_step"]) == ([2], 140, 8)
     assert got["tokens_per_second_per_gpu"] == 150
+
+
+def test_steps_on_fewer_gpus_are_no_stalls(tmp_path: Path):
+    run = write_changed_run(tmp_path / "run", Attempt(8, 1.0), Attempt(1, 8.0))
+    for paths in ([run], [run / "metrics.jsonl"]):
+        got = measured(paths).as_json()
+        assert got["stalls"] == []
+        assert got["seconds_by_category"]["stalled"] == 0
+    # The first step of each attempt counts as a usual one.
+    got = measured([run]).as_json()
+    assert got["seconds_by_category"]["productive"] == 5 * 1 + 5 * 8
+    content = measured_content(measured([run]))
+    assert content.curves.stalls.tolist() == []
 
 
 def test_many_changes_are_not_all_named():
