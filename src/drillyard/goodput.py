@@ -18,7 +18,8 @@ the categories sum to wall time exactly.
 
 A step's own time is its `seconds` where the moment has them, never more than the time since the
 moment before; the rest of that time is unknown. Without `seconds` all of it is the step's, and the
-first step after a launch counts as a median one (as none, if there is no other step). Goodput is
+first step after a launch counts as a median one (as none, if there is no other step). Where a
+restart changed the number of GPUs, the median is that of the steps on as many. Goodput is
 productive over wall time.
 
 What a log prints is rounded, and this must not turn steps into unknown time. A time since the
@@ -37,6 +38,7 @@ Cost: 2 to 4 microseconds a moment, 40 bytes a step.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -84,6 +86,8 @@ class Moment(NamedTuple):
     overlay: Overlay | None = None
     slack: float = 0.0
     """Seconds by which `seconds` may be too low because it is rounded."""
+    num_gpus: int | None = None
+    """How many GPUs the run has from here on, where a start says so."""
 
 
 CATEGORIES: Final = (
@@ -102,6 +106,9 @@ class Goodput:
     restarts: int
     steps_redone: int
     clock_steps_back: int
+    microseconds_by_gpus: dict[int, int] = field(default_factory=dict)
+    """Wall time without waiting, by how many GPUs the run had; what comes before the first known
+    number counts with it. Empty where no moment has one."""
 
     @property
     def goodput(self) -> float | None:
@@ -132,10 +139,12 @@ class _Account:
     tick: int
     times: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
     stretches: array[int] = field(default_factory=lambda: array("q"))
-    """Steps between two marks of progress, five numbers each: the microseconds that were theirs;
+    """Steps between two marks of progress, six numbers each: the microseconds that were theirs;
     how many they are; how many of them had been done before; the index in CATEGORIES of the launch
     that they ended, -1 after other steps; how many microseconds a step took as the log says it, -1
-    where it does not."""
+    where it does not; the number of GPUs, 0 where that is not known."""
+    gpus: int = 0
+    """The number of GPUs; 0 where it is not known."""
     phase: str = "waiting"
     """waiting, launch, training, or an overlay (checkpoint, evaluation)."""
     under: str = "launch"
@@ -240,7 +249,7 @@ class _Account:
             self.times[launch or "unknown"] += self.pending - own
         redone = max(0, min(step, self.highest) - self.position)
         index = -1 if launch is None else CATEGORIES.index(launch)
-        self.stretches.extend((own, steps, redone, index, min(per_step, _LARGE)))
+        self.stretches.extend((own, steps, redone, index, min(per_step, _LARGE), self.gpus))
         self.pending, self.position, self.highest = 0, step, max(step, self.highest)
         self.phase = "training"
 
@@ -249,11 +258,16 @@ class _Account:
         done again."""
         import numpy as np
 
-        if not self.stretches:
-            return 0
-        own, steps, redone, launch, per_step = (
-            np.frombuffer(self.stretches, np.int64).reshape(-1, 5).T
+        stretches = np.frombuffer(self.stretches, np.int64).reshape(-1, 6)
+        return sum(
+            self._settle(stretches[stretches[:, 5] == gpus]) for gpus in np.unique(stretches[:, 5])
         )
+
+    def _settle(self, stretches: NDArray[Any]) -> int:
+        """The same for the stretches on one number of GPUs."""
+        import numpy as np
+
+        own, steps, redone, launch, per_step, _ = stretches.T
         median = self._median(own, steps, per_step, launch < 0)
         after_launch = (launch >= 0) & ((per_step < 0) | (median is not None))
         usual = np.where(after_launch, np.minimum(own, _times(median or 0, steps)), own)
@@ -313,6 +327,8 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
     state = _Account(tick_microseconds)
     latest: int | None = None
     wall = starts = attempts = steps_back = 0
+    gpus: int | None = None
+    by_gpus: Counter[int] = Counter()
     for moment in moments:
         if latest is not None and moment.at < latest - CLOCK_TOLERANCE:
             state.step_back()
@@ -323,14 +339,21 @@ def account(moments: Iterable[Moment], *, tick_microseconds: int = 0) -> Goodput
         latest += elapsed
         wall += elapsed
         state.elapse(elapsed, moment.kind)
+        if moment.num_gpus is not None and moment.num_gpus != gpus:
+            if gpus is not None:
+                by_gpus[gpus] += wall - state.times["waiting"] - by_gpus.total()
+            gpus = state.gpus = moment.num_gpus
         state.enter(moment)
         starts += moment.kind == "run_start"
         attempts += moment.kind == "round_start"
     state.leave("unknown")
+    if gpus is not None:
+        by_gpus[gpus] += wall - state.times["waiting"] - by_gpus.total()
     return Goodput(
         steps_redone=state.settle_steps(),
         wall_microseconds=wall,
         times=state.times,
         restarts=max(0, (attempts or starts) - 1),
         clock_steps_back=steps_back,
+        microseconds_by_gpus=dict(by_gpus),
     )

@@ -238,6 +238,8 @@ def _read_measured_run(run_directory: Path, facts: Catalog | None) -> MeasuredRu
     events = read_events(run_directory)
     config = load_saved_config(config_file, _settled(events))
     lines = [line for line in read_metrics(run_directory)[WARM_UP_LINES:] if _counts(line)]
+    # A restart may have changed the number of GPUs: the last one counts.
+    lines = [line for line in lines if line["num_gpus"] == lines[-1]["num_gpus"]]
     if len(lines) < LEAST_LINES:
         raise UserError(
             f"{run_directory}: {len(lines)} logged steps after {WARM_UP_LINES} of warm-up; at least"

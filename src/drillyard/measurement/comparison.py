@@ -24,10 +24,12 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drillyard.errors import UserError
 from drillyard.estimation.confidence import CONFIDENCE, student_quantile
 from drillyard.formatting import count
+from drillyard.measurement.gpu_counts import gpu_seconds
 from drillyard.measurement.parsed_log import NO_TIME
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import Floats, last_rows
@@ -233,25 +235,39 @@ def _progress(run: RunResult, axis: Axis) -> Floats | None:
         of_step = run.speed.tokens_per_step
         # Frameworks that count from 0 have done one step more than they print.
         from_zero = bool(len(run.log.steps) and run.log.steps.step.min() == 0)
-        return None if of_step is None else (steps + from_zero) * of_step
-    seconds = _seconds(run)
-    if axis == "seconds" or seconds is None:
-        return seconds
+        by_row, row_gpus = run.speed.row_tokens_per_gpu, run.speed.row_gpus
+        if of_step is None or by_row is None or row_gpus is None:
+            return None if of_step is None else (steps + from_zero) * of_step
+        rows = last_rows(run.log.steps)
+        rows = rows[np.isfinite(run.log.steps.loss[rows])]
+        tokens = (by_row * row_gpus)[rows]
+        each = np.where(np.isfinite(tokens), tokens, of_step)
+        return np.cumsum(each * np.diff(steps, prepend=-float(from_zero)))
+    if axis == "seconds":
+        return _seconds(run)
     price, gpus = run.cost.usd_per_gpu_hour, run.speed.num_gpus
-    return None if price is None or gpus is None else seconds / 3600 * price * gpus
+    if price is None or gpus is None:
+        return None
+    if run.speed.row_gpus is not None:
+        spent = _seconds(run, run.speed.row_gpus)
+        return None if spent is None else spent / 3600 * price
+    seconds = _seconds(run)
+    return None if seconds is None else seconds / 3600 * price * gpus
 
 
-def _seconds(run: RunResult) -> Floats | None:
+def _seconds(run: RunResult, row_gpus: NDArray[np.int64] | None = None) -> Floats | None:
     """Seconds since the start for each finite loss: by time stamps, else the durations of the steps
-    until then."""
+    until then. With `row_gpus`, GPU-seconds."""
     steps = run.log.steps
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
     if len(rows) and bool((steps.time_us[rows] != NO_TIME).all()):
         first = run.log.clock.first_time_us
         start = int(steps.time_us[rows[0]]) if first is None else first
-        elapsed: Floats = (steps.time_us[rows] - start) / 1e6
-        return np.maximum.accumulate(elapsed)
+        if row_gpus is None:
+            elapsed: Floats = (steps.time_us[rows] - start) / 1e6
+            return np.maximum.accumulate(elapsed)
+        return gpu_seconds(run.log, start, np.maximum.accumulate(steps.time_us[rows]))
     typical = run.timing.times.typical
     if typical is None:
         return None
@@ -260,6 +276,7 @@ def _seconds(run: RunResult) -> Floats | None:
     took = np.full(len(steps), typical)
     took[run.timing.all.rows] = run.timing.all.seconds
     advance = np.maximum(np.diff(steps.step, prepend=steps.step[0] - 1), 1)
+    took = took if row_gpus is None else took * row_gpus
     passed: Floats = np.cumsum(took * advance)[rows]
     return passed
 
@@ -318,6 +335,8 @@ def _log_medians(run: RunResult) -> Floats:
     if run.timing.kept is None:
         return np.empty(0)
     seconds = run.timing.kept.seconds
+    if run.speed.row_tokens_per_gpu is not None:
+        seconds = seconds / run.speed.row_tokens_per_gpu[run.timing.kept.rows]
     blocks = np.array_split(seconds, min(_SPEED_BLOCKS, max(len(seconds) // 2, 1)))
     return np.log([float(np.median(block)) for block in blocks])
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from drillyard.estimation.confidence import CONFIDENCE
 from drillyard.formatting import count, significant
 from drillyard.measurement.comparison import AXES, Axis, Comparison, Interval, RunDifference
+from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.run_result import RunResult
 
 _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
@@ -28,7 +29,7 @@ _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
         if run.speed.peak_flops is None
         else f"{run.speed.peak_flops / 1e12:g} ({run.speed.precision})"
     ),
-    "GPUs": lambda run: None if run.speed.num_gpus is None else f"{run.speed.num_gpus:,}",
+    "GPUs": lambda run: gpus_text(run.speed.num_gpus_changes) or None,
     "$ a step": lambda run: _number(run.cost.per_step),
     "$ per million tokens": lambda run: _number(run.cost.per_million_tokens),
     "Goodput": lambda run: (

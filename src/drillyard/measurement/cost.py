@@ -4,6 +4,9 @@
     $ per million tokens   = $ per GPU-hour / 3600 / tokens per second per GPU x 1e6
     $ of the run so far    = (wall time - waiting) / 3600 x $ per GPU-hour x GPUs
 
+Where a restart changed the number of GPUs, each step and each stretch of time costs what it had:
+the first is the median over the steps, the third the sum over the stretches.
+
 The first two are the price of a typical step; the third also pays for start-up, saves, failures and
 unknown time. Waiting, where a log has it, is free: what is queued is not billed. No price is taken
 from the catalog: a log does not say how its capacity was bought. A price per node is divided by the
@@ -15,8 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog
-from drillyard.measurement.speed import Speed
+from drillyard.measurement.speed import Speed, median_of_rows
+from drillyard.measurement.step_times import Timing
 from drillyard.measurement.user_facts import Figures, UserFacts
 
 
@@ -35,13 +42,12 @@ def cost(
     speed: Speed,
     asked: UserFacts,
     catalog: Catalog,
-    *,
-    step_seconds: float | None,
-    billed_seconds: float | None,
+    timing: Timing,
+    account: Goodput | None,
 ) -> Cost:
-    """The cost of a run of this speed; `step_seconds` is that of a typical step, `billed_seconds`
-    that of the run without waiting."""
+    """The cost of a run of this speed, whose wall time is that of `account`."""
     found = Cost()
+    step_seconds = timing.times.typical
     price = found.usd_per_gpu_hour = _gpu_hour(found, speed, asked, catalog)
     if price is None:
         if not found.missing:
@@ -57,8 +63,20 @@ def cost(
         found.lacks("cost_per_step", "no step has a duration")
     else:
         found.per_step = step_seconds * per_second * speed.num_gpus
-    if speed.num_gpus is not None and billed_seconds is not None:
-        found.so_far = billed_seconds * per_second * speed.num_gpus
+    if speed.row_gpus is not None and timing.kept is not None:
+        gpu_seconds = np.where(speed.row_gpus > 0, speed.row_gpus, np.nan)
+        gpu_seconds[timing.kept.rows] *= timing.kept.seconds
+        median = median_of_rows(timing, gpu_seconds)
+        found.per_step = None if median is None else median * per_second
+    if account is not None:
+        stretches = {} if asked.num_gpus is not None else account.microseconds_by_gpus
+        if not stretches and speed.num_gpus is not None:
+            billed = account.wall_microseconds - account.times["waiting"]
+            stretches = {speed.num_gpus: billed}
+        if stretches:
+            found.so_far = sum(
+                microseconds / 1e6 * per_second * gpus for gpus, microseconds in stretches.items()
+            )
     if speed.tokens_per_second_per_gpu:
         found.per_million_tokens = per_second / speed.tokens_per_second_per_gpu * 1e6
     else:

@@ -32,6 +32,7 @@ import numpy as np
 
 from drillyard.errors import UserError
 from drillyard.goodput import Goodput, Moment, Overlay, account
+from drillyard.measurement.gpu_counts import gpus_by_attempt
 from drillyard.measurement.parsed_log import LONGEST_SECONDS, NO_TIME, LogEvent, ParsedLog, Steps
 from drillyard.telemetry.events import INTERRUPTIONS
 from drillyard.telemetry.events import goodput as goodput_of_events
@@ -89,6 +90,7 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
     for event in log.events:
         events.setdefault(event.attempt, []).append(event)
     starts = {attempt.number: attempt for attempt in log.attempts}
+    gpus = gpus_by_attempt(log)
     # How many steps apart neighbouring rows of an attempt usually are.
     gaps = np.diff(steps.step)[np.diff(steps.attempt) == 0]
     interval = max(int(np.median(gaps)), 1) if len(gaps) else 1
@@ -106,10 +108,10 @@ def _moments(log: ParsedLog, first: int, last: int) -> Iterator[Moment]:
             and not _start_is_logged(rows, placed, begun)
             and (begun is not None or len(rows))
         ):
-            yield Moment(_beginning(latest, begun, rows), "round_start")
+            yield Moment(_beginning(latest, begun, rows), "round_start", num_gpus=gpus.get(number))
         for item in _attempt(rows, placed, _position(rows, ours, interval, lowest)):
             latest = item.at
-            yield item
+            yield item._replace(num_gpus=gpus[number]) if number in gpus else item
     yield Moment(max(last, latest), "over")
 
 

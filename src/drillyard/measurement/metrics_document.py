@@ -160,7 +160,10 @@ class MetricsDocument(_Part):
     accelerator: str | None
     precision: str
     precision_from: str = Field(description="flag, log or default.")
-    num_gpus: int | None
+    num_gpus: int | None = Field(description="The last number, where restarts changed it.")
+    num_gpus_changes: list[int] = Field(
+        description="The numbers of GPUs in order: one where it never changed, empty if not known."
+    )
     sequence_length: int | None
     tokens_per_step: float | None = Field(description="Of all GPUs.")
     tokens_from: str | None

@@ -92,6 +92,8 @@ class Steps:
     loss, grad_norm     as printed; may be NaN or infinite by themselves: see flags
     learning_rate
     tokens, samples     of one optimizer step, whole global batch, where the line has them
+    num_gpus            GPUs of the run when the line was written, where the line says so
+                        (Drillyard's own log); 0 where not
     printed_tokens_per_second_per_gpu, printed_tflops_per_gpu, printed_mfu (a fraction)
                         rates as the framework printed them, under its own formula
     memory_gib          GPU memory in GiB as printed
@@ -116,6 +118,7 @@ class Steps:
     learning_rate: NDArray[np.float64]
     tokens: NDArray[np.float64]
     samples: NDArray[np.float64]
+    num_gpus: NDArray[np.int32]
     printed_tokens_per_second_per_gpu: NDArray[np.float64]
     printed_tflops_per_gpu: NDArray[np.float64]
     printed_mfu: NDArray[np.float64]
@@ -252,7 +255,8 @@ class LogFacts:
     micro_batch_size: int | None = None
     sequence_length: int | None = None
     num_gpus: int | None = None
-    """World size, where the log states it."""
+    """World size, where the log states it: that of the first start. `gpu_counts.py` has those of
+    all starts."""
     accelerator: str | None = None
     """As printed, e.g. 'NVIDIA H100 80GB HBM3'; hardware/ may or may not know it."""
     precision: str | None = None

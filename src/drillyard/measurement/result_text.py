@@ -13,6 +13,7 @@ from rich.text import Text
 
 from drillyard.formatting import count, significant
 from drillyard.measurement.formats import format_title
+from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.log_events import WaitKind
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
@@ -166,7 +167,7 @@ def _time_rows(result: RunResult) -> Iterator[Row]:
 
 def _speed_rows(result: RunResult) -> Iterator[Row]:
     speed = result.speed
-    gpus = "" if speed.num_gpus is None else f" on {speed.num_gpus:,} GPUs"
+    gpus = f" on {gpus_text(speed.num_gpus_changes)} GPUs" if speed.num_gpus_changes else ""
     if speed.tokens_per_second_per_gpu is not None:
         of = f" (tokens by {speed.tokens_from})" if speed.tokens_from != "flags" else ""
         yield "Speed", f"{significant(speed.tokens_per_second_per_gpu)} tokens/s/GPU{gpus}{of}"

@@ -32,6 +32,7 @@ _MOST_LISTED: Final = 100
 _SPEED_FIELDS: Final = (
     *(
         "num_gpus",
+        "num_gpus_changes",
         "sequence_length",
         "tokens_per_step",
         "tokens_per_second_per_gpu",
@@ -161,12 +162,7 @@ def measure(
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
-    billed_seconds = (
-        None if account is None else (account.wall_microseconds - account.times["waiting"]) / 1e6
-    )
-    costs = cost(
-        fast, asked, facts, step_seconds=timed.times.typical, billed_seconds=billed_seconds
-    )
+    costs = cost(fast, asked, facts, timed, account)
     return RunResult(
         log=log,
         asked=asked,

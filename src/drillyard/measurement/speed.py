@@ -5,6 +5,9 @@ typical step time.
     TFLOP/s/GPU  = FLOPs per token under the named formula x tokens/s/GPU / 1e12
     MFU          = TFLOP/s/GPU / the accelerator's dense peak at the run's precision
 
+Where a restart changed the number of GPUs, tokens/s/GPU is the median over the logged steps of each
+step's tokens / its seconds / the GPUs it ran on.
+
 Tokens of a step are taken from, in this order: the flags (batch size x sequence length), the lines
 of the steps, what the log says of batch and sequence, and as a last resort the rate that the lines
 print. FLOPs per token: --config or --params under --formula (6N), what a Drillyard run says of
@@ -15,7 +18,6 @@ it is known; at bf16 unless --precision or the log says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,9 +27,10 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.formatting import count
 from drillyard.hardware import Accelerator, Catalog
-from drillyard.measurement.formats import format_title
-from drillyard.measurement.parsed_log import ParsedLog, Steps
-from drillyard.measurement.step_times import Durations, Timing
+from drillyard.measurement.gpu_counts import gpu_changes, gpus_by_row
+from drillyard.measurement.parsed_log import ParsedLog
+from drillyard.measurement.printed_rates import LARGEST_RATE, contradictions
+from drillyard.measurement.step_times import Timing, quantiles
 from drillyard.measurement.user_facts import PRECISIONS, Figures, UserFacts, flag_conflicts
 from drillyard.modelspec import (
     Formula,
@@ -43,9 +46,6 @@ DEFAULT_FORMULA: Final[Formula] = "6N"
 DEFAULT_PRECISION: Final = "bf16"
 PRINTED_RATE: Final = "the rate as printed"
 AS_PRINTED: Final = "as printed"
-_LARGEST: Final = 1e18
-"""Rates and counts beyond this are damage."""
-_CONTRADICTS: Final = 0.01
 _IDLE_EXPERTS: Final = 1.5
 """Factor by which 6N over a log's parameters exceeds its printed TFLOP/s when not all parameters
 are active: between the formulas for dense models lies less."""
@@ -56,6 +56,13 @@ class Speed(Figures):
     """The rates of a run with everything they rest on."""
 
     num_gpus: int | None = None
+    """The last of `num_gpus_changes`."""
+    num_gpus_changes: tuple[int, ...] = ()
+    """The numbers of GPUs of the run, or of the range of steps asked for, in order."""
+    row_gpus: NDArray[np.int64] | None = None
+    """The number of GPUs of each row of the log's steps (0: not known), where it changed."""
+    row_tokens_per_gpu: NDArray[np.float64] | None = None
+    """Tokens of a step per GPU by row of the log's steps, where the number of GPUs changed."""
     sequence_length: int | None = None
     tokens_per_step: float | None = None
     tokens_per_step_per_gpu: float | None = None
@@ -79,10 +86,8 @@ class Speed(Figures):
 def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) -> Speed:
     """The speed of a run. Raises UserError for flags that contradict each other or name what is not
     known."""
-    found = Speed(
-        num_gpus=asked.num_gpus or log.facts.num_gpus,
-        sequence_length=asked.sequence_length or log.facts.sequence_length,
-    )
+    found = Speed(sequence_length=asked.sequence_length or log.facts.sequence_length)
+    _gpus(found, log, timing, asked)
     for name in ("printed_tokens_per_second_per_gpu", "printed_tflops_per_gpu", "printed_mfu"):
         setattr(found, name, _median_printed(log, timing, name))
     _tokens(found, log, timing, asked)
@@ -90,8 +95,37 @@ def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) ->
     found.warnings[:0] = flag_conflicts(log, asked, catalog, found.parameters)
     _rates(found, log, timing, asked, _peak(found, log, asked, catalog))
     known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
-    found.warnings += contradictions(log, timing, known)
+    found.warnings += contradictions(log, timing, known, _row_work(found))
     return found
+
+
+def _gpus(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> None:
+    """The numbers of GPUs of the run, or of the range of steps asked for."""
+    rows = gpus_by_row(log)
+    in_range = asked.start_step is not None or asked.end_step is not None
+    if asked.num_gpus is not None:
+        found.num_gpus_changes = (asked.num_gpus,)
+    elif in_range and timing.kept is not None:
+        found.num_gpus_changes = gpu_changes(rows[timing.kept.rows].tolist())
+    else:
+        found.num_gpus_changes = gpu_changes(rows.tolist())
+    if not found.num_gpus_changes and log.facts.num_gpus is not None:
+        found.num_gpus_changes = (log.facts.num_gpus,)
+    found.num_gpus = next(reversed(found.num_gpus_changes), None)
+    if len(found.num_gpus_changes) > 1:
+        found.row_gpus = rows
+
+
+def median_of_rows(timing: Timing, values: NDArray[np.float64]) -> float | None:
+    """The median over the steps that count of values by row of the log's steps; None where none of
+    them has one."""
+    if timing.kept is None:
+        return None
+    chosen = values[timing.kept.rows]
+    known = np.isfinite(chosen)
+    if not known.any():
+        return None
+    return quantiles(chosen[known], timing.kept.weight[known], (0.5,))[0]
 
 
 def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None:
@@ -102,7 +136,7 @@ def _median_printed(log: ParsedLog, timing: Timing, column: str) -> float | None
         values = values[timing.kept.rows]
     elif timing.all is not None:
         return None
-    values = values[(values >= 0) & (values < _LARGEST)]
+    values = values[(values >= 0) & (values < LARGEST_RATE)]
     return float(np.median(values)) if len(values) else None
 
 
@@ -136,6 +170,23 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
         found.tokens_per_step = found.tokens_per_step_per_gpu * gpus
     elif gpus is not None and found.tokens_per_step is not None:
         found.tokens_per_step_per_gpu = found.tokens_per_step / gpus
+    if found.row_gpus is not None and found.tokens_per_step is not None:
+        _tokens_of_rows(found, log, timing, asked)
+
+
+def _tokens_of_rows(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> None:
+    """Tokens of a step where the number of GPUs changed: by row, and the medians of all."""
+    assert found.row_gpus is not None
+    gpus = np.where(found.row_gpus > 0, found.row_gpus, np.nan)
+    if found.tokens_from == "flags" and asked.batch_size_per_gpu is not None:
+        per_gpu = np.full(len(gpus), found.tokens_per_step_per_gpu) * (gpus / gpus)
+    elif found.tokens_from == "the log's tokens":
+        per_gpu = np.where(log.steps.tokens < LARGEST_RATE, log.steps.tokens, np.nan) / gpus
+    else:
+        per_gpu = found.tokens_per_step / gpus
+    found.row_tokens_per_gpu = per_gpu
+    found.tokens_per_step_per_gpu = median_of_rows(timing, per_gpu)
+    found.tokens_per_step = median_of_rows(timing, per_gpu * gpus)
 
 
 def _flops(found: Speed, log: ParsedLog, asked: UserFacts) -> None:
@@ -226,6 +277,10 @@ def _rates(
         _tokens_of_printed_rate(found, log, timing)
     if typical is not None and found.tokens_per_step_per_gpu is not None:
         found.tokens_per_second_per_gpu = found.tokens_per_step_per_gpu / typical
+    if timing.kept is not None and found.row_tokens_per_gpu is not None:
+        seconds = np.full(len(log.steps), np.nan)
+        seconds[timing.kept.rows] = timing.kept.seconds
+        found.tokens_per_second_per_gpu = median_of_rows(timing, found.row_tokens_per_gpu / seconds)
     _say_what_is_missing(found, typical)
     rate = found.tokens_per_second_per_gpu
     _set_aside_idle_experts(found, rate, asked)
@@ -258,9 +313,13 @@ def _tokens_of_printed_rate(found: Speed, log: ParsedLog, timing: Timing) -> Non
     if timing.kept is None:
         return
     rates = log.steps.printed_tokens_per_second_per_gpu[timing.kept.rows]
-    usable = (rates >= 0) & (rates < _LARGEST)
+    usable = (rates >= 0) & (rates < LARGEST_RATE)
     found.tokens_per_step_per_gpu = float(np.median(rates[usable] * timing.kept.seconds[usable]))
-    if found.num_gpus is not None:
+    if found.row_gpus is not None:
+        gpus = found.row_gpus[timing.kept.rows][usable]
+        work = rates[usable] * timing.kept.seconds[usable] * gpus
+        found.tokens_per_step = float(np.median(work))
+    elif found.num_gpus is not None:
         found.tokens_per_step = found.tokens_per_step_per_gpu * found.num_gpus
 
 
@@ -327,62 +386,9 @@ def _say_what_is_missing(found: Speed, typical: float | None) -> None:
             found.lacks("mfu", reason, *flags)
 
 
-def contradictions(log: ParsedLog, timing: Timing, tokens_per_gpu: float | None) -> Iterator[str]:
-    """Printed rates that the durations on the same lines contradict by over 1 %, beyond what
-    rounding explains.
-
-    A rate times its duration is the work of a step: it must be the known number of tokens, or else
-    the same on every line.
-    """
-    found = timing.all
-    if found is None or found.basis not in ("steps", "windows"):
-        return
-    shown = format_title(log.format, "the log")
-    for column, name, work in (
-        ("printed_tokens_per_second_per_gpu", "tokens/s/GPU", tokens_per_gpu),
-        ("printed_tflops_per_gpu", "TFLOP/s/GPU", None),
-    ):
-        if not log.steps.has(column):
-            continue
-        expected = _median_work(log, found, column) if work is None else work
-        if not expected:
-            continue
-        off = _excess(log.steps, found, column, expected)
-        if wrong := int((off > 0).sum()):
-            row, seconds = int(found.rows[off.argmax()]), float(found.seconds[off.argmax()])
-            whose = (
-                f"1 line prints {name} that its"
-                if wrong == 1
-                else f"{wrong} lines print {name} that their"
-            )
-            yield (
-                f"{whose} own step time contradicts by over 1 %: at {log.place(row)}"
-                f" {getattr(log.steps, column)[row]:g}, where {seconds:g} s make"
-                f" {expected / seconds:.5g} ({shown} may count otherwise)"
-            )
-
-
-def _median_work(log: ParsedLog, found: Durations, column: str) -> float | None:
-    """The median of rate x duration; None where fewer than three lines have both."""
-    done = getattr(log.steps, column)[found.rows] * found.seconds
-    usable = (done > 0) & (done < _LARGEST)
-    return float(np.median(done[usable])) if usable.sum() >= 3 else None
-
-
-def _excess(steps: Steps, found: Durations, column: str, expected: float) -> NDArray[np.float64]:
-    """By how much each row's rate is further off than 1 % and rounding explain, as a fraction; 0
-    where it is not."""
-    rates, seconds = getattr(steps, column)[found.rows], found.seconds
-    usable = (rates > 0) & (rates < _LARGEST)
-    rates = np.where(usable, rates, 1.0)
-    allowed = _CONTRADICTS + steps.seconds_precision[found.rows] / seconds + _half_digit(rates)
-    off: NDArray[np.float64] = np.abs(rates * seconds / expected - 1) - allowed
-    return np.where(usable & (off > 0), off, 0.0)
-
-
-def _half_digit(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Half a unit of the last digit that a rate can be printed with, as a fraction: integers at the
-    coarsest."""
-    whole = rates == np.rint(rates)
-    tenths = ~whole & (rates * 10 == np.rint(rates * 10))
-    return np.where(whole, 0.5, np.where(tenths, 0.05, 0.005)) / rates
+def _row_work(found: Speed) -> NDArray[np.float64] | None:
+    """What the work of a step on one GPU is proportional to, by row of the log's steps, where the
+    number of GPUs changed."""
+    if found.row_tokens_per_gpu is not None or found.row_gpus is None:
+        return found.row_tokens_per_gpu
+    return 1 / np.where(found.row_gpus > 0, found.row_gpus, np.nan)

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.measurement.formats.drillyard import Drillyard
+from drillyard.measurement.gpu_counts import gpus_by_row
 from drillyard.measurement.log_events import Wait, find_waits, overlap_microseconds
 from drillyard.measurement.parsed_log import COMPILED, LONGEST_SECONDS, NO_TIME, ParsedLog, Steps
 
@@ -160,7 +161,7 @@ def measure_step_times(
     if not len(kept.rows):
         return Timing(StepTimes(basis=None, left_out=left_out), found, None)
     times = _spread(log.steps, kept, left_out)
-    return Timing(times, found, kept, tuple(_stalls(log, found, times)))
+    return Timing(times, found, kept, tuple(_stalls(log, found, kept, times)))
 
 
 def durations(log: ParsedLog) -> Durations | None:
@@ -338,15 +339,22 @@ def quantiles(values: Floats, weight: NDArray[np.int64], shares: tuple[float, ..
     return places
 
 
-def _stalls(log: ParsedLog, found: Durations, times: StepTimes) -> Iterator[Stall]:
-    """Every duration over three medians, in the order of the log; not the first of an attempt,
-    which is warm-up."""
+def _stalls(log: ParsedLog, found: Durations, kept: Durations, times: StepTimes) -> Iterator[Stall]:
+    """Every duration over three medians of the steps on as many GPUs, in the order of the log; not
+    the first of an attempt, which is warm-up."""
     assert times.p50 is not None
     if found.basis == "moving averages":
         return
     first = np.diff(log.steps.attempt[found.rows], prepend=-1) != 0
     printed = found.basis in ("steps", "windows")
-    long = np.flatnonzero((found.seconds > STALL_FACTOR * times.p50) & ~(first & printed))
+    usual = np.full(len(found.rows), times.p50)
+    by_row = gpus_by_row(log)
+    gpus, kept_gpus = by_row[found.rows], by_row[kept.rows]
+    if len(np.unique(gpus)) > 1:
+        for number in np.unique(kept_gpus).tolist():
+            own = kept_gpus == number
+            usual[gpus == number] = quantiles(kept.seconds[own], kept.weight[own], (0.5,))[0]
+    long = np.flatnonzero((found.seconds > STALL_FACTOR * usual) & ~(first & printed))
     for row, seconds in zip(found.rows[long].tolist(), found.seconds[long].tolist(), strict=True):
         time_us = int(log.steps.time_us[row])
         yield Stall(

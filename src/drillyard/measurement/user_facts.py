@@ -22,6 +22,7 @@ import numpy as np
 from drillyard.errors import ConfigError
 from drillyard.formatting import count
 from drillyard.hardware import Catalog
+from drillyard.measurement.gpu_counts import gpu_changes, gpus_by_row, gpus_text
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.modelspec import FORMULAS, Formula
 
@@ -170,14 +171,20 @@ def _same_fact(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
         ("--global-batch-size", asked.global_batch_size, "global_batch_size"),
     ):
         stated = getattr(log.facts, name)
+        shown = str(stated)
+        if name == "num_gpus" and len(changes := gpu_changes(gpus_by_row(log).tolist())) > 1:
+            stated, shown = changes, gpus_text(changes)
         if value is not None and stated is not None and value != stated:
-            yield f"{flag} {value} is used; the log says {stated} ({_place(log, name)})"
+            yield f"{flag} {value} is used; the log says {shown} ({_place(log, name)})"
 
 
 def _batch(log: ParsedLog, asked: UserFacts) -> Iterator[str]:
     """The sequences of a step by the flags and by the log; where the log has no such number, the
     tokens of a step."""
     gpus = asked.num_gpus or log.facts.num_gpus
+    if asked.num_gpus is None and len(gpu_changes(gpus_by_row(log).tolist())) > 1:
+        # The sequences of a step differ with the number of GPUs.
+        gpus = None
     if asked.global_batch_size is not None:
         named, sequences = (
             f"--global-batch-size {asked.global_batch_size}:",

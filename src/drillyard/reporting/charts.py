@@ -269,7 +269,8 @@ def _step_time(content: Content) -> Chart | None:
         + _step_time_note(curves),
         unit="seconds",
         logarithmic=logarithmic,
-        levels=levels if np.isfinite(median) else {},
+        # One median is not the usual time of steps on different numbers of GPUs.
+        levels=levels if np.isfinite(median) and curves.gpus is None else {},
     )
 
 
@@ -294,9 +295,10 @@ def _step_time_note(curves: Curves) -> str:
         if warm_up
         else ""
     )
+    of = "" if curves.gpus is None else " of the steps on as many GPUs"
     return (
         f"{window}{left_out}{formatting.plural(len(curves.stalls), 'stall')} (over {STALL_FACTOR} x"
-        " the median)."
+        f" the median{of})."
     )
 
 

@@ -7,7 +7,7 @@ Unknown values are NaN in a curve and absent elsewhere, never zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -63,6 +63,19 @@ class Curves:
     warm_up: NDArray[np.bool_]
     finite: NDArray[np.bool_]
     window_steps: int = 1
+    gpus: NDArray[np.int64] | None = None
+    """The number of GPUs of each step, where it changed."""
+
+    def on(self, gpus: int) -> Curves:
+        """The steps on this number of GPUs."""
+        if self.gpus is None:
+            return self
+        kept = self.gpus == gpus
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(
+            self,
+            **{name: column[kept] for name, column in columns.items() if name != "window_steps"},
+        )
 
     @property
     def median_seconds(self) -> float:
@@ -73,10 +86,12 @@ class Curves:
 
     @property
     def stalls(self) -> NDArray[np.intp]:
-        """Indices of the steps after warm-up that took over `STALL_FACTOR` times the median."""
-        return np.flatnonzero(
-            ~self.warm_up & (self.step_seconds > STALL_FACTOR * self.median_seconds)
-        )
+        """Indices of the steps after warm-up that took over `STALL_FACTOR` times the median of the
+        steps on as many GPUs."""
+        usual = np.full(len(self.step), np.nan if self.gpus is not None else self.median_seconds)
+        for number in [] if self.gpus is None else np.unique(self.gpus).tolist():
+            usual[self.gpus == number] = self.on(number).median_seconds
+        return np.flatnonzero(~self.warm_up & (self.step_seconds > STALL_FACTOR * usual))
 
 
 class Tile(NamedTuple):

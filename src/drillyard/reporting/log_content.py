@@ -8,7 +8,7 @@ logged, as in summary.json. What is unknown is listed as missing, with the flag 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from drillyard import formatting
 from drillyard.formatting import count, duration, number, plural
 from drillyard.measurement.formats import format_title
+from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED, LogEvent, ParsedLog
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.step_times import last_rows, total_tokens
@@ -110,7 +111,9 @@ def _curves(result: RunResult) -> Curves:
     )
     if not own:
         with np.errstate(divide="ignore", invalid="ignore"):
-            if speed.tokens_per_step_per_gpu is not None and np.isfinite(seconds).any():
+            if speed.row_tokens_per_gpu is not None and np.isfinite(seconds).any():
+                rate = speed.row_tokens_per_gpu / seconds
+            elif speed.tokens_per_step_per_gpu is not None and np.isfinite(seconds).any():
                 rate = speed.tokens_per_step_per_gpu / seconds
             if speed.flops_per_token is not None:
                 tflops = rate * speed.flops_per_token / 1e12
@@ -130,6 +133,7 @@ def _curves(result: RunResult) -> Curves:
         warm_up=warm_up[rows],
         finite=(steps.flags[rows] & (SKIPPED | NONFINITE)) == 0,
         window_steps=max(1, timing.times.window_steps),
+        gpus=None if speed.row_gpus is None else speed.row_gpus[rows],
     )
 
 
@@ -145,7 +149,7 @@ def _subtitle(result: RunResult, device: str) -> str:
         facts.model,
         speed.parameters and f"{count(speed.parameters)} parameters{adapters}",
         speed.num_gpus
-        and plural(speed.num_gpus, device)
+        and _devices(speed.num_gpus_changes, device)
         + (f" ({speed.accelerator})" if speed.accelerator else ""),
         speed.precision if speed.precision_from != "default" else "",
     )
@@ -163,12 +167,14 @@ def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile |
     yield Tile("Last step", f"{last[0]:,}", _joined(*notes))
     yield _loss_tile(result)
     yield _step_time_tile(result)
-    gpus = result.speed.num_gpus
+    gpus = result.speed.num_gpus_changes
     if (rate := rates.tokens_per_second_per_gpu) is not None:
         yield Tile(
             f"Tokens/s per {device}",
             number(rate),
-            f"{number(rate * gpus)} on {plural(gpus, device)}" if gpus else "",
+            # With several numbers there is no one rate of all.
+            (f"{number(rate * gpus[0])} on " if len(gpus) == 1 else "on " if gpus else "")
+            + _devices(gpus, device),
         )
     formula = result.speed.formula or ""
     if rates.mfu is not None and rates.peak_flops:
@@ -191,6 +197,11 @@ def _tiles(result: RunResult, device: str, price_source: str) -> Iterator[Tile |
             f"{plural(failures, 'failure')}, {plural(redone, 'step')} done again",
         )
     yield _cost_tile(result, device, tokens, price_source)
+
+
+def _devices(gpus: Sequence[int], device: str) -> str:
+    """`16 GPUs`, or `2, then 1 GPU`; nothing where no number is known."""
+    return f"{gpus_text(gpus)} {device}{'s' * (gpus[-1] != 1)}" if gpus else ""
 
 
 def _joined(*parts: str) -> str:

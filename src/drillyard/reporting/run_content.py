@@ -75,7 +75,9 @@ def read_run_directory(run_directory: Path, usd_per_gpu_hour: float | None = Non
         end_us=max(times, default=None),
         events=[text for event in events if (text := describe_event(event)) is not None],
         checkpoints=_checkpoints(events, result),
-        estimate=estimate_table(last_event(events, "estimate"), content.curves, device),
+        estimate=estimate_table(
+            last_event(events, "estimate"), content.curves.on(result.speed.num_gpus or 0), device
+        ),
         environment=list(_environment(events)),
         resolved=_resolved(last_event(events, "resolved")),
         documents=list(_documents(run_directory)),
@@ -97,10 +99,10 @@ def _checkpoints(events: list[dict[str, Any]], result: RunResult) -> Table | Non
 
 
 def _environment(events: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    for name, fields in ENVIRONMENT.items():
+    for name, labels in ENVIRONMENT.items():
         event = last_event(events, name)
         yield from (
-            (label, str(event[key])) for key, label in fields.items() if event.get(key) is not None
+            (label, str(event[key])) for key, label in labels.items() if event.get(key) is not None
         )
 
 

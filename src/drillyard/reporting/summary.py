@@ -81,6 +81,7 @@ def summarize(run_directory: Path) -> dict[str, Any]:
         ),
         "skipped_steps": last_line.get("skipped_steps", 0),
         "num_gpus": last_line.get("num_gpus"),
+        "num_gpus_changes": list(result.speed.num_gpus_changes),
         "parameters": parameters.get("count"),
         "trainable_parameters": parameters.get("trainable"),
         **_speed(result),
@@ -296,6 +297,9 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         f", means over {times['window_steps']} steps each" if times["window_steps"] > 1 else ""
     )
     ranks = "GPUs" if summary["accelerator"] else "ranks"
+    from drillyard.measurement.gpu_counts import gpus_text
+
+    numbers = gpus_text(summary["num_gpus_changes"]) or summary["num_gpus"]
     rows = [
         (
             "Step time",
@@ -306,7 +310,7 @@ def _speed_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             "Speed",
             (
                 f"{significant(summary['tokens_per_second_per_gpu'])} tokens/s/GPU,"
-                f" {significant(summary['tflops_per_gpu'])} TFLOP/s/GPU on {summary['num_gpus']}"
+                f" {significant(summary['tflops_per_gpu'])} TFLOP/s/GPU on {numbers}"
                 f" {ranks}"
             ),
         ),

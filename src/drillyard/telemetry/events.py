@@ -61,6 +61,8 @@ from drillyard.goodput import Goodput, Kind, Moment, Overlay, account
 from drillyard.telemetry.jsonlines import LineFile, encode, read_records
 
 EVENTS_FILE: Final = "events.jsonl"
+_MOST_RANKS: Final = 2**31
+"""More is damage."""
 
 EventName = Literal[
     "run_start",
@@ -207,8 +209,21 @@ def moment(event: Mapping[str, Any]) -> Moment:
     kind, overlay = _MOMENTS.get(event["event"], ("other", None))
     step, seconds = event.get("step"), event.get("step_seconds")
     return Moment(
-        event_microseconds(event), kind, step if isinstance(step, int) else None, seconds, overlay
+        event_microseconds(event),
+        kind,
+        step if isinstance(step, int) else None,
+        seconds,
+        overlay,
+        num_gpus=started_gpus(event["event"], event.get("world_size")),
     )
+
+
+def started_gpus(name: str, world_size: Any) -> int | None:
+    """The number of ranks that an event of this name starts; None where it starts none or does not
+    say how many."""
+    if name not in ("run_start", "round_start") or type(world_size) is not int:
+        return None
+    return world_size if 0 < world_size < _MOST_RANKS else None
 
 
 def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:

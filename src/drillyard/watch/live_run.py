@@ -63,6 +63,7 @@ class LiveRun:
     begin_us: int | None = None
     last_us: int | None = None
     num_gpus: int | None = None
+    """Of the last start; of the last logged step, where no start says it."""
     accelerator: str | None = None
     formula: str | None = None
     tokens: int = 0
@@ -83,6 +84,7 @@ class LiveRun:
     _moments: list[Moment] = field(default_factory=list)
     _summed_moments: int = 0
     _next_sum: float = 0.0
+    _started_gpus: int | None = None
     _attempt: int = 0
     _tokens_at: array[int] = field(default_factory=lambda: array("q"))
 
@@ -113,7 +115,7 @@ class LiveRun:
         self.losses.append(float("nan") if loss is None else loss)
         self.tokens = before + record.get("tokens", 0) * covered
         self._tokens_at.append(self.tokens)
-        self.num_gpus = record.get("num_gpus", self.num_gpus)
+        self.num_gpus = self._started_gpus or record.get("num_gpus", self.num_gpus)
         self.formula = record.get("formula", self.formula)
         if record.get("memory_gib") is not None:
             self.memory_gib = record["memory_gib"]
@@ -127,7 +129,11 @@ class LiveRun:
         """Take a line of events.jsonl."""
         name = event["event"]
         self._moments.append(moment(event))
-        at = self._moments[-1].at
+        at, gpus = self._moments[-1].at, self._moments[-1].num_gpus
+        if gpus is not None and gpus != self._started_gpus:
+            self.num_gpus = self._started_gpus = gpus
+            # The cost of what came before is that of the old number.
+            self._next_sum = 0.0
         self.begin_us = at if self.begin_us is None else self.begin_us
         self.last_us = at
         self.over = name == "end"
@@ -160,6 +166,12 @@ class LiveRun:
         self._summed_moments = len(self._moments)
         ended = time.monotonic()
         self._next_sum = ended + (ended - started) / GOODPUT_SHARE
+
+    @property
+    def gpus_of_speed(self) -> int | None:
+        """The number of GPUs of `speed`; after a restart that of the attempt before, until this one
+        has logged a step."""
+        return self.recent[-1].get("num_gpus", self.num_gpus) if self.recent else self.num_gpus
 
     @property
     def speed(self) -> list[Event]:
@@ -216,9 +228,15 @@ class LiveRun:
         return silence if silence > max(SILENT_SECONDS, usual) else None
 
     def dollars(self, now_us: int) -> float | None:
-        """The cost so far, without waiting; None without a price."""
+        """The cost so far, without waiting, each stretch with the GPUs it had; None without a
+        price."""
         wall = self.wall_seconds(now_us)
         if self.price is None or not self.num_gpus or wall is None:
             return None
         waited = self.account.times["waiting"] / 1e6 if self.account else 0.0
-        return self.price.cost(self.num_gpus, max(0.0, wall - waited))
+        by_gpus = self.account.microseconds_by_gpus if self.account else {}
+        before = {gpus: spent / 1e6 for gpus, spent in by_gpus.items() if gpus != self.num_gpus}
+        now = max(0.0, wall - waited - sum(before.values()))
+        return self.price.cost(self.num_gpus, now) + sum(
+            self.price.cost(gpus, seconds) for gpus, seconds in before.items()
+        )

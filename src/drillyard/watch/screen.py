@@ -212,13 +212,10 @@ def _step_time(run: LiveRun) -> str:
 
 
 def _tokens_per_second(run: LiveRun) -> str:
-    rate = run.median("tokens_per_second_per_gpu")
-    if rate is None or not run.num_gpus:
+    rate, gpus = run.median("tokens_per_second_per_gpu"), run.gpus_of_speed
+    if rate is None or not gpus:
         return "-"
-    return (
-        f"{formatting.number(rate)} per {run.device}, {formatting.number(rate * run.num_gpus)}"
-        " in all"
-    )
+    return f"{formatting.number(rate)} per {run.device}, {formatting.number(rate * gpus)} in all"
 
 
 def _mfu(run: LiveRun) -> tuple[str, str]:

@@ -185,6 +185,17 @@ def test_a_step_that_was_done_again_counts_once(tmp_path):
     assert read_measured_run(directory).seconds == pytest.approx(1.0)
 
 
+def test_only_the_steps_on_the_last_number_of_gpus_count(tmp_path):
+    directory = run_directory(tmp_path / "mine", [1.0] * 30)
+    lines = [
+        {"step": step, "step_seconds": 2.0, "num_gpus": 4} for step in range(31, 31 + LEAST_LINES)
+    ]
+    with (directory / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    row = read_measured_run(directory)
+    assert (row.setup.shard, row.seconds) == (4, pytest.approx(2.0))
+
+
 def test_calibration_estimates_the_run_it_was_calibrated_by(tmp_path):
     row = read_measured_run(run_directory(tmp_path / "mine", [0.31] * 40))
     message = step_time(row.setup, row.machine, row.accelerator, calibration=row)

@@ -8,13 +8,15 @@ import math
 import numpy as np
 import pytest
 from tests.facts import says
+from tests.unit.measurement.changed_gpus import ONE_THEN_FOUR, TWO_THEN_ONE, write_changed_run
 from tests.unit.reporting import runs
 
 from drillyard.errors import UserError
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import measure
+from drillyard.reporting.log_content import measured_content
 from drillyard.reporting.run_content import read_run_directory
-from drillyard.reporting.summary import summarize
+from drillyard.reporting.summary import summarize, write_summary
 from drillyard.telemetry import append_event, read_metrics
 from drillyard.watch.watcher import FollowedRun
 
@@ -77,6 +79,42 @@ def test_a_price_comes_from_the_cluster_and_the_users_own_comes_first(run_direct
     own = tile(read_run_directory(run_directory, 2.0), "Cost")
     assert own.value == f"${16 * 2 * hours:,.2f}"
     assert own.note.endswith("$2.00 per GPU-hour, as given")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "numbers", "dollars"),
+    [(TWO_THEN_ONE, [2, 1], "$122"), (ONE_THEN_FOUR, [1, 4], "$124")],
+)
+def test_a_run_on_other_gpus_after_a_restart_names_both_numbers(
+    tmp_path, attempts, numbers, dollars
+):
+    directory = write_changed_run(tmp_path / "run", *attempts)
+    content = read_run_directory(directory, 3600.0)
+    devices = f"{numbers[0]}, then {numbers[1]} GPU" + "s" * (numbers[1] > 1)
+    assert devices in content.subtitle
+    # Four steps of 150 tokens/s/GPU and four of 200; there is no one rate of all GPUs.
+    assert tile(content, "Tokens/s per GPU") == ("Tokens/s per GPU", "175.0", f"on {devices}")
+    assert tile(content, "Cost").value.startswith(dollars)
+    summary = write_summary(directory)
+    assert summary["tokens_per_second_per_gpu"] == pytest.approx(175)
+    assert (summary["num_gpus"], summary["num_gpus_changes"]) == (numbers[-1], numbers)
+    text = (directory / "summary.txt").read_text()
+    assert says(text, f"on {numbers[0]}, then {numbers[1]} GPUs")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_an_estimate_is_held_against_the_steps_on_its_own_gpus(tmp_path):
+    directory = write_changed_run(tmp_path / "run", *TWO_THEN_ONE)
+    append_event(directory, "estimate", step_seconds={"low": 5.5, "high": 6.5})
+    (row,) = read_run_directory(directory).estimate.rows
+    assert row[2:] == ("6.000 s", "as estimated")
+
+
+def test_a_log_of_metrics_alone_draws_each_step_with_its_own_gpus(tmp_path):
+    directory = write_changed_run(tmp_path / "run", *TWO_THEN_ONE)
+    content = measured_content(measure(read_logs([directory / "metrics.jsonl"])))
+    rates = content.curves.tokens_per_second_per_gpu.tolist()
+    assert rates == pytest.approx([60, *[150] * 4, 120, *[200] * 4])
 
 
 @pytest.mark.parametrize("price", [-1.0, math.nan, math.inf])

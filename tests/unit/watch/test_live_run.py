@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.measurement.changed_gpus import ONE_THEN_FOUR, TWO_THEN_ONE, write_changed_run
 from tests.unit.reporting import runs
 
 from drillyard.reporting.gpu_price import GpuPrice
@@ -11,6 +12,7 @@ from drillyard.telemetry import read_metrics
 from drillyard.telemetry.events import event_microseconds, read_events
 from drillyard.telemetry.jsonlines import read_records
 from drillyard.watch.live_run import RECENT_STEPS, LiveRun
+from drillyard.watch.screen import text_lines
 
 
 def followed(directory, until=None):
@@ -119,6 +121,33 @@ def test_waiting_costs_nothing():
         run.add_event({"time": f"2026-01-31T{moment}.000000Z", "event": name})
     run.refresh_goodput()
     assert run.dollars(run.last_us) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("attempts", "gpu_seconds"), [(TWO_THEN_ONE, 122), (ONE_THEN_FOUR, 124)])
+def test_each_second_costs_the_gpus_that_the_run_had(tmp_path, attempts, gpu_seconds):
+    directory = write_changed_run(tmp_path / "run", *attempts)
+    run = followed(directory)
+    run.price = GpuPrice(3600.0, "as given")
+    assert run.dollars(run.last_us) == pytest.approx(gpu_seconds)
+    assert run.num_gpus == attempts[1].gpus
+
+
+def test_a_start_on_other_gpus_counts_from_its_first_moment(tmp_path):
+    directory = write_changed_run(tmp_path / "run", *TWO_THEN_ONE)
+    run = followed(directory, index_of(directory, "round_start", 1))
+    run.price = GpuPrice(3600.0, "as given")
+    assert run.num_gpus == 1
+    assert run.dollars(run.last_us) == pytest.approx(44 * 2)
+    assert run.dollars(run.last_us + 10_000_000) == pytest.approx(44 * 2 + 10)
+    # The speed shown is still that of two GPUs: 150 each.
+    assert any("150.0 per GPU, 300.0 in all" in line for line in text_lines(run, run.last_us))
+    metrics_first = LiveRun("trial")
+    for record in read_records(directory / "metrics.jsonl"):
+        metrics_first.add_metrics(record)
+    for event in read_events(directory):
+        metrics_first.add_event(event)
+    assert metrics_first.num_gpus == 1
+    assert any("200.0 per GPU, 200.0 in all" in line for line in text_lines(metrics_first, 0))
 
 
 def test_a_run_that_says_nothing_any_more_is_silent(run_directory):

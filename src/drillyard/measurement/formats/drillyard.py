@@ -132,6 +132,9 @@ class Drillyard(TextFormat):
         compiled = np.nan_to_num(floats(field(records, "compile_seconds"))) > 0
         columns["flags"] = columns["flags"] | (compiled * np.uint8(COMPILED))
         columns["_attempt"] = np.nan_to_num(floats(field(records, "round")), nan=-1.0)
+        gpus = np.nan_to_num(floats(field(records, "num_gpus")))
+        if (known := (gpus > 0) & (gpus < 2**31)).any():
+            columns["num_gpus"] = np.where(known, gpus, 0).astype(np.int32)
         times = field(records, "time")
         if all(isinstance(time, str) for time in times):
             columns["time_us"] = place.stamps.column("iso", [time.encode() for time in times])
