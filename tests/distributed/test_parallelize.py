@@ -58,7 +58,7 @@ def losses_by_mode(directory: str) -> dict[str, np.ndarray]:
         model.root,
         [[5] * length for length in range(2, 14)],
         trainer.ranks,
-        eos_token_id=0,
+        end_tokens=[0],
         max_new_tokens=8,
         batch_size=2,
     )
@@ -85,7 +85,7 @@ def parameters_after_evaluation(directory: str) -> dict[str, Any]:
     (sequences,) = trainer.data.sources
     options = {"attention": model.attention, "batch_size": 3, "limit": 7, "chunk_tokens": None}
     result = evaluate_loss(model.root, sequences, trainer.ranks, **options)
-    generate(model.root, [[5, 6, 7]], trainer.ranks, eos_token_id=0, max_new_tokens=4, batch_size=2)
+    generate(model.root, [[5, 6, 7]], trainer.ranks, end_tokens=[0], max_new_tokens=4, batch_size=2)
     parameters = dict(model.root.named_parameters())
     return {
         "sharded": all(isinstance(parameter, DTensor) for parameter in parameters.values()),

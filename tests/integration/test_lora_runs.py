@@ -24,8 +24,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tests.distributed.adapter_case import LORA, write_base
+from tests.distributed.test_qlora import in_nf4, is_quantized
 from tests.distributed.training_case import LLAMA
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STEPS = 30
 
@@ -364,6 +365,24 @@ def test_a_run_beside_nf4_is_measured_and_merged(wide_directory: Path) -> None:
     ]
     assert abs(figures[0] - figures[1]) < 0.02, (measured.stdout, of_merged.stdout)
     assert figures[2] == figures[0], (measured.stdout, elsewhere.stdout)
+
+
+def test_answers_beside_nf4_are_those_of_the_weights_unpacked(wide_directory: Path) -> None:
+    """transformers has the weights as nf4 has them, and peft the adapter of the run."""
+    final = wide_directory / "runs" / "whole" / "final"
+    model = AutoModelForCausalLM.from_pretrained(wide_directory / "base")
+    for name, parameter in model.named_parameters():
+        if is_quantized(name):
+            parameter.data = in_nf4(parameter.data).to(parameter.dtype)
+    adapted = peft.PeftModel.from_pretrained(model, final)
+    tokenizer = AutoTokenizer.from_pretrained(final)
+    prompt = tokenizer("The first words", return_tensors="pt")
+    output = adapted.generate(**prompt, do_sample=False, max_new_tokens=12)
+    expected = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :])
+    asked = ["--prompt", "The first words", "--max-new-tokens", 12, "--json"]
+    found = drillyard("generate", wide_directory / "runs" / "whole", *asked)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answer"] == expected.removesuffix(tokenizer.eos_token)
 
 
 @pytest.mark.parametrize(

@@ -30,4 +30,4 @@ def test_the_first_own_model_of_the_readme(tmp_path: Path) -> None:
     )
     assert (tmp_path / "runs/sums/report.html").is_file()
     assert list((tmp_path / "model").glob("*.safetensors"))
-    assert len(re.findall(r"(?m)^drillyard ", typed)) == 4
+    assert len(re.findall(r"(?m)^drillyard ", typed)) == 5

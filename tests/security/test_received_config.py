@@ -79,6 +79,8 @@ WITHOUT_DATA = {
     "runs resume": "received --cluster cluster.yaml",
     "runs artifacts": "received --cluster cluster.yaml",
     "runs forget": "received --cluster cluster.yaml",
+    "generate": "RUN --prompt a --max-new-tokens 2",
+    "chat": "RUN/checkpoints/step-00000004 --prompt a --max-new-tokens 2",
     "export": "RUN/checkpoints/step-00000004 exported",
     "checkpoint list": "RUN",
     "checkpoint verify": "RUN",
@@ -203,6 +205,8 @@ def test_every_command_leaves_a_received_run_without_a_request_or_a_value(reader
         assert "--trust-config" in words
     assert files_with_a_value(reader.directory) == []
     done = (
+        "generate",
+        "chat",
         "export",
         "launch",
         "runs list",
@@ -317,6 +321,9 @@ def test_no_model_that_a_run_or_an_adapter_names_is_fetched(reader: Owner) -> No
         f"export adapters/{step} exported --merge": "attacker/base",
         f"eval adapters/{step} --data docs.jsonl": "attacker/base",
         "eval adapter/final --data docs.jsonl": "attacker/base",
+        f"generate hub/{step} --prompt a": "attacker/model",
+        f"generate adapters/{step} --prompt a": "attacker/base",
+        "generate adapter/final --prompt a": "attacker/base",
         f"export words/{step} exported": "words/tokenizer: no such directory",
         f"export words/{step} exported --trust-config": "words/tokenizer: no such directory",
     }

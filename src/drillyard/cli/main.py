@@ -71,6 +71,11 @@ COMMANDS = {
         "List and follow launched runs: status, logs, watch, cancel, artifacts.",
     ),
     "eval": Command("drillyard.cli.saved_model", "Measure a checkpoint or a finished model."),
+    "generate": Command(
+        "drillyard.cli.generate",
+        "Let a model answer a prompt, a file of prompts, or you in a chat.",
+    ),
+    "chat": Command("drillyard.cli.generate", "The same as generate."),
     "export": Command(
         "drillyard.cli.saved_model", "Write a checkpoint as a Hugging Face model directory."
     ),

@@ -207,7 +207,7 @@ class HeldOutEvaluator:
             self.root,
             tokens,
             self.ranks,
-            eos_token_id=end_token,
+            end_tokens=[] if end_token is None else [end_token],
             max_new_tokens=evaluation.max_new_tokens,
             batch_size=self.batch_size,
             before_forward=self.before_forward,

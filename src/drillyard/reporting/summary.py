@@ -285,6 +285,7 @@ def closing_lines(summary: dict[str, Any], run_directory: Path) -> list[str]:
             if summary["held_out"] or summary["failed_evaluations"]
             else []
         ),
+        f"           drillyard generate {model}",
     ]
 
 

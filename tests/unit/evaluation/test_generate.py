@@ -46,7 +46,7 @@ def gpt2(positions: int = 64) -> PreTrainedModel:
 
 
 def ours(model: PreTrainedModel, prompts: list[list[int]], **changes: Any) -> list[list[int]]:
-    options = {"eos_token_id": EOS, "max_new_tokens": 12, "batch_size": 3} | changes
+    options = {"end_tokens": [EOS], "max_new_tokens": 12, "batch_size": 3} | changes
     return generate(LanguageModelLoss(model).eval(), prompts, ONE_RANK, **options)
 
 
@@ -75,13 +75,13 @@ def test_gives_the_tokens_of_transformers_for_prompts_of_all_lengths(make: Any) 
     assert ours(model, prompts) == [theirs(model, prompt) for prompt in prompts]
 
 
-@pytest.mark.parametrize("eos", [EOS, None])
-def test_prompts_of_a_batch_are_answered_as_each_alone(eos: int | None) -> None:
+@pytest.mark.parametrize("ends", [[EOS], []])
+def test_prompts_of_a_batch_are_answered_as_each_alone(ends: list[int]) -> None:
     model = llama()
     prompts = [[5], [6, 7, 8, 9, 10], [11, 12, 13]]
-    alone = [ours(model, [prompt], eos_token_id=eos)[0] for prompt in prompts]
-    assert ours(model, prompts, eos_token_id=eos) == alone
-    assert eos is not None or all(len(answer) == 12 for answer in alone)
+    alone = [ours(model, [prompt], end_tokens=ends)[0] for prompt in prompts]
+    assert ours(model, prompts, end_tokens=ends) == alone
+    assert ends or all(len(answer) == 12 for answer in alone)
 
 
 def test_stops_where_learned_positions_end() -> None:
@@ -98,7 +98,7 @@ def test_leaves_the_model_as_it_was() -> None:
     model.config.use_cache = False
     before = model.config._attn_implementation
     root = LanguageModelLoss(model).train()
-    generate(root, [[5, 6]], ONE_RANK, eos_token_id=EOS, max_new_tokens=2, batch_size=1)
+    generate(root, [[5, 6]], ONE_RANK, end_tokens=[EOS], max_new_tokens=2, batch_size=1)
     assert root.training
     assert model.config.use_cache is False
     assert model.config._attn_implementation == before
