@@ -32,7 +32,7 @@ from drillyard.formatting import duration, percent, plural, rounded_count, size
 from drillyard.hardware import Accelerator, catalog, find_accelerator
 from drillyard.parallel.ranks import choose_device
 from drillyard.training.checkpoint.inventory import list_checkpoints, newest_usable
-from drillyard.training.model_setup import host_memory_bytes, require_trainable
+from drillyard.training.model_setup import memory_of_device, require_trainable
 from drillyard.training.run_directory import (
     check_run_directory,
     holds_training,
@@ -61,7 +61,7 @@ def dry_run(config: RunConfig, *, num_ranks: int, num_nodes: int = 1) -> Iterato
     with prepare_sample(config, SAMPLED_SEQUENCES) as data:
         yield from _data_lines(config, data)
         tokens = _tokens_of_all(data)
-    memory_gib = _memory_bytes(device, max(1, num_ranks // num_nodes)) / GIB
+    memory_gib = memory_of_device(device, max(1, num_ranks // num_nodes)) / GIB
     resolved = resolved_step(config, device, memory_gib, num_ranks, num_nodes)
     yield _model_line(config, resolved.setup)
     steps = planned_steps(config, resolved.setup, tokens)
@@ -134,12 +134,6 @@ def resolved_step(
         device_type="cuda" if device.type == "cuda" else "cpu",
         model_config=model.config,
     )
-
-
-def _memory_bytes(device: torch.device, ranks_per_node: int) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return host_memory_bytes() // ranks_per_node
 
 
 def _model_line(config: RunConfig, setup: Setup) -> str:
