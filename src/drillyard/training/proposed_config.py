@@ -119,6 +119,11 @@ def propose(
     seen = look_at_rows(config, tokenizer, columns)
     positions = int(getattr(load_config(config.model), "max_position_embeddings", LONGEST))
     length = sequence_length_for(seen.lengths, min(LONGEST, positions))
+    if seen.format != "text" and int(seen.lengths.min()) > length:
+        raise UserError(
+            f"{data}: its documents have {int(seen.lengths.min()):,} tokens or more, and {model}"
+            f" has {positions:,} positions, so none could be learnt; give a model of a longer context"
+        )
     settings["data"] = {"source": data, "format": seen.format, "sequence_length": length}
     if seen.columns:
         settings["data"]["columns"] = dict(seen.columns)

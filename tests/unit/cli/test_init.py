@@ -87,14 +87,14 @@ def test_the_format_follows_from_the_rows(
     name: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     form, row = LAYOUTS[name]
-    base = write_model(place / "base", plain(FILES["qwen2"]))
+    base = write_model(place / "base", plain(FILES["qwen2"]), positions=1024)
     rows = write_rows(place / "rows.jsonl", [row] * 60)
     assert call("init", "My Run", "--model", base, "--data", rows) == 0, capsys.readouterr().err
     text = Path("My Run/run.yaml").read_text()
     assert len(text.splitlines()) <= 16
     config = load_run_config("My Run/run.yaml")
     assert (config.name, config.data.format) == ("my-run", form)
-    assert config.data.sequence_length in (128, 256, 512)
+    assert config.data.sequence_length in (128, 256, 512, 1024)
     assert config.training.precision == "fp32"
     assert Path("My Run/cluster.yaml").is_file()
     assert call("train", "My Run/run.yaml", "--dry-run") == 0, capsys.readouterr().err
@@ -109,9 +109,21 @@ def test_lengths_and_memory_decide(place: Path, capsys: pytest.CaptureFixture[st
     config = yaml.safe_load(Path("x/run.yaml").read_text())
     assert config["model"]["lora"]["rank"] == 16
     assert config["data"]["sequence_length"] in (128, 256)
-    (line,) = [line for line in Path("x/run.yaml").read_text().splitlines() if "_length" in line]
+    (line,) = [
+        line for line in Path("x/run.yaml").read_text().splitlines() if "sequence_length" in line
+    ]
     assert says(line, "documents have ... tokens, at most ... % are longer ... 512 positions")
     assert config["training"]["optimizer"]["learning_rate"] == 2e-4
+
+
+def test_rows_that_the_model_cannot_take_are_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = write_model(place / "base", None, positions=64)
+    long = {"prompt": "a", "completion": "long " * 300}
+    rows = write_rows(place / "rows.jsonl", [long] * 9)
+    assert call("init", "x", "--model", base, "--data", rows) == 2
+    assert says(capsys.readouterr().err, "tokens ... 64 positions")
 
 
 def test_columns_that_cannot_be_told_are_asked_for_and_taken(
