@@ -122,7 +122,7 @@ def propose(
     if seen.format != "text" and int(seen.lengths.min()) > length:
         raise UserError(
             f"{data}: its documents have {int(seen.lengths.min()):,} tokens or more, and {model}"
-            f" has {positions:,} positions, so none could be learnt; give a model of a longer context"
+            f" has {positions:,} positions, so none is learnt; give a model of a longer context"
         )
     settings["data"] = {"source": data, "format": seen.format, "sequence_length": length}
     if seen.columns:
