@@ -289,9 +289,13 @@ def test_no_kind_of_address_in_a_received_config_is_asked(reader: Owner) -> None
         reader, lambda c: c["data"].update(tokenizer="attacker/words", source="docs.jsonl"), "t"
     )
     changed(reader, lambda config: config.update(output="${env:HF_TOKEN}"), "output")
-    commands += ["data show cache --step 1", "data preview t/run.yaml"]
+    commands += [
+        "data show cache --step 1",
+        "data preview t/run.yaml",
+        "train t/run.yaml --dry-run",
+    ]
     commands += ["train output/run.yaml --replay 3"]
-    named += ["HF_TOKEN", "attacker/words", "HF_TOKEN"]
+    named += ["HF_TOKEN", "attacker/words", "attacker/words", "HF_TOKEN"]
 
     for command, name, result in zip(commands, named, reader.call(*commands), strict=True):
         assert result.code == 2 and name in result.output, (command, result.output)

@@ -3,14 +3,19 @@ of any step."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from drillyard.cli.options import TrustConfig, config_to_read, find_run, print_trusted
 from drillyard.console import SafeConsole
 from drillyard.errors import UserError
+
+if TYPE_CHECKING:
+    from drillyard.config.run import RunConfig
+    from drillyard.data.prepared_data import PreparedData
 
 
 def register(app: typer.Typer) -> None:
@@ -31,59 +36,80 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         samples: Annotated[int, typer.Option(min=1, help="Sequences to show.")] = 3,
+        everything: Annotated[
+            bool,
+            typer.Option("--all", help="Tokenize all rows, into the cache that training reads."),
+        ] = False,
         trust_config: TrustConfig = False,
     ) -> None:
         """Show the first packed sequences: green tokens carry loss, dim ones are context only.
 
-        Tokenizes the data if it is not cached; a later run uses the cache. Exit code 2 if all (with
-        loss on completions) or no tokens of a document carry loss.
+        Reads the first rows of each source, whatever its size; figures are of these, and --all
+        counts all rows. Exit code 2 if all (with loss on completions) or no tokens of a document
+        carry loss.
         """
-        from rich.markup import escape
-        from tokenizers import Tokenizer
-
-        from drillyard.config.run_checks import smallest_global_batch
-        from drillyard.data.data_report import coloured_tokens, loss_problems
-        from drillyard.data.prepared_data import prepare
-        from drillyard.data.row_formats import row_format
+        from drillyard.data.prepared_data import prepare, prepare_sample
 
         console = SafeConsole(highlight=False)
-        with (
-            config_to_read(run, overrides or [], trust_config=trust_config) as config,
-            console.status("preparing the data") as status,
-        ):
-            prepared = prepare(
-                config,
-                on_progress=lambda what, done, total: status.update(
-                    f"{what}: {_share(done, total)}"
-                ),
+        with ExitStack() as stack:
+            status = stack.enter_context(console.status("preparing the data"))
+            config = stack.enter_context(
+                config_to_read(run, overrides or [], trust_config=trust_config)
             )
-        tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
-        # In a piece of a split completion, all tokens but the first carry loss.
-        completions_only = (
-            row_format(config.data).loss_on != "all" and config.data.too_long != "split"
-        )
-        wrong = []
-        for source in prepared.train.sources:
-            shown = min(samples, len(source))
-            batch = source.read(range(shown))
-            for number in range(shown):
-                valid = int(source.valid_tokens[number])
-                console.rule(
-                    f"{escape(source.name)}, sequence {number + 1} of {len(source):,}: {valid}"
-                    " tokens carry loss"
+            if everything:
+                prepared = prepare(
+                    config,
+                    on_progress=lambda what, done, total: status.update(
+                        f"{what}: {_share(done, total)}"
+                    ),
                 )
-                console.print(coloured_tokens(batch, number, tokenizer), soft_wrap=True)
-                found = loss_problems(batch, number, completions_only)
-                wrong += [f"{source.name}, sequence {number + 1}, {fault}" for fault in found]
-        console.rule()
-        for line in [
-            *prepared.report.lines(),
-            *prepared.before_training(config, smallest_global_batch(config)),
-        ]:
-            console.print(line, markup=False, soft_wrap=True)
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise UserError(f"{wrong[0]}{more}. Check data.format, data.columns and data.loss_on.")
+            else:
+                prepared = stack.enter_context(prepare_sample(config, samples))
+            status.stop()
+            _print_preview(console, config, prepared, samples)
+
+
+def _print_preview(
+    console: SafeConsole, config: RunConfig, prepared: PreparedData, samples: int
+) -> None:
+    """The first sequences of each source, counts, and notes. UserError where the loss of a document
+    cannot be what was meant."""
+    from rich.markup import escape
+    from tokenizers import Tokenizer
+
+    from drillyard.config.run_checks import smallest_global_batch
+    from drillyard.data.data_report import coloured_tokens, loss_problems
+    from drillyard.data.row_formats import row_format
+
+    tokenizer = Tokenizer.from_str(prepared.text_tokenizer.json)
+    # In a piece of a split completion, all tokens but the first carry loss.
+    completions_only = row_format(config.data).loss_on != "all" and config.data.too_long != "split"
+    wrong = []
+    for source in prepared.train.sources:
+        shown = min(samples, len(source))
+        batch = source.read(range(shown))
+        for number in range(shown):
+            valid = int(source.valid_tokens[number])
+            of = "" if source.name in prepared.read_shares else f" of {len(source):,}"
+            console.rule(
+                f"{escape(source.name)}, sequence {number + 1}{of}: {valid} tokens carry loss"
+            )
+            console.print(coloured_tokens(batch, number, tokenizer), soft_wrap=True)
+            found = loss_problems(batch, number, completions_only)
+            wrong += [f"{source.name}, sequence {number + 1}, {fault}" for fault in found]
+    console.rule()
+    if prepared.read_shares:
+        notes = [
+            f"these are figures of the first rows of {', '.join(prepared.read_shares)}; --all"
+            " counts all rows"
+        ]
+    else:
+        notes = prepared.before_training(config, smallest_global_batch(config))
+    for line in [*prepared.report.lines(), *notes]:
+        console.print(line, markup=False, soft_wrap=True)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise UserError(f"{wrong[0]}{more}. Check data.format, data.columns and data.loss_on.")
 
 
 def show(

@@ -4,6 +4,7 @@ repeat a step."""
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -13,7 +14,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from drillyard.cli.options import TRUST_CONFIG, Overrides, print_trusted, with_flags
+from drillyard.cli.options import (
+    TRUST_CONFIG,
+    Overrides,
+    config_to_read,
+    print_trusted,
+    with_flags,
+)
 from drillyard.cli.process_exit import (
     exit_on_signal,
     exit_process,
@@ -41,6 +48,13 @@ class Console(StrEnum):
 FLAGS = {
     "config": typer.Argument(help="The run config, run.yaml.", metavar="RUN.YAML"),
     "console": typer.Option(help="Lines for people, JSON objects for programs, or none."),
+    "dry_run": typer.Option(
+        "--dry-run",
+        help=(
+            "Do not train and write nothing: check config, paths, model and first rows, and print"
+            " memory, disk, time and cost in ten lines."
+        ),
+    ),
     "replay": typer.Option(
         min=1,
         help=(
@@ -51,7 +65,8 @@ FLAGS = {
         metavar="STEP",
     ),
     "trust_config": typer.Option(
-        "--trust-config", help=f"With --replay. {TRUST_CONFIG} Training needs no such flag."
+        "--trust-config",
+        help=f"With --replay or --dry-run. {TRUST_CONFIG} Training needs no such flag.",
     ),
     # The ranks of this host.
     "nproc_per_node": typer.Option(
@@ -109,6 +124,7 @@ def train(
     standby: bool | None = None,
     set_: Overrides = None,
     console: Console = Console.text,
+    dry_run: bool = False,
     replay: int | None = None,
     trust_config: bool = False,
 ) -> None:
@@ -141,15 +157,51 @@ def train(
         *(set_ or []),
         *([] if watchdog is None else [f"timeouts.watchdog_seconds={watchdog:g}"]),
     ]
+    if dry_run and (replay is not None or is_rank()):
+        raise UserError("--dry-run is of a start: leave out --replay, and torchrun")
     if replay is not None:
         require_training()
         _replay(config, overrides, replay, nproc_per_node, trust_config=trust_config)
+    if dry_run:
+        require_training()
+        # Of a run directory that somebody else made, too: it is looked at as `data preview` does.
+        with config_to_read(config, overrides, trust_config=trust_config) as run:
+            _dry_run(run, config, node, nproc_per_node)
     run = load_run_config(config, overrides)
     require_training()
     if is_rank():
         _be_a_rank(run, console.value)
     exit_on_signal()
     _supervise(run, config, overrides, console.value, node, nproc_per_node, max_restarts, standby)
+
+
+def _dry_run(
+    run: RunConfig, config: Path, node: NodePlacement, nproc_per_node: int | None
+) -> NoReturn:
+    """Print what the run would do."""
+    from drillyard.config.run_checks import require_valid
+
+    num_ranks = _ranks_of_host(run, nproc_per_node) * node.count
+    require_valid(run, num_ranks, has_gpu=_has_gpu())
+    import_without_collection("drillyard.training.dry_run")
+    from drillyard.training.dry_run import dry_run
+
+    for line in dry_run(run, num_ranks=num_ranks, num_nodes=node.count):
+        typer.echo(line)
+    typer.echo(f"Next:     drillyard train {shlex.quote(str(config))}; nothing was written")
+    raise typer.Exit
+
+
+def _ranks_of_host(run: RunConfig, nproc_per_node: int | None) -> int:
+    from drillyard.config.kernel_rules import num_gpus
+
+    return nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
+
+
+def _has_gpu() -> bool:
+    from drillyard.config.kernel_rules import num_gpus
+
+    return num_gpus() > 0
 
 
 def _supervise(
@@ -164,12 +216,11 @@ def _supervise(
 ) -> NoReturn:
     """Run the ranks of this host until the run is over; exit with its code. `run`: `config` with
     `overrides`."""
-    from drillyard.config.kernel_rules import num_gpus
     from drillyard.config.model_files import require_weight_files
     from drillyard.config.run_checks import require_valid
 
-    num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
-    require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
+    num_ranks = _ranks_of_host(run, nproc_per_node)
+    require_valid(run, num_ranks * node.count, has_gpu=_has_gpu())
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
     from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training

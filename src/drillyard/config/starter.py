@@ -108,28 +108,38 @@ def completed(found: ConvertedConfig) -> dict[str, Any]:
     return chosen
 
 
-def write_starters(directory: Path, run: dict[str, Any] | None = None) -> list[Path]:
-    """Write `run.yaml` (`run`: its settings) and `cluster.yaml` into `directory`, making it if need
-    be.
+def write_starters(directory: Path, run: str) -> list[Path]:
+    """Write `run.yaml` (`run`: its text) and a commented `cluster.yaml` into `directory`, making it
+    if need be.
 
     Raises UserError, with nothing written, when one of them is there already or cannot be written.
     """
-    paths = {which: directory / f"{which}.yaml" for which in ("run", "cluster")}
-    if there := [str(path) for path in paths.values() if path.exists() or path.is_symlink()]:
-        raise UserError(
-            f"{' and '.join(there)}: there already, and nothing is overwritten; name another"
-            " directory"
-        )
+    refuse_existing(directory)
+    paths = _paths_in(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for which, path in paths.items():
             with open(path, "x", encoding="utf-8") as file:
-                file.write(starter(which, run if which == "run" else None))
+                file.write(run if which == "run" else starter(which))
     except OSError as error:
         raise UserError(
             f"{error.filename or directory}: cannot be written: {error.strerror}"
         ) from None
     return list(paths.values())
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raise UserError where `write_starters` would find one of its files."""
+    paths = _paths_in(directory).values()
+    if there := [str(path) for path in paths if path.exists() or path.is_symlink()]:
+        raise UserError(
+            f"{' and '.join(there)}: there already, and nothing is overwritten; name another"
+            " directory"
+        )
+
+
+def _paths_in(directory: Path) -> dict[str, Path]:
+    return {which: directory / f"{which}.yaml" for which in ("run", "cluster")}
 
 
 def _settings(
@@ -146,7 +156,7 @@ def _settings(
                 yield f"{indent}{key}:"
                 yield from _settings(section, chosen[key], f"{indent}  ", f"{path}{key}.")
             else:
-                yield f"{indent}{key}: {_flow(chosen[key])}"
+                yield f"{indent}{key}: {flow(chosen[key])}"
         else:
             yield from (f"{indent}{line}" for line in _comment(field, section, ""))
             yield from (f"{indent}#{line}" for line in _default(key, field, section))
@@ -160,7 +170,7 @@ def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Ite
         yield (
             f"{key}:"
             if field.default is PydanticUndefined
-            else f"{key}: {_flow(field.get_default())}"
+            else f"{key}: {flow(field.get_default())}"
         )
         return
     yield f"{key}:"
@@ -189,7 +199,7 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
     return only if isinstance(only, type) and issubclass(only, BaseModel) else None
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """A value on one line: `{train: bpe, vocab_size: 1024}`."""
     text: str = yaml.safe_dump(
         value, default_flow_style=True, sort_keys=False, width=10_000, allow_unicode=True

@@ -35,7 +35,8 @@ from drillyard.errors import UserError
 BROKEN_CALL = "broken_call"
 
 TOOL_COLUMNS = ("tools", "functions")
-_LAYOUTS = (("system", "chat"), ("query", "tools", "answers"), ("question", "function"))
+LAYOUTS = (("system", "chat"), ("query", "tools", "answers"), ("question", "function"))
+"""The columns by which a row's layout is told, besides those of conversations."""
 
 _GLAIVE_TURN = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
@@ -56,14 +57,14 @@ def function_calling_row(row: Row, columns: Mapping[str, str], where: str) -> Ro
         None
         if columns
         else next(
-            (names for names in _LAYOUTS if all(row.get(name) is not None for name in names)), None
+            (names for names in LAYOUTS if all(row.get(name) is not None for name in names)), None
         )
     )
-    if layout == _LAYOUTS[0]:
+    if layout == LAYOUTS[0]:
         found = _glaive(row, where)
-    elif layout == _LAYOUTS[1]:
+    elif layout == LAYOUTS[1]:
         found = _xlam(row, where)
-    elif layout == _LAYOUTS[2]:
+    elif layout == LAYOUTS[2]:
         found = _bfcl(row, where)
     else:
         found = _openai(row, columns, where)
@@ -87,7 +88,7 @@ def _openai(row: Row, columns: Mapping[str, str], where: str) -> Row:
     named: tuple[str, ...] = (columns["messages"],) if "messages" in columns else MESSAGE_COLUMNS
     found = next((name for name in named if row.get(name) is not None), None)
     if found is None:
-        layouts = "; ".join(", ".join(names) for names in (*_LAYOUTS, ("messages", "tools")))
+        layouts = "; ".join(", ".join(names) for names in (*LAYOUTS, ("messages", "tools")))
         raise UserError(
             f"{where}: its columns ({', '.join(map(str, row)) or 'none'}) are in none of the"
             f" layouts of format function-calling: {layouts}. Set data.columns: {{messages: NAME,"

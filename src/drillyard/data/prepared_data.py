@@ -8,8 +8,10 @@ the cache.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +83,9 @@ class PreparedData:
     record: DataRecord
     paths: dict[str, str]
     """The path of each training source and held-out part, by name."""
+    read_shares: dict[str, float | None] = field(default_factory=dict)
+    """Of a sample: the share that was read of each source that has more rows; None where its size
+    is not known."""
 
     def before_training(self, config: RunConfig, global_batch_size: int) -> list[str]:
         """Warnings before training: rows that held-out data share with it, too little data for a
@@ -149,6 +154,29 @@ def prepare(
     ).run()
 
 
+@contextmanager
+def prepare_sample(config: RunConfig, num_sequences: int) -> Iterator[PreparedData]:
+    """As `prepare`, of the first rows of each source: a megabyte, or what surely fills so many
+    sequences. No cache is read or written; what was read is gone at the end of the context.
+
+    A tokenizer that is trained from the data is trained from these rows. Held-out parts that have
+    no row among them are left out.
+    """
+    config = resolve_section_secrets(config, "data")
+    with tempfile.TemporaryDirectory(prefix="drillyard-sample-") as directory:
+        data = config.data.model_copy(update={"cache_directory": directory})
+        yield _Preparation(
+            config.model_copy(update={"data": data}),
+            None,
+            None,
+            DataRecord("", ""),
+            CHANGED_DATA_ADVICE,
+            False,
+            None,
+            max(1 << 20, _BYTES_PER_TOKEN * num_sequences * config.data.sequence_length),
+        ).run()
+
+
 def encoded_documents(
     config: RunConfig, on_progress: OnProgress | None = None
 ) -> tuple[TextTokenizer, dict[str, Callable[[], Iterator[Encoded]]]]:
@@ -214,6 +242,8 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
 
 
 _UNCUT = 2**31 - 1
+_BYTES_PER_TOKEN = 8
+"""At most, of text that is not made of one word: 3 to 5 are usual."""
 
 
 @dataclass
@@ -227,8 +257,10 @@ class _Preparation:
     if_changed: str
     only_open: bool
     num_workers: int | None
+    sample_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        self.read_shares: dict[str, float | None] = {}
         self.data = self.config.data
         self.root, self.format, self.split = (
             cache_root(self.data),
@@ -267,7 +299,7 @@ class _Preparation:
             parts = self._sequences(source, contents[source.name], self.split)
             trained.append(_not_empty(parts[TRAIN], source.name, "training"))
             self.report.add(source.name, source.config.path, parts[TRAIN])
-            if HELD_OUT in parts:
+            if HELD_OUT in parts and (len(parts[HELD_OUT]) or self.sample_bytes is None):
                 name = split_part_name(source)
                 held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
                 paths[name] = source.config.path
@@ -287,12 +319,16 @@ class _Preparation:
             )
         mixture = self.megatron.mixture(trained)
         record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
-        return PreparedData(mixture, held_out, self.report, self.tokenizer, record, paths)
+        return PreparedData(
+            mixture, held_out, self.report, self.tokenizer, record, paths, self.read_shares
+        )
 
     def _usable(
         self, source: DataSource, then: SourceContents | None, *, trains: bool
     ) -> tuple[DataSource, SourceContents]:
         """The source with the contents that this run may use. UserError if they changed."""
+        if self.sample_bytes is not None:
+            source = replace(source, first_bytes=self.sample_bytes)
         now = source.contents(self.root / "hashes")
         if then is None or (now.key == then.key and source.missing is None):
             return source, now
@@ -434,6 +470,8 @@ class _Preparation:
                 done += encoded.nbytes
                 if self.on_progress is not None:
                     self.on_progress(f"tokenising {source.name}", done, total)
+            if self.sample_bytes is not None and done >= self.sample_bytes:
+                self.read_shares[source.name] = done / total if total else None
         except UserError:
             # A row that is wrong because the source changed under the reader is not the user's to
             # fix.

@@ -93,6 +93,15 @@ def first_rows(batches: Iterator[RawBatch], limit: int) -> Iterator[RawBatch]:
             return
 
 
+def first_batches(batches: Iterator[RawBatch], nbytes: int) -> Iterator[RawBatch]:
+    """The first batches that have `nbytes` together, or all of them."""
+    for batch in batches:
+        yield batch
+        nbytes -= batch.nbytes
+        if nbytes <= 0:
+            return
+
+
 def json_digest(value: Any) -> str:
     """xxh3-128 in hex of a value as JSON, whatever the order of its keys; what JSON lacks counts by
     its repr."""

@@ -47,6 +47,7 @@ from drillyard.data.raw_batches import (
     BATCH_BYTES,
     RawBatch,
     batched_rows,
+    first_batches,
     first_rows,
     hash_bytes_of,
     json_digest,
@@ -78,7 +79,8 @@ class DataSource:
     library.
 
     `missing`: the recorded contents of a source that does not exist any more; it can be opened from
-    a cache only.
+    a cache only. `first_bytes`: of a sample, which reads about so much from the begin and looks at
+    nothing else.
     """
 
     name: str
@@ -87,6 +89,7 @@ class DataSource:
     files: tuple[SourceFile, ...] = ()
     builtin_part: str = "train"
     missing: SourceContents | None = None
+    first_bytes: int | None = None
 
     @property
     def builtin(self) -> str | None:
@@ -133,6 +136,8 @@ class DataSource:
     def batches(self) -> Iterator[RawBatch]:
         """Raw batches in a fixed order, up to `max_samples` rows."""
         batches = self._all_batches()
+        if self.first_bytes is not None:
+            batches = first_batches(batches, self.first_bytes)
         return (
             batches
             if self.config.max_samples is None
@@ -168,6 +173,9 @@ class DataSource:
         """The contents now; `memo` is the directory of cached hashes of files."""
         if self.missing is not None:
             return self.missing
+        if self.first_bytes is not None:
+            sample = [self.config.path, self.builtin_part, self.first_bytes]
+            return SourceContents(json_digest(sample), {})
         if remote_scheme(self.config.path) is not None:
             now = {
                 self.name_of(str(file)): [file.size, file.tag]

@@ -40,7 +40,7 @@ class StartupEstimate:
     def line(self) -> str:
         """`Estimate: it fits: 61.2 to 70.4 of 140 GiB per rank (activation checkpointing: none); 1
         to 1.5 s a step`"""
-        return f"Estimate: {self._memory_words()}; {self._time_words()}"
+        return f"Estimate: {self.memory_words()}; {self._time_words()}"
 
     def fields(self) -> dict[str, Any]:
         """The same as fields of the event `estimate`."""
@@ -55,7 +55,8 @@ class StartupEstimate:
             "missing": self.missing or None,
         }
 
-    def _memory_words(self) -> str:
+    def memory_words(self) -> str:
+        """Whether it fits: `it fits: 61.2 to 70.4 of 140 GiB per rank (...)`."""
         mode = f"activation checkpointing: {self.setup.activation_checkpointing}"
         if self.setup.device_type == "cpu":
             mode += "; Python and torch themselves not counted"

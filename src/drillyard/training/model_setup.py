@@ -284,9 +284,14 @@ def set_determinism(config: RunConfig) -> None:
 
 def memory_bytes_per_rank(ranks: Ranks) -> int:
     """Memory that one rank may use: its GPU's, or its share of the host's."""
-    if ranks.device.type == "cuda":
-        return int(torch.cuda.get_device_properties(ranks.device).total_memory)
-    return host_memory_bytes() // ranks.local_world_size
+    return memory_of_device(ranks.device, ranks.local_world_size)
+
+
+def memory_of_device(device: torch.device, ranks_of_host: int) -> int:
+    """Bytes that each of `ranks_of_host` ranks may use: of its GPU, or its share of the host's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_memory_bytes() // ranks_of_host
 
 
 def least_memory_bytes(ranks: Ranks) -> int:

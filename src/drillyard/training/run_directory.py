@@ -72,6 +72,15 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
             f"{directory}: cannot be created ({error.strerror}); choose another `output`"
         ) from None
     _require_writable(directory)
+    check_run_directory(config, num_ranks, goes_on=goes_on)
+    saved = directory / SAVED_CONFIG
+    if not is_finished(config) and not _is_saved(config, saved):
+        save_resolved(config, saved)
+
+
+def check_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
+    """Raise UserError as `claim_run_directory` for what is in the run directory. Writes nothing."""
+    directory = run_directory_of(config)
     saved = directory / SAVED_CONFIG
     old = None
     if is_there(saved) and holds_training(directory):
@@ -88,8 +97,6 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
         _require_no_idle_change(directory, old, config)
     if not finished:
         _require_room_for_model(directory / "final")
-    if not finished and not _is_saved(config, saved):
-        save_resolved(config, saved)
 
 
 def is_finished(config: RunConfig) -> bool:

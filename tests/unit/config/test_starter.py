@@ -17,7 +17,7 @@ from drillyard.errors import UserError
 
 
 def test_the_starters_load_and_have_no_contradictions(tmp_path: Path) -> None:
-    run, cluster = write_starters(tmp_path / "new")
+    run, cluster = write_starters(tmp_path / "new", starter("run"))
     assert check_run(load_run_config(run), num_ranks=2) == []
     assert load_cluster_config(cluster).platform == "local"
 
@@ -65,7 +65,7 @@ def test_every_setting_and_its_meaning_is_in_the_starter(which: str) -> None:
 def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("mine")
     with pytest.raises(UserError, match=r"cluster\.yaml: there already"):
-        write_starters(tmp_path)
+        write_starters(tmp_path, starter("run"))
     assert (tmp_path / "cluster.yaml").read_text() == "mine"
     assert not (tmp_path / "run.yaml").exists()
 
@@ -73,7 +73,7 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        write_starters(tmp_path / "file" / "new")
+        write_starters(tmp_path / "file" / "new", starter("run"))
 
 
 @pytest.mark.parametrize("which", ["run", "cluster"])

@@ -287,3 +287,24 @@ def test_the_command_stops_at_a_fault(
     error = result.exception
     assert isinstance(error, UserError)
     assert says(str(error), "data, sequence 1, document 1: all")
+
+
+def test_a_preview_reads_the_first_rows_of_a_large_source_and_writes_no_cache(
+    make_config: MakeConfig, write_rows: WriteRows, tmp_path: Path
+) -> None:
+    """The last row is damaged: who reads all of them finds it."""
+    path = write_rows([{"text": f"document {n} " + "words " * 40} for n in range(20_000)])
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"text": 3}\n')
+    config = make_config(path)
+    result = preview(config, tmp_path)
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.output.splitlines() if "documents" in line]
+    assert 0 < int(line.split(" documents")[0].split()[-1].replace(",", "")) < 10_000
+    assert "--all" in result.output.splitlines()[-1]
+    cache = Path(str(config.data.cache_directory))
+    assert not list(cache.glob("tokenized/*")) and not list(cache.glob("hashes/*"))
+
+    everything = CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--all"])
+    assert isinstance(everything.exception, UserError)
+    assert says(str(everything.exception), "line 20001")
