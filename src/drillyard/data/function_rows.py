@@ -219,6 +219,7 @@ def _exactly(call: FunctionCall) -> Row:
     return {
         "name": call.name,
         "arguments": {name: [_only(value)] for name, value in call.arguments.items()},
+        "exact": True,
     }
 
 

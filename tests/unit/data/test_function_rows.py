@@ -284,10 +284,6 @@ def test_columns_can_have_other_names() -> None:
             {"name": "f", "parameters": {"type": "object", "properties": {}, "required": "a"}},
             "required of parameters",
         ),
-        (
-            {"name": "f", "parameters": {"type": "object", "properties": {}, "required": ["a"]}},
-            "'a'",
-        ),
         ({"name": "f", "parameters": {"a": "str"}}, "parameter a"),
     ],
 )
