@@ -266,6 +266,22 @@ def test_columns_can_have_other_names() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "dict", "required": ["city"]},
+        {"type": "object", "properties": {"at": {"type": "object", "required": ["lat"]}}},
+        {"$ref": "#/$defs/P", "$defs": {"P": SCHEMA}},
+        {"type": ["object", "null"], "properties": {"city": True}},
+        {"allOf": [SCHEMA], "additionalProperties": False},
+    ],
+)
+def test_schemas_are_those_of_json_schema(parameters: dict[str, Any]) -> None:
+    found = canonical({**BFCL, "function": [{"name": "weather", "parameters": parameters}]})
+    assert found["tools"][0]["function"]["parameters"].keys() >= parameters.keys()
+    assert found["accepted"][0]["name"] == "weather"
+
+
 def test_rows_of_the_bfcl_in_parquet_are_those_in_json(tmp_path: Path) -> None:
     other = {
         "question": [[ASKED]],

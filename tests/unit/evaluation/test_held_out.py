@@ -157,7 +157,7 @@ def test_a_template_whose_calls_the_judge_reads_is_evaluated(tmp_path: Path) -> 
     assert held_out.function_call("rows", "step-1")["questions"] == 1
 
 
-def test_a_template_whose_calls_the_judge_cannot_read_is_told_of_before(tmp_path: Path) -> None:
+def test_a_template_whose_calls_the_judge_cannot_read_is_named_before(tmp_path: Path) -> None:
     template = TOOLS + TURNS.replace("CALL", OWN_NOTATION)
     held_out = evaluator(tmp_path, CALLING, chat_template=template)
     (warning,) = warnings_of(held_out)
