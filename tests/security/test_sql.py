@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from drillyard.evaluation.sql_databases import ATTEMPTS, generated_databases, tokens
+from drillyard.evaluation.sql_databases import ATTEMPTS, generated_databases
 from drillyard.evaluation.sql_sandbox import build_database, make_read_only, run_query
 from drillyard.evaluation.sql_scoring import judge
+from drillyard.evaluation.sql_text import tokens
 
 LONG = "'" + "a" * 40_000 + "'"
 ROWS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"

@@ -27,6 +27,7 @@ from drillyard.data.chat_messages import (
     normalised_messages,
     normalised_tools,
     text_of_parts,
+    without_nulls,
 )
 from drillyard.data.raw_batches import Row
 from drillyard.data.tool_schemas import openai_tool
@@ -152,7 +153,9 @@ def _bfcl(row: Row, where: str) -> Row:
         [{"role": "user", "content": turn}] if isinstance(turn, str) else turn, where
     )
     accepted = []
-    for call in _objects(row.get("ground_truth") or [], "ground_truth", where):
+    # Parquet's structs have the keys of all rows, with nulls.
+    truth = without_nulls(_objects(row.get("ground_truth") or [], "ground_truth", where))
+    for call in truth:
         for name, arguments in call.items():
             if not isinstance(arguments, dict) or not all(map(_are_choices, arguments.values())):
                 raise UserError(
@@ -161,7 +164,8 @@ def _bfcl(row: Row, where: str) -> Row:
                 )
             accepted.append({"name": name, "arguments": arguments})
     functions = row["function"] if isinstance(row["function"], list | str) else [row["function"]]
-    tools = [openai_tool(tool, where) for tool in _objects(functions, "function", where)]
+    listed = without_nulls(_objects(functions, "function", where))
+    tools = [openai_tool(tool, where) for tool in listed]
     if accepted:
         messages = [*messages, _assistant([reference_call(call, tools) for call in accepted])]
     return {"messages": messages, "tools": tools, "accepted": accepted}
@@ -220,6 +224,7 @@ def _exactly(call: FunctionCall) -> Row:
     return {
         "name": call.name,
         "arguments": {name: [_only(value)] for name, value in call.arguments.items()},
+        "exact": True,
     }
 
 

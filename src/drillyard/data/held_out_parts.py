@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import xxhash
 
@@ -89,9 +90,23 @@ def held_out_names(config: RunConfig) -> list[str]:
     return [*shares, *held_out_sources(config.data, sources)]
 
 
-def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
+@dataclass
+class RowsAtFault:
+    """Rows that could not be read: how many, and what is wrong with the first, with its place."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, error: UserError) -> None:
+        self.count += 1
+        self.first = self.first or str(error)
+
+
+def evaluation_rows(
+    config: RunConfig, part_name: str, limit: int, at_fault: RowsAtFault | None = None
+) -> list[Row]:
     """At most `limit` held-out rows with the format's own column names, for metrics that generate
-    text.
+    text. Rows that cannot be read are left out and counted in `at_fault`; UserError if all are.
 
     The choice is pseudo-random but fixed: the rows with the smallest hashes, in that order. It
     depends only on the rows, not on their order, and a smaller limit gives a prefix of a larger
@@ -102,10 +117,11 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
     whole = held_out_sources(config.data, sources)
     shares = {split_part_name(source): source for source in sources} if split.fraction else {}
     name = find_part(part_name, {**whole, **shares})
+    at_fault = at_fault if at_fault is not None else RowsAtFault()
     if name in whole:
-        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN)
+        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN, at_fault)
     elif name in shares:
-        rows = canonical_rows(shares[name], form, split, HELD_OUT)
+        rows = canonical_rows(shares[name], form, split, HELD_OUT, at_fault)
     else:
         raise UserError(
             f"no held-out set is named {part_name!r}; the names are:"
@@ -115,6 +131,8 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
         limit,
         ((_row_hash(form, row, where), number, row) for number, (row, where) in enumerate(rows)),
     )
+    if not chosen and at_fault.count:
+        raise UserError(at_fault.first)
     if not chosen:
         raise UserError(f"held-out set {part_name!r} has no rows. Raise data.held_out.fraction.")
     return [row for _, _, row in chosen]
@@ -127,17 +145,29 @@ def _row_hash(form: RowFormat, row: Row, where: str) -> int:
 
 
 def canonical_rows(
-    source: DataSource, form: RowFormat, split: HeldOutSplit, part: int
+    source: DataSource,
+    form: RowFormat,
+    split: HeldOutSplit,
+    part: int,
+    at_fault: RowsAtFault | None = None,
 ) -> Iterator[tuple[Row, str]]:
-    """Canonical rows of one part of a source and their places."""
+    """Canonical rows of one part of a source and their places. A row that cannot be read is a
+    UserError, or is left out where `at_fault` counts it."""
     for batch in source.batches():
         for number, row in batch.rows():
             where = batch.where(number)
-            canonical = form.canonical(row, where)
-            if (
-                split.fraction == 0.0
-                or split.part_of(row, form.identity(canonical, where), where) == part
-            ):
+            try:
+                canonical = form.canonical(row, where)
+                # A count of rows at fault is of those without an identity, too.
+                is_of_part = (at_fault is None and split.fraction == 0.0) or (
+                    split.part_of(row, form.identity(canonical, where), where) == part
+                )
+            except UserError as error:
+                if at_fault is None:
+                    raise
+                at_fault.add(error)
+                continue
+            if split.fraction == 0.0 or is_of_part:
                 yield canonical, where
 
 

@@ -39,6 +39,11 @@ _JSON_TYPES = {
     "any": "",
 }
 """JSON Schema's types by name in JSON Schema, Python and the BFCL; "": any value."""
+_ANY_TYPE = {"$ref", "anyOf", "oneOf", "allOf"}
+"""Keywords of a schema whose type another schema may state."""
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_OBJECTS = ("$defs", "definitions", "patternProperties")
+"""Keywords with schemas: lists of them, and objects with schemas by name."""
 _PYTHON_TYPE = re.compile(r"(\w+)\s*(?:\[(.*)\])?\Z", re.DOTALL)
 _OPTIONAL = re.compile(r",\s*optional\b.*\Z", re.IGNORECASE | re.DOTALL)
 
@@ -60,10 +65,11 @@ def openai_tool(tool: Row, where: str) -> Row:
     if isinstance(parameters, dict) and parameters and not _is_schema(parameters):
         parameters = _xlam_parameters(parameters, f"{where}: tool {name}")
     schema = _json_schema(parameters, f"{where}: tool {name}", "parameters")
-    if schema.get("type") != "object":
-        raise _no_schema(
-            f"{where}: tool {name}", "parameters", "must be of type object", schema.get("type")
-        )
+    if not schema.keys() & _ANY_TYPE:
+        schema.setdefault("type", "object")
+    declared = schema.get("type", "object")
+    if "object" not in (declared if isinstance(declared, list) else [declared]):
+        raise _no_schema(f"{where}: tool {name}", "parameters", "must be of type object", declared)
     function = {
         key: value for key, value in function.items() if key not in ("name", "parameters", "type")
     }
@@ -75,8 +81,12 @@ def _is_schema(parameters: Row) -> bool:
     called `type`."""
     return (
         "properties" in parameters
-        or "$ref" in parameters
+        or any(key.startswith("$") for key in parameters)
         or isinstance(parameters.get("type"), str | list)
+        or any(
+            isinstance(parameters.get(key), list | bool)
+            for key in (*_LISTS, "required", "additionalProperties")
+        )
     )
 
 
@@ -103,7 +113,7 @@ def _json_schema(schema: Any, where: str, what: str) -> Row:
     schema."""
     if not isinstance(schema, dict):
         raise _no_schema(where, what, "must be a JSON schema (an object)", schema)
-    result = dict(schema)
+    result = {**schema, **_inner_schemas(schema, where, what)}
     properties, required, declared = (
         schema.get("properties"),
         schema.get("required"),
@@ -113,7 +123,7 @@ def _json_schema(schema: Any, where: str, what: str) -> Row:
         if not isinstance(properties, dict):
             raise _no_schema(where, f"properties of {what}", "must be an object", properties)
         result["properties"] = {
-            name: _json_schema(value, where, f"parameter {name}")
+            name: _any_schema(value, where, f"parameter {name}")
             for name, value in properties.items()
         }
         declared = declared if declared is not None else "object"
@@ -121,20 +131,39 @@ def _json_schema(schema: Any, where: str, what: str) -> Row:
         isinstance(required, list) and all(isinstance(name, str) for name in required)
     ):
         raise _no_schema(where, f"required of {what}", "must be a list of names", required)
-    if unknown := [name for name in required or [] if name not in (properties or {})]:
-        raise _no_schema(
-            where, f"required of {what}", "must be names of its properties", unknown[0]
-        )
-    if isinstance(schema.get("items"), dict):
-        result["items"] = _json_schema(schema["items"], where, f"items of {what}")
     if declared is None:
         return result
     if isinstance(declared, list) and all(isinstance(name, str) for name in declared):
-        return {**result, "type": [_JSON_TYPES.get(name.lower(), name) for name in declared]}
+        names = [_JSON_TYPES.get(name.lower(), name) for name in declared]
+        if "" not in names:
+            return {**result, "type": names}
+        del result["type"]
+        return result
     if not isinstance(declared, str):
         raise _no_schema(where, f"type of {what}", "must be the name of a type", declared)
     result.pop("type", None)
     return {**_python_type(declared), **result}
+
+
+def _any_schema(schema: Any, where: str, what: str) -> Any:
+    """A schema inside of another one, which may be true or false."""
+    return schema if isinstance(schema, bool) else _json_schema(schema, where, what)
+
+
+def _inner_schemas(schema: Row, where: str, what: str) -> Row:
+    """The keywords of a schema that hold schemas other than `properties`, these with JSON Schema's
+    types."""
+    found: Row = {}
+    for key in ("items", "additionalProperties", *_LISTS, *_OBJECTS):
+        value = schema.get(key)
+        part = f"{key} of {what}"
+        if isinstance(value, dict) and key in _OBJECTS:
+            found[key] = {name: _any_schema(each, where, part) for name, each in value.items()}
+        elif isinstance(value, list) and key in ("items", *_LISTS):
+            found[key] = [_any_schema(each, where, part) for each in value]
+        elif isinstance(value, dict) and key in ("items", "additionalProperties"):
+            found[key] = _json_schema(value, where, part)
+    return found
 
 
 def _python_type(declared: str) -> Row:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from drillyard.config.run import RunConfig
 from drillyard.data.chat_template import ChatRenderer, chat_renderer
 from drillyard.data.function_rows import question_of
-from drillyard.data.held_out_parts import evaluation_rows, find_part
+from drillyard.data.held_out_parts import RowsAtFault, evaluation_rows, find_part
 from drillyard.data.prepared_data import PreparedData
 from drillyard.data.raw_batches import Row
 from drillyard.data.row_formats import render_prompt, row_format
@@ -24,6 +24,7 @@ from drillyard.evaluation.call_scoring import CallVerdict, call_accuracy, judge_
 from drillyard.evaluation.failures import EvaluationFailed, FailureAgreement
 from drillyard.evaluation.generate import generate
 from drillyard.evaluation.held_out_loss import evaluate_loss
+from drillyard.evaluation.notation_check import require_readable, template_problem
 from drillyard.evaluation.sql_scoring import SqlVerdict, accuracy, judge
 from drillyard.guarded_files import read_lines
 from drillyard.models.loss import LanguageModelLoss
@@ -88,6 +89,13 @@ class HeldOutEvaluator:
                 f" {', '.join(self.data.held_out)}"
             )
         self._agreement = FailureAgreement(self.root, self.ranks)
+        if "function-call" in self.config.evaluation.metrics and self.ranks.rank == 0:
+            renderer = self._renderer()
+            if problem := template_problem(renderer, lambda text: self._generated(renderer, text)):
+                self.warn(
+                    "evaluation.metrics: function-call cannot judge calls as this model's chat"
+                    f" template writes them: {problem}"
+                )
 
     @property
     def batch_size(self) -> int:
@@ -138,7 +146,7 @@ class HeldOutEvaluator:
         """Answer a part's questions, run the answers, write `directory`/LABEL/PART.jsonl. Raises
         EvaluationFailed."""
         tokenizer = self.data.tokenizer
-        verdicts = self._answers(
+        verdicts, left_out = self._answers(
             part,
             label,
             prompts_of=lambda rows: [render_prompt(row) for row in rows],
@@ -146,9 +154,9 @@ class HeldOutEvaluator:
             end=lambda: tokenizer.eos_token_id,
             skip_special_tokens=True,
             judge=judge,
+            too_long=lambda reason: SqlVerdict("unjudged", reason),
         )
-        figures = accuracy(verdicts)
-        return _shares("sql_execution", figures)
+        return {**_shares("sql_execution", accuracy(verdicts)), **left_out}
 
     def function_call(self, part: str, label: str) -> dict[str, Any]:
         """Answer a part's questions by calls, compare them with those accepted, write the
@@ -157,27 +165,48 @@ class HeldOutEvaluator:
         Besides the accuracy, the answers that are wrong in each way, where there are any. Raises
         EvaluationFailed.
         """
-        tokenizer, text = self.data.tokenizer, self.data.text_tokenizer
-        renderer = chat_renderer(
-            text.chat_template or "", text.special_tokens, row_format(self.config.data)
-        )
-        verdicts = self._answers(
-            part,
-            label,
-            prompts_of=lambda rows: [
+        tokenizer, renderer = self.data.tokenizer, self._renderer()
+
+        def prompts_of(rows: list[Row]) -> list[str]:
+            unreadable = require_readable(
+                renderer, rows, part, lambda text: self._generated(renderer, text)
+            )
+            if unreadable and self.ranks.rank == 0:
+                self.warn(unreadable)
+            return [
                 renderer.prompt({**row, "messages": question_of(row["messages"])}, part)
                 for row in rows
-            ],
+            ]
+
+        verdicts, left_out = self._answers(
+            part,
+            label,
+            prompts_of=prompts_of,
             tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
             end=lambda: end_of_turn(renderer, tokenizer),
             skip_special_tokens=False,  # one may mark a call
             judge=lambda row, predicted: judge_calls(
                 row["tools"] or [], row["accepted"], predicted
             ),
+            too_long=lambda reason: CallVerdict("unjudged", reason),
         )
         figures = call_accuracy(verdicts)
         wrong = {key: count for key, count in figures.items() if key not in _NOT_WRONG and count}
-        return {**_shares("function_call", figures), **wrong}
+        return {**_shares("function_call", figures), **left_out, **wrong}
+
+    def _renderer(self) -> ChatRenderer:
+        text = self.data.text_tokenizer
+        return chat_renderer(
+            text.chat_template or "", text.special_tokens, row_format(self.config.data)
+        )
+
+    def _generated(self, renderer: ChatRenderer, text: str) -> str:
+        """What is found to be the answer of a model that writes this text."""
+        tokenizer = self.data.tokenizer
+        tokens, end = chat_prompt_tokens(tokenizer, text), end_of_turn(renderer, tokenizer)
+        decoded = tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+        assert isinstance(decoded, str)
+        return decoded
 
     def _answers(
         self,
@@ -189,29 +218,38 @@ class HeldOutEvaluator:
         end: Callable[[], int | None],
         skip_special_tokens: bool,
         judge: Callable[[Row, str], Verdict],
-    ) -> list[Verdict]:
+        too_long: Callable[[str], Verdict],
+    ) -> tuple[list[Verdict], dict[str, int]]:
         """The verdicts on the answers to a part's questions, which are written with the
-        predictions.
+        predictions; and how many rows could not be read or asked, where there are any.
 
-        `end`: the token that ends an answer. Raises EvaluationFailed.
+        `end`: the token that ends an answer. `too_long`: the verdict where the prompt leaves no
+        room for an answer. Raises EvaluationFailed.
         """
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
+        at_fault = RowsAtFault()
 
         def questions() -> tuple[list[Row], list[str], list[list[int]], int | None]:
-            rows = evaluation_rows(self.config, part, evaluation.samples)
+            rows = evaluation_rows(self.config, part, evaluation.samples, at_fault)
             prompts = prompts_of(rows)
             return rows, prompts, [tokens_of(prompt) for prompt in prompts], end()
 
         rows, prompts, tokens, end_token = self._agreement.alone(questions)
-        outputs = generate(
+        context = context_length(self.root.causal_lm.config)
+        asked = [n for n, each in enumerate(tokens) if context is None or len(each) < context]
+        left_out = self._left_out(part, tokens, asked, context, at_fault)
+        generated = generate(
             self.root,
-            tokens,
+            [tokens[number] for number in asked],
             self.ranks,
             end_tokens=[] if end_token is None else [end_token],
             max_new_tokens=evaluation.max_new_tokens,
             batch_size=self.batch_size,
             before_forward=self.before_forward,
         )
+        outputs: list[list[int]] = [[] for _ in rows]
+        for number, output in zip(asked, generated, strict=True):
+            outputs[number] = output
         predictions = self._agreement.alone(
             lambda: [
                 text.strip()
@@ -220,8 +258,15 @@ class HeldOutEvaluator:
         )
         # Each data rank judges its share of them.
         size = self.ranks.num_data_ranks
-        share = list(zip(rows, predictions, strict=True))[self.ranks.data_rank :: size]
-        mine = self._agreement.alone(lambda: [judge(row, text) for row, text in share])
+        share = list(zip(rows, predictions, tokens, strict=True))[self.ranks.data_rank :: size]
+        mine = self._agreement.alone(
+            lambda: [
+                judge(row, text)
+                if context is None or len(prompt) < context
+                else too_long(f"a prompt of {len(prompt):,} tokens, a context of {context:,}")
+                for row, text, prompt in share
+            ]
+        )
         parts = self.ranks.gather_from_data_ranks(mine)
         verdicts = [parts[index % size][index // size] for index in range(len(rows))]
         if self.ranks.rank == 0:
@@ -241,7 +286,31 @@ class HeldOutEvaluator:
             self.write_predictions(
                 self.directory / label / f"{part.replace('/', '_')}.jsonl", lines
             )
-        return verdicts
+        return verdicts, left_out
+
+    def _left_out(
+        self,
+        part: str,
+        tokens: list[list[int]],
+        asked: list[int],
+        context: int | None,
+        at_fault: RowsAtFault,
+    ) -> dict[str, int]:
+        """Counts of rows that cannot be read, and of prompts that leave no room for an answer; each
+        is warned of."""
+        counts = {"rows_at_fault": at_fault.count, "too_long": len(tokens) - len(asked)}
+        if self.ranks.rank == 0 and at_fault.count:
+            self.warn(
+                f"{part}: {at_fault.count:,} rows cannot be read and are not asked; the first:"
+                f" {at_fault.first}"
+            )
+        if self.ranks.rank == 0 and counts["too_long"]:
+            self.warn(
+                f"{part}: {counts['too_long']:,} of {len(tokens):,} prompts leave no room for an"
+                f" answer and are not judged: the longest has {max(map(len, tokens)):,} tokens, the"
+                f" model's context {context:,}"
+            )
+        return {key: count for key, count in counts.items() if count}
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend
@@ -276,6 +345,13 @@ def _shares(metric: str, figures: dict[str, float | int]) -> dict[str, Any]:
         "questions": figures["judged"],
         "unjudged": figures["unjudged"] or None,
     }
+
+
+def context_length(config: Any) -> int | None:
+    """Tokens of prompt and answer together that a model was made for; None if its config does not
+    say."""
+    found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return found if isinstance(found, int) else None
 
 
 def end_of_turn(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> int | None:

@@ -10,19 +10,18 @@ compares with each other draw from one small set, so that joins match. Accuracy 
 execution on generated rows, not on the databases of the benchmark. Seeds are tried in a fixed
 order, and the first three with a result (a row that is not all NULL or 0) are kept. Cost: about 1
 ms per seed. Limits: columns are identified by name only; a query that selects by arithmetic, or by
-conditions that are rarely true, may still return nothing: such a row is `unjudged`. The SQL lexer
-at the end does not parse.
+conditions that are rarely true, may still return nothing: such a row is `unjudged`.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 from drillyard.data.builtin import text_to_sql
 from drillyard.data.builtin.text_to_sql import Draw
@@ -34,6 +33,7 @@ from drillyard.evaluation.sql_sandbox import (
     make_read_only,
     run_query,
 )
+from drillyard.evaluation.sql_text import Token, tokens
 
 FILLS = 3
 ATTEMPTS = 24
@@ -65,6 +65,8 @@ def databases(row: dict[str, Any]) -> list[tuple[sqlite3.Connection | None, str]
     """The row's databases, read-only, or one (None, why it cannot be built). Raises UserError
     without a schema."""
     schema = next((row[name] for name in SCHEMA_COLUMNS if row.get(name)), None)
+    if schema is None and any(name in row for name in SCHEMA_COLUMNS):
+        return [(None, "the row's schema is empty")]
     if schema is None:
         raise UserError(
             f"SQL execution needs a column {' or '.join(SCHEMA_COLUMNS)} with CREATE TABLE"
@@ -136,22 +138,45 @@ Schema = dict[str, list[tuple[str, str]]]
 
 def tables(connection: sqlite3.Connection) -> Schema:
     """(name in lower case, declared type in upper case) of each column of each table."""
-    names = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
-    ).fetchall()
-    return {
-        table: [
-            (str(name).lower(), str(declared).upper())
-            for _, name, declared, *_ in connection.execute(f"PRAGMA table_info({_quoted(table)})")
+    found = {}
+    for master in ("sqlite_master", "sqlite_temp_master"):
+        names = connection.execute(
+            f"SELECT name FROM {master} WHERE type = 'table' ORDER BY rowid"
+        ).fetchall()
+        for (table,) in names:
+            if not str(table).lower().startswith("sqlite_"):  # sqlite's own
+                info = connection.execute(f"PRAGMA table_info({_quoted(table)})")
+                found[table] = [
+                    (str(name).lower(), str(declared).upper()) for _, name, declared, *_ in info
+                ]
+    return found
+
+
+def _unique_columns(connection: sqlite3.Connection, names: Iterable[str]) -> set[tuple[str, str]]:
+    """(table, column in lower case) of the columns that are a primary key or UNIQUE by
+    themselves."""
+    found = set()
+    for table in names:
+        keys = [
+            str(name)
+            for _, name, *_, place in connection.execute(f"PRAGMA table_info({_quoted(table)})")
+            if place
         ]
-        for (table,) in names
-    }
+        groups = [keys]
+        for _, index, unique, *_ in connection.execute(f"PRAGMA index_list({_quoted(table)})"):
+            if unique:
+                info = connection.execute(f"PRAGMA index_info({_quoted(index)})")
+                groups.append([str(name) for *_, name in info])
+        found |= {(table, group[0].lower()) for group in groups if len(group) == 1}
+    return found
 
 
 def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection], str]:
     """Up to three filled, read-only databases on which the query returns something; when there is
     none, why."""
     kept: list[sqlite3.Connection] = []
+    columns_of: Schema = {}
+    needs: _Needs | None = None
     deadline = monotonic() + MAX_SECONDS
     for seed in range(ATTEMPTS):
         if monotonic() > deadline:
@@ -163,24 +188,30 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
                 ),
             )
         connection = build_database(schema)
-        columns_of = tables(connection)
-        if sum(map(len, columns_of.values())) > MAX_COLUMNS:
-            raise ValueError(
-                f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for"
-            )
-        needs = _needs(sql, {name for columns in columns_of.values() for name, _ in columns})
+        if needs is None:
+            columns_of = tables(connection)
+            if sum(map(len, columns_of.values())) > MAX_COLUMNS:
+                raise ValueError(
+                    f"more than {MAX_COLUMNS:,} columns, which is too many to generate rows for"
+                )
+            names = {name for columns in columns_of.values() for name, _ in columns}
+            needs = _needs(_with_views(connection, sql), names)
+            classes = _classes(columns_of, needs)
+            unique = _unique_columns(connection, columns_of)
         num_rows = _MANY_ROWS if seed >= ATTEMPTS * 3 // 4 else 12 + 2 * seed
-        classes, draw = _classes(columns_of, needs), Draw("generated", sql, seed)
+        draw = Draw("generated", sql, seed)
         for table, columns in columns_of.items():
+            if not columns:
+                continue
             drawn = [
                 _column(table, *column, needs, classes[needs.find(column[0])], draw, num_rows)
                 for column in columns
             ]
-            slots = ", ".join("?" * len(columns))
-            # OR IGNORE: a drawn row that breaks UNIQUE or CHECK is left out, the others stay.
-            connection.executemany(
-                f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({slots})", zip(*drawn, strict=True)
-            )
+            for place, (name, _) in enumerate(columns):
+                # In every other attempt, so that keys are missing from a table in the others.
+                if seed % 2 and (table, name) in unique:
+                    drawn[place] = _distinct(drawn[place])
+            _insert(connection, table, list(zip(*drawn, strict=True)))
         try:
             rows = run_query(make_read_only(connection), sql)
         except TimeoutError:
@@ -195,6 +226,37 @@ def generated_databases(schema: str, sql: str) -> tuple[list[sqlite3.Connection]
         if len(kept) == FILLS:
             break
     return kept, "the reference query returns nothing on any generated rows"
+
+
+def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
+    """Insert those of the drawn rows that break no constraint of the table."""
+    slots = ", ".join("?" * len(rows[0]))
+    statement = f"INSERT OR IGNORE INTO {_quoted(table)} VALUES ({slots})"
+    try:
+        connection.executemany(statement, rows)
+    except sqlite3.IntegrityError:  # a type is wrong, which OR IGNORE does not cover
+        for row in rows:
+            with contextlib.suppress(sqlite3.IntegrityError):
+                connection.execute(statement, row)
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    """The values, each of those that came before replaced by another one."""
+    seen: set[Any] = set()
+    found = []
+    for value in values:
+        while value in seen:
+            value = f"{value} {len(seen)}" if isinstance(value, str) else value + 1
+        seen.add(value)
+        found.append(value)
+    return found
+
+
+def _with_views(connection: sqlite3.Connection, sql: str) -> str:
+    """The query, and the definitions of the views that it names."""
+    named = {token.text.lower() for token in tokens(sql) if token.kind == "name"}
+    views = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'")
+    return "\n;".join([sql, *(text for name, text in views if str(name).lower() in named)])
 
 
 def _needs(sql: str, columns: set[str]) -> _Needs:
@@ -332,56 +394,3 @@ def _is_key(name: str) -> bool:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-_TOKEN = re.compile(
-    r"""(?P<skip>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))
-      | (?P<string>'(?:[^']|'')*')
-      | (?P<name>"(?:[^"]|"")*"|`[^`]*`|\[[^\]]*(?:\]|\Z)|[^\W\d]\w*)
-      | (?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)
-      | (?P<symbol><=|>=|<>|!=|==|\|\||.)""",
-    re.VERBOSE | re.DOTALL,
-)
-
-Kind = Literal["string", "name", "number", "symbol"]
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token. `text` of a string or a quoted name is without its quotes; `quote` is the quote,
-    or empty."""
-
-    kind: Kind
-    text: str
-    quote: str = ""
-
-    def is_word(self, word: str) -> bool:
-        """Whether this is the given keyword (upper case), unquoted."""
-        return self.kind == "name" and not self.quote and self.text.upper() == word
-
-
-def tokens(sql: str) -> Iterator[Token]:
-    """The tokens of an SQL text, comments and white space left out. Any text has tokens; nothing
-    raises."""
-    for match in _TOKEN.finditer(sql):
-        kind, text = match.lastgroup, match.group()
-        if kind == "string":
-            yield Token("string", text[1:-1].replace("''", "'"), "'")
-        elif kind == "name" and text[0] in '"`[':
-            closing = {"[": "]"}.get(text[0], text[0])
-            yield Token("name", text[1:-1].replace(closing * 2, closing), text[0])
-        elif kind in ("name", "number", "symbol"):
-            yield Token(kind, text)  # type: ignore[arg-type]
-
-
-def has_top_level_order_by(sql: str) -> bool:
-    """Whether the outermost query is ordered: ORDER BY outside of parentheses (subqueries, windows)
-    and strings."""
-    depth, previous = 0, False
-    for token in tokens(sql):
-        if depth == 0 and previous and token.is_word("BY"):
-            return True
-        previous = token.is_word("ORDER")
-        if token.kind == "symbol":
-            depth += {"(": 1, ")": -1}.get(token.text, 0)
-    return False

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from drillyard.evaluation.sql_text import statements
+
 MAX_STEPS = 2_000_000
 """Virtual-machine instructions of one query; one over the databases here needs hundreds to some ten
 thousands."""
@@ -30,10 +32,14 @@ _STEPS_PER_CHECK = 500
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _BUILDING = _READING | {
     sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_TABLE,
     sqlite3.SQLITE_CREATE_INDEX,
+    sqlite3.SQLITE_CREATE_TEMP_INDEX,
     sqlite3.SQLITE_CREATE_VIEW,
+    sqlite3.SQLITE_CREATE_TEMP_VIEW,
     sqlite3.SQLITE_ALTER_TABLE,
     sqlite3.SQLITE_DROP_TABLE,
+    sqlite3.SQLITE_DROP_INDEX,
     sqlite3.SQLITE_DROP_VIEW,
     sqlite3.SQLITE_INSERT,
     sqlite3.SQLITE_UPDATE,
@@ -41,6 +47,8 @@ _BUILDING = _READING | {
     sqlite3.SQLITE_TRANSACTION,
     sqlite3.SQLITE_REINDEX,
 }
+_PRAGMAS = ("table_info", "index_list", "index_info")
+"""Of a database that is being built."""
 # Deterministic functions (and the clock), each bounded in time and size by the limits below. Not
 # among them: what reaches outside (load_extension, fts3_tokenizer), what differs from call to call
 # (random), makers of large values.
@@ -122,8 +130,8 @@ class _Limit:
 
 
 def build_database(schema: str) -> sqlite3.Connection:
-    """A new database, still open to building under its limits. Raises sqlite3.Error, ValueError or
-    MemoryError."""
+    """A new database, still open to building under its limits, without the statements that
+    `sql_text.py` leaves out. Raises sqlite3.Error, ValueError or MemoryError."""
     connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
     try:
         for pragma in (
@@ -138,11 +146,24 @@ def build_database(schema: str) -> sqlite3.Connection:
             connection.create_function(name, 2, strip, deterministic=True)
         connection.set_authorizer(_authorizer(_BUILDING, _BUILDING_FUNCTIONS))
         _Limit(connection, _MAX_BUILD_STEPS)
-        connection.executescript(schema)
+        if len(schema) > _BUILDING_LIMITS[sqlite3.SQLITE_LIMIT_SQL_LENGTH]:
+            raise ValueError(f"a schema of {len(schema):,} characters is too long")
+        for number, statement in enumerate(statements(schema), 1):
+            if not statement.is_left_out:
+                _execute(connection, statement.text, number)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _execute(connection: sqlite3.Connection, statement: str, number: int) -> None:
+    """Run one statement of a schema; its error names it."""
+    try:
+        connection.execute(statement).close()
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        begin = " ".join(statement.split())[:60]
+        raise type(error)(f"{error} in statement {number}: {begin}") from None
 
 
 def make_read_only(connection: sqlite3.Connection) -> sqlite3.Connection:
@@ -163,7 +184,7 @@ def _authorizer(actions: frozenset[int], functions: frozenset[str]) -> Any:
         if action == sqlite3.SQLITE_FUNCTION:
             allowed = (second or "").lower() in functions
         elif action == sqlite3.SQLITE_PRAGMA:
-            allowed = actions is _BUILDING and first == "table_info"
+            allowed = actions is _BUILDING and first in _PRAGMAS
         else:
             allowed = action in actions
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY

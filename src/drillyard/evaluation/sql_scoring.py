@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from drillyard.evaluation.sql_databases import databases, has_top_level_order_by
+from drillyard.evaluation.sql_databases import SCHEMA_COLUMNS, databases
 from drillyard.evaluation.sql_sandbox import NO_MEMORY, SQL_ERRORS, Row, run_query
+from drillyard.evaluation.sql_text import has_top_level_order_by, statements
 
 RELATIVE_TOLERANCE = 1e-6
 ABSOLUTE_TOLERANCE = 1e-9
@@ -59,7 +60,11 @@ class QueryJudge:
                 problems.append(result)
             elif connection:
                 self._cases.append((connection, result))
+        schema = next((str(row[name]) for name in SCHEMA_COLUMNS if row.get(name)), "")
+        self._not_built = {each.table for each in statements(schema) if each.table}
         self.unjudged = "" if self._cases else problems[0]
+        if self.unjudged and (missing := self._missing_table(self.unjudged)):
+            self.unjudged += f" ({missing})"
 
     def judge(self, predicted: str) -> SqlVerdict:
         """Judge one prediction. Never raises, whatever the text."""
@@ -71,12 +76,22 @@ class QueryJudge:
             except TimeoutError as error:
                 return SqlVerdict("timeout", str(error))
             except SQL_ERRORS as error:
+                if missing := self._missing_table(str(error)):
+                    return SqlVerdict("unjudged", missing)
                 return SqlVerdict("invalid", str(error) or NO_MEMORY)
             if difference := result_difference(expected, found, ordered=self._ordered):
                 return SqlVerdict(
                     "wrong", f"{difference} on database {number + 1} of {len(self._cases)}"
                 )
         return SqlVerdict("correct")
+
+    def _missing_table(self, error: str) -> str:
+        """Why a query cannot find a table that the schema has; empty for any other error."""
+        _, found, name = error.partition("no such table: ")
+        table = name.split(".")[-1].lower()
+        if not found or table not in self._not_built:
+            return ""
+        return f"{table} is a virtual table, which is not built"
 
     def close(self) -> None:
         """Free the databases."""

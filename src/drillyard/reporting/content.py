@@ -34,7 +34,7 @@ CATEGORIES: Final = {
 COUNTS: Final = frozenset(
     {
         *("tokens", "sequences", "samples", "questions", "judged", "unjudged"),
-        *("correct", "wrong", "invalid", "timeout"),
+        *("correct", "wrong", "invalid", "timeout", "rows_at_fault", "too_long"),
     }
 )
 """Figures of an evaluation that count what was evaluated and are no result."""

@@ -6,10 +6,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from typing import Any
 
 import pytest
+from tests.unit.evaluation import call_oracle
 
+from drillyard.data.function_rows import function_calling_row
 from drillyard.evaluation.call_scoring import CallVerdict, call_accuracy, judge_calls
 
 TOOLS = [
@@ -149,6 +152,92 @@ def test_a_value_may_have_another_type_than_the_schema_where_the_reference_has()
     accepted = {"name": "shop.order", "arguments": {"item": [True], "count": [2]}}
     assert outcome(order(item=True), accepted=[accepted]) == "correct"
     assert outcome(order(item=5), accepted=[accepted]) == "wrong_type"
+
+
+LETTERS = {"type": "object", "properties": {"x": {"type": "string"}, "n": {"type": "integer"}}}
+LETTER_TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": LETTERS}} for name in "fg"
+]
+
+
+def judged(accepted: list[dict[str, Any]], calls: list[tuple[str, dict[str, Any]]]) -> str:
+    text = json.dumps([{"name": name, "arguments": arguments} for name, arguments in calls])
+    return judge_calls(LETTER_TOOLS, accepted, text).outcome
+
+
+def test_a_call_twice_is_not_given_by_one_such_call_and_another() -> None:
+    twice = [{"name": "f", "arguments": {"x": ["A"]}}] * 2
+    for calls in itertools.permutations([("f", {"x": "A"}), ("g", {"x": "A"})]):
+        assert judged(twice, list(calls)) == "wrong_name"
+    assert judged(twice, [("f", {"x": "A"}), ("f", {"x": "B"})]) == "wrong_value"
+    assert judged(twice, [("f", {"x": "A"}), ("f", {"x": "a."})]) == "correct"
+
+
+def test_several_calls_are_judged_as_the_best_of_all_pairings() -> None:
+    draw = random.Random(0)
+    seen = set()
+    for _ in range(2_000):
+        accepted, calls = [], []
+        for _ in range(draw.randint(2, 4)):
+            name, letters = draw.choice("ffg"), draw.sample("AB", draw.randint(1, 2))
+            numbers = draw.choice(([1], [1, 2], ["", 1], ["", 2]))
+            accepted.append({"name": name, "arguments": {"x": letters, "n": numbers}})
+            number = draw.choice(numbers)
+            calls.append((name, {"x": letters[0], **({} if number == "" else {"n": number})}))
+        answer = call_oracle.damage(calls, draw)
+        expected = call_oracle.category(LETTER_TOOLS, accepted, answer)
+        assert judged(accepted, answer) == expected, (accepted, answer)
+        seen.add(expected)
+    assert seen == {*call_oracle.ORDER, "correct", "wrong_count"}
+
+
+def test_many_calls_are_paired_exactly_and_fast() -> None:
+    """Each accepted call takes the values up to its own number: one pairing in 40! is right."""
+    accepted = [{"name": "f", "arguments": {"n": list(range(number + 1))}} for number in range(40)]
+    calls = [("f", {"n": number}) for number in range(40)]
+    assert judged(accepted, calls) == "correct"
+    assert judged(accepted, [*calls[:-1], ("g", {"n": 39})]) == "wrong_name"
+    assert judged(accepted, [*calls[:-1], ("f", {"n": 99})]) == "wrong_value"
+
+
+def test_an_empty_text_is_a_value_in_a_row_of_openai() -> None:
+    call = {"name": "f", "arguments": {"x": "", "where": {"city": "", "n": None}}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {**call, "arguments": json.dumps(call["arguments"])}}],
+        },
+    ]
+    row = function_calling_row({"messages": messages, "tools": LETTER_TOOLS}, {}, "here")
+
+    def outcome_of(arguments: dict[str, Any]) -> str:
+        return judged(row["accepted"], [("f", arguments)])
+
+    assert outcome_of(call["arguments"]) == "correct"
+    assert outcome_of({"where": {"city": "", "n": None}}) == "missing_parameter"
+    assert outcome_of({"x": "", "where": {"n": None}}) == "wrong_value"
+    assert outcome_of({"x": "", "where": {"city": ""}}) == "wrong_value"
+    assert outcome_of({"x": "a", "where": {"city": "", "n": None}}) == "wrong_value"
+
+
+def test_accepted_values_of_several_types_are_all_taken() -> None:
+    accepted = [{"name": "f", "arguments": {"x": ["one", 1, None]}}]
+    for value in ("one", 1, None):
+        assert judged(accepted, [("f", {"x": value})]) == "correct"
+    assert judged(accepted, [("f", {"x": 1.5})]) == "wrong_type"
+
+
+def test_a_row_whose_accepted_call_its_own_schema_refuses_is_unjudged() -> None:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "f", "parameters": {**LETTERS, "required": ["n"]}},
+        }
+    ]
+    accepted = [{"name": "f", "arguments": {"x": ["A"]}}]
+    assert judge_calls(tools, accepted, '[f(x="A")]').outcome == "unjudged"
+    assert judge_calls(tools, accepted, "Hello.").outcome == "unjudged"
 
 
 def test_accuracy_leaves_out_what_cannot_be_judged() -> None:

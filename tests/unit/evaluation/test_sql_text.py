@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drillyard.evaluation.sql_databases import Token, has_top_level_order_by, tokens
+from drillyard.evaluation.sql_text import Token, has_top_level_order_by, statements, tokens
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,5 @@ def test_tokens_lose_their_quotes_and_keep_their_kind() -> None:
 @given(st.text())
 def test_any_text_has_tokens(sql: str) -> None:
     list(tokens(sql))
+    statements(sql)
     has_top_level_order_by(sql)
