@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
+from drillyard.data.tokenizer import TextTokenizer
+from drillyard.data.tokenizer_files import save_tokenizer, tokenizer_files
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
-from drillyard.safe_files import describe_os_error, write_tokenizer
+from drillyard.safe_files import describe_os_error, make_directory
 
 TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
@@ -71,7 +72,7 @@ def write_megatron(
                     for writer in writers.values()
                 ]
             if is_trained:
-                _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
+                _write_tokenizer(tokenizer, directory / TOKENIZER)
                 lines.append(
                     f"{directory / TOKENIZER}: the tokenizer that was trained from them, for"
                     " data.tokenizer"
@@ -81,10 +82,11 @@ def write_megatron(
     return lines
 
 
-def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
+def _write_tokenizer(tokenizer: TextTokenizer, directory: Path) -> None:
     try:
-        write_tokenizer(tokenizer, directory)
-    except OSError:
+        make_directory(directory)
+        save_tokenizer(tokenizer_files(tokenizer), directory)
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
 
