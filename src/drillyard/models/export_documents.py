@@ -36,10 +36,15 @@ _BASES_OWN = frozenset(
 )
 # Fields of transformers 5 by the names that transformers 4 gives them.
 _OLDER_NAMES = {"qwen3_moe": {"num_experts": "num_local_experts"}}
-# Of phi3, transformers 4 takes no other scaling than these keys and `type`, and finds the rest in
-# other fields.
-_PHI3_SCALING = frozenset({"short_factor", "long_factor"})
-_FOUND_ELSEWHERE = frozenset({"rope_type", "type", "factor", "original_max_position_embeddings"})
+# The only keys besides `type` that transformers 4 takes in the scaling of these, and those that it
+# finds elsewhere or does not need. It refuses any other.
+_SCALING_KEYS = {
+    "olmo2": ({"factor"}, {"rope_type", "type"}),
+    "phi3": (
+        {"short_factor", "long_factor"},
+        {"rope_type", "type", "factor", "original_max_position_embeddings"},
+    ),
+}
 
 
 def base_documents(source: str | Path) -> dict[str, bytes]:
@@ -118,25 +123,26 @@ def _older_rope(model_type: str, trained: Mapping[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = trained["rope_parameters"]
     tables = {name: table for name, table in parameters.items() if isinstance(table, dict)}
     table = tables.get("full_attention", parameters)
-    scaling = {
-        name: value
-        for name, value in table.items()
-        if name not in ("rope_theta", "partial_rotary_factor")
-    }
-    rope_type = table.get("rope_type", "default")
     older: dict[str, Any] = {"rope_theta": table["rope_theta"], "rope_scaling": None}
-    if rope_type != "default":
-        older["rope_scaling"] = scaling
-    if "partial_rotary_factor" in table:
-        older["partial_rotary_factor"] = table["partial_rotary_factor"]
+    if (rope_type := table.get("rope_type", "default")) != "default":
+        older["rope_scaling"] = _older_scaling(model_type, table)
     if rope_type == "longrope":
         # Transformers 4 looks for it there alone.
         older["original_max_position_embeddings"] = table["original_max_position_embeddings"]
-        if model_type == "phi3" and scaling.keys() - _FOUND_ELSEWHERE == _PHI3_SCALING:
-            older["rope_scaling"] = {
-                "type": rope_type,
-                **{name: scaling[name] for name in sorted(_PHI3_SCALING)},
-            }
+    if "partial_rotary_factor" in table:
+        older["partial_rotary_factor"] = table["partial_rotary_factor"]
     if model_type == "gemma3_text":
         older["rope_local_base_freq"] = tables["sliding_attention"]["rope_theta"]
     return older
+
+
+def _older_scaling(model_type: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    apart = ("rope_theta", "partial_rotary_factor")
+    scaling = {name: value for name, value in table.items() if name not in apart}
+    needed, unneeded = _SCALING_KEYS.get(model_type, (set(), set()))
+    if not needed or not needed <= scaling.keys() <= needed | unneeded:
+        return scaling
+    kept = {name: scaling[name] for name in sorted(needed)}
+    if "factor" in kept:
+        kept["factor"] = float(kept["factor"])  # an integer is refused too
+    return {"type": scaling["rope_type"], **kept}
