@@ -69,21 +69,21 @@ def config_document(config: PreTrainedConfig, base: bytes | None) -> bytes:
         content = json.loads(base)
         # Code is not copied, so what names its files would name none.
         content.pop("auto_map", None)
-        read = _fields(_read(content, config.model_type))
+        read = _fields(_as_a_model_has_it(content, config.model_type))
         content |= {
             name: value
             for name, value in trained.items()
             if name not in _BASES_OWN and (name not in read or read[name] != value)
         }
-    has_older_dtype = content.get("torch_dtype") is not None
-    content["torch_dtype"] = trained["dtype"]
-    if "dtype" in content or not has_older_dtype:
-        content["dtype"] = trained["dtype"]
+    is_newer_form = bool(content.get("rope_parameters"))
+    dtype_keys = {"torch_dtype", "dtype"}
+    for key in (dtype_keys & content.keys() if base is not None else None) or dtype_keys:
+        content[key] = trained["dtype"]
     for older, name in _OLDER_NAMES.get(config.model_type, {}).items():
         if older not in content:
             content[older] = trained[name]
-    if content.get("rope_parameters"):
-        content |= _older_rope(config.model_type, trained)
+    if is_newer_form:
+        content |= {"torch_dtype": trained["dtype"], **_older_rope(config.model_type, trained)}
     if base is not None and content == json.loads(base):
         return base
     return f"{json.dumps(content, indent=2, sort_keys=base is None)}\n".encode()
@@ -103,11 +103,15 @@ def generation_document(config: GenerationConfig, base: bytes | None) -> bytes:
     return f"{json.dumps(content | added, indent=2)}\n".encode() if added else base
 
 
-def _read(content: Mapping[str, Any], model_type: str) -> PreTrainedConfig:
+def _as_a_model_has_it(content: Mapping[str, Any], model_type: str) -> PreTrainedConfig:
+    """The config that transformers makes of a file's content, and a model completes."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
-        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(content)))
+        config = CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(content)))
+        if getattr(config, "rope_parameters", None):
+            config.standardize_rope_params()
+        return config
     finally:
         transformers_logging.set_verbosity(verbosity)
 
@@ -128,7 +132,8 @@ def _older_rope(model_type: str, trained: Mapping[str, Any]) -> dict[str, Any]:
         older["rope_scaling"] = _older_scaling(model_type, table)
     if rope_type == "longrope":
         # Transformers 4 looks for it there alone.
-        older["original_max_position_embeddings"] = table["original_max_position_embeddings"]
+        name = "original_max_position_embeddings"
+        older[name] = trained.get(name) or table[name]
     if "partial_rotary_factor" in table:
         older["partial_rotary_factor"] = table["partial_rotary_factor"]
     if model_type == "gemma3_text":
