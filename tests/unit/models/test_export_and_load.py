@@ -26,8 +26,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from drillyard.data.tokenizer import open_tokenizer
-from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
 from drillyard.models.export import export
@@ -94,6 +92,20 @@ def test_transformers_reads_an_export_to_the_bit_and_would_write_the_same_layout
         config.pop(key, None)
     assert configs[0] == configs[1]
     assert configs[0]["use_cache"] is True and configs[0]["architectures"] == [type(read).__name__]
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() - {"gpt2"}))
+def test_a_new_model_says_dtype_positions_and_experts_as_transformers_4_does_too(
+    architecture: str, tmp_path: Path
+) -> None:
+    experts = {"qwen3_moe": {"num_experts": 4}}.get(architecture, {})
+    export(made(architecture, rope_theta=777.0), tmp_path, dtype=torch.bfloat16)
+    content = json.loads((tmp_path / "config.json").read_text())
+    older = {"torch_dtype": "bfloat16", "rope_theta": 777.0, "rope_scaling": None, **experts}
+    assert {key: content.get(key, "missing") for key in older} == older
+    tables = content["rope_parameters"]
+    table = tables.get("full_attention", tables)
+    assert (content["dtype"], table["rope_theta"]) == ("bfloat16", 777.0)
 
 
 @pytest.mark.slow
@@ -251,7 +263,7 @@ def test_the_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> N
         tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     )
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    files = tokenizer_files(open_tokenizer(str(tmp_path / "tokenizer")))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()}
     model = made("llama")
     # Settings that transformers warns of and models on the hub have: sampling's, without sampling.
     model.generation_config.temperature = 0.6

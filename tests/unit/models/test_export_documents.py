@@ -214,19 +214,6 @@ def without_old_names(rope: dict[str, Any], config: PreTrainedConfig) -> dict[st
     return {key: value for key, value in rope.items() if key not in unused}
 
 
-@pytest.mark.parametrize("given", ["id", "inline"])
-def test_all_layers_of_an_olmo_3_have_the_theta_of_its_config(given: str, tmp_path: Path) -> None:
-    inline = model_config("olmo3", rope_theta=9.0)
-    assert inline.config is not None
-    if given == "id":
-        content = {**inline.config, "model_type": inline.config["architecture"]}
-        config = config_of(content, tmp_path)
-    else:
-        config = load_config(inline)
-    thetas = {name: table["rope_theta"] for name, table in config.rope_parameters.items()}
-    assert thetas == {"full_attention": 9.0, "sliding_attention": 9.0}
-
-
 def test_sampling_settings_are_the_bases_own_and_missing_tokens_are_added() -> None:
     settings = {
         "do_sample": True,
