@@ -11,10 +11,10 @@ from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
 from drillyard.data.tokenizer import TextTokenizer
-from drillyard.data.tokenizer_files import save_tokenizer, tokenizer_files
+from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
-from drillyard.safe_files import describe_os_error, make_directory
+from drillyard.safe_files import describe_os_error, make_directory, replace_file
 
 TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
@@ -84,8 +84,9 @@ def write_megatron(
 
 def _write_tokenizer(tokenizer: TextTokenizer, directory: Path) -> None:
     try:
-        make_directory(directory)
-        save_tokenizer(tokenizer_files(tokenizer), directory)
+        for name, content in tokenizer_files(tokenizer).items():
+            make_directory((directory / name).parent, parents=True)
+            replace_file(directory / name, content)
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
