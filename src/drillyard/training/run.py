@@ -306,12 +306,12 @@ def finish(
         end_without_claim(directory)()
     with log.span("export", step) as found:
         final = directory / "final"
-        model_id = parts.trainer.config.model.id
+        model_config = parts.trainer.config.model
         written = export(
             parts.model.causal_lm,
             final,
             tokenizer=data.tokenizer_files if callbacks.ranks.rank == 0 else None,
-            base=saved_base_documents(directory, model_id, model_id),
+            base=saved_base_documents(directory, model_config, model_config.id),
             dtype=dtypes,
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",

@@ -331,7 +331,7 @@ def save_base_record(
     `begins`: training starts from the base's weights now; else an earlier record holds. Raises
     OSError.
     """
-    from drillyard.models.export_documents import CONFIG, GENERATION_CONFIG, base_documents
+    from drillyard.models.export_documents import CONFIG, GENERATION_CONFIG
 
     if not begins and (record := read_base_record(directory, model_config.id)) is not None:
         return dtypes_of_record(record)
@@ -340,7 +340,7 @@ def save_base_record(
         return dtypes
     base = directory / SAVED_BASE
     make_directory(base)
-    documents = base_documents(model_config.id)
+    documents = _documents_of(model_config, model_config.id)
     for name in (CONFIG, GENERATION_CONFIG):
         if name in documents:
             write_durably(base / name, documents[name])
@@ -360,18 +360,26 @@ def save_base_record(
 
 
 def saved_base_documents(
-    run_directory: Path, model_id: str | None, source: str | None
+    run_directory: Path, model_config: ModelConfig, source: str | None
 ) -> dict[str, bytes]:
-    """config.json and generation_config.json of the base model `model_id`, by name: those that the
-    run kept, or where it kept none those of `source`; empty without a base."""
-    from drillyard.models.export_documents import base_documents
-
-    if model_id is None or source is None:
+    """The documents that an export keeps of the base model `model_config.id`, by name: those that
+    the run kept, or where it kept none those of `source`; empty without a base."""
+    if model_config.id is None or source is None:
         return {}
-    is_kept = read_base_record(run_directory, model_id) is not None
+    is_kept = read_base_record(run_directory, model_config.id) is not None
     with contextlib.suppress(OSError):
-        return base_documents(run_directory / SAVED_BASE if is_kept else source)
+        return _documents_of(model_config, run_directory / SAVED_BASE if is_kept else source)
     return {}
+
+
+def _documents_of(model_config: ModelConfig, source: str | Path) -> dict[str, bytes]:
+    from drillyard.models.export_documents import GENERATION_CONFIG, base_documents
+
+    documents = base_documents(source)
+    if model_config.init != "pretrained":
+        # Settings of text generation are those of the base's weights and tokenizer.
+        documents.pop(GENERATION_CONFIG, None)
+    return documents
 
 
 def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
@@ -515,7 +523,7 @@ def _export(
         )
         owner = run_directory_above(saved.path)
         assert owner is not None and saved.config is not None, "a checkpoint is in a run directory"
-        documents = saved_base_documents(owner, saved.config.model.id, config.model.id)
+        documents = saved_base_documents(owner, saved.config.model, config.model.id)
         export(
             model.causal_lm,
             destination,

@@ -3,8 +3,8 @@ settings get."""
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
