@@ -527,7 +527,7 @@ def _export(
         export(
             model.causal_lm,
             destination,
-            tokenizer=tokenizer_files(tokenizer) if ranks.rank == 0 else None,
+            tokenizer=tokenizer_files(tokenizer),
             base=documents,
             dtype=dtype or kept,
             overwrite=overwrite,
