@@ -35,7 +35,8 @@ def write_base(
     made = make_config(
         directory, model={"config": config, "init": "random"}, training__precision="fp32"
     )
-    tokenizer = prepare(made).tokenizer
+    prepared = prepare(made)
+    tokenizer = prepared.tokenizer
     special = {
         name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
@@ -57,7 +58,7 @@ def write_base(
                     torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
                     * 0.1
                 )
-    export(model, directory / "base", tokenizer=tokenizer, dtype=dtype)
+    export(model, directory / "base", tokenizer=prepared.tokenizer_files, dtype=dtype)
     return adapter_config(directory)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,8 +38,19 @@ class FineTuned:
         return self.run / "checkpoints" / f"step-{STEPS:08d}"
 
 
+DOCUMENTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+"""The files of the base model besides its weights."""
+
+
 def write_base_model(directory: Path) -> None:
-    """A Llama of a few KB with a byte-level tokenizer: all weights bf16 but one."""
+    """A Llama of a few KB with a byte-level tokenizer, in the files that transformers 4 writes: all
+    weights bf16 but one."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE({token: number for number, token in enumerate(["<end>", *alphabet])}, [])
@@ -64,6 +76,25 @@ def write_base_model(directory: Path) -> None:
     weights = load_file(directory / "model.safetensors")
     weights[KEPT_IN_FP32] = torch.full((16,), 1 + 2.0**-12)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    write_older_documents(directory)
+
+
+def write_older_documents(directory: Path) -> None:
+    """Turn the documents of a model of transformers 5 into those of transformers 4."""
+    path = directory / "config.json"
+    content = json.loads(path.read_text())
+    for key in ("rope_parameters", "dtype"):
+        del content[key]
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    content |= {"rope_theta": 500000.0, "rope_scaling": scaling, "torch_dtype": "bfloat16"}
+    path.write_text(json.dumps(content | {"transformers_version": "4.43.0", "use_cache": False}))
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, **ends}
+    (directory / "generation_config.json").write_text(json.dumps(sampling))
+    special = {"bos_token": "<end>", "eos_token": "<end>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "special_tokens_map.json").write_text(json.dumps(special))
 
 
 def fine_tune(place: Path) -> FineTuned:

@@ -10,9 +10,17 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from tests.integration.fine_tuned import KEPT_IN_FP32, STEPS, FineTuned, called, fine_tune
+from tests.integration.fine_tuned import (
+    DOCUMENTS,
+    KEPT_IN_FP32,
+    STEPS,
+    FineTuned,
+    called,
+    fine_tune,
+)
 from tests.integration.held import Holds
 from tests.integration.tiny_run import STARTED, Run, contents, drillyard, wait_until
+from transformers import AutoConfig, AutoTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +42,7 @@ def dtypes(model: Path) -> dict[str, str]:
 
 
 def declared(model: Path) -> str:
-    return str(json.loads((model / "config.json").read_text())["dtype"])
+    return str(json.loads((model / "config.json").read_text())["torch_dtype"])
 
 
 def test_a_bf16_model_comes_back_as_bf16_with_the_weights_that_it_had_in_fp32(
@@ -46,6 +54,38 @@ def test_a_bf16_model_comes_back_as_bf16_with_the_weights_that_it_had_in_fp32(
         dtypes(tuned.run / "final")[KEPT_IN_FP32] == "F32"
         and declared(tuned.run / "final") == "bfloat16"
     )
+
+
+def test_the_documents_and_the_tokenizer_are_those_of_the_base(tuned: FineTuned) -> None:
+    base = contents(tuned.place / "base-model")
+    final = contents(tuned.run / "final")
+    assert {name: final[name] for name in DOCUMENTS} == {name: base[name] for name in DOCUMENTS}
+    assert final.keys() - base.keys() == {".drillyard-export.json"}
+    kept = contents(tuned.run / "base") | contents(tuned.run / "tokenizer")
+    assert kept.keys() == {*DOCUMENTS, "base.json"}
+    assert {name: kept[name] for name in DOCUMENTS} == {name: base[name] for name in DOCUMENTS}
+
+
+def test_what_an_earlier_version_kept_of_the_base_is_exported_for_transformers_4(
+    alone: FineTuned, tuned: FineTuned, tmp_path: Path
+) -> None:
+    """It kept what transformers 5 saves."""
+    (alone.run / "base" / "config.json").unlink()
+    AutoConfig.from_pretrained(tuned.place / "base-model").save_pretrained(alone.run / "base")
+    for path in (alone.run / "tokenizer").iterdir():
+        path.unlink()
+    loaded = AutoTokenizer.from_pretrained(tuned.place / "base-model")
+    loaded.save_pretrained(alone.run / "tokenizer")
+    code, errors = called("export", alone.checkpoint, tmp_path / "model", cwd=tmp_path)
+    assert code == 0, errors
+    content, wanted = (
+        json.loads((place / "config.json").read_text())
+        for place in (tmp_path / "model", tuned.place / "base-model")
+    )
+    older = ("rope_theta", "rope_scaling", "torch_dtype")
+    assert {key: content[key] for key in older} == {key: wanted[key] for key in older}
+    tokenizer = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def test_an_export_needs_the_run_directory_alone(alone: FineTuned, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ from drillyard.data.tokenizer import (
     start_ids_key,
     trained_tokenizer,
 )
+from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
 from drillyard.safe_files import make_directory
 
@@ -104,8 +105,14 @@ class PreparedData:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer as an object of transformers, with save_pretrained."""
+        """The tokenizer as an object of transformers."""
         return self.text_tokenizer.pretrained
+
+    @cached_property
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The content of the tokenizer's files by path, as they were when this was first asked
+        for. Raises UserError where they cannot be read."""
+        return tokenizer_files(self.text_tokenizer)
 
 
 def cache_root(data: DataConfig) -> Path:

@@ -16,7 +16,6 @@ import contextlib
 import copy
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,8 +30,13 @@ from transformers import PreTrainedModel
 from drillyard import export_directory
 from drillyard.config.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHTS
 from drillyard.errors import UserError
-from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_bytes
 from drillyard.models.adapter_files import adapter_config, adapter_tensors
+from drillyard.models.export_documents import (
+    CONFIG,
+    GENERATION_CONFIG,
+    config_document,
+    generation_document,
+)
 from drillyard.models.sharding import ParameterBox, Region, exchange_boxes, whole_region
 from drillyard.models.weight_layout import DTYPES, StoredPiece, named_tensors, pieces_to_export
 from drillyard.parallel.collectives import from_first_rank, gather, rank_and_size
@@ -41,8 +45,6 @@ from drillyard.safe_files import (
     FileChecksum,
     describe_os_error,
     make_directory,
-    replace_file,
-    write_tokenizer,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +85,8 @@ def export(
     model: PreTrainedModel,
     directory: str | Path,
     *,
-    tokenizer: Any = None,
+    tokenizer: Mapping[str, bytes] | None = None,
+    base: Mapping[str, bytes] | None = None,
     dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     overwrite: bool = False,
     otherwise: str | Path | None = None,
@@ -92,6 +95,10 @@ def export(
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)`
     gives its weights to the bit; returns the directory. All ranks call it.
+
+    `tokenizer`: the content of its files by path (`tokenizer_files.py`). `base`: config.json and
+    generation_config.json of the model that training began from (`export_documents.py`), which the
+    export keeps but for what training changed.
 
     `adapters`: `alone` writes them instead, for `PeftModel.from_pretrained(base, directory)`;
     `merged` adds them to the weights that are written, one weight at a time.
@@ -121,7 +128,8 @@ def export(
     with ExitStack() as held:
 
         def begin() -> None:
-            small.update(_small_files(model, tokenizer, files, names, adapters_only))
+            small.update(_small_files(model, base or {}, files, names, adapters_only))
+            small.update(tokenizer or {})
             _begin(target, [*names, *small], overwrite, held)
 
         _on_first_rank(begin, target)
@@ -302,36 +310,26 @@ def _header(file: Iterable[ExportTensor]) -> bytes:
 
 def _small_files(
     model: PreTrainedModel,
-    tokenizer: Any,
+    base: Mapping[str, bytes],
     files: list[list[ExportTensor]],
     names: list[str],
     adapters_only: bool,
 ) -> dict[str, bytes]:
-    """The index, the configs and the tokenizer by path relative to the model's directory. Raises
-    UserError."""
+    """The configs and the index by name."""
+    if adapters_only:
+        text = json.dumps(adapter_config(model), indent=2, sort_keys=True)
+        return {ADAPTER_CONFIG: f"{text}\n".encode()}
     config = copy.deepcopy(model.config)
     config.use_cache = True
     numbers: Counter[torch.dtype] = Counter()
     for item in (item for file in files for item in file if item.dtype.is_floating_point):
         numbers[item.dtype] += torch.Size(item.piece.stored_shape).numel()
     config.dtype = numbers.most_common(1)[0][0]
-    try:
-        with tempfile.TemporaryDirectory() as made:
-            directory = Path(made)
-            if adapters_only:
-                text = json.dumps(adapter_config(model), indent=2, sort_keys=True)
-                (directory / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
-            else:
-                config.save_pretrained(directory)
-            if model.generation_config is not None and not adapters_only:
-                # Not save_pretrained: it refuses settings that models on the hub come with, at the
-                # end of a run.
-                model.generation_config.to_json_file(directory / "generation_config.json")
-            if tokenizer is not None:
-                write_tokenizer(tokenizer, directory)
-            small = _read_files(directory)
-    except OSError as error:
-        raise UserError(_problem(error, Path(tempfile.gettempdir()))) from error
+    small = {CONFIG: config_document(config, base.get(CONFIG))}
+    if model.generation_config is not None:
+        small[GENERATION_CONFIG] = generation_document(
+            model.generation_config, base.get(GENERATION_CONFIG)
+        )
     if len(files) > 1:
         weight_map = {
             item.piece.stored_name: name
@@ -356,28 +354,3 @@ def _finish(target: Path, small: dict[str, bytes], contents: dict[str, FileCheck
     if refused := export_directory.reason_to_refuse(target, overwrite=True):
         raise UserError(f"changed meanwhile: {refused}")
     export_directory.complete(target, contents)
-
-
-def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write the files of a tokenizer that are not in `directory` yet, each as a whole. Raises
-    UserError."""
-    try:
-        with tempfile.TemporaryDirectory() as made:
-            write_tokenizer(tokenizer, Path(made))
-            files = _read_files(Path(made))
-        for name, content in files.items():
-            path = directory / name
-            if not path.is_file() or read_bytes(path, LARGEST_MODEL_DOCUMENT_BYTES) != content:
-                make_directory(path.parent, parents=True)
-                replace_file(path, content, draft=directory / "tokenizer.incomplete", durable=True)
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or directory}: the tokenizer cannot be saved:"
-            f" {describe_os_error(error)}"
-        ) from error
-
-
-def _read_files(directory: Path) -> dict[str, bytes]:
-    """The content of every file below a directory, by relative path."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}

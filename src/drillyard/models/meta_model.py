@@ -171,7 +171,18 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     finally:
         transformers_logging.set_verbosity(verbosity)
     architecture(config.model_type)
+    _share_rope_theta(config, values)
     return config
+
+
+def _share_rope_theta(config: PreTrainedConfig, given: Mapping[str, Any]) -> None:
+    """Give all layers of an Olmo 3 the `rope_theta` of its config.
+
+    transformers 5 gives it to the layers of full attention alone, and the others its default.
+    """
+    if config.model_type == "olmo3" and "rope_theta" in given and not given.get("rope_parameters"):
+        for table in config.rope_parameters.values():
+            table["rope_theta"] = given["rope_theta"]
 
 
 def load_generation_config(model_config: ModelConfig) -> GenerationConfig | None:
@@ -223,11 +234,13 @@ def _inline_config(inline: dict[str, Any]) -> PreTrainedConfig:
             hint = f"did you mean {near[0]}?" if near else "its keys: " + ", ".join(plain)
             raise UserError(f"model.config.{key}: {model_type} has no such setting\n{hint}")
     try:
-        return config_class(**fields)
+        config = config_class(**fields)
     except Exception as error:  # as in build_model
         raise UserError(
             f"model.config: not a valid {model_type} config: {_lines(error)[-1]}"
         ) from error
+    _share_rope_theta(config, fields)
+    return config
 
 
 def _fit_positions(

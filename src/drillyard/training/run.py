@@ -16,9 +16,10 @@ from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data.data_changes import DATA_RECORD, read_record, write_record
 from drillyard.data.prepared_data import PreparedData, prepare
+from drillyard.data.tokenizer_files import save_tokenizer
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
-from drillyard.models.export import export, save_tokenizer
+from drillyard.models.export import export
 from drillyard.parallel.collectives import from_first_rank, gather
 from drillyard.parallel.ranks import Ranks, start_ranks, stop_ranks
 from drillyard.reporting.summary import closing_lines, model_of, required_failure, write_summary
@@ -53,7 +54,13 @@ from drillyard.training.run_directory import (
     remove_summary,
     run_directory_of,
 )
-from drillyard.training.saved_model import SAVED_BASE, Dtypes, export_dtypes, save_base_record
+from drillyard.training.saved_model import (
+    SAVED_BASE,
+    Dtypes,
+    export_dtypes,
+    save_base_record,
+    saved_base_documents,
+)
 
 
 class StoppedWithoutCheckpoint(RuntimeError):
@@ -167,7 +174,7 @@ def run_rank(
     if ranks.rank == 0:
         with log.optional(f"removing the summary of its earlier end from {directory}", OSError):
             remove_summary(directory)
-        save_tokenizer(data.tokenizer, directory / SAVED_TOKENIZER)
+        save_tokenizer(data.tokenizer_files, directory / SAVED_TOKENIZER)
     dtypes = record_base_model(config, parts, log, directory, begins=first_step == 0)
     beat_at_forwards(model, side.signs)
     if first_step > 0:
@@ -299,10 +306,12 @@ def finish(
         end_without_claim(directory)()
     with log.span("export", step) as found:
         final = directory / "final"
+        model_config = parts.trainer.config.model
         written = export(
             parts.model.causal_lm,
             final,
-            tokenizer=data.tokenizer,
+            tokenizer=data.tokenizer_files if callbacks.ranks.rank == 0 else None,
+            base=saved_base_documents(directory, model_config, model_config.id),
             dtype=dtypes,
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",

@@ -331,7 +331,7 @@ def save_base_record(
     `begins`: training starts from the base's weights now; else an earlier record holds. Raises
     OSError.
     """
-    from drillyard.models.meta_model import load_config, load_generation_config
+    from drillyard.models.export_documents import CONFIG, GENERATION_CONFIG
 
     if not begins and (record := read_base_record(directory, model_config.id)) is not None:
         return dtypes_of_record(record)
@@ -340,10 +340,12 @@ def save_base_record(
         return dtypes
     base = directory / SAVED_BASE
     make_directory(base)
-    load_config(model_config).to_json_file(base / "config.json")
-    generation_config = load_generation_config(model_config)
-    if generation_config is not None:
-        generation_config.to_json_file(base / "generation_config.json")
+    documents = _documents_of(model_config, model_config.id)
+    for name in (CONFIG, GENERATION_CONFIG):
+        if name in documents:
+            write_durably(base / name, documents[name])
+        else:
+            (base / name).unlink(missing_ok=True)
     local = Path(model_config.id).expanduser()
     record = {
         "version": 1,
@@ -355,6 +357,29 @@ def save_base_record(
     }
     write_durably(base / BASE_RECORD, f"{json.dumps(record, indent=1)}\n".encode())
     return dtypes
+
+
+def saved_base_documents(
+    run_directory: Path, model_config: ModelConfig, source: str | None
+) -> dict[str, bytes]:
+    """The documents that an export keeps of the base model `model_config.id`, by name: those that
+    the run kept, or where it kept none those of `source`; empty without a base."""
+    if model_config.id is None or source is None:
+        return {}
+    is_kept = read_base_record(run_directory, model_config.id) is not None
+    with contextlib.suppress(OSError):
+        return _documents_of(model_config, run_directory / SAVED_BASE if is_kept else source)
+    return {}
+
+
+def _documents_of(model_config: ModelConfig, source: str | Path) -> dict[str, bytes]:
+    from drillyard.models.export_documents import GENERATION_CONFIG, base_documents
+
+    documents = base_documents(source)
+    if model_config.init != "pretrained":
+        # Settings of text generation are those of the base's weights and tokenizer.
+        documents.pop(GENERATION_CONFIG, None)
+    return documents
 
 
 def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
@@ -479,6 +504,7 @@ def _export(
 ) -> None:
     """Export a checkpoint that `find_checkpoint_to_export` returned, as one rank."""
     from drillyard.data.tokenizer import open_saved_tokenizer
+    from drillyard.data.tokenizer_files import tokenizer_files
     from drillyard.models.export import export
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
@@ -489,16 +515,20 @@ def _export(
     ranks = start_ranks(config.training, config.parallelism)
     assert saved.tokenizer_directory is not None, "a checkpoint is in a run directory"
     try:
-        tokenizer = open_saved_tokenizer(saved.tokenizer_directory).pretrained
-        model = load_saved_model(saved, config, tokenizer, ranks, "export")
+        tokenizer = open_saved_tokenizer(saved.tokenizer_directory)
+        model = load_saved_model(saved, config, tokenizer.pretrained, ranks, "export")
         base = saved.base
         kept = (
             export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
         )
+        owner = run_directory_above(saved.path)
+        assert owner is not None and saved.config is not None, "a checkpoint is in a run directory"
+        documents = saved_base_documents(owner, saved.config.model, config.model.id)
         export(
             model.causal_lm,
             destination,
-            tokenizer=tokenizer,
+            tokenizer=tokenizer_files(tokenizer),
+            base=documents,
             dtype=dtype or kept,
             overwrite=overwrite,
             adapters="left out" if not has_adapters else "merged" if merge else "alone",

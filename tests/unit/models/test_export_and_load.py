@@ -87,8 +87,25 @@ def test_transformers_reads_an_export_to_the_bit_and_would_write_the_same_layout
     configs = [
         json.loads((tmp_path / side / "config.json").read_text()) for side in ("ours", "theirs")
     ]
+    older = ("torch_dtype", "rope_theta", "rope_scaling", "rope_local_base_freq")
+    for config, key in itertools.product(configs, (*older, "partial_rotary_factor", "num_experts")):
+        config.pop(key, None)
     assert configs[0] == configs[1]
     assert configs[0]["use_cache"] is True and configs[0]["architectures"] == [type(read).__name__]
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() - {"gpt2"}))
+def test_a_new_model_says_dtype_positions_and_experts_as_transformers_4_does_too(
+    architecture: str, tmp_path: Path
+) -> None:
+    experts = {"qwen3_moe": {"num_experts": 4}}.get(architecture, {})
+    export(made(architecture, rope_theta=777.0), tmp_path, dtype=torch.bfloat16)
+    content = json.loads((tmp_path / "config.json").read_text())
+    older = {"torch_dtype": "bfloat16", "rope_theta": 777.0, "rope_scaling": None, **experts}
+    assert {key: content.get(key, "missing") for key in older} == older
+    tables = content["rope_parameters"]
+    table = tables.get("full_attention", tables)
+    assert (content["dtype"], table["rope_theta"]) == ("bfloat16", 777.0)
 
 
 @pytest.mark.slow
@@ -245,10 +262,12 @@ def test_the_tokenizer_and_generation_settings_travel_along(tmp_path: Path) -> N
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
     )
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tokenizer").iterdir()}
     model = made("llama")
     # Settings that transformers warns of and models on the hub have: sampling's, without sampling.
     model.generation_config.temperature = 0.6
-    export(model, tmp_path / "model", tokenizer=tokenizer)
+    export(model, tmp_path / "model", tokenizer=files)
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("b")["input_ids"] == [1]
     settings = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert (settings["eos_token_id"], settings["temperature"]) == (1, 0.6)

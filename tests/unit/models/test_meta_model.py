@@ -96,6 +96,37 @@ def test_a_config_that_cannot_be_right_is_refused_in_two_lines(
     assert len(str(caught.value).splitlines()) <= 2
 
 
+@pytest.mark.parametrize("given", ["id", "inline"])
+def test_all_layers_of_an_olmo_3_have_the_theta_of_its_config(given: str, tmp_path: Path) -> None:
+    config = model_config("olmo3", rope_theta=9.0)
+    if given == "id":
+        content = dict(config.config or {})
+        content["model_type"] = content.pop("architecture")
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        config = ModelConfig(id=str(tmp_path))
+    tables = load_config(config).rope_parameters
+    assert {name: table["rope_theta"] for name, table in tables.items()} == {
+        "full_attention": 9.0,
+        "sliding_attention": 9.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "path"),
+    [
+        ("gemma3_text", {"rope_local_base_freq": 3.0}, ["sliding_attention", "rope_theta"]),
+        ("phi3", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+    ],
+)
+def test_positions_are_taken_by_the_names_of_published_configs(
+    architecture: str, settings: dict[str, float], path: list[str]
+) -> None:
+    found: Any = load_config(model_config(architecture, **settings)).rope_parameters
+    for key in path:
+        found = found[key]
+    assert [found] == list(settings.values())
+
+
 @pytest.mark.parametrize("model_id", ["./nowhere", "/nowhere/model", "nobody/no-such-model"])
 def test_a_model_that_is_not_there_is_refused_in_two_lines(model_id: str) -> None:
     with pytest.raises(UserError, match=model_id) as caught:

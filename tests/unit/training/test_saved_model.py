@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import ModelConfig
-from drillyard.training.saved_model import BASE_RECORD, SAVED_BASE, read_base_record
+from drillyard.training.saved_model import (
+    BASE_RECORD,
+    SAVED_BASE,
+    read_base_record,
+    saved_base_documents,
+)
 
 RECORD = {"version": 1, "path": None, "dtypes": {"weight": "bfloat16"}}
 
@@ -33,3 +38,27 @@ def test_a_base_named_by_a_variable_is_found_by_the_saved_config(tmp_path: Path)
     record = {**RECORD, "id": "${env:MODELS_AT}/llama"}
     (tmp_path / SAVED_BASE / BASE_RECORD).write_text(json.dumps(record))
     assert read_base_record(tmp_path, "${env:MODELS_AT}/llama") == record
+
+
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_a_model_keeps_its_bases_config_and_with_its_weights_its_generation_settings(
+    init: str, tmp_path: Path
+) -> None:
+    base, run = tmp_path / "base", tmp_path / "run"
+    config = ModelConfig.model_validate({"id": str(base), "init": init})
+    base.mkdir()
+    expected = {"config.json": b'{"at": "first"}'}
+    if init == "pretrained":
+        expected["generation_config.json"] = b"{ }"
+    (base / "config.json").write_bytes(expected["config.json"])
+    (base / "generation_config.json").write_bytes(b"{ }")
+    assert saved_base_documents(run, config, str(base)) == expected
+
+    (run / SAVED_BASE).mkdir(parents=True)
+    for name, content in expected.items():
+        (run / SAVED_BASE / name).write_bytes(content)
+    record = {**RECORD, "id": str(base)}
+    (run / SAVED_BASE / BASE_RECORD).write_text(json.dumps(record))
+    (base / "config.json").write_bytes(b'{"at": "last"}')
+    assert saved_base_documents(run, config, str(base)) == expected
+    assert saved_base_documents(run, ModelConfig(config={"architecture": "gpt2"}), None) == {}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import Any
 
 from drillyard.config.run import RunConfig, TrainTokenizer
 from drillyard.data.encoder import HELD_OUT, TRAIN
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
+from drillyard.data.tokenizer import TextTokenizer
+from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
 from drillyard.export_directory import locked
-from drillyard.safe_files import describe_os_error, write_tokenizer
+from drillyard.safe_files import describe_os_error, make_directory, replace_file
 
 TOKENIZER = "tokenizer"
 _PARTS = {TRAIN: "", HELD_OUT: ".held_out"}
@@ -71,7 +72,7 @@ def write_megatron(
                     for writer in writers.values()
                 ]
             if is_trained:
-                _write_tokenizer(tokenizer.pretrained, directory / TOKENIZER)
+                _write_tokenizer(tokenizer, directory / TOKENIZER)
                 lines.append(
                     f"{directory / TOKENIZER}: the tokenizer that was trained from them, for"
                     " data.tokenizer"
@@ -81,10 +82,12 @@ def write_megatron(
     return lines
 
 
-def _write_tokenizer(tokenizer: Any, directory: Path) -> None:
+def _write_tokenizer(tokenizer: TextTokenizer, directory: Path) -> None:
     try:
-        write_tokenizer(tokenizer, directory)
-    except OSError:
+        for name, content in tokenizer_files(tokenizer).items():
+            make_directory((directory / name).parent, parents=True)
+            replace_file(directory / name, content)
+    except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
 

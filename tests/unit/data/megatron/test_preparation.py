@@ -4,6 +4,7 @@ settings get."""
 from __future__ import annotations
 
 import itertools
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -286,6 +287,9 @@ def test_build_writes_the_tokenizer_that_it_trains_and_never_replaces_one(
     assert result.exit_code == 0 and "out/tokenizer" in result.output.replace("\n", ""), (
         result.output
     )
+    # A class that transformers 4 has too.
+    written = json.loads((out / "tokenizer/tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
     packed = prepare(config).train.sources[0]
     mapped = prepare(
         make_config(out / "texts.bin", tokenizer=str(out / "tokenizer"))
