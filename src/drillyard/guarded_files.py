@@ -35,6 +35,8 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_DOCUMENT_PATTERNS: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*/*.jinja")
+_WEIGHT_PATTERNS: Final = ("*.safetensors", "*.distcp", ".metadata")
 _STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _AGAIN: Final = "copy it again from where it was written, or remove it"
 
@@ -136,6 +138,22 @@ def require_documents(paths: Iterable[Path], largest: int = LARGEST_MODEL_DOCUME
     for path in paths:
         if is_there(path):
             _require_size(path, path.stat().st_size, largest)
+
+
+def require_lines(*paths: Path) -> None:
+    """As `require_regular`, and for a first line that no run writes: a sparse file has no other."""
+    for path in paths:
+        if is_there(path):
+            next(read_lines(path), b"")
+
+
+def require_usual_files(directory: Path) -> None:
+    """As `require_documents` for what a library reads by name in the directory of a model, a
+    tokenizer or a checkpoint. Takes no time, so it comes before the library is imported."""
+    for pattern in _DOCUMENT_PATTERNS:
+        require_documents(directory.glob(pattern))
+    for pattern in _WEIGHT_PATTERNS:
+        require_regular(*directory.glob(pattern))
 
 
 def _require_kind(path: str | os.PathLike[str], status: os.stat_result) -> None:

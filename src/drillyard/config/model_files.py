@@ -13,13 +13,14 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from drillyard.config.problems import Problem, closest_name
-from drillyard.config.run import ModelConfig
+from drillyard.config.run import ModelConfig, RunConfig
 from drillyard.errors import ConfigError
 from drillyard.guarded_files import (
     LARGEST_MODEL_DOCUMENT_BYTES,
     is_there,
     read_json,
     require_regular,
+    require_usual_files,
 )
 
 WEIGHTS = "model.safetensors"
@@ -221,6 +222,15 @@ def require_weight_files(model: ModelConfig) -> None:
     directory = FilePath(model.id or "").expanduser()
     if model.init == "pretrained" and model.id is not None and directory.is_dir():
         weight_files(directory)
+
+
+def require_usual_model_files(config: RunConfig) -> None:
+    """Raise UnsafeFileError for something odd in the place of a file of the model, the adapter or
+    the tokenizer that `config` names on this machine, before torch is imported to read it."""
+    adapter = config.model.lora and config.model.lora.adapter
+    for named in (config.model.id, config.data.tokenizer, adapter):
+        if isinstance(named, str):
+            require_usual_files(FilePath(named).expanduser())
 
 
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.log_events import (
@@ -184,7 +184,7 @@ def _begun_again(log: ParsedLog) -> Iterator[str]:
 
 
 def add_directory(log: ParsedLog, directory: Path | None) -> None:
-    """Add the settings of a run directory's resolved run.yaml."""
+    """Add the settings of a run directory's resolved run.yaml. UserError where it cannot be read."""
     if directory is None:
         return
     log.run_directory = directory
@@ -194,7 +194,7 @@ def add_directory(log: ParsedLog, directory: Path | None) -> None:
 
     try:
         config = read_document(path).value
-    except UserError:
+    except NotFoundError:
         return
     sections = config if isinstance(config, dict) else {}
 
