@@ -154,6 +154,16 @@ def require_usual_files(directory: Path) -> None:
         require_documents(directory.glob(pattern))
     for pattern in _WEIGHT_PATTERNS:
         require_regular(*directory.glob(pattern))
+    for path in directory.glob("*.safetensors"):
+        _require_header(path)
+
+
+def _require_header(path: Path) -> None:
+    # https://github.com/huggingface/safetensors#format: 8 bytes of length, then a JSON object.
+    with open_regular(path) as file:
+        start = file.read(9)
+    if len(start) == 9 and start[8:] != b"{":
+        raise UnsafeFileError(f"{path}: holds no weights in the safetensors format; {_AGAIN}")
 
 
 def _require_kind(path: str | os.PathLike[str], status: os.stat_result) -> None:

@@ -33,8 +33,7 @@ class Ended:
 
 
 class ForkedCommands:
-    """The process that runs commands: `with ForkedCommands() as run: run(directory, "metrics", x)`
-    """
+    """The process that runs commands: `with ForkedCommands() as run: run(directory, "metrics", x)`"""
 
     def __enter__(self) -> ForkedCommands:
         self._process = subprocess.Popen(

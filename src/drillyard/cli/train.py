@@ -355,7 +355,7 @@ def _replay(
             _replay_as_rank(run_directory, step)
         with refusing_odd_values(run_directory):
             plan = plan_replay(run_directory, step)
-    require_same_run(run_directory, load_saved_config(saved), run)
+        require_same_run(run_directory, load_saved_config(saved), run)
     if nproc_per_node not in (None, plan.world_size):
         raise UserError(
             f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only"

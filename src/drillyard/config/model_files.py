@@ -7,6 +7,7 @@ machine nothing is checked here, and the ranks check again before they prepare d
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -19,6 +20,7 @@ from drillyard.guarded_files import (
     LARGEST_MODEL_DOCUMENT_BYTES,
     is_there,
     read_json,
+    require_documents,
     require_regular,
     require_usual_files,
 )
@@ -221,6 +223,7 @@ def require_weight_files(model: ModelConfig) -> None:
     their files."""
     directory = FilePath(model.id or "").expanduser()
     if model.init == "pretrained" and model.id is not None and directory.is_dir():
+        require_model_directory(model.id)
         weight_files(directory)
 
 
@@ -231,6 +234,44 @@ def require_usual_model_files(config: RunConfig) -> None:
     for named in (config.model.id, config.data.tokenizer, adapter):
         if isinstance(named, str):
             require_usual_files(FilePath(named).expanduser())
+
+
+def require_model_directory(model_id: str) -> None:
+    """Raise UserError where `model.id` is a path without a directory, or one without config.json.
+
+    That of a run is answered with what its model is, or the command that writes it.
+    """
+    directory = FilePath(model_id).expanduser()
+    if not directory.is_dir():
+        if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+            raise ConfigError(
+                f"model.id: no directory {model_id}\ngive the path of a model directory or a"
+                " Hugging Face id"
+            )
+        return
+    require_documents([directory / "config.json"])
+    if (directory / "config.json").is_file():
+        return
+    if (directory / "final" / "config.json").is_file():
+        raise ConfigError(f"model.id: {model_id} is a run\ngive its model: {directory / 'final'}")
+    checkpoints = sorted(path.parent.name for path in directory.glob("checkpoints/*/manifest.json"))
+    if (directory / "run.yaml").is_file() and checkpoints:
+        merge = " --merge" if _trains_adapters(directory) else ""
+        words = shlex.join(["drillyard", "export", str(directory), f"{directory}-model"])
+        raise ConfigError(
+            f"model.id: {model_id} is a run without a model in final/; its checkpoints:"
+            f" {', '.join(checkpoints[-NAMES_SHOWN:])}\nwrite the newest as a model and give that"
+            f" directory: {words}{merge}"
+        )
+    raise ConfigError(
+        f"model.id: {model_id} has no config.json\ngive a directory in the Hugging Face format"
+    )
+
+
+def _trains_adapters(run_directory: FilePath) -> bool:
+    from drillyard.config.saved_config import load_saved_config
+
+    return load_saved_config(run_directory / "run.yaml").model.lora is not None
 
 
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:

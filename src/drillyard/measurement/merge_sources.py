@@ -184,7 +184,7 @@ def _begun_again(log: ParsedLog) -> Iterator[str]:
 
 
 def add_directory(log: ParsedLog, directory: Path | None) -> None:
-    """Add the settings of a run directory's resolved run.yaml. UserError where it cannot be read."""
+    """Add the settings of a run directory's resolved run.yaml. UserError where it is odd."""
     if directory is None:
         return
     log.run_directory = directory

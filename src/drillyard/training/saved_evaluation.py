@@ -24,7 +24,7 @@ from drillyard.config.saved_config import (
 )
 from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
-from drillyard.guarded_files import read_json
+from drillyard.guarded_files import read_json, require_regular
 from drillyard.training.saved_model import (
     SavedModel,
     as_pretrained,
@@ -147,6 +147,8 @@ def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
         config = evaluation_config(request, saved)
     require_valid(config)
     require_usual_model_files(config)
+    if request.data is not None and not Path(request.data).is_dir():
+        require_regular(Path(request.data))
     return saved, config
 
 

@@ -281,9 +281,7 @@ def run_directory_above(path: Path) -> Path | None:
         owners = [place.parent.parent for place in places if place.parent.name == CHECKPOINTS_NAME]
     else:
         owners, needed = [path, path.parent], [SAVED_CONFIG, EVENTS_FILE]
-    return next(
-        (owner for owner in owners if all(is_there(owner / name) for name in needed)), None
-    )
+    return next((owner for owner in owners if all(is_there(owner / name) for name in needed)), None)
 
 
 def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
