@@ -33,7 +33,7 @@ class Ended:
 
 
 class ForkedCommands:
-    """The process that runs commands: `with ForkedCommands() as run: run(directory, "metrics", x)`"""
+    """The process: `with ForkedCommands() as run: run(directory, "metrics", "run.log")`."""
 
     def __enter__(self) -> ForkedCommands:
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class ForkedCommands:
 def main() -> None:
     """Import the commands, then run those that are asked for."""
     import drillyard.config.load
-    import drillyard.measurement.read_logs
+    import drillyard.measurement.read_logs  # noqa: F401
     from drillyard.cli import main as cli
 
     for name in cli.COMMANDS:
