@@ -54,6 +54,8 @@ def merge_sources(
         for found in sorted(reading.found, key=lambda found: found.format != chosen):
             for name, place in found.facts.places.items():
                 log.facts.learn(place, **{name: getattr(found.facts, name)})
+            for number in found.facts.other_gpus:
+                log.facts.learn("", num_gpus=number)
     # Without the step events of events.jsonl where metrics.jsonl has the steps. A column of NaN
     # alone is dropped: where no loss is finite, the tokens decide.
     full = [
