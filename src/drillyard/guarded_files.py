@@ -147,6 +147,18 @@ def require_lines(*paths: Path) -> None:
             next(read_lines(path), b"")
 
 
+def require_inside(directory: Path, *paths: Path) -> None:
+    """Raise UnsafeFileError for a link that leads out of `directory`, which somebody else may have
+    made: what it leads to may be a secret of the reader, and would be in a report or an export."""
+    here = os.path.realpath(directory)
+    for path in paths:
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(here):
+            raise UnsafeFileError(
+                f"{path}: is a link to {os.path.realpath(path)}, outside of {directory}; put a copy"
+                " in its place if it belongs there"
+            )
+
+
 def require_usual_files(directory: Path) -> None:
     """As `require_documents` for what a library reads by name in the directory of a model, a
     tokenizer or a checkpoint. Takes no time, so it comes before the library is imported."""

@@ -293,6 +293,35 @@ def test_an_odd_file_of_a_cache_is_damage_that_is_named_and_repaired(
 
 
 @pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("run.yaml", REPORT),
+        ("cluster.yaml", REPORT),
+        ("run.yaml", EXPORT),
+        ("tokenizer/chat_template.jinja", EXPORT),
+        ("base/generation_config.json", EXPORT),
+    ],
+)
+def test_a_link_of_a_run_to_a_file_of_the_reader_is_not_followed(
+    place: Place, name: str, line: str
+) -> None:
+    secret = place.directory / "secret"
+    secret.write_text('{"token": "recognisable"}')
+    path = place.directory / "runs/trial" / name
+    kept = path.with_name("kept")
+    path.rename(kept)
+    path.symlink_to(secret)
+    try:
+        ended = place.call(line)
+    finally:
+        kept.replace(path)
+    assert ended.code == 2 and str(secret) in ended.output, ended
+    assert "recognisable" not in ended.output
+    written = [each for each in place.directory.rglob("*") if each.is_file() and each != secret]
+    assert not [each for each in written if b"recognisable" in each.read_bytes()]
+
+
+@pytest.mark.parametrize(
     ("setting", "named"),
     [
         ("data.source=rowz.jsonl", "rows.jsonl"),

@@ -39,6 +39,7 @@ from drillyard.guarded_files import (
     is_there,
     read_json,
     require_documents,
+    require_inside,
     require_lines,
     require_regular,
     require_usual_files,
@@ -70,13 +71,16 @@ def run_directory_of(config: RunConfig) -> Path:
 
 def require_usual_run_files(directory: Path) -> None:
     """Raise UnsafeFileError for a pipe, a device or something else odd in the place of a file of a
-    run, before torch is imported to read it."""
+    run, before torch is imported to read it, and for links out of it to what exports copy."""
     require_lines(*(directory / name for name in (EVENTS_FILE, METRICS_FILE, DLLOGGER_FILE)))
     documents = (SAVED_CONFIG, DATA_RECORD, RESOLVED_RECORD, SUMMARY_FILE)
     require_documents((directory / name for name in documents), LARGEST_DOCUMENT_BYTES)
     require_regular(*directory.glob("logs/rank-*.log"))
+    require_inside(directory, directory / SAVED_CONFIG)
     for name in (SAVED_BASE, SAVED_TOKENIZER, "final"):
         require_usual_files(directory / name)
+        if name != "final":
+            require_inside(directory, *(directory / name).glob("*"))
 
 
 def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
