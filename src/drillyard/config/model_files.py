@@ -269,9 +269,11 @@ def require_model_directory(model_id: str) -> None:
 
 
 def _trains_adapters(run_directory: FilePath) -> bool:
-    from drillyard.config.saved_config import load_saved_config
+    from drillyard.config.yaml_document import read_document
 
-    return load_saved_config(run_directory / "run.yaml").model.lora is not None
+    config = read_document(run_directory / "run.yaml").value
+    model = config.get("model") if isinstance(config, dict) else None
+    return isinstance(model, dict) and model.get("lora") is not None
 
 
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:

@@ -48,7 +48,7 @@ def _has_every_section(file: Path) -> bool:
     try:
         value = read_document(file).value
     except UserError:
-        return False  # said by whoever loads it
+        return False  # the one that loads it reports this
     return isinstance(value, dict) and set(RunConfig.model_fields) <= set(value)
 
 

@@ -85,8 +85,8 @@ def test_a_log_of_another_framework_that_changes_its_number_says_so(tmp_path: Pa
     )
     (warning,) = [one for one in measured([log]).as_json()["warnings"] if "GPUs first" in one]
     assert "8 GPUs" in warning and "4 later" in warning and "--num-gpus" in warning
-    told = measured([log], num_gpus=8).as_json()["warnings"]
-    assert not [one for one in told if "GPUs first" in one]
+    given = measured([log], num_gpus=8).as_json()["warnings"]
+    assert not [one for one in given if "GPUs first" in one]
 
 
 @CHANGES
