@@ -35,6 +35,8 @@ _KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_DOCUMENT_PATTERNS: Final = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*/*.jinja")
+_WEIGHT_PATTERNS: Final = ("*.safetensors", "*.distcp", ".metadata")
 _STREAMS: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _AGAIN: Final = "copy it again from where it was written, or remove it"
 
@@ -136,6 +138,44 @@ def require_documents(paths: Iterable[Path], largest: int = LARGEST_MODEL_DOCUME
     for path in paths:
         if is_there(path):
             _require_size(path, path.stat().st_size, largest)
+
+
+def require_lines(*paths: Path) -> None:
+    """As `require_regular`, and for a first line that no run writes: a sparse file has no other."""
+    for path in paths:
+        if is_there(path):
+            next(read_lines(path), b"")
+
+
+def require_inside(directory: Path, *paths: Path) -> None:
+    """Raise UnsafeFileError for a link that leads out of `directory`, which somebody else may have
+    made: what it leads to may be a secret of the reader, and would be in a report or an export."""
+    here = os.path.realpath(directory)
+    for path in paths:
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(here):
+            raise UnsafeFileError(
+                f"{path}: is a link to {os.path.realpath(path)}, outside of {directory}; put a copy"
+                " in its place if it belongs there"
+            )
+
+
+def require_usual_files(directory: Path) -> None:
+    """As `require_documents` for what a library reads by name in the directory of a model, a
+    tokenizer or a checkpoint. Takes no time, so it comes before the library is imported."""
+    for pattern in _DOCUMENT_PATTERNS:
+        require_documents(directory.glob(pattern))
+    for pattern in _WEIGHT_PATTERNS:
+        require_regular(*directory.glob(pattern))
+    for path in directory.glob("*.safetensors"):
+        _require_header(path)
+
+
+def _require_header(path: Path) -> None:
+    # https://github.com/huggingface/safetensors#format: 8 bytes of length, then a JSON object.
+    with open_regular(path) as file:
+        start = file.read(9)
+    if len(start) == 9 and start[8:] != b"{":
+        raise UnsafeFileError(f"{path}: holds no weights in the safetensors format; {_AGAIN}")
 
 
 def _require_kind(path: str | os.PathLike[str], status: os.stat_result) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.model_files import local_model_config
-from drillyard.data.data_changes import DATA_RECORD
+from drillyard.data import DATA_RECORD
 from drillyard.data.data_changes import read_record as read_data_record
 from drillyard.data.file_readers import json_lines_batch
 from drillyard.data.token_cache import DamagedCache, open_cache

@@ -1,28 +1,27 @@
 """A pipe, a device, a socket, a directory, a huge sparse file or an endless line in the place of
 each file that a command reads: named, exit code 2, at once and in little memory.
 
-The files are those of a real run, so a file that a run writes from now on fails here until its
-readers are in the table.
+The files are those of two real runs, so a file that a run writes from now on fails here until its
+readers are in the table, and so does a new command.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from tests.security.forked_commands import Ended, ForkedCommands
+from tests.security.test_received_config import all_commands
+from tests.unit.reporting.runs import CLUSTER
 
-from drillyard.cli import main as cli
-from drillyard.errors import UserError
 from drillyard.telemetry.jsonlines import read_records
 
 SECONDS = 2.0
@@ -31,11 +30,25 @@ BYTES = 200e6
 RUN = """
 name: trial
 model: {id: model, init: pretrained}
-data: {source: rows.jsonl, format: text, sequence_length: 64, cache_directory: cache, tokenizer: model}
-training: {steps: 2, device: cpu, precision: fp32, micro_batch_size: 2, optimizer: {learning_rate: 0.001}}
-checkpoint: {every_steps: 2}
+data:
+  source: rows.jsonl
+  format: text
+  sequence_length: 64
+  cache_directory: cache
+  tokenizer: model
+  held_out: {fraction: 0.2}
+training:
+  steps: 2
+  device: cpu
+  precision: fp32
+  micro_batch_size: 2
+  optimizer: {learning_rate: 0.001}
+checkpoint: {every_steps: 1}
 output: runs
-"""  # noqa: E501
+"""
+ADAPTED = RUN.replace("name: trial", "name: adapted").replace(
+    "init: pretrained", "init: pretrained, lora: {rank: 2, target_modules: [c_attn]}"
+)
 
 
 def pipe(path: Path) -> None:
@@ -75,305 +88,292 @@ def endless_line(path: Path) -> None:
 
 ODD = (pipe, device, listening_socket, directory, sparse_file, endless_line)
 
+METRICS = "metrics runs/trial"
+REPORT = "report runs/trial --overwrite"
+WATCH = "watch runs/trial"
+DIFF = "diff runs/trial runs/trial"
+CALIBRATE = "estimate run.yaml --accelerator h100 --num-gpus 1 --calibrate runs/trial"
+PRUNE = "checkpoint prune runs/trial --keep 1"
+SHOW = "data show runs/trial --step 1"
+PREVIEW = "data preview run.yaml"
+BUILD = "data build run.yaml"
+EVAL = "eval runs/trial/final"
+EVAL_ROWS = "eval runs/trial/final --data rows.jsonl"
+EVAL_STEP = "eval runs/trial/checkpoints/step-00000002"
+EXPORT = "export runs/trial/checkpoints/step-00000002 exported"
+EVAL_ADAPTER = "eval runs/adapted/final"
+MERGE = "export runs/adapted/checkpoints/step-00000002 exported --merge"
+TRAIN = "train run.yaml --set training.steps=3"
+REPLAY = "train run.yaml --replay 2"
+CHAOS = "chaos run.yaml --faults kill --count 1 --directory chaos"
+LAUNCH = "launch run.yaml --cluster cluster.yaml --dry-run"
+STEP = "checkpoints/step-00000002"
 
-def attempt(call: Callable[[], object]) -> tuple[int, str, float, int]:
-    """The exit code and standard error of a call in a child of this process, its seconds and the
-    most memory that it had, in bytes."""
-    read, write = os.pipe()
-    begun = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        code: int | str | None = 0
-        try:
-            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-            os.dup2(0, 1)
-            os.dup2(write, 2)
-            sys.stdout = os.fdopen(1, "w", closefd=False)
-            sys.stderr = os.fdopen(2, "w", closefd=False)
-            call()
-        except SystemExit as ended:
-            code = ended.code
-        except UserError as error:
-            print(error, file=sys.stderr)
-            code = 2
-        except BaseException:
-            traceback.print_exc()
-            code = 99
-        finally:
-            sys.stderr.flush()
-            os._exit(code if isinstance(code, int) else 0)
-    os.close(write)
-    while True:
-        ended, status, usage = os.wait4(child, os.WNOHANG)
-        if ended:
-            break
-        if time.monotonic() - begun > 20:
-            os.kill(child, 9)
-            os.waitpid(child, 0)
-            os.close(read)
-            pytest.fail("it does not end")
-        time.sleep(0.002)
-    # Of the processor: a busy machine makes no test fail, and what waits does not end at all.
-    seconds = usage.ru_utime + usage.ru_stime
-    with open(read, "rb") as output:
-        text = output.read().decode(errors="replace")
-    return os.waitstatus_to_exitcode(status), text, seconds, usage.ru_maxrss * 1024
-
-
-def require_refused(call: Callable[[], object], path: Path) -> None:
-    usual = attempt(lambda: None)[3]
-    code, text, seconds, most = attempt(call)
-    assert code == 2, text
-    assert path.name in text
-    assert seconds < SECONDS
-    assert most - usual < BYTES
-
-
-def command(*words: object) -> None:
-    cli.main([str(word) for word in words])
-
-
-Reader = Callable[[Path], object]
-
-
-def metrics(run: Path) -> None:
-    command("metrics", run)
-
-
-def report(run: Path) -> None:
-    command("report", run, "--output", run.parent / "report.html", "--overwrite")
-
-
-def watch(run: Path) -> None:
-    command("watch", run)
-
-
-def diff(run: Path) -> None:
-    command("diff", run, run)
-
-
-def prune(run: Path) -> None:
-    command("checkpoint", "prune", run, "--keep", 1)
-
-
-def resume(run: Path) -> object:
-    from drillyard.config.load import load_run_config
-    from drillyard.training.run_directory import claim_run_directory
-
-    config = load_run_config(run / "run.yaml").model_copy(update={"output": str(run.parent)})
-    return claim_run_directory(config, 1)
-
-
-def load_checkpoint(run: Path) -> None:
-    from drillyard.training.checkpoint import loading
-
-    loading.load_checkpoint(next((run / "checkpoints").iterdir()), {})
-
-
-def samples(run: Path) -> None:
-    command("data", "show", run, "--step", 1)
-
-
-def layouts(run: Path) -> object:
-    from drillyard.training.resolved_record import read_layouts
-
-    return read_layouts(run)
-
-
-def exit_code(run: Path) -> object:
-    from drillyard.reporting.summary import required_failure
-
-    return required_failure(run)
-
-
-def base_record(run: Path) -> object:
-    from drillyard.training.saved_model import read_base_record
-
-    return read_base_record(run, "model")
-
-
-def last_steps(run: Path) -> object:
-    from drillyard.training.spikes import last_figures
-
-    return last_figures(run, 3)
-
-
-def rank_log(run: Path) -> object:
-    from drillyard.supervise.console_output import open_log
-
-    return open_log(run / "logs/rank-0.log", "header")
-
-
-def written_again(name: str) -> Reader:
-    from drillyard.telemetry.jsonlines import LineFile
-
-    return lambda run: LineFile(run / name, print)
-
-
-def exported(run: Path) -> object:
-    from drillyard.training.run_directory import _require_room_for_model
-
-    return _require_room_for_model(run / "final")
-
-
-def model_config(where: str) -> Reader:
-    def load(run: Path) -> object:
-        from drillyard.config.run import ModelConfig
-        from drillyard.models.meta_model import load_config, load_generation_config
-
-        config = ModelConfig(id=str(run / where))
-        return load_config(config), load_generation_config(config)
-
-    return load
-
-
-def weights(run: Path) -> object:
-    from drillyard.models.pretrained import StoredTensors
-
-    return StoredTensors(run / "final")
-
-
-def tokenizer(where: str) -> Reader:
-    def load(run: Path) -> object:
-        from drillyard.data.tokenizer import open_tokenizer
-
-        return open_tokenizer(str(run / where))
-
-    return load
-
-
-READERS: dict[str, tuple[Reader, ...]] = {
-    "events.jsonl": (metrics, report, watch, samples, written_again("events.jsonl")),
-    "metrics.jsonl": (metrics, report, watch, diff, last_steps, written_again("metrics.jsonl")),
-    "dllogger.json": (written_again("dllogger.json"),),
-    "run.yaml": (report, prune, samples, resume),
-    "cluster.yaml": (report,),
-    "data.json": (samples,),
-    "resolved.json": (layouts,),
-    "summary.json": (exit_code, resume),
-    "base/base.json": (base_record,),
-    "base/config.json": (model_config("base"),),
-    "base/generation_config.json": (model_config("base"),),
-    "logs/rank-0.log": (rank_log,),
-    "checkpoints/step-00000002/manifest.json": (load_checkpoint,),
-    "checkpoints/step-00000002/.metadata": (load_checkpoint,),
-    "checkpoints/step-00000002/__0_0.distcp": (load_checkpoint,),
-    "final/.drillyard-export.json": (exported,),
-    "final/config.json": (model_config("final"),),
-    "final/generation_config.json": (model_config("final"),),
-    "final/model.safetensors": (weights,),
-    "final/tokenizer.json": (tokenizer("final"),),
-    "final/tokenizer_config.json": (tokenizer("final"),),
-    "tokenizer/tokenizer.json": (tokenizer("tokenizer"),),
-    "tokenizer/tokenizer_config.json": (tokenizer("tokenizer"),),
+READERS: dict[str, tuple[str, ...]] = {
+    "runs/trial/events.jsonl": (METRICS, REPORT, WATCH, SHOW, TRAIN, REPLAY, CALIBRATE),
+    "runs/trial/metrics.jsonl": (METRICS, REPORT, WATCH, DIFF, TRAIN, REPLAY, CALIBRATE),
+    "runs/trial/dllogger.json": (TRAIN,),
+    "runs/trial/run.yaml": (REPORT, METRICS, PRUNE, SHOW, EVAL, EVAL_ROWS, EXPORT, TRAIN, REPLAY),
+    "runs/trial/cluster.yaml": (REPORT, WATCH),
+    "runs/trial/data.json": (SHOW, EVAL, TRAIN),
+    "runs/trial/resolved.json": (TRAIN,),
+    "runs/trial/summary.json": (TRAIN,),
+    "runs/trial/logs/rank-0.log": (TRAIN,),
+    "runs/trial/base/base.json": (EVAL_STEP, EXPORT),
+    "runs/trial/base/config.json": (EVAL_STEP, EXPORT),
+    "runs/trial/base/generation_config.json": (EVAL_STEP, EXPORT),
+    f"runs/trial/{STEP}/manifest.json": (EXPORT, EVAL_STEP),
+    f"runs/trial/{STEP}/.metadata": (EXPORT, EVAL_STEP),
+    f"runs/trial/{STEP}/__0_0.distcp": (EXPORT, EVAL_STEP),
+    f"runs/trial/{STEP}/held_out.json": (PRUNE, EXPORT),
+    "runs/trial/final/.drillyard-export.json": (TRAIN,),
+    "runs/trial/final/config.json": (EVAL,),
+    "runs/trial/final/generation_config.json": (EVAL,),
+    "runs/trial/final/model.safetensors": (EVAL,),
+    "runs/trial/final/tokenizer.json": (EVAL, EVAL_ROWS),
+    "runs/trial/final/tokenizer_config.json": (EVAL,),
+    "runs/trial/final/chat_template.jinja": (EVAL,),
+    "runs/trial/tokenizer/tokenizer.json": (EXPORT, EVAL_STEP),
+    "runs/trial/tokenizer/tokenizer_config.json": (EXPORT,),
+    "runs/trial/tokenizer/chat_template.jinja": (EXPORT,),
+    "runs/adapted/final/adapter_config.json": (EVAL_ADAPTER,),
+    "runs/adapted/final/adapter_model.safetensors": (EVAL_ADAPTER,),
+    "runs/adapted/base/base.json": (MERGE,),
+    "model/config.json": (TRAIN, LAUNCH, CHAOS, EVAL_ADAPTER, MERGE),
+    "model/generation_config.json": (TRAIN, MERGE),
+    "model/model.safetensors": (EVAL_ADAPTER, MERGE),
+    "model/tokenizer.json": (PREVIEW, BUILD, SHOW, TRAIN),
+    "model/tokenizer_config.json": (PREVIEW,),
+    "model/chat_template.jinja": (PREVIEW,),
+    "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE),
+    "cluster.yaml": (LAUNCH, "runs list --cluster cluster.yaml"),
+    "hardware.yaml": (
+        "hardware h100 --hardware hardware.yaml",
+        "estimate run.yaml --accelerator h100 --num-gpus 1 --hardware hardware.yaml",
+        f"{METRICS} --hardware hardware.yaml",
+    ),
+    "config.json": (
+        f"{METRICS} --config config.json",
+        "estimate run.yaml --accelerator h100 --num-gpus 1 --config config.json",
+    ),
+    "other.log": ("metrics other.log", "report other.log --overwrite", "watch other.log"),
+    "other.json": ("init new --from-deepspeed other.json",),
+    "other.yaml": ("init new --from-trl other.yaml", "init new --from-axolotl other.yaml"),
+    "rows.jsonl": (PREVIEW, EVAL_ROWS),
 }
-NOT_READ = {"summary.txt"}
-# These read a bounded number of bytes of a file of any size.
-ANY_SIZE: set[Reader] = {last_steps, weights}
+SAME = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json")
+"""Of the run with adapters, read as those of the other run."""
+NOT_READ = ("summary.txt", "tensorboard")
+ANY_SIZE = ("rows.jsonl", "rank-0.log", "other.log")
+"""Read in pieces, or by name, whatever their size."""
+WITHOUT_FILES = {
+    "schema",
+    "checkpoint list",
+    "checkpoint verify",
+    "runs status",
+    "runs logs",
+    "runs watch",
+    "runs wait",
+    "runs cancel",
+    "runs resume",
+    "runs forget",
+    "runs artifacts",
+}
+"""They read no file here, read `cluster.yaml` as `runs list` does, or have odd files in a table of
+what is wrong (below)."""
+
+
+class Place(NamedTuple):
+    directory: Path
+    run: ForkedCommands
+
+    def call(self, line: str) -> Ended:
+        return self.run(self.directory, *line.split())
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that was really trained, with the cluster.yaml of a launch."""
-    import torch
-    from tests.unit.reporting.runs import CLUSTER
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from drillyard.config.run import TrainTokenizer
-    from drillyard.data.tokenizer import trained_tokenizer
-
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A directory with two runs that were really trained, what they were trained from, and files
+    that a user names."""
     place = tmp_path_factory.mktemp("trained")
     rows = [{"text": f"row {number} " + "abc def " * 20} for number in range(16)]
     (place / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    texts = iter([row["text"] for row in rows])
-    made = trained_tokenizer(
-        TrainTokenizer(train="bpe", vocab_size=300), "key", texts, place / "cache"
-    )
-    torch.manual_seed(0)
-    config = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=300)
-    GPT2LMHeadModel(config).save_pretrained(place / "model")
-    made.pretrained.save_pretrained(place / "model")
     (place / "run.yaml").write_text(RUN)
-    subprocess.run(
-        [sys.executable, "-m", "drillyard", "train", "run.yaml"],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=True,
-        capture_output=True,
-    )
-    (place / "runs/trial/cluster.yaml").write_text(CLUSTER)
-    return place
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the run, beside the model and the data that it names."""
-    for name in ("model", "rows.jsonl", "cache"):
-        (tmp_path / name).symlink_to(trained / name)
-    shutil.copytree(trained / "runs/trial", tmp_path / "runs/trial")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs/trial"
-
-
-def test_every_file_of_a_run_is_in_the_table(run: Path) -> None:
-    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    files = {name for name in files if not name.startswith("tensorboard/")}
-    assert files == READERS.keys() | NOT_READ
-
-
-@pytest.mark.parametrize("put", ODD)
-@pytest.mark.parametrize("name", READERS)
-def test_an_odd_file_is_named_at_once(run: Path, name: str, put: Callable[[Path], None]) -> None:
-    (run / name).unlink()
-    put(run / name)
-    for reader in READERS[name]:
-        is_writer = reader is rank_log or "written_again" in reader.__qualname__
-        takes_it = (
-            put not in (pipe, directory)
-            if is_writer
-            else reader in ANY_SIZE and put in (sparse_file, endless_line)
+    (place / "adapted.yaml").write_text(ADAPTED)
+    for name, content in {
+        "cluster.yaml": "name: here\nplatform: local\nprocesses_per_node: 1\n",
+        "hardware.yaml": "prices: []\n",
+        "other.log": "",
+        "other.json": "{}",
+        "other.yaml": "",
+        "config.json": "{}",
+    }.items():
+        (place / name).write_text(content)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = Path(__file__).with_name("small_model.py")
+    subprocess.run([sys.executable, script, place], env=environment, check=True)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "drillyard", "train", name],
+            cwd=place,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        if not takes_it:
-            require_refused(functools.partial(reader, run), run / name)
+        for name in ("run.yaml", "adapted.yaml")
+    ]
+    assert [process.wait() for process in started] == [0, 0]
+    (place / "runs/trial/cluster.yaml").write_text(CLUSTER)
+    with ForkedCommands() as run:
+        yield Place(place, run)
 
 
-def state_of_a_launch(path: Path) -> object:
-    from drillyard.launch.agent.state_file import read_state
+def test_every_file_and_every_command_is_in_the_table(place: Place) -> None:
+    files = {str(each.relative_to(place.directory)) for each in place.directory.rglob("*.*")}
+    for name in files:
+        path = place.directory / name
+        is_other = path.name in NOT_READ or "tensorboard" in name or name.startswith("cache/")
+        alike = name.replace("adapted", "trial").replace("step-00000001", "step-00000002")
+        alike = alike.replace("adapted.yaml", "run.yaml")
+        if path.is_file() and not is_other and name != "adapted.yaml":
+            assert name in READERS or alike in READERS, name
+    called = [line for lines in READERS.values() for line in lines]
+    for command in all_commands() - WITHOUT_FILES:
+        assert any(line.startswith(f"{command} ") for line in called), command
 
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_odd_file_is_named_at_once(place: Place, name: str) -> None:
+    path = place.directory / name
+    kept = path.with_name("kept")
+    path.rename(kept)
     try:
-        return read_state(path.parent)
-    except ValueError as error:
-        raise UserError(f"{path.name}: {error}") from None
+        for number, line in enumerate(READERS[name]):
+            for put in ODD if number == 0 else (pipe, endless_line):
+                if path.name in ANY_SIZE and put in (sparse_file, endless_line):
+                    continue
+                put(path)
+                ended = place.call(line)
+                path.rmdir() if put is directory else path.unlink()
+                case = (line, put.__name__, ended)
+                assert ended.code == 2 and path.name in ended.output, case
+                assert ended.seconds < SECONDS and ended.bytes < BYTES, case
+    finally:
+        kept.rename(path)
 
 
-def job_of_a_launch(path: Path) -> object:
-    from drillyard.launch.agent.job import read_job
-
+@pytest.mark.parametrize("name", ["manifest.json", ".metadata", "__0_0.distcp"])
+def test_checkpoint_commands_list_odd_files(place: Place, name: str) -> None:
+    path = place.directory / "runs/trial" / STEP / name
+    kept = path.with_name("kept")
+    path.rename(kept)
     try:
-        return read_job(path)
-    except OSError as error:
-        raise UserError(str(error)) from None
+        for put in (pipe, sparse_file):
+            put(path)
+            listed = place.call("checkpoint list runs/trial")
+            verified = place.call("checkpoint verify runs/trial")
+            path.unlink()
+            assert listed.code == 0 and "damaged" in listed.output, listed
+            assert verified.code == 1 and name in verified.output, verified
+            assert max(listed.seconds, verified.seconds) < SECONDS
+    finally:
+        kept.rename(path)
+
+
+@pytest.mark.parametrize("put", [pipe, sparse_file])
+def test_an_odd_file_of_a_cache_is_damage_that_is_named_and_repaired(
+    place: Place, put: Callable[[Path], None]
+) -> None:
+    path = next(place.directory.glob("cache/tokenized/*/train.lengths"))
+    path.unlink()
+    put(path)
+    ended = place.call(BUILD)
+    assert ended.code == 0 and "train.lengths" in ended.output, ended
+    assert path.is_file() and path.stat().st_size < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("run.yaml", REPORT),
+        ("cluster.yaml", REPORT),
+        ("run.yaml", EXPORT),
+        ("tokenizer/chat_template.jinja", EXPORT),
+        ("base/generation_config.json", EXPORT),
+    ],
+)
+def test_a_link_of_a_run_to_a_file_of_the_reader_is_not_followed(
+    place: Place, name: str, line: str
+) -> None:
+    secret = place.directory / "secret"
+    secret.write_text('{"token": "recognisable"}')
+    path = place.directory / "runs/trial" / name
+    kept = path.with_name("kept")
+    path.rename(kept)
+    path.symlink_to(secret)
+    try:
+        ended = place.call(line)
+    finally:
+        kept.replace(path)
+    assert ended.code == 2 and str(secret) in ended.output, ended
+    assert "recognisable" not in ended.output
+    written = [each for each in place.directory.rglob("*") if each.is_file() and each != secret]
+    assert not [each for each in written if b"recognisable" in each.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("data.source=rowz.jsonl", "rows.jsonl"),
+        ("data.held_out.source=rowz.jsonl", "rows.jsonl"),
+        ("data.tokenizer=./words", "data.tokenizer"),
+        ("model.id=./models", "model.id"),
+        ("model.lora.adapter=./adapter", "model.lora.adapter"),
+    ],
+)
+def test_a_wrong_path_under_the_name_of_a_run_is_named_without_a_wait(
+    place: Place, setting: str, named: str
+) -> None:
+    config = "adapted.yaml" if "lora" in setting else "run.yaml"
+    more = "--set data.held_out.fraction=0" if "held_out" in setting else ""
+    ended = place.call(f"train {config} --set {setting} {more}")
+    assert ended.code == 2 and named in ended.output, ended
+    assert "different run" not in ended.output
+    assert ended.seconds < SECONDS and ended.bytes < BYTES
+
+
+@pytest.mark.parametrize("name", ["trial", "adapted"])
+def test_a_run_in_the_place_of_a_model_is_answered_with_the_command_that_makes_one(
+    place: Place, name: str
+) -> None:
+    shutil.copytree(place.directory / "runs" / name, place.directory / f"{name}-again")
+    start = "train run.yaml --set name=further --set data.tokenizer=model --set model.id="
+    if name == "trial":
+        with_final = place.call(f"{start}{name}-again")
+        assert with_final.code == 2 and f"{name}-again/final" in with_final.output, with_final
+    shutil.rmtree(place.directory / f"{name}-again/final")
+    ended = place.call(f"{start}{name}-again")
+    assert ended.code == 2 and "step-00000002" in ended.output, ended
+    assert ended.seconds < SECONDS
+    (command,) = [line for line in ended.output.splitlines() if "drillyard export" in line]
+    words = command.partition("drillyard ")[2].split()
+    assert place.run(place.directory, *words).code == 0
+    assert (place.directory / words[2] / "model.safetensors").is_file()
+    dry = place.call(f"{LAUNCH} --set model.id={words[2]}")
+    assert dry.code == 0, dry
 
 
 @pytest.mark.parametrize("put", [pipe, device, directory, sparse_file, endless_line])
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("state.json", state_of_a_launch),
-        ("job.json", job_of_a_launch),
-        ("run.log", lambda path: command("metrics", path)),
-    ],
-)
-def test_an_odd_file_of_a_launch_or_log_is_not_waited_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    read: Callable[[Path], object],
-    put: Callable[[Path], None],
+@pytest.mark.parametrize("name", ["state.json", "job.json"])
+def test_an_odd_file_of_a_launch_is_not_waited_for(
+    tmp_path: Path, name: str, put: Callable[[Path], None]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(Path(name))
-    require_refused(functools.partial(read, Path(name)), Path(name))
+    from drillyard.launch.agent.job import read_job
+    from drillyard.launch.agent.state_file import read_state
+
+    put(tmp_path / name)
+    with pytest.raises((ValueError, OSError)):
+        read_state(tmp_path) if name == "state.json" else read_job(tmp_path / name)
 
 
 def test_damaged_lines_and_a_torn_end_are_passed_over(tmp_path: Path) -> None:

@@ -219,6 +219,18 @@ def test_every_command_leaves_a_received_run_without_a_request_or_a_value(reader
     assert [(name, results[name].code) for name in done] == [(name, 0) for name in done]
 
 
+def test_a_received_run_yaml_alone_sends_nothing(reader: Owner) -> None:
+    """Without the other files of its run it is recognised by its spelled out defaults."""
+    (reader.directory / "alone").mkdir()
+    shutil.copy(reader.directory / "runs/received/run.yaml", reader.directory / "alone")
+    lines = ("data preview", "data build", "chaos --faults kill --count 1", "train --replay 3")
+    results = reader.call(*(f"{line} alone/run.yaml" for line in lines))
+    for line, result in zip(lines, results, strict=True):
+        assert result.code == 2, (line, result.output)
+        assert all(name in result.output for name in NAMES), (line, result.output)
+    assert reader.server.requests == []
+
+
 def test_the_flags_that_a_refusal_names_work(reader: Owner) -> None:
     run = "runs/received"
     commands = [

@@ -378,7 +378,12 @@ def _replay(
     )
     from drillyard.telemetry.events import refusing_odd_values
     from drillyard.training.replay import plan_replay, read_verdict, remove_earlier_replay
-    from drillyard.training.run_directory import SAVED_CONFIG, require_same_run, run_directory_of
+    from drillyard.training.run_directory import (
+        SAVED_CONFIG,
+        require_same_run,
+        require_usual_run_files,
+        run_directory_of,
+    )
 
     is_typed = not is_saved_config(config)
     is_trusted = is_typed or trust_config
@@ -387,6 +392,7 @@ def _replay(
         with limited(FetchLimits(settings_to_fetch(run, config, sections=["output"]))):
             raise withheld_error(f"{config}: output")
     run_directory = run_directory_of(run)
+    require_usual_run_files(run_directory)
     saved = run_directory / SAVED_CONFIG
     limits = FetchLimits()
     if saved.is_file():
@@ -400,7 +406,7 @@ def _replay(
             _replay_as_rank(run_directory, step)
         with refusing_odd_values(run_directory):
             plan = plan_replay(run_directory, step)
-    require_same_run(run_directory, load_saved_config(saved), run)
+        require_same_run(run_directory, load_saved_config(saved), run)
     if nproc_per_node not in (None, plan.world_size):
         raise UserError(
             f"--nproc-per-node {nproc_per_node}: step {step} ran on {plan.ranks_in_words}, and only"

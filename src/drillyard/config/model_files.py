@@ -7,19 +7,22 @@ machine nothing is checked here, and the ranks check again before they prepare d
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from drillyard.config.problems import Problem, closest_name
-from drillyard.config.run import ModelConfig
+from drillyard.config.run import ModelConfig, RunConfig
 from drillyard.errors import ConfigError
 from drillyard.guarded_files import (
     LARGEST_MODEL_DOCUMENT_BYTES,
     is_there,
     read_json,
+    require_documents,
     require_regular,
+    require_usual_files,
 )
 
 WEIGHTS = "model.safetensors"
@@ -220,7 +223,57 @@ def require_weight_files(model: ModelConfig) -> None:
     their files."""
     directory = FilePath(model.id or "").expanduser()
     if model.init == "pretrained" and model.id is not None and directory.is_dir():
+        require_model_directory(model.id)
         weight_files(directory)
+
+
+def require_usual_model_files(config: RunConfig) -> None:
+    """Raise UnsafeFileError for something odd in the place of a file of the model, the adapter or
+    the tokenizer that `config` names on this machine, before torch is imported to read it."""
+    adapter = config.model.lora and config.model.lora.adapter
+    for named in (config.model.id, config.data.tokenizer, adapter):
+        if isinstance(named, str):
+            require_usual_files(FilePath(named).expanduser())
+
+
+def require_model_directory(model_id: str) -> None:
+    """Raise UserError where `model.id` is a path without a directory, or one without config.json.
+
+    That of a run is answered with what its model is, or the command that writes it.
+    """
+    directory = FilePath(model_id).expanduser()
+    if not directory.is_dir():
+        if model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+            raise ConfigError(
+                f"model.id: no directory {model_id}\ngive the path of a model directory or a"
+                " Hugging Face id"
+            )
+        return
+    require_documents([directory / "config.json"])
+    if (directory / "config.json").is_file():
+        return
+    if (directory / "final" / "config.json").is_file():
+        raise ConfigError(f"model.id: {model_id} is a run\ngive its model: {directory / 'final'}")
+    checkpoints = sorted(path.parent.name for path in directory.glob("checkpoints/*/manifest.json"))
+    if (directory / "run.yaml").is_file() and checkpoints:
+        merge = " --merge" if _trains_adapters(directory) else ""
+        words = shlex.join(["drillyard", "export", str(directory), f"{directory}-model"])
+        raise ConfigError(
+            f"model.id: {model_id} is a run without a model in final/; its checkpoints:"
+            f" {', '.join(checkpoints[-NAMES_SHOWN:])}\nwrite the newest as a model and give that"
+            f" directory: {words}{merge}"
+        )
+    raise ConfigError(
+        f"model.id: {model_id} has no config.json\ngive a directory in the Hugging Face format"
+    )
+
+
+def _trains_adapters(run_directory: FilePath) -> bool:
+    from drillyard.config.yaml_document import read_document
+
+    config = read_document(run_directory / "run.yaml").value
+    model = config.get("model") if isinstance(config, dict) else None
+    return isinstance(model, dict) and model.get("lora") is not None
 
 
 def require_vocabulary(model: ModelConfig, vocab_size: int, num_tokens: int) -> None:

@@ -22,6 +22,8 @@ from drillyard.config.problems import (
 )
 from drillyard.config.problems import Path as KeyPath
 from drillyard.config.run import RunConfig
+from drillyard.config.yaml_document import read_document
+from drillyard.errors import UserError
 
 FETCHED_SECTIONS = ("model", "data")
 """The sections of which commands on a saved model or its data fetch something."""
@@ -36,9 +38,18 @@ def load_saved_config(file: str | os.PathLike[str], overrides: Sequence[str] = (
 
 
 def is_saved_config(file: Path) -> bool:
-    """Whether a config file is in a run directory, or in its launch directory."""
+    """Whether a config file is one that a run saved: it is in a run directory, or in its launch
+    directory, or it spells out every default, as no one types it."""
     directory = file.parent.parent if file.parent.name == _LAUNCH else file.parent
-    return any((directory / name).exists() for name in _RUN_FILES)
+    return any((directory / name).exists() for name in _RUN_FILES) or _has_every_section(file)
+
+
+def _has_every_section(file: Path) -> bool:
+    try:
+        value = read_document(file).value
+    except UserError:
+        return False  # the one that loads it reports this
+    return isinstance(value, dict) and set(RunConfig.model_fields) <= set(value)
 
 
 def typed_texts(config: RunConfig) -> frozenset[str]:

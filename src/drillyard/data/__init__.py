@@ -5,3 +5,6 @@ resumable sampler.
 that every rank maps, and returns the training mixture and the held-out sequences. Nothing here
 imports torch.
 """
+
+DATA_RECORD = "data.json"
+"""The record of a run's data in its directory (`data_changes.py`)."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.config.problems import shown_address
+from drillyard.data import DATA_RECORD
 from drillyard.data.sources import DataSource, SourceContents
 from drillyard.errors import UserError
 from drillyard.formatting import first_few
@@ -27,7 +28,6 @@ from drillyard.guarded_files import read_json
 from drillyard.redaction import redact
 from drillyard.safe_files import replace_file
 
-DATA_RECORD = "data.json"
 RECORDED_FILES = 10_000
 """A source of more files is recorded by its key alone: a change is detected, but no file is
 named."""

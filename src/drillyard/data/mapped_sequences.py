@@ -15,6 +15,7 @@ x 128, of which checksums take 1 microsecond per sequence (and 1 more for every 
 from __future__ import annotations
 
 import mmap
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ import xxhash
 
 from drillyard.data.raw_batches import NUMBER_BITS
 from drillyard.data.sequence_packing import padded
+from drillyard.errors import UserError
 from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, open_regular, read_json
 
 IGNORED = -100
@@ -173,9 +175,17 @@ class Sequences(ABC):
 class CachedSequences(Sequences):
     """The packed sequences of a tokenised cache."""
 
-    def __init__(self, directory: Path, part: str, manifest: dict[str, Any], name: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        part: str,
+        manifest: dict[str, Any],
+        name: str,
+        vocab_size: int | None = None,
+    ) -> None:
         """Open part `part` of the cache in `directory`; `manifest` is the part's entry of its
-        manifest."""
+        manifest. With `vocab_size`, reading refuses tokens that are not in the vocabulary."""
+        self._vocab_size = vocab_size
         self.name = name
         self.key = f"{directory.name.partition('-')[0]}/{part}"
         self._directory, self._part = directory, part
@@ -207,7 +217,8 @@ class CachedSequences(Sequences):
 
     def read(self, indices: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Batch:
         """The sequences with these numbers as a batch [B, T]. DamagedSequence if a checksum
-        differs."""
+        differs, UserError for tokens that no tokenizer of this model makes: checksums find damage,
+        and who forges a cache forges them as well."""
         rows = np.asarray(indices, np.int64)
         size, length = len(rows), self.sequence_length
         offsets, lengths = self._offsets[rows], self._lengths[rows]
@@ -228,6 +239,12 @@ class CachedSequences(Sequences):
             input_ids[b, :count] = tokens[:count]
             bits[0, b, :num_bytes] = loss_bits
             bits[1, b, :num_bytes] = start_bits
+        if self._vocab_size is not None and (largest := int(input_ids.max())) >= self._vocab_size:
+            raise UserError(
+                f"{self._directory / f'{self._part}.tokens'}: has token {largest}, and the"
+                f" vocabulary has {self._vocab_size} entries: no run of this model wrote this"
+                f" cache. Delete it: rm -r {shlex.quote(str(self._directory))}"
+            )
         loss, starts = np.unpackbits(bits, axis=2, count=length).view(np.bool_)
         padding = self._positions >= lengths[:, None]
         labels = np.full((size, length), IGNORED, np.int64)

@@ -419,7 +419,11 @@ class _Preparation:
         manifest = self._open_or_build(source, contents, directory, settings, parts)
         return {
             part: CachedSequences(
-                directory, PART_NAMES[part], manifest["parts"][PART_NAMES[part]], source.name
+                directory,
+                PART_NAMES[part],
+                manifest["parts"][PART_NAMES[part]],
+                source.name,
+                self.vocab_size,
             )
             for part in parts
         }

@@ -41,7 +41,7 @@ from drillyard.guarded_files import (
     LARGEST_MODEL_DOCUMENT_BYTES,
     read_bytes,
     read_json,
-    require_documents,
+    require_usual_files,
 )
 from drillyard.hub_access import denied_access, require_cached_only
 from drillyard.safe_files import describe_os_error, publish_directory, write_tokenizer
@@ -353,15 +353,12 @@ def _as_pretrained(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 _LARGEST_VOCABULARY = 10_000_000
 """The largest known have 260,000 entries."""
-_DOCUMENTS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*/*.jinja")
-"""What transformers reads of a tokenizer's directory."""
 
 
 def _load_pretrained(path: str) -> Any:
+    require_usual_files(Path(path))
     from transformers import AutoTokenizer
 
-    for pattern in _DOCUMENTS:
-        require_documents(Path(path).glob(pattern))
     is_directory = Path(path).is_dir()
     cached_only = not is_directory and require_cached_only(path, "data.tokenizer")
     try:

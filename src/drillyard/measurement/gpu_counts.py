@@ -3,7 +3,8 @@
 A restart may have another number of ranks. Every figure per GPU, and every cost, uses the number at
 the time; a figure that names one number names all of them (`2, then 1`). Drillyard's own logs state
 the number at each start and on each line of metrics.jsonl. Logs of other frameworks count as having
-one, that of their first start or of --num-gpus.
+one, that of their first start or of --num-gpus; a warning names the others that they state. Step
+times cannot be per GPU: their spread is that of the steps on the last number (`step_times.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.log_events import (
@@ -54,6 +54,8 @@ def merge_sources(
         for found in sorted(reading.found, key=lambda found: found.format != chosen):
             for name, place in found.facts.places.items():
                 log.facts.learn(place, **{name: getattr(found.facts, name)})
+            for number in found.facts.other_gpus:
+                log.facts.learn("", num_gpus=number)
     # Without the step events of events.jsonl where metrics.jsonl has the steps. A column of NaN
     # alone is dropped: where no loss is finite, the tokens decide.
     full = [
@@ -184,7 +186,7 @@ def _begun_again(log: ParsedLog) -> Iterator[str]:
 
 
 def add_directory(log: ParsedLog, directory: Path | None) -> None:
-    """Add the settings of a run directory's resolved run.yaml."""
+    """Add the settings of a run directory's resolved run.yaml. UserError where it is odd."""
     if directory is None:
         return
     log.run_directory = directory
@@ -194,7 +196,7 @@ def add_directory(log: ParsedLog, directory: Path | None) -> None:
 
     try:
         config = read_document(path).value
-    except UserError:
+    except NotFoundError:
         return
     sections = config if isinstance(config, dict) else {}
 

@@ -50,6 +50,13 @@ class StepSeconds(_Part):
     left_out: int = Field(
         description="Steps left out as warm-up, or because they are outside of the range asked for."
     )
+    num_gpus: int | None = Field(
+        description=(
+            "Where restarts changed the number of GPUs, the last one: these figures are of the"
+            " steps on it. Else null."
+        )
+    )
+    on_other_gpus: int = Field(description="Steps on other numbers of GPUs, not counted here.")
     first_step: int | None
     last_step: int | None
 

@@ -272,6 +272,8 @@ class LogFacts:
     train_runtime_seconds: float | None = None
     """The whole training loop's time, where the framework prints it at the end (HF Trainer)."""
     places: dict[str, str] = field(default_factory=dict)
+    other_gpus: list[int] = field(default_factory=list)
+    """World sizes that later lines state instead of `num_gpus`: the last ones, in order."""
 
     def learn(self, place: str, **facts: Any) -> None:
         """Take over facts that are not known yet: the first place wins. Ignored are None, a
@@ -289,12 +291,15 @@ class LogFacts:
             if fits and getattr(self, name) is None:
                 setattr(self, name, value)
                 self.places[name] = place
+            elif fits and name == "num_gpus" and value not in (self.num_gpus, *self.other_gpus):
+                self.other_gpus = [*self.other_gpus, int(value)][-_OTHER_GPUS:]
 
 
 _TEXTS: Final = frozenset(
     fact.name for fact in fields(LogFacts) if str(fact.type).startswith("str")
 )
 _LARGEST_FACT: Final = 1e30
+_OTHER_GPUS: Final = 3
 
 
 @dataclass(slots=True)

@@ -147,6 +147,9 @@ def _time_rows(result: RunResult) -> Iterator[Row]:
     left = (
         f"; {times.left_out:,} left out{'' if asked else ' as warm-up'}" if times.left_out else ""
     )
+    if times.on_other_gpus:
+        on = "another number" if times.num_gpus is None else f"the last number, {times.num_gpus:,}"
+        left = f", on {on}; {times.on_other_gpus:,} on other numbers of GPUs not counted{left}"
     which = (
         f"steps, {times.first_step} to {times.last_step}"
         if times.steps > 1

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from drillyard.errors import UserError
 from drillyard.formatting import count
 from drillyard.hardware import Accelerator, Catalog
+from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.gpu_counts import gpu_changes, gpus_by_row
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.printed_rates import LARGEST_RATE, contradictions
@@ -114,6 +115,13 @@ def _gpus(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> Non
     found.num_gpus = next(reversed(found.num_gpus_changes), None)
     if len(found.num_gpus_changes) > 1:
         found.row_gpus = rows
+    elif log.facts.other_gpus and asked.num_gpus is None and log.format != Drillyard.name:
+        others = ", ".join(f"{number:,}" for number in log.facts.other_gpus)
+        found.warnings.append(
+            f"the log states {found.num_gpus:,} GPUs first ({log.facts.places['num_gpus']}) and"
+            f" {others} later: every figure counts {found.num_gpus:,}; for the steps of one start"
+            " give --num-gpus with --start-step and --end-step"
+        )
 
 
 def median_of_rows(timing: Timing, values: NDArray[np.float64]) -> float | None:

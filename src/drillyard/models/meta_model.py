@@ -29,6 +29,7 @@ from drillyard.config.fetch_limits import withheld_error
 from drillyard.config.model_files import (
     ARCHITECTURES,
     REMOTE_CODE_REFUSED,
+    require_model_directory,
     require_vocabulary,
     requires_remote_code,
 )
@@ -125,18 +126,7 @@ def load_config(model_config: ModelConfig) -> PreTrainedConfig:
     assert model_config.id is not None
     directory = Path(model_config.id).expanduser()
     cached_only = not directory.is_dir() and require_cached_only(model_config.id, "model.id")
-    looks_local = model_config.id.startswith((".", "/", "~")) or model_config.id.count("/") > 1
-    if looks_local and not directory.is_dir():
-        raise UserError(
-            f"model.id: no directory {model_config.id}\ngive the path of a model directory or a"
-            " Hugging Face id"
-        )
-    require_documents([directory / "config.json"])
-    if directory.is_dir() and not (directory / "config.json").is_file():
-        raise UserError(
-            f"model.id: {model_config.id} has no config.json\ngive a directory in the Hugging Face"
-            " format"
-        )
+    require_model_directory(model_config.id)
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:

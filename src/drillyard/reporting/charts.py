@@ -19,11 +19,14 @@ from drillyard.goodput import STALL_FACTOR
 from drillyard.reporting.content import Content, Curves, Floats, Point, Table
 from drillyard.reporting.event_text import measure_label
 from drillyard.reporting.tables import (
+    MOST_POINTS,
     Unit,
     cell,
     centred_mean,
     curve_table,
     downsample,
+    evaluations_caption,
+    evaluations_shown,
     loss_table,
     step_time_table,
     unit_of,
@@ -186,12 +189,16 @@ def _held_out_lines(parts: Mapping[str, Sequence[Point]]) -> Iterator[Series]:
 
 
 def _evaluated(label: str, points: Sequence[Point], number: int) -> Series:
-    """The curve of a figure of the evaluations; of two at one step the later one is drawn."""
+    """The curve of a figure of the evaluations; of two at one step the later one is drawn, of many
+    the highs and lows."""
     by_step = sorted(dict(points).items())
+    shown = by_step
+    if len(by_step) > MOST_POINTS:
+        shown = [by_step[row] for row in downsample(np.array([value for _, value in by_step]))]
     return Series(
         label,
-        [step for step, _ in by_step],
-        [value if math.isfinite(value) else None for _, value in by_step],
+        [step for step, _ in shown],
+        [value if math.isfinite(value) else None for _, value in shown],
         _held_out_colour(number),
         "joined",
     )
@@ -229,9 +236,10 @@ def _measures(content: Content) -> Iterator[Chart]:
         if not x:
             continue
         unit = unit_of(measure)
+        by_step = [dict(points) for points in parts.values()]
         rows = [
-            (f"{step:,}", *(cell(dict(points).get(step), unit) for points in parts.values()))
-            for step in x
+            (f"{step:,}", *(cell(values.get(step), unit) for values in by_step))
+            for step in evaluations_shown(x)
         ]
         last = ", ".join(f"{part} {cell(points[-1].value, unit)}" for part, points in parts.items())
         yield _chart(
@@ -240,7 +248,7 @@ def _measures(content: Content) -> Iterator[Chart]:
             f"{label}, held out",
             [_evaluated(part, points, place) for place, (part, points) in enumerate(parts.items())],
             axis=label,
-            table=Table(("Step", *parts), rows),
+            table=Table(("Step", *parts), rows, caption=evaluations_caption(len(x))),
             summary=f"{label} after step {max(x):,}: {last}.",
             unit=unit,
         )

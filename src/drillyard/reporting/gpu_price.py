@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.errors import UserError
-from drillyard.guarded_files import is_there
+from drillyard.guarded_files import is_there, require_inside
 
 CLUSTER_FILE = "cluster.yaml"
 
@@ -43,6 +43,7 @@ def gpu_price(run_directory: Path | None, given: float | None) -> GpuPrice | Non
         return GpuPrice(given, "as given")
     if run_directory is None or not is_there(run_directory / CLUSTER_FILE):
         return None
+    require_inside(run_directory, run_directory / CLUSTER_FILE)
     from drillyard.config.load import load_cluster_config
     from drillyard.hardware import catalog
 

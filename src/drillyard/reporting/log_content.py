@@ -237,7 +237,8 @@ def _step_time_tile(result: RunResult) -> Tile | None:
     rounding = (
         f"printed to +-{times.relative_precision:.0%}" if times.relative_precision > 0.01 else ""
     )
-    return Tile("Step time", duration(times.typical), _joined(what, p95, basis, rounding))
+    gpus = "" if times.num_gpus is None else f"on {times.num_gpus:,} GPUs"
+    return Tile("Step time", duration(times.typical), _joined(what, p95, gpus, basis, rounding))
 
 
 def _cost_tile(

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from drillyard import formatting
 from drillyard.errors import UserError
-from drillyard.guarded_files import is_there, read_text
+from drillyard.guarded_files import is_there, read_text, require_inside
 from drillyard.measurement.read_logs import read_logs
 from drillyard.measurement.run_result import RunResult, measure
 from drillyard.measurement.user_facts import UserFacts
@@ -119,6 +119,7 @@ def _resolved(event: Event) -> Table | None:
 def _documents(run_directory: Path) -> Iterator[tuple[str, str]]:
     for name in ("run.yaml", CLUSTER_FILE):
         path = run_directory / name
+        require_inside(run_directory, path)
         if is_there(path):
             yield name, read_text(path, errors="replace")
 

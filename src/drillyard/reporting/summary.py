@@ -196,12 +196,12 @@ def required_failure(run_directory: Path) -> str | None:
 
 
 def _speed(result: RunResult) -> dict[str, Any]:
-    """Medians over the logged steps that measurement keeps; None where it had to keep the first
-    step."""
+    """Medians over the logged steps that measurement keeps, of step times on the last number of
+    GPUs; None where it had to keep the first step."""
     import numpy as np
 
     steps, speed = result.log.steps, result.speed
-    kept = result.timing.kept if result.timing.times.left_out else None
+    kept = result.timing.of_last_gpus if result.timing.times.left_out else None
     seconds = [] if kept is None else np.repeat(kept.seconds, kept.weight).tolist()
     logged = int(steps.stands_for.sum())
     return {

@@ -28,6 +28,7 @@ from drillyard.telemetry.console import ACCURACIES
 from drillyard.telemetry.events import ODD_VALUE
 
 TABLE_ROWS = 21
+EVALUATION_ROWS = 200
 MOST_POINTS = 2_000
 """Points of a drawn curve: two for each column of pixels of the widest chart, some 50 KB of
 JSON, so that a page with all charts stays under 1 MB."""
@@ -108,10 +109,24 @@ def unit_of(measure: str) -> Unit:
     return "fraction" if measure in ACCURACIES else "number"
 
 
+def evaluations_shown(steps: list[int]) -> list[int]:
+    """At most `EVALUATION_ROWS` of the steps after which something was evaluated, at equal
+    distances."""
+    return [steps[place] for place in evenly_spaced(len(steps), EVALUATION_ROWS)]
+
+
+def evaluations_caption(number: int) -> str:
+    """What a table leaves out of so many evaluations; empty where it shows all."""
+    return f"{EVALUATION_ROWS} of {number:,} evaluations" if number > EVALUATION_ROWS else ""
+
+
 def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:
-    """The training loss at equal distances and at each evaluation, with the held-out losses."""
+    """The training loss at equal distances and at evaluations, of many at equal distances too, with
+    the held-out losses."""
     by_step = {name.rpartition(".")[0] or "loss": dict(points) for name, points in held_out.items()}
-    evaluated = {step for points in by_step.values() for step in points}
+    evaluated = sorted({step for points in by_step.values() for step in points})
+    all_evaluated = len(evaluated)
+    evaluated = evaluations_shown(evaluated)
     shown = curves.step[evenly_spaced(len(curves.step))].tolist()
     losses = dict(zip(curves.step.tolist(), curves.loss.tolist(), strict=True))
     rows = [
@@ -120,10 +135,12 @@ def loss_table(curves: Curves, held_out: dict[str, list[Point]]) -> Table:
             cell(losses.get(step)),
             *(cell(points.get(step)) for points in by_step.values()),
         )
-        for step in sorted(evaluated.union(shown))
+        for step in sorted({*evaluated, *shown})
     ]
     return Table(
-        ("Step", "Loss", *(f"Held out: {part}" for part in by_step)), rows, caption=_caption(curves)
+        ("Step", "Loss", *(f"Held out: {part}" for part in by_step)),
+        rows,
+        caption=", ".join(filter(None, (_caption(curves), evaluations_caption(all_evaluated)))),
     )
 
 

@@ -35,9 +35,8 @@ from drillyard.parallel.ranks import Ranks
 from drillyard.telemetry import RunLog
 from drillyard.training.checkpoint.manifest import write_durably
 from drillyard.training.model_setup import GIB, describe_nearest_fit, least_memory_bytes
-from drillyard.training.run_directory import holds_training
+from drillyard.training.run_directory import RESOLVED_RECORD, holds_training
 
-RESOLVED_RECORD: Final = "resolved.json"
 AUTO_KEYS: Final[tuple[str, ...]] = (
     "model.attention",
     "training.activation_checkpointing",

@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import require_valid, resolve_global_batch
-from drillyard.data.data_changes import DATA_RECORD, read_record, write_record
+from drillyard.data import DATA_RECORD
+from drillyard.data.data_changes import read_record, write_record
 from drillyard.data.prepared_data import PreparedData, prepare
 from drillyard.data.tokenizer_files import save_tokenizer
 from drillyard.errors import UserError
@@ -48,6 +49,7 @@ from drillyard.training.resolved_record import (
 )
 from drillyard.training.resume import checkpoint_state, resume, seed_rank
 from drillyard.training.run_directory import (
+    SAVED_BASE,
     SAVED_TOKENIZER,
     claim_run_directory,
     holds_training,
@@ -55,7 +57,6 @@ from drillyard.training.run_directory import (
     run_directory_of,
 )
 from drillyard.training.saved_model import (
-    SAVED_BASE,
     Dtypes,
     export_dtypes,
     save_base_record,

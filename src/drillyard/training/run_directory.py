@@ -22,6 +22,7 @@ from typing import Any
 
 from drillyard import export_directory
 from drillyard.config.load import save_resolved
+from drillyard.config.model_files import require_usual_model_files
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
 from drillyard.config.run_identity import (
@@ -31,10 +32,22 @@ from drillyard.config.run_identity import (
     recorded_settings,
 )
 from drillyard.config.saved_config import load_saved_config
+from drillyard.data import DATA_RECORD
 from drillyard.errors import UserError
-from drillyard.guarded_files import is_there, read_json
+from drillyard.guarded_files import (
+    LARGEST_DOCUMENT_BYTES,
+    is_there,
+    read_json,
+    require_documents,
+    require_inside,
+    require_lines,
+    require_regular,
+    require_usual_files,
+)
 from drillyard.safe_files import describe_os_error, make_directory
+from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.telemetry.metrics import METRICS_FILE
+from drillyard.telemetry.runlog import DLLOGGER_FILE
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
@@ -45,6 +58,8 @@ from drillyard.training.order_check import require_order_of
 
 SAVED_CONFIG = "run.yaml"
 SAVED_TOKENIZER = "tokenizer"
+SAVED_BASE = "base"
+RESOLVED_RECORD = "resolved.json"
 SUMMARY_FILE = "summary.json"
 SUMMARY_TEXT = "summary.txt"
 
@@ -52,6 +67,20 @@ SUMMARY_TEXT = "summary.txt"
 def run_directory_of(config: RunConfig) -> Path:
     """`<output>/<name>`."""
     return Path(config.output) / config.name
+
+
+def require_usual_run_files(directory: Path) -> None:
+    """Raise UnsafeFileError for a pipe, a device or something else odd in the place of a file of a
+    run, before torch is imported to read it, and for links out of it to what exports copy."""
+    require_lines(*(directory / name for name in (EVENTS_FILE, METRICS_FILE, DLLOGGER_FILE)))
+    documents = (SAVED_CONFIG, DATA_RECORD, RESOLVED_RECORD, SUMMARY_FILE)
+    require_documents((directory / name for name in documents), LARGEST_DOCUMENT_BYTES)
+    require_regular(*directory.glob("logs/rank-*.log"))
+    require_inside(directory, directory / SAVED_CONFIG)
+    for name in (SAVED_BASE, SAVED_TOKENIZER, "final"):
+        require_usual_files(directory / name)
+        if name != "final":
+            require_inside(directory, *(directory / name).glob("*"))
 
 
 def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
@@ -81,6 +110,8 @@ def claim_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = Fa
 def check_run_directory(config: RunConfig, num_ranks: int, *, goes_on: bool = False) -> None:
     """Raise UserError as `claim_run_directory` for what is in the run directory. Writes nothing."""
     directory = run_directory_of(config)
+    require_usual_run_files(directory)
+    require_usual_model_files(config)
     saved = directory / SAVED_CONFIG
     old = None
     if is_there(saved) and holds_training(directory):

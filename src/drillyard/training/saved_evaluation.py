@@ -13,6 +13,7 @@ from typing import Any
 
 from drillyard.config.fetch_limits import FetchLimits, limited
 from drillyard.config.load import config_from_options, load_run_config, resolve_section_secrets
+from drillyard.config.model_files import require_usual_model_files
 from drillyard.config.run import DataConfig, ParallelismConfig, RunConfig
 from drillyard.config.run_checks import require_valid
 from drillyard.config.saved_config import (
@@ -23,7 +24,7 @@ from drillyard.config.saved_config import (
 )
 from drillyard.data.data_changes import DataRecord, read_record
 from drillyard.errors import UserError
-from drillyard.guarded_files import read_json
+from drillyard.guarded_files import read_json, require_regular
 from drillyard.training.saved_model import (
     SavedModel,
     as_pretrained,
@@ -145,6 +146,9 @@ def check_request(request: EvaluationRequest) -> tuple[SavedModel, RunConfig]:
     with limited(None if request.trust_config else limits_of_request(request, saved)):
         config = evaluation_config(request, saved)
     require_valid(config)
+    require_usual_model_files(config)
+    if request.data is not None and not Path(request.data).is_dir():
+        require_regular(Path(request.data))
     return saved, config
 
 

@@ -34,16 +34,23 @@ from drillyard.config.problems import on_one_line, shown_address
 from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
 from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.errors import NotFoundError, UserError
-from drillyard.guarded_files import read_json
+from drillyard.guarded_files import is_there, read_json, require_usual_files
 from drillyard.safe_files import describe_os_error, make_directory
 from drillyard.telemetry.events import EVENTS_FILE
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
+    incomplete_error,
+    inspect,
     list_checkpoints,
     newest_usable,
 )
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
-from drillyard.training.run_directory import SAVED_CONFIG, SAVED_TOKENIZER
+from drillyard.training.run_directory import (
+    SAVED_BASE,
+    SAVED_CONFIG,
+    SAVED_TOKENIZER,
+    require_usual_run_files,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +59,6 @@ if TYPE_CHECKING:
     from drillyard.parallel.ranks import Ranks
     from drillyard.training.model_setup import ShardedModel
 
-SAVED_BASE = "base"
 BASE_RECORD = "base.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 Dtypes: TypeAlias = "dict[str, torch.dtype]"
@@ -123,13 +129,16 @@ def find_saved_model(path: Path) -> SavedModel:
     """Find the model of `path`: a checkpoint directory, a model directory in Hugging Face format,
     or a run directory's final/.
 
-    Raises UserError when it is none of them.
+    Raises UserError when it is none of them, or has something odd in the place of a file.
     """
     if not path.is_dir():
         raise NotFoundError(
             f"{path}: no such directory; give a checkpoint, a final/ directory or a run directory"
         )
     owner = run_directory_above(path)
+    require_usual_files(path)
+    if owner is not None:
+        require_usual_run_files(owner)
     config = load_saved_config(owner / SAVED_CONFIG) if owner else None
     if export_directory.holds_model(path):
         return SavedModel(path, False, config)
@@ -139,6 +148,8 @@ def find_saved_model(path: Path) -> SavedModel:
                 f"{path}: a checkpoint needs the run.yaml of its run; give"
                 f" RUN_DIR/{CHECKPOINTS_NAME}/{path.name}"
             )
+        if (info := inspect(path)) is not None and not info.complete:
+            raise incomplete_error(info)
         return SavedModel(path, True, config)
     if export_directory.holds_model(path / "final"):
         return SavedModel(path / "final", False, config)
@@ -238,6 +249,7 @@ def find_checkpoint_to_export(
     for base in (
         Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)
     ):
+        require_usual_files(base)
         if base.is_dir() and target in (base, *base.parents):
             raise UserError(
                 f"{destination}: holds the model or tokenizer that the run began from; name a new"
@@ -269,9 +281,7 @@ def run_directory_above(path: Path) -> Path | None:
         owners = [place.parent.parent for place in places if place.parent.name == CHECKPOINTS_NAME]
     else:
         owners, needed = [path, path.parent], [SAVED_CONFIG, EVENTS_FILE]
-    return next(
-        (owner for owner in owners if all((owner / name).is_file() for name in needed)), None
-    )
+    return next((owner for owner in owners if all(is_there(owner / name) for name in needed)), None)
 
 
 def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:

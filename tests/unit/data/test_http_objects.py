@@ -149,3 +149,21 @@ def test_no_more_is_read_than_the_server_announced() -> None:
         with pytest.raises(UserError, match=r"endless\.jsonl"):
             read(f"{server.url}/endless.jsonl")
         assert server.sent_bytes < 1 << 26
+
+
+def test_a_name_that_resolves_to_this_machine_later_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without any redirect: what is checked is each address that a connection goes to."""
+    from drillyard.data.http_objects import RedirectGuard
+
+    async def resolve_twice() -> None:
+        guard = RedirectGuard("rebinding.test")
+        monkeypatch.setattr(DefaultResolver, "resolve", resolving_to("192.0.2.1"))
+        assert len(await guard.resolve("rebinding.test", 80)) == 1
+        monkeypatch.setattr(DefaultResolver, "resolve", resolving_to("169.254.169.254"))
+        with pytest.raises(UserError, match=r"leads to rebinding\.test"):
+            await guard.resolve("rebinding.test", 80)
+        await guard.close()
+
+    asyncio.run(resolve_twice())

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,16 @@ from tests.facts import says
 
 from drillyard.config.run import RunConfig
 from drillyard.data import token_cache
-from drillyard.data.mapped_sequences import BULK, DAMAGED_FILE, FILES, ORIGINS, DamagedSequence
+from drillyard.data.mapped_sequences import (
+    BULK,
+    DAMAGED_FILE,
+    FILES,
+    ORIGINS,
+    DamagedSequence,
+    row_checksum,
+)
 from drillyard.data.prepared_data import prepare
-from drillyard.data.raw_batches import json_digest
+from drillyard.data.raw_batches import hash_bytes_of, json_digest
 from drillyard.data.token_cache import DamagedCache, open_cache, remove_leftovers
 from drillyard.errors import UserError
 
@@ -219,6 +229,39 @@ def test_a_manifest_of_another_format_version_is_not_read(config: RunConfig) -> 
     path.write_text(json.dumps({**manifest, "checksum": json_digest(manifest)}))
     with pytest.raises(DamagedCache):
         open_cache(cache_directory(config), "sizes")
+
+
+def test_a_forged_cache_with_tokens_that_the_model_lacks_is_named(config: RunConfig) -> None:
+    """With checksums that are right: they find damage, not forgery."""
+    prepare(config)
+    directory = cache_directory(config)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest.pop("checksum")
+    part = manifest["parts"]["train"]
+    tokens = np.fromfile(directory / "train.tokens", part["token_dtype"])
+    tokens[0] = np.iinfo(tokens.dtype).max
+    loss, starts = (np.fromfile(directory / f"train.{name}", "u1") for name in ("loss", "starts"))
+    offsets = [*np.fromfile(directory / "train.offsets", "i8").tolist(), len(tokens)]
+    checksums = np.array(
+        [
+            row_checksum(tokens[a:b], loss[a >> 3 : b >> 3], starts[a >> 3 : b >> 3])
+            for a, b in pairwise(offsets)
+        ],
+        np.uint64,
+    )
+    for name, array in (("tokens", tokens), ("checksums", checksums)):
+        array.tofile(directory / f"train.{name}")
+        forged = hash_bytes_of(directory / f"train.{name}")
+        part["files"][f"train.{name}"]["xxh3_128"] = forged
+    text = json.dumps({**manifest, "checksum": json_digest(manifest)})
+    (directory / "manifest.json").write_text(text)
+    (sequences,) = prepare(config).train.sources
+    with pytest.raises(UserError, match=r"train\.tokens") as refused:
+        sequences.read([0])
+    command = shlex.split(str(refused.value).rpartition("Delete it: ")[2])
+    subprocess.run(command, check=True)
+    (again,) = prepare(config).train.sources
+    assert int(again.read([0]).input_ids.max()) < 1000
 
 
 def test_reading_goes_through_shared_read_only_maps(config: RunConfig) -> None:

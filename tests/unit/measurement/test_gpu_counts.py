@@ -60,6 +60,36 @@ def test_every_step_counts_with_its_own_number(tmp_path: Path, attempts, numbers
 
 
 @CHANGES
+def test_step_times_are_those_of_the_last_number_of_gpus(
+    tmp_path: Path, attempts, numbers, gpu_seconds
+):
+    result = measured([write_changed_run(tmp_path / "run", *attempts)])
+    got = result.as_json()["step_seconds"]
+    seconds = attempts[-1].seconds
+    assert (got["p50"], got["mean"], got["p95"]) == pytest.approx((seconds, seconds, seconds))
+    assert (got["jitter"], got["slow_fraction"]) == (0, 0)
+    assert (got["num_gpus"], got["steps"], got["on_other_gpus"]) == (numbers[-1], 4, 4)
+    assert says(text_of(render_result(result)), "4 on other numbers of GPUs not counted")
+
+
+def test_a_log_of_another_framework_that_changes_its_number_says_so(tmp_path: Path):
+    line = "iteration {}/ 100 | elapsed time per iteration (ms): 500.0 | global batch size: 8 |"
+    starts = ((8, range(1, 6)), (4, range(4, 9)))
+    log = tmp_path / "run.log"
+    log.write_text(
+        "".join(
+            f"using world size: {size}, data-parallel size: {size}\n"
+            + "".join(f" {line.format(step)}\n" for step in steps)
+            for size, steps in starts
+        )
+    )
+    (warning,) = [one for one in measured([log]).as_json()["warnings"] if "GPUs first" in one]
+    assert "8 GPUs" in warning and "4 later" in warning and "--num-gpus" in warning
+    given = measured([log], num_gpus=8).as_json()["warnings"]
+    assert not [one for one in given if "GPUs first" in one]
+
+
+@CHANGES
 def test_metrics_jsonl_alone_says_it_too(tmp_path: Path, attempts, numbers, gpu_seconds):
     run = write_changed_run(tmp_path / "run", *attempts)
     got = measured([run / "metrics.jsonl"], accelerator="b200").as_json()

@@ -15,6 +15,7 @@ from tests.unit.reporting import runs
 from tests.unit.reporting.test_charts import long
 
 from drillyard.errors import UserError
+from drillyard.reporting.content import Point
 from drillyard.reporting.event_text import EventText
 from drillyard.reporting.page import MOST_EVENTS, render, write_report
 from drillyard.reporting.run_content import read_run_directory
@@ -150,6 +151,18 @@ def test_of_many_events_the_middle_is_left_out_and_counted(content, more):
 
 def test_a_run_of_100_000_steps_is_a_small_file(content):
     assert len(render(long(content, 100_000)).encode()) < 1_000_000
+
+
+def test_a_run_of_20_000_evaluations_is_a_small_file_with_the_lowest_of_them(content):
+    steps = range(1, 20_001)
+    values = {step: 2.0 + step % 7 for step in steps} | {12_345: 1.25}
+    many = {
+        name: [Point(step, values[step]) for step in steps]
+        for name in ("rows.loss", "rows.exact_match", "other.exact_match")
+    }
+    page = render(dataclasses.replace(content, evaluations=many))
+    assert len(page.encode()) < 1_000_000
+    assert "12345" in page and "200 of 20,000 evaluations" in page
 
 
 def test_a_report_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path):

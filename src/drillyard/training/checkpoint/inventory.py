@@ -150,11 +150,16 @@ def inspect(path: Path) -> CheckpointInfo | None:
             path, step, "damaged", f"it cannot be read: {error_text(error)}", 0, None
         )
     status, reason, manifest = _judge(path, named, sizes, odd)
-    measured = read_held_out_loss(path) if HELD_OUT_NAME in sizes else None
+    measured = read_held_out_loss(path) if HELD_OUT_NAME in {*sizes, *odd} else None
     size = sum(sizes.values())
     return CheckpointInfo(
         path, manifest.step if manifest else step, status, reason, size, manifest, measured
     )
+
+
+def incomplete_error(info: CheckpointInfo) -> UserError:
+    """The refusal of a named checkpoint that cannot be loaded."""
+    return UserError(f"{info.path}: not a complete checkpoint: {info.reason}; name another one")
 
 
 def write_held_out_loss(path: Path, loss: float) -> None:
@@ -163,11 +168,12 @@ def write_held_out_loss(path: Path, loss: float) -> None:
 
 
 def read_held_out_loss(path: Path) -> float | None:
-    """Read what `write_held_out_loss` recorded; None where it cannot be read."""
+    """Read what `write_held_out_loss` recorded; None where it cannot be read. UnsafeFileError where
+    something else is in its place: `keep_best` must not go by the rest."""
     try:
         loss = read_json(path / HELD_OUT_NAME, _LARGEST_HELD_OUT_BYTES)["held_out_loss"]
         return float(loss) if isinstance(loss, int | float) else None
-    except (OSError, UserError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None
 
 

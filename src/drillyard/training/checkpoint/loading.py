@@ -34,6 +34,7 @@ from drillyard.training.checkpoint.index_reader import METADATA_NAME, read_index
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
     CheckpointInfo,
+    incomplete_error,
     inspect,
     list_checkpoints_in,
     newest_usable,
@@ -172,10 +173,7 @@ def _find(path: Path) -> CheckpointInfo:
         raise NotFoundError(
             f"{path}: there is no checkpoint; name one such as RUN_DIR/checkpoints/step-00000050"
         )
-    raise UserError(
-        f"{candidates[-1].path}: not a complete checkpoint: {candidates[-1].reason}; name"
-        " another one"
-    )
+    raise incomplete_error(candidates[-1])
 
 
 def _read_index(info: CheckpointInfo) -> Metadata | DamagedCheckpoint | UserError:
