@@ -9,6 +9,7 @@ that does not answer hides no other.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, resolved_text
 from drillyard.errors import ConfigError, NotFoundError, UserError
 from drillyard.launch.completion_cache import remember_runs, write_atomically
+from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import print_notice
@@ -75,11 +77,12 @@ def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run and the launcher of its cluster."""
+    """A run and the launcher of its cluster. `given`: the command, where it gave the bare name."""
 
     handle: Handle
     cluster: ClusterConfig
     launcher: Launcher[Any]
+    given: NameGiven | None = None
 
     def status(self) -> RunStatus:
         return self.launcher.status(self.handle.run)
@@ -94,11 +97,15 @@ class FoundRun:
 
 class Clusters:
     """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used,
-    by name."""
+    by name; `options`: those of the command line that find the clusters again."""
 
     def __init__(
-        self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None
+        self,
+        clusters: Sequence[ClusterConfig],
+        unreadable: Mapping[str, str] | None = None,
+        options: str = "",
     ) -> None:
+        self._options = options
         self._clusters = list(clusters)
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
@@ -144,7 +151,8 @@ class Clusters:
             handle = self._only(text, runs, silent)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
-                return FoundRun(handle, cluster, self._launcher(cluster))
+                given = None if "://" in text else NameGiven(this_directory(), self._options)
+                return FoundRun(handle, cluster, self._launcher(cluster), given)
         if handle.cluster in self._unreadable:
             raise ConfigError(self._unreadable[handle.cluster])
         known = (
@@ -191,7 +199,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
     """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError
     where none is."""
     if file is not None:
-        return Clusters([load_cluster_config(file, resolve_environment=False)])
+        config = load_cluster_config(file, resolve_environment=False)
+        return Clusters([config], options=f" --cluster {shlex.quote(str(file))}")
     clusters, unreadable = known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():

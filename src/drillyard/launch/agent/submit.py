@@ -35,6 +35,7 @@ from drillyard.supervise.process_identity import process_of
 
 from .host_probe import running_agents
 from .index import index_directory, write_entry
+from .job import LAUNCHED_FROM
 from .ownership import make_launch_directory, problem_of
 from .startup import UsageError
 from .state_file import forget_secrets, read_file, read_json_object, replace_file
@@ -151,7 +152,11 @@ def submit(options: Namespace) -> int:
                 raise UsageError(problem)
         if (sent / "job.json").exists():
             _place(launch, *(path for path in sent.iterdir() if path.name not in (ENTRIES, POINTS)))
-            shared = [sent / name for name in ("agent", "secret", "secrets.json")]
+            shared = [
+                sent / name
+                for name in ("agent", "secret", "secrets.json", LAUNCHED_FROM)
+                if (sent / name).exists()
+            ]
             for point in (sent / POINTS).glob("*"):
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
         elif (sent / "secrets.json").exists():
@@ -242,7 +247,9 @@ def _place(launch: Path, *sources: Path) -> None:
     be reading it."""
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
-    for name in _LAST_END:
+    # A plan that is applied by hand has no record of its directory, and the last one is not its.
+    old = (*_LAST_END, *([LAUNCHED_FROM] if "job.json" in {path.name for path in sources} else []))
+    for name in old:
         (launch / name).unlink(missing_ok=True)
     for source in sources:
         files = (

@@ -26,7 +26,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.job import LAUNCHED_FROM, Job
 from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.hosts.host_facts import (
     HostAnswer,
@@ -46,11 +46,13 @@ from drillyard.launch.hosts.plan import (
     plan_again,
     plan_of,
 )
+from drillyard.launch.launched_from import NameGiven, recorded
 from drillyard.launch.launcher import (
     AFTER_STOP_SECONDS,
     Launcher,
     being_launched_error,
     cancel_notice,
+    require_launched_here,
 )
 from drillyard.launch.plan import Plan, PlanFile, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
@@ -206,7 +208,14 @@ class HostsLauncher(Launcher[HostRun]):
             stdin = archive_of_directory(Path(directory), self.programs)
         else:
             stdin = archive(
-                [*sent, *(file for file in plan.files if file.path in ("secret", *steps[0].sends))]
+                [
+                    *sent,
+                    *(
+                        file
+                        for file in plan.files
+                        if file.path in ("secret", LAUNCHED_FROM, *steps[0].sends)
+                    ),
+                ]
             )
         titles, argvs = [host.title for host in hosts], [step.argv for step in steps]
         return ask_all(
@@ -227,12 +236,12 @@ class HostsLauncher(Launcher[HostRun]):
         # Its leader died and reported nothing, perhaps on a host that does not answer now.
         return run.status.state is State.failed
 
-    def cancel(self, run: str) -> Cancellation:
+    def cancel(self, run: str, *, given: NameGiven | None = None) -> Cancellation:
         """Stop a run on all hosts. Raises UserError where a host could not be reached."""
         try:
-            return super().cancel(run)
+            return super().cancel(run, given=given)
         except HeadUnreachable as error:
-            raise self._stop_without_head(run, error) from None
+            raise self._stop_without_head(run, given, error) from None
 
     def _stop(self, run: HostRun) -> RunStatus:
         seconds = self._stop_seconds(run)
@@ -332,16 +341,27 @@ class HostsLauncher(Launcher[HostRun]):
             hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP
         )
 
-    def _stop_without_head(self, run: str, error: UserError) -> UnreachableError:
+    def _stop_without_head(
+        self, run: str, given: NameGiven | None, error: UserError
+    ) -> UnreachableError:
         """The head host does not answer: stop the run on the other hosts; returns the error that
-        reports both."""
+        reports both. Only agents of this user are stopped."""
         others = self._hosts[1:]
+        handle = Handle(self.cluster.platform, self.cluster.name, run)
         launches: dict[str, list[Host]] = {}
         for host, answer in zip(
             others, self._ask(others, ["check", "--runs"], _OTHER_SECONDS), strict=True
         ):
-            for each in (answer.parsed() or {}).get("runs", []):
-                if (each["cluster"], each["run"]) == (self.cluster.name, run):
+            facts = answer.parsed() or {}
+            for each in facts.get("runs", []):
+                if (each["cluster"], each["run"], each["user"]) == (
+                    self.cluster.name,
+                    run,
+                    facts.get("user"),
+                ):
+                    if given is not None:
+                        origin = recorded(each["launched_from"])
+                        require_launched_here(handle, origin, given, "cancel")
                     launches.setdefault(each["launch_directory"], []).append(host)
         seconds = Job.stop_seconds + AFTER_STOP_SECONDS
         ended = [
