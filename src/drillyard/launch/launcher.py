@@ -319,8 +319,8 @@ def require_launched_here(
     directory."""
     if origin is not None and not origin.covers(given.here):
         raise UserError(
-            f"{handle}: was launched from {origin.seen_from(given.here)}, and is named here by its"
-            f" bare name: nothing was done\nif you mean that run: drillyard runs {command}"
+            f"{handle}: was launched from {origin.seen_from(given.here)}, not from this directory:"
+            f" nothing was done\nif you mean that run: drillyard runs {command}"
             f" {handle}{given.options}"
         )
 

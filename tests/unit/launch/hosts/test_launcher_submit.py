@@ -50,6 +50,8 @@ class Hosts(Programs):
     known: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    answers: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """Further facts of a check, by verb and host."""
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
@@ -80,6 +82,7 @@ class Hosts(Programs):
         answer: dict[str, Any] = facts(gpus=0, gpu_models=None, drillyard=None)
         if verb == "--nonce":
             answer["directory"] = {"seen": True}
+        answer |= self.answers.get((verb.strip(), host), {})
         return Result(tuple(argv), 0, json.dumps(answer), "")
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
