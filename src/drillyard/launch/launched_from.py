@@ -48,7 +48,8 @@ class LaunchedFrom:
         """In words, for somebody `here`; the host only where it is another one."""
         if not self.directory:
             return f"a directory that cannot be told, as its {LAUNCHED_FROM} cannot be read"
-        return self.directory + (f" on {self.host}" if self.host != here.host else "")
+        text = self.directory + (f" on {self.host}" if self.host != here.host else "")
+        return " ".join(text.splitlines())
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
