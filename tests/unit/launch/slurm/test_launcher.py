@@ -38,6 +38,8 @@ class Controller(Programs):
     calls: list[str] = field(default_factory=list)
     agents_end: bool = True
     """Whether a job's agents end, and with them the job, when they hear a signal."""
+    others: set[str] = field(default_factory=set)
+    """Jobs of other programs."""
     refusal: str = ""
     """What sbatch says instead of taking a job."""
 
@@ -52,7 +54,8 @@ class Controller(Programs):
             happens()
         if name == "squeue":
             rows = [
-                f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl"
+                f"{job}|{state}|None|1|2|N/A|2||main|/s|"
+                + ("(null)" if job in self.others else "slurm://c/nccl")
                 for job, state in self.jobs.items()
             ]
             return Result(tuple(argv), 0, "".join(f"{row}\n" for row in rows), "")
@@ -260,3 +263,20 @@ def test_a_job_that_waits_is_cancelled_at_once(controller: Controller, tmp_path:
     launcher.submit(plan)
     assert launcher.cancel("nccl").status.state == "cancelled"
     assert scancels(controller) == ["scancel 1"]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_job_that_was_given_the_id_of_the_index_again_is_left_alone(
+    controller: Controller, tmp_path: Path, replaces: bool
+) -> None:
+    launcher, plan = made(controller, tmp_path)
+    launcher.submit(plan)
+    # The controller was set up anew and counts from 1.
+    controller.others.add("1")
+    controller.jobs["1"] = "RUNNING"
+    assert launcher.status("nccl").state == "failed"
+    if replaces:
+        launcher.submit(plan, replace=True)
+    else:
+        launcher.cancel("nccl")
+    assert scancels(controller) == [] and controller.jobs["1"] == "RUNNING"
