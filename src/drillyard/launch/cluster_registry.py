@@ -39,14 +39,16 @@ def clusters_directory() -> Path:
 
 
 def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
-    """Register a cluster, replacing an earlier one of its name; returns a function that undoes it.
+    """Register a cluster, replacing an earlier one of its name; returns a function that undoes it,
+    unless another launch has registered one of that name since.
 
     Prints a notice where the file cannot be written: the launch continues without.
     """
     path, text = clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster)
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None
-        write_atomically(path, text)
+        if before != text:
+            write_atomically(path, text)
     except OSError as error:
         print_notice(
             f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will"
@@ -55,8 +57,10 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
         return lambda: None
 
     def undo() -> None:
+        if before == text or not path.exists() or path.read_text(encoding="utf-8") != text:
+            return
         if before is None:
-            path.unlink(missing_ok=True)
+            path.unlink()
         else:
             write_atomically(path, before)
 

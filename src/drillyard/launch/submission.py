@@ -173,5 +173,7 @@ def submit_plans(
             if not has_runs:
                 forget_cluster()
             raise
+        # Another launch may have taken the same config off, before it could see this run.
+        remember_cluster(cluster)
         remember_run(handle)
         yield handle
