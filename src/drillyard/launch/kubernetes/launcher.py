@@ -293,12 +293,21 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found = self._api.listed(CORE, "secrets", f"{_RECORD},name={name}", metadata=True)
         return found[-1] if found else None
 
+    def _require_release_of(self, run: KubernetesRun) -> None:
+        """Raise UserError where the release of the run's name is not the one that was found: Helm
+        uninstalls by name."""
+        record = self._record(run.status.handle.run)
+        if record is not None and record["metadata"]["uid"] != run.record:
+            raise self._taken_error(run.status.handle, record)
+
     def _stop(self, run: KubernetesRun) -> RunStatus:
         name = run.status.handle.run
         if run.pods and all(pod["metadata"].get("deletionTimestamp") for pod in run.pods):
             for pod in run.pods:
                 self._api.delete_pod(pod["metadata"]["name"], 1)
         else:
+            if run.record is not None:
+                self._require_release_of(run)
             argv = helm_argv(
                 self._section, "uninstall", name, "--keep-history", "--ignore-not-found"
             )
@@ -323,10 +332,8 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _remove(self, found: KubernetesRun) -> None:
         """Remove a run that is over, with Helm's record, and wait until none of its objects is
         left. Raises UserError where another release has its name now."""
-        handle = found.status.handle
-        run, record = handle.run, self._record(handle.run)
-        if record is not None and record["metadata"]["uid"] != found.record:
-            raise self._taken_error(handle, record)
+        run = found.status.handle.run
+        self._require_release_of(found)
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods

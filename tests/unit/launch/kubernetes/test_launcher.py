@@ -88,11 +88,13 @@ def test_only_the_release_of_this_submission_is_removed_after_a_failure(
     assert server.uninstalled == uninstalled
 
 
-def test_a_run_that_was_replaced_since_it_was_read_is_not_removed() -> None:
+@pytest.mark.parametrize("state", [State.succeeded, State.running])
+def test_a_run_that_was_replaced_since_it_was_read_is_not_removed(state: State) -> None:
     server = Server("", "other")
-    over = RunStatus(Handle("kubernetes", "c", RUN), State.succeeded, 1)
+    found = KubernetesRun(RunStatus(HANDLE, state, 1), (), "old")
+    made = launcher(server)
     with pytest.raises(UserError):
-        launcher(server)._remove(KubernetesRun(over, (), "old"))
+        (made._remove if state.over else made._stop)(found)
     assert server.uninstalled == 0
 
 
