@@ -297,7 +297,8 @@ def _container_script(prepared: Plan) -> str:
     hands them to the program), its exit code is the program's, and its processes carry the agent's
     mark in their environment, so that the agent can find and kill them (agent/node_command.py). A
     container left by a node that lost its power has the label of this run and node, and is removed
-    before the next one starts; one that only has its name is somebody else's. Variables get their values from the agent's environment and are only named.
+    before the next one starts; one that only has its name is somebody else's. Variables get their
+    values from the agent's environment and are only named.
     """
     job, handle = prepared.job, prepared.handle
     names = dict.fromkeys(
