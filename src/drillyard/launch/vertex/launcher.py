@@ -92,10 +92,11 @@ class VertexLauncher(Launcher[VertexRun]):
     def _jobs(self, run: str | None = None) -> list[dict[str, Any]]:
         """The jobs of this cluster, or of one run, newest first: those with its labels whose run
         directory is in its bucket."""
+        labelled = self._service.jobs(run)
         bucket = bucket_of(self.cluster)
         return [
             job
-            for job in self._service.jobs(run)
+            for job in labelled
             if is_made_here(job, bucket) and run in (None, job.get("displayName"))
         ]
 
