@@ -104,8 +104,9 @@ class Launcher(ABC, Generic[_Run]):
 
     def forget(self, run: str, *, given: NameGiven | None = None) -> Handle:
         """Remove the scheduler's record of a run that is over; its run directory stays. `given`: as
-        for `cancel`. Raises UserError where the platform keeps none."""
-        handle = self._find_own(run, given, "forget").status.handle
+        for `cancel`. Raises UserError where the platform keeps none: then whose run it is does not
+        matter."""
+        handle = self._find(run).status.handle
         raise UserError(
             f"{handle}: platform {handle.platform} keeps no record that could be removed"
         )
@@ -203,7 +204,8 @@ class Launcher(ABC, Generic[_Run]):
         `given`: the command that gave its bare name; None: the run is meant, wherever it was
         launched. Raises UserError where it was launched from another directory.
         """
-        found = self._find_own(run, given, "cancel")
+        found = self._find(run)
+        self._require_launched_here(found, given, "cancel")
         before = found.status
         status = (
             before if before.state.over and not self._may_still_run(found) else self._stop(found)
@@ -215,10 +217,11 @@ class Launcher(ABC, Generic[_Run]):
     def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
         """Submit a run that is over again; its trainer continues from the newest checkpoint.
         `given`: as for `cancel`."""
-        found = self._find_own(run, given, "resume")
+        found = self._find(run)
         status = found.status
         if not status.state.over:
             raise UserError(f"{status.handle}: is {status.state} and needs no resume")
+        self._require_launched_here(found, given, "resume")
         configs = [
             PlanFile(
                 name,
@@ -275,12 +278,10 @@ class Launcher(ABC, Generic[_Run]):
         once."""
         return cache(lambda run: posixpath.dirname(self._find(run).launch_directory))
 
-    def _find_own(self, run: str, given: NameGiven | None, command: str) -> _Run:
-        """The run, where its bare name means it in the directory in which it is given."""
-        found = self._find(run)
+    def _require_launched_here(self, run: _Run, given: NameGiven | None, command: str) -> None:
+        """Raise UserError where a bare name was given and means another run in that directory."""
         if given is not None:
-            require_launched_here(found.status.handle, self._launched_from(found), given, command)
-        return found
+            require_launched_here(run.status.handle, self._launched_from(run), given, command)
 
     def _find(self, run: str) -> _Run:
         found = self._runs_named([run])

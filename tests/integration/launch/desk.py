@@ -34,7 +34,7 @@ class Desk:
         return other
 
     def require_refused(self, run: Path, owner: Desk, handle: str) -> None:
-        """No command here ends, replaces or resumes the run of another project by its name."""
+        """No command here ends or replaces the run of another project by its name."""
         name = handle.rpartition("/")[2]
         for words in (("launch", run), ("launch", run, "--replace")):
             refused = self.say(*words)
@@ -42,11 +42,10 @@ class Desk:
             assert f"launched from {owner.directory}" in refused.stderr, refused.stderr
             assert f"drillyard runs cancel {handle}" in refused.stderr
             assert "--replace" not in refused.stderr
-        for verb in ("cancel", "resume", "forget"):
-            refused = self.say("runs", verb, name)
-            assert refused.returncode == 2, refused.stderr
-            assert f"launched from {owner.directory}" in refused.stderr, refused.stderr
-            assert f"drillyard runs {verb} {handle}" in refused.stderr
+        refused = self.say("runs", "cancel", name)
+        assert refused.returncode == 2, refused.stderr
+        assert f"launched from {owner.directory}" in refused.stderr, refused.stderr
+        assert f"drillyard runs cancel {handle}" in refused.stderr
 
     def write_run(self, name: str, workload: dict[str, Any], **settings: Any) -> Path:
         """A run config with a workload."""

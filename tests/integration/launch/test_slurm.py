@@ -317,6 +317,8 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(
     assert refused.returncode == 2 and f"launched from {other.directory}" in refused.stderr
     assert desk.say("runs", "cancel", handle).returncode == 0
     assert desk.status(handle)["state"] == "cancelled"
+    refused = desk.say("runs", "resume", "twice")
+    assert refused.returncode == 2 and f"runs resume {handle}" in refused.stderr
 
 
 def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, desk: Desk) -> None:

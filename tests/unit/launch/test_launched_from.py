@@ -3,7 +3,6 @@ the other."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -123,7 +122,6 @@ def test_a_plan_does_not_depend_on_the_directory(
 CHANGES: list[tuple[str, Callable[[Launcher[Any], NameGiven | None], object]]] = [
     ("cancel", lambda launcher, by: launcher.cancel("nccl", given=by)),
     ("resume", lambda launcher, by: launcher.resume("nccl", given=by)),
-    ("forget", lambda launcher, by: launcher.forget("nccl", given=by)),
 ]
 
 
@@ -138,12 +136,18 @@ def test_a_bare_name_changes_no_run_of_another_directory(
     here, elsewhere = projects
     monkeypatch.chdir(here)
     controller, launcher, _ = submitted(tmp_path)
+    before = dict(controller.jobs)
+    if command == "resume":
+        before["1"] = controller.jobs["1"] = "FAILED"
     monkeypatch.chdir(elsewhere)
     with pytest.raises(UserError) as refused:
         change(launcher, given())
     assert str(here) in str(refused.value)
     assert str(refused.value).endswith(f"drillyard runs {command} {HANDLE}")
-    assert controller.jobs == {"1": "PENDING"}
+    assert controller.jobs == before
+    # The same with the handle, as it advises.
+    change(launcher, None)
+    assert controller.jobs != before
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -271,17 +275,17 @@ def test_the_commands_of_drillyard_runs_refuse_a_bare_name_of_another_directory(
     monkeypatch.setattr("drillyard.launch.cluster_registry.launcher_for", lambda _: launcher)
     monkeypatch.chdir(projects[1])
     Path("c.yaml").write_text(cluster(storage=f"{{directory: {tmp_path}}}").strip())
+    after = {"cancel": {"1": "CANCELLED"}, "resume": {"1": "CANCELLED", "2": "PENDING"}}
     for command, _ in CHANGES:
+        before = dict(controller.jobs)
         with pytest.raises(SystemExit) as ended:
             main(["runs", command, "nccl", "--cluster", "c.yaml"])
-        assert ended.value.code == 2
+        assert ended.value.code == 2 and controller.jobs == before
         said = capsys.readouterr().err
         assert str(projects[0]) in said, said
-        assert f"drillyard runs {command} {HANDLE} --cluster c.yaml" in said
-    assert controller.jobs == {"1": "PENDING"}
-    with pytest.raises(SystemExit) as ended:
-        main(["runs", "cancel", HANDLE, "--cluster", "c.yaml", "--json"])
-    assert ended.value.code == 0
-    (ended,) = json.loads(capsys.readouterr().out)["runs"]
-    assert (ended["state"], ended["was_over"]) == ("cancelled", False)
-    assert controller.jobs == {"1": "CANCELLED"}
+        advised = f"drillyard runs {command} {HANDLE} --cluster c.yaml"
+        assert advised in said
+        with pytest.raises(SystemExit) as ended:
+            main(advised.split()[1:])
+        assert ended.value.code == 0 and controller.jobs == after[command]
+        capsys.readouterr()

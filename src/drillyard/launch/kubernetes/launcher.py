@@ -242,10 +242,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         self._install(plan.handle, install.argv, _with_annotation(plan))
 
     def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
-        found = self._find_own(run, given, "resume")
+        found = self._find(run)
         handle = found.status.handle
         if not found.status.state.over:
             raise UserError(f"{handle}: is {found.status.state} and needs no resume")
+        self._require_launched_here(found, given, "resume")
         asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
         values = require_success(asked, f"{handle}: helm get values").stdout
         self._remove(found)
@@ -320,7 +321,8 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         return any(pod["metadata"].get("deletionTimestamp") for pod in run.pods)
 
     def forget(self, run: str, *, given: NameGiven | None = None) -> Handle:
-        found = self._find_own(run, given, "forget")
+        found = self._find(run)
+        self._require_launched_here(found, given, "forget")
         if not found.status.state.over:
             raise UserError(
                 f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"

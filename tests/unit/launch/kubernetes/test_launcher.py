@@ -143,7 +143,9 @@ def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its
             Launcher.submit(made, plan, replace=replaces)
         assert f"launched from {here}" in str(refused.value)
         assert "--replace" not in str(refused.value)
-    for change in (made.cancel, made.resume, made.forget):
+    done = {"status": {"conditions": [{"type": "Completed", "status": "True"}]}}
+    for change, state in ((made.cancel, {}), (made.resume, done), (made.forget, done)):
+        server.jobsets[0] |= state
         with pytest.raises(UserError, match=re.escape(str(here))):
             change(RUN, given=NameGiven(this_directory()))
     assert server.uninstalled == 0
