@@ -15,7 +15,6 @@ from tests.unit.launch.hosts.test_launcher_submit import RUNNING, Hosts, failed,
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 from tests.unit.launch.slurm.test_launcher import Controller
 
-from drillyard.cli.main import main
 from drillyard.errors import UserError
 from drillyard.launch.cluster_registry import Clusters, clusters_to_search
 from drillyard.launch.launched_from import (
@@ -262,30 +261,3 @@ def test_a_handle_is_meant_everywhere_and_a_name_here(
     by_name, by_handle = clusters_to_search(Path("my cluster.yaml")).find(["nccl", HANDLE])
     assert by_handle.given is None
     assert by_name.given == NameGiven(this_directory(), " --cluster 'my cluster.yaml'")
-
-
-def test_the_commands_of_drillyard_runs_refuse_a_bare_name_of_another_directory(
-    projects: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(projects[0])
-    controller, launcher, _ = submitted(tmp_path)
-    monkeypatch.setattr("drillyard.launch.cluster_registry.launcher_for", lambda _: launcher)
-    monkeypatch.chdir(projects[1])
-    Path("c.yaml").write_text(cluster(storage=f"{{directory: {tmp_path}}}").strip())
-    after = {"cancel": {"1": "CANCELLED"}, "resume": {"1": "CANCELLED", "2": "PENDING"}}
-    for command, _ in CHANGES:
-        before = dict(controller.jobs)
-        with pytest.raises(SystemExit) as ended:
-            main(["runs", command, "nccl", "--cluster", "c.yaml"])
-        assert ended.value.code == 2 and controller.jobs == before
-        said = capsys.readouterr().err
-        assert str(projects[0]) in said, said
-        advised = f"drillyard runs {command} {HANDLE} --cluster c.yaml"
-        assert advised in said
-        with pytest.raises(SystemExit) as ended:
-            main(advised.split()[1:])
-        assert ended.value.code == 0 and controller.jobs == after[command]
-        capsys.readouterr()

@@ -13,7 +13,6 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
-from drillyard.launch.launched_from import NameGiven, recorded, this_directory
 from drillyard.launch.launcher import Launcher
 from drillyard.launch.programs import Programs, Result
 from drillyard.launch.run_status import Handle, RunStatus, State
@@ -123,6 +122,8 @@ def jobset(annotation: str) -> dict[str, Any]:
 def test_a_run_is_of_the_directory_in_its_annotation_and_no_other_ends_it_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from drillyard.launch.launched_from import NameGiven, recorded, this_directory
+
     here, elsewhere = tmp_path / "a", tmp_path / "b"
     for directory in (here, elsewhere):
         directory.mkdir()

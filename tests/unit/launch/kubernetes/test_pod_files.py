@@ -12,16 +12,12 @@ from typing import Any
 import pytest
 
 from drillyard.errors import UnreachableError
-from drillyard.launch.kubernetes.pod_files import (
-    READER,
-    PodHost,
-    delete_reading_pods,
-    reading_pod,
-)
+from drillyard.launch.kubernetes.pod_files import PodHost, delete_reading_pods, reading_pod
 from drillyard.launch.programs import Programs
 from drillyard.launch.remote_files import RemoteFiles
 from drillyard.supervise.process_identity import Process, process_of, this_process
 
+READER = "drillyard/reader"
 TEMPLATE: dict[str, Any] = {
     "metadata": {
         "labels": {"drillyard/run": "r", "drillyard/cluster": "c"},
@@ -108,7 +104,7 @@ def test_a_pod_through_which_another_process_reads_is_left_alone(
     class Api:
         """The API server of a namespace with one reading pod."""
 
-        def listed(self, _group: str, _kind: str, selector: str) -> list[Any]:
+        def listed(self, _group: str, _kind: str, selector: str, **_: Any) -> list[Any]:
             return [pod] if selector == "drillyard/reads=r" else []
 
         def delete_pod(self, name: str, _seconds: int) -> None:

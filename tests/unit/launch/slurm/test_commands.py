@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import Handle
-from drillyard.launch.slurm.commands import Slurm, is_job_of, parse_sacct, parse_squeue
+from drillyard.launch.slurm import commands
+from drillyard.launch.slurm.commands import Slurm, parse_sacct, parse_squeue
 
 SQUEUE = """\
 12|RUNNING|None|1795304546|1795304549|1795308149|2|n[1-2]|main|/shared/a|b/launch/job.sbatch|slurm://c/run
@@ -224,7 +225,7 @@ def test_a_job_with_the_id_of_the_index_is_the_runs_where_it_says_so(
 ):
     (job,) = parse_squeue(f"{job_id}|RUNNING|None|1|2|3|1|n1|main|{script}|{comment}\n")
     there = {"job_id": job_id, "launch_directory": "/o/r/launch", **entry}
-    assert is_job_of(job, Handle("slurm", "c", "r"), there) is is_own
+    assert commands.is_job_of(job, Handle("slurm", "c", "r"), there) is is_own
 
 
 def test_the_accounts_of_a_job_of_another_name_are_not_the_runs():

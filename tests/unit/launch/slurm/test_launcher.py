@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
+from drillyard.cli.main import main
 from drillyard.errors import UserError
 from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
@@ -280,3 +281,39 @@ def test_a_job_that_was_given_the_id_of_the_index_again_is_left_alone(
     else:
         launcher.cancel("nccl")
     assert scancels(controller) == [] and controller.jobs["1"] == "RUNNING"
+
+
+@pytest.mark.parametrize("command", ["cancel", "resume"])
+def test_a_bare_name_means_the_run_of_this_directory_and_a_handle_every_run(
+    controller: Controller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    launcher, plan = made(controller, tmp_path)
+    launcher.submit(plan)
+    monkeypatch.chdir(tmp_path / "b")
+    for replaces in (False, True):
+        with pytest.raises(UserError, match=f"launched from {tmp_path}/a"):
+            launcher.submit(plan, replace=replaces)
+    if command == "resume":
+        controller.jobs["1"] = "FAILED"
+    before = dict(controller.jobs)
+    monkeypatch.setattr("drillyard.launch.cluster_registry.launcher_for", lambda _: launcher)
+    Path("c.yaml").write_text(cluster(storage=f"{{directory: {tmp_path}}}").strip())
+
+    def exit_code(words: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            main(words.split())
+        return ended.value.code
+
+    assert exit_code(f"runs {command} nccl --cluster c.yaml") == 2
+    assert controller.jobs == before
+    said = capsys.readouterr().err
+    advised = f"runs {command} slurm://c/nccl --cluster c.yaml"
+    assert f"launched from {tmp_path}/a" in said and f"drillyard {advised}" in said
+    assert exit_code(advised) == 0 and controller.jobs != before

@@ -18,8 +18,8 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 from drillyard.errors import UserError
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan
+from drillyard.launch.vertex import run_status
 from drillyard.launch.vertex.custom_job import label_of
-from drillyard.launch.vertex.run_status import is_made_here
 from drillyard.launch.vertex.service import parse_request
 
 RUN = "projects/123/zones/us-central1-b/reservations/"
@@ -284,8 +284,8 @@ def test_planning_imports_nothing_of_googles() -> None:
 
 def test_a_job_is_the_clusters_where_its_agent_is_in_the_clusters_bucket() -> None:
     made = body(plan(vertex(nodes=2)))
-    assert is_made_here(made, "my-bucket")
-    assert not is_made_here(made, "my") and not is_made_here(made, "other")
+    assert run_status.is_made_here(made, "my-bucket")
+    assert not run_status.is_made_here(made, "my") and not run_status.is_made_here(made, "other")
     spec = made["jobSpec"]
     copied = {"command": ["python3", "train.py"], "imageUri": "i"}
     for changed in (
@@ -294,4 +294,4 @@ def test_a_job_is_the_clusters_where_its_agent_is_in_the_clusters_bucket() -> No
         {**spec, "baseOutputDirectory": {}},
         {},
     ):
-        assert not is_made_here({**made, "jobSpec": changed}, "my-bucket")
+        assert not run_status.is_made_here({**made, "jobSpec": changed}, "my-bucket")
