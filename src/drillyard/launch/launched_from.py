@@ -47,7 +47,7 @@ class LaunchedFrom:
     def seen_from(self, here: LaunchedFrom) -> str:
         """In words, for somebody `here`; the host only where it is another one."""
         if not self.directory:
-            return f"a directory that cannot be told, as its {LAUNCHED_FROM} cannot be read"
+            return f"an unknown directory, as its {LAUNCHED_FROM} cannot be read"
         text = self.directory + (f" on {self.host}" if self.host != here.host else "")
         return " ".join(text.splitlines())
 

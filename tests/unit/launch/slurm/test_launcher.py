@@ -272,7 +272,7 @@ def test_a_job_that_was_given_the_id_of_the_index_again_is_left_alone(
 ) -> None:
     launcher, plan = made(controller, tmp_path)
     launcher.submit(plan)
-    # The controller was set up anew and counts from 1.
+    # The controller was reset, and counts from 1.
     controller.others.add("1")
     controller.jobs["1"] = "RUNNING"
     assert launcher.status("nccl").state == "failed"
