@@ -144,7 +144,8 @@ def submit(
 
     Executes the plan of `plan` with the same arguments; its warnings are issued as Python's. Raises
     DoesNotFitError, unless `force`, where the estimate says so, and UserError where a run of that
-    name is not over, unless `replace`, which cancels it first.
+    name is not over, unless `replace`, which cancels it first if it was launched from the working
+    directory or one above it.
     """
     import warnings
 

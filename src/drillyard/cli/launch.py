@@ -39,7 +39,9 @@ FLAGS = {
         rich_help_panel=HOW,
     ),
     "replace": typer.Option(
-        "--replace", help="Cancel a run of this name that is not over.", rich_help_panel=HOW
+        "--replace",
+        help="Cancel a run of this name, launched from this directory, that is not over.",
+        rich_help_panel=HOW,
     ),
     "after": typer.Option(
         metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW

@@ -174,7 +174,7 @@ def resume_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     from drillyard.launch.cluster_registry import find_launched_run
 
     found = find_launched_run(run, cluster)
-    handle = found.launcher.resume(found.handle.run)
+    handle = found.launcher.resume(found.handle.run, given=found.given)
     if as_json:
         _print_json({"handle": str(handle)})
     else:
@@ -189,7 +189,7 @@ def forget_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
     from drillyard.launch.cluster_registry import find_launched_run
 
     found = find_launched_run(run, cluster)
-    handle = found.launcher.forget(found.handle.run)
+    handle = found.launcher.forget(found.handle.run, given=found.given)
     if as_json:
         _print_json({"handle": str(handle)})
     else:
@@ -320,7 +320,7 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
         # This thread's programs ignore Ctrl-C: they finish stopping the run.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return each.launcher.cancel(each.handle.run)
+            return each.launcher.cancel(each.handle.run, given=each.given)
         except UserError as error:
             return error
         finally:

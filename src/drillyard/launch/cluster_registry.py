@@ -9,6 +9,7 @@ that does not answer hides no other.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, resolved_text
 from drillyard.errors import ConfigError, NotFoundError, UserError
 from drillyard.launch.completion_cache import remember_runs, write_atomically
+from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import print_notice
@@ -37,14 +39,16 @@ def clusters_directory() -> Path:
 
 
 def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
-    """Register a cluster, replacing an earlier one of its name; returns a function that undoes it.
+    """Register a cluster, replacing an earlier one of its name; returns a function that undoes it,
+    unless another launch has registered one of that name since.
 
     Prints a notice where the file cannot be written: the launch continues without.
     """
     path, text = clusters_directory() / f"{cluster.name}.yaml", resolved_text(cluster)
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None
-        write_atomically(path, text)
+        if before != text:
+            write_atomically(path, text)
     except OSError as error:
         print_notice(
             f"{clusters_directory()}: cannot be written ({error.strerror}); `drillyard runs` will"
@@ -53,8 +57,10 @@ def remember_cluster(cluster: ClusterConfig) -> Callable[[], None]:
         return lambda: None
 
     def undo() -> None:
+        if before == text or not path.exists() or path.read_text(encoding="utf-8") != text:
+            return
         if before is None:
-            path.unlink(missing_ok=True)
+            path.unlink()
         else:
             write_atomically(path, before)
 
@@ -75,11 +81,12 @@ def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run and the launcher of its cluster."""
+    """A run and the launcher of its cluster. `given`: the command, where it gave the bare name."""
 
     handle: Handle
     cluster: ClusterConfig
     launcher: Launcher[Any]
+    given: NameGiven | None = None
 
     def status(self) -> RunStatus:
         return self.launcher.status(self.handle.run)
@@ -94,11 +101,15 @@ class FoundRun:
 
 class Clusters:
     """The clusters to search for runs; `unreadable`: problems of those whose config cannot be used,
-    by name."""
+    by name; `options`: those of the command line that find the clusters again."""
 
     def __init__(
-        self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None
+        self,
+        clusters: Sequence[ClusterConfig],
+        unreadable: Mapping[str, str] | None = None,
+        options: str = "",
     ) -> None:
+        self._options = options
         self._clusters = list(clusters)
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
@@ -144,7 +155,8 @@ class Clusters:
             handle = self._only(text, runs, silent)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
-                return FoundRun(handle, cluster, self._launcher(cluster))
+                given = None if "://" in text else NameGiven(this_directory(), self._options)
+                return FoundRun(handle, cluster, self._launcher(cluster), given)
         if handle.cluster in self._unreadable:
             raise ConfigError(self._unreadable[handle.cluster])
         known = (
@@ -191,7 +203,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
     """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError
     where none is."""
     if file is not None:
-        return Clusters([load_cluster_config(file, resolve_environment=False)])
+        config = load_cluster_config(file, resolve_environment=False)
+        return Clusters([config], options=f" --cluster {shlex.quote(str(file))}")
     clusters, unreadable = known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():

@@ -9,6 +9,7 @@ machine reads run directories through `Files`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import posixpath
 import threading
 from abc import ABC, abstractmethod
@@ -20,10 +21,26 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import PlatformFacts, platforms
 from drillyard.errors import ConfigError, NotFoundError, UserError
+from drillyard.launch.agent.job import LAUNCHED_FROM
+from drillyard.launch.launched_from import (
+    UNKNOWN,
+    LaunchedFrom,
+    NameGiven,
+    record_of,
+    recorded,
+    this_directory,
+)
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, secrets_file
 from drillyard.launch.programs import Programs
-from drillyard.launch.remote_files import Files, artifacts_of, copy_files, print_notice, read_file
+from drillyard.launch.remote_files import (
+    Files,
+    UnreadableFile,
+    artifacts_of,
+    copy_files,
+    print_notice,
+    read_file,
+)
 from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
 
@@ -85,9 +102,10 @@ class Launcher(ABC, Generic[_Run]):
         them itself."""
         return ""
 
-    def forget(self, run: str) -> Handle:
-        """Remove the scheduler's record of a run that is over; its run directory stays. Raises
-        UserError where the platform keeps none."""
+    def forget(self, run: str, *, given: NameGiven | None = None) -> Handle:
+        """Remove the scheduler's record of a run that is over; its run directory stays. `given`: as
+        for `cancel`. Raises UserError where the platform keeps none: then whose run it is does not
+        matter."""
         handle = self._find(run).status.handle
         raise UserError(
             f"{handle}: platform {handle.platform} keeps no record that could be removed"
@@ -120,6 +138,15 @@ class Launcher(ABC, Generic[_Run]):
         """Whether processes of a run whose state is final may still exist."""
         return False
 
+    def _launched_from(self, run: _Run) -> LaunchedFrom | None:
+        """Where a run was launched; None where nothing says so: an older version launched it, or
+        its plan was applied by hand."""
+        path = posixpath.join(run.launch_directory, LAUNCHED_FROM)
+        try:
+            return recorded(read_file(self._files, path, 0))
+        except UnreadableFile:
+            return UNKNOWN
+
     def _is_over(self, run: _Run) -> Callable[[], bool]:
         """A function that returns whether the run is over, for followers of its logs."""
         return lambda: self.status(run.status.handle.run).state.over
@@ -128,37 +155,57 @@ class Launcher(ABC, Generic[_Run]):
 
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         """Execute the plan's steps. Refuses a run that is not over; with `replace`, cancels it
-        first."""
+        first, where it was launched from this directory or one above it."""
         # Of an array, the first plan submits all runs; the others have no steps.
         if plan.steps:
             secrets_json = secrets_file(plan.files)
-            self._execute(
-                plan, secrets_json, self._free_names([job.run for job in plan.jobs], replace)
-            )
+            existing = self._free_names([job.run for job in plan.jobs], replace)
+            record = record_of(this_directory())
+            executed = dataclasses.replace(plan, files=(*plan.files, record))
+            self._execute(executed, secrets_json, existing)
         return plan.handle
 
     def _free_names(self, names: Collection[str], replace: bool) -> list[_Run]:
         """Cancel the runs of these names that are not over, or refuse; returns all runs of these
         names."""
-        existing = self._runs_named(names)
+        existing, here = self._runs_named(names), this_directory()
         for run in existing:
             handle, state = run.status.handle, run.status.state
             if state.over:
                 continue
-            if not replace:
+            origin = self._launched_from(run)
+            elsewhere = origin is not None and not origin.covers(here)
+            if elsewhere or not replace:
                 title = f" ({run.job_title})" if run.job_title else ""
+                where = f", launched from {origin.seen_from(here)}" if origin and elsewhere else ""
+                unless = "; launch --replace does so first" if not elsewhere else ""
                 raise UserError(
-                    f"{handle}: is {state} already{title}, and nothing was submitted\ndrillyard"
-                    f" runs cancel {handle} ends it, launch --replace does so first; or give the"
-                    " run another name"
+                    f"{handle}: is {state} already{title}{where}, and nothing was submitted\n"
+                    f"give this run another name (--set name=NAME), or end that one first:"
+                    f" drillyard runs cancel {handle}{unless}"
                 )
             self.cancel(handle.run)
+        self._announce_replaced(existing, here)
         return existing
 
-    def cancel(self, run: str) -> Cancellation:
-        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is
-        over."""
+    def _announce_replaced(self, existing: Sequence[_Run], here: LaunchedFrom) -> None:
+        """Print which runs of other directories, all of them over, a launch takes the places of."""
+        for run in {run.status.handle: run for run in reversed(existing)}.values():
+            origin = self._launched_from(run)
+            if origin is not None and not origin.covers(here):
+                print_notice(
+                    f"{run.status.handle}: takes the place of a run of that name that is over,"
+                    f" launched from {origin.seen_from(here)}; its run directory stays"
+                )
+
+    def cancel(self, run: str, *, given: NameGiven | None = None) -> Cancellation:
+        """Stop a run; it gets its job's `stop_seconds` to save. Does nothing to a run that is over.
+
+        `given`: the command that gave its bare name; None: the run is meant, wherever it was
+        launched. Raises UserError where it was launched from another directory.
+        """
         found = self._find(run)
+        self._require_launched_here(found, given, "cancel")
         before = found.status
         status = (
             before if before.state.over and not self._may_still_run(found) else self._stop(found)
@@ -167,12 +214,14 @@ class Launcher(ABC, Generic[_Run]):
             status, status.state if before.state.over and before.state is status.state else None
         )
 
-    def resume(self, run: str) -> Handle:
-        """Submit a run that is over again; its trainer continues from the newest checkpoint."""
+    def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
+        """Submit a run that is over again; its trainer continues from the newest checkpoint.
+        `given`: as for `cancel`."""
         found = self._find(run)
         status = found.status
         if not status.state.over:
             raise UserError(f"{status.handle}: is {status.state} and needs no resume")
+        self._require_launched_here(found, given, "resume")
         configs = [
             PlanFile(
                 name,
@@ -229,6 +278,11 @@ class Launcher(ABC, Generic[_Run]):
         once."""
         return cache(lambda run: posixpath.dirname(self._find(run).launch_directory))
 
+    def _require_launched_here(self, run: _Run, given: NameGiven | None, command: str) -> None:
+        """Raise UserError where a bare name was given and means another run in that directory."""
+        if given is not None:
+            require_launched_here(run.status.handle, self._launched_from(run), given, command)
+
     def _find(self, run: str) -> _Run:
         found = self._runs_named([run])
         if not found:
@@ -257,6 +311,19 @@ def launcher_class(platform: str) -> type[Launcher[Any]]:
         resolve_name(facts.launcher) if isinstance(facts.launcher, str) else facts.launcher
     )
     return found
+
+
+def require_launched_here(
+    handle: Handle, origin: LaunchedFrom | None, given: NameGiven, command: str
+) -> None:
+    """Raise UserError where a run that is named by its bare name was launched from another
+    directory."""
+    if origin is not None and not origin.covers(given.here):
+        raise UserError(
+            f"{handle}: was launched from {origin.seen_from(given.here)}, not from this directory:"
+            f" nothing was done\nif you mean that run: drillyard runs {command}"
+            f" {handle}{given.options}"
+        )
 
 
 def being_launched_error(handle: Handle, whose: str) -> UserError:

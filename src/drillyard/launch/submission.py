@@ -158,7 +158,7 @@ def submit_plans(
 ) -> Iterator[Handle]:
     """Register the cluster and submit the plans in order; yields each handle once it is submitted.
 
-    `replace`: cancel a run of the same name first.
+    `replace`: cancel a run of the same name first, if it was launched from this directory.
     """
     launcher = launcher_for(cluster)
     forget_cluster = remember_cluster(cluster)
@@ -173,5 +173,7 @@ def submit_plans(
             if not has_runs:
                 forget_cluster()
             raise
+        # Another launch may have taken the same config off, before it could see this run.
+        remember_cluster(cluster)
         remember_run(handle)
         yield handle

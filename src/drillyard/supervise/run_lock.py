@@ -118,8 +118,16 @@ def exclusive_run_lock(
         try:
             yield descriptor
         finally:
-            with contextlib.suppress(OSError):
-                record.unlink()
+            _remove_own(record)
+
+
+def _remove_own(record: Path) -> None:
+    """Remove the record of this process. Where file systems have no locks, another run may have
+    written its own since."""
+    owner = lock_owner(record.parent.parent)
+    if owner is None or owner.process == this_process():
+        with contextlib.suppress(OSError):
+            record.unlink()
 
 
 def lock_owner(run_directory: Path) -> LockOwner | None:

@@ -26,6 +26,27 @@ class Desk:
         for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
             self.environment.pop(name, None)
 
+    def second_project(self, directory: Path) -> Desk:
+        """The same user in another directory, with the same cluster config."""
+        text = (self.directory / "cluster.yaml").read_text(encoding="utf-8")
+        other = Desk(directory, yaml.safe_load(text))
+        other.environment = self.environment
+        return other
+
+    def require_refused(self, run: Path, owner: Desk, handle: str) -> None:
+        """No command here ends or replaces the run of another project by its name."""
+        name = handle.rpartition("/")[2]
+        for words in (("launch", run), ("launch", run, "--replace")):
+            refused = self.say(*words)
+            assert refused.returncode == 2, refused.stderr
+            assert f"launched from {owner.directory}" in refused.stderr, refused.stderr
+            assert f"drillyard runs cancel {handle}" in refused.stderr
+            assert "--replace" not in refused.stderr
+        refused = self.say("runs", "cancel", name)
+        assert refused.returncode == 2, refused.stderr
+        assert f"launched from {owner.directory}" in refused.stderr, refused.stderr
+        assert f"drillyard runs cancel {handle}" in refused.stderr
+
     def write_run(self, name: str, workload: dict[str, Any], **settings: Any) -> Path:
         """A run config with a workload."""
         path = self.directory / f"{name}.yaml"

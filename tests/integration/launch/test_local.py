@@ -102,6 +102,32 @@ def test_of_launches_at_the_same_moment_one_is_submitted_and_the_others_are_repo
     assert (desk.directory / "runs" / "same" / "launch" / "claim").read_text() == ""
 
 
+def test_two_projects_with_one_run_name_keep_off_each_others_run(
+    desk: Desk, tmp_path: Path
+) -> None:
+    other = desk.second_project(tmp_path / "other" / "project")
+    runs = [
+        each.write_run("same", {"command": ["bash", "-c", "sleep 1000"]}) for each in (desk, other)
+    ]
+    # Each has a run directory, and so a lock, of its own; the name is one.
+    launches = [each.start("launch", run) for each, run in zip((desk, other), runs, strict=True)]
+    said = [launch.communicate(timeout=TIMEOUT_SECONDS) for launch in launches]
+    assert sorted(launch.returncode for launch in launches) == [0, 2], said
+    if launches[0].returncode:
+        desk, other, runs = other, desk, runs[::-1]
+    handle = "local://here/same"
+    desk.wait_for(handle, lambda status: status["state"] == "running")
+    other.require_refused(runs[1], desk, handle)
+    assert processes(desk.directory / "runs" / "same")
+    assert processes(other.directory / "runs" / "same") == []
+    below = desk.directory / "below"
+    below.mkdir()
+    assert desk.second_project(below).say("runs", "cancel", "same").returncode == 0
+    assert other.launch(runs[1]) == handle
+    assert desk.say("runs", "cancel", handle).returncode == 0
+    assert processes(other.directory / "runs" / "same") == []
+
+
 def test_the_lines_of_each_rank_that_torchrun_starts_are_found_by_its_number(desk: Desk) -> None:
     # torchrun ends the other rank with the first that fails: rank 1 waits until rank 0 has printed
     # its line.
@@ -229,6 +255,7 @@ def nothing_is_left(tmp_path: Path, workplace: Path) -> object:
     yield
     for state in [
         *tmp_path.glob("desk/runs/*"),
+        *tmp_path.glob("other/project/runs/*"),
         *workplace.glob("runs/by-launch"),
         *workplace.glob("runs/never"),
     ]:

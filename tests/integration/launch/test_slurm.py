@@ -266,7 +266,7 @@ def test_a_run_whose_node_lost_its_slurmd_goes_on_elsewhere_after_the_old_node_h
 
 
 def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(
-    cluster: SlurmCluster, desk: Desk
+    cluster: SlurmCluster, desk: Desk, tmp_path: Path
 ) -> None:
     config, directory = saves(desk, "twice")
     # Of two launches at the same moment one submits.
@@ -281,6 +281,11 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(
     assert refused.returncode == 2 and says(
         refused.stderr, f"{handle}: ... running already ... job {first}"
     )
+    # Another project of this user has a run of the name, and one job keeps running.
+    other = desk.second_project(tmp_path / "other")
+    theirs, _ = saves(other, "twice")
+    other.require_refused(theirs, desk, handle)
+    assert job_of(desk, handle) == first and cluster.job(first) == "RUNNING"
     assert desk.launch(config, "--replace") == handle
     desk.wait_for(handle, is_running)
     second = job_of(desk, handle)
@@ -305,6 +310,15 @@ def test_cancel_is_for_good_and_a_run_is_not_submitted_twice(
     assert again.returncode == 0 and says(again.stdout, f"{handle}  ... already cancelled")
     listed = desk.say("runs", "list")
     assert handle in listed.stdout and "cancelled" in listed.stdout
+    # Once it is over the other project may take the name; by the handle it ends from anywhere.
+    taken = other.say("launch", theirs)
+    assert taken.returncode == 0 and f"launched from {desk.directory}" in taken.stderr
+    refused = desk.say("runs", "cancel", "twice")
+    assert refused.returncode == 2 and f"launched from {other.directory}" in refused.stderr
+    assert desk.say("runs", "cancel", handle).returncode == 0
+    assert desk.status(handle)["state"] == "cancelled"
+    refused = desk.say("runs", "resume", "twice")
+    assert refused.returncode == 2 and f"runs resume {handle}" in refused.stderr
 
 
 def test_a_preempted_run_is_queued_again_and_not_counted(cluster: SlurmCluster, desk: Desk) -> None:

@@ -8,16 +8,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.cloud.aiplatform_v1.types import CustomJob
 from tests.facts import says
-from tests.integration.gcs import Bucket
+from tests.integration.gcs import BUCKET, Bucket
 from tests.integration.launch.vertex_place import Place, named
 from tests.integration.launch.vertex_server import Refusal, Vertex
 
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
+from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.plan import Call
 from drillyard.launch.run_status import State
 
@@ -159,6 +161,37 @@ def test_cancelling_twice_is_cancelling_once(vertex: Vertex) -> None:
     assert len([path for _, path in vertex.requests if ":cancel" in path]) == 1
     mark = json.loads(place.launcher.read("unwanted", "launch/cancelled", 0))
     assert vertex.newest.name.endswith("/" + mark["submission"])
+
+
+def test_jobs_with_the_same_labels_that_write_elsewhere_are_left_alone(
+    vertex: Vertex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(vertex)
+    plan = place.plan(named("mine"))
+    create = plan.steps[1]
+    assert isinstance(create, Call)
+    # A colleague's cluster config has the same names and another bucket, or the job was copied.
+    text = json.dumps(create.body)
+    theirs = json.loads(text.replace(f"/gcs/{BUCKET}/", "/gcs/theirs/").replace(BUCKET, "theirs"))
+    copied = json.loads(text.replace("/launch/agent", "/launch/other"))
+    for body in (theirs, copied):
+        place.launcher._service.create(body)
+    others = list(vertex.jobs.values())
+    with pytest.raises(NotFoundError):
+        place.launcher.cancel("mine")
+    place.launcher.submit(plan)
+    assert [status.handle.run for status in place.launcher.runs()] == ["mine"]
+    monkeypatch.chdir(tmp_path)
+    given = NameGiven(this_directory())
+    # Nor does a bare name of another directory cancel the run of this name.
+    with pytest.raises(UserError, match="launched from"):
+        place.launcher.cancel("mine", given=given)
+    with pytest.raises(UserError, match="launched from"):
+        place.launcher.submit(plan, replace=True)
+    place.launcher.cancel("mine")
+    place.launcher.submit(plan, replace=True)
+    assert place.launcher.cancel("mine", given=given).before is None
+    assert [job.state.name for job in others] == ["JOB_STATE_QUEUED"] * 2
 
 
 def test_a_job_that_ends_while_it_is_cancelled_is_no_error(vertex: Vertex) -> None:

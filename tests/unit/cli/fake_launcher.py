@@ -65,14 +65,14 @@ class FakeLauncher:
         launch = self.directory / self.cluster / run / "launch"
         return run_logs(str(launch), LocalFiles(), wanted, over=lambda: self.status(run).state.over)
 
-    def cancel(self, run: str) -> Cancellation:
+    def cancel(self, run: str, *, given: object = None) -> Cancellation:
         status = self.status(run)
         if status.state.over:
             return Cancellation(status, status.state)
         self.statuses[run] = [replace(status, state=State.cancelled)]
         return Cancellation(self.statuses[run][0], None)
 
-    def resume(self, run: str) -> Handle:
+    def resume(self, run: str, *, given: object = None) -> Handle:
         status = self.status(run)
         if not status.state.over:
             raise UserError(

@@ -310,7 +310,7 @@ def test_ctrl_c_ends_the_waiting_of_cancel_at_once_and_not_the_stopping(
     launcher.add("a", State.running)
     over, blocked = threading.Event(), []
 
-    def long(run: str) -> Cancellation:
+    def long(run: str, **_: object) -> Cancellation:
         # What the programs inherit that the launcher starts.
         blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
         os.kill(os.getpid(), signal.SIGINT)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.unit.launch.requests import cluster, request
+from tests.unit.launch.requests import cluster, planned, request
 
+from drillyard.launch import submission
 from drillyard.launch.cluster_registry import clusters_directory, known_clusters, remember_cluster
 from drillyard.launch.completion_cache import remember_run, remember_runs, remembered_runs
+from drillyard.launch.plan import Plan
 from drillyard.launch.run_status import Handle
 
 
@@ -39,6 +42,35 @@ def test_what_was_remembered_is_taken_back() -> None:
     assert [known.nodes for known in known_clusters()[0]] == [2]
     undo()
     assert known_clusters() == ([], {})
+
+
+@pytest.mark.parametrize("first", [None, 1])
+def test_what_another_launch_has_remembered_since_is_not_taken_back(first: int | None) -> None:
+    if first is not None:
+        remember_cluster(request(cluster(nodes=first)).cluster)
+    undo = remember_cluster(request(cluster(nodes=2)).cluster)
+    remember_cluster(request(cluster(nodes=4)).cluster)
+    undo()
+    assert [known.nodes for known in known_clusters()[0]] == [4]
+
+
+def test_a_run_that_is_submitted_is_found_although_another_launch_took_its_cluster_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = request(cluster())
+    undo = remember_cluster(asked.cluster)
+
+    class Taken:
+        """A launcher, while whose submission the other launch of the config is refused."""
+
+        def submit(self, plan: Plan, **_: Any) -> Handle:
+            undo()
+            return plan.handle
+
+    monkeypatch.setattr(submission, "launcher_for", lambda _: Taken())
+    plans = [planned(asked)]
+    assert list(submission.submit_plans(asked.cluster, plans)) == [plans[0].handle]
+    assert [known.name for known in known_clusters()[0]] == ["c"]
 
 
 def test_a_later_config_of_the_name_takes_the_place_of_the_earlier() -> None:

@@ -230,3 +230,16 @@ def test_what_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
     with exclusive_run_lock(tmp_path, said.append):
         pass
     assert said == []
+
+
+def test_the_record_of_another_run_stays_when_this_one_ends(tmp_path: Path) -> None:
+    record = tmp_path / "logs" / ".holder.json"
+    other = dataclasses.replace(this_process(), pid=1)
+    theirs = json.dumps({**other.as_json(), "since": 1.0, "does": "trains"})
+    with exclusive_run_lock(tmp_path):
+        # A file system without locks lets both in.
+        record.write_text(theirs)
+    assert record.read_text() == theirs
+    with exclusive_run_lock(tmp_path):
+        assert lock_owner(tmp_path) is not None
+    assert not record.exists()

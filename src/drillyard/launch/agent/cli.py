@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument(
         "--patience", dest="grace_seconds", type=float, default=30.0, help="grace period in seconds"
     )
+    stop.add_argument("--submission", help="end agents of this submission alone")
     stop.add_argument("--mark-only", action="store_true", help="only mark the run as cancelled")
     stop.add_argument(
         "--keep-state", action="store_true", help="do not mark the run as cancelled: it has failed"
@@ -112,5 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     submitting = add("submit", submit.submit, what, "cluster", "sent", "launch-directory", "script")
     submitting.add_argument("--after", help="handle of the run that must have succeeded before")
     add("list", index.list_runs, "a cluster's runs in this host's index", "cluster")
-    add("forget", index.forget, "remove a run from this host's index", "cluster", "run")
+    forget = add("forget", index.forget, "remove a run from this host's index", "cluster", "run")
+    forget.add_argument("--submission", help="only where it was entered by this submission")
     return parser

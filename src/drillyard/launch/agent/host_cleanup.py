@@ -26,11 +26,17 @@ def stop(options: Namespace) -> int:
     """Cancel a run: end its agents on this host and everything that they have started; prints JSON.
 
     With `--keep-state` the run is not marked as cancelled: it has failed, and its remains are
-    removed.
+    removed. With `--submission` only agents of that one are ended, and nothing else where agents of
+    another live here: the launch directory, and the mark of processes, are theirs too.
     """
     directory = Path(options.launch_directory)
     state = state_file.last_state(directory)
     here = agents_here(directory)
+    if options.submission is not None:
+        own = [each for each in here if each[0]["submission"] == options.submission]
+        if any(agent.alive for each, agent in here if each["submission"] != options.submission):
+            return _stop_own(directory, own, options)
+        here, state = own, state if state.get("submission") == options.submission else {}
     submissions = {str(each["submission"]) for each, _ in here} | {str(state.get("submission", ""))}
     ended: list[dict[str, object]] = []
     left: list[int] = []
@@ -63,6 +69,29 @@ def stop(options: Namespace) -> int:
         )
     )
     return EXIT_FAILED if left or problem else 0
+
+
+def _stop_own(
+    directory: Path, own: list[tuple[dict[str, Any], Process]], options: Namespace
+) -> int:
+    """End the agents of one submission, beside those of another."""
+    if not options.keep_state:
+        state_file.record_cancelled(directory, options.submission)
+    first = _announced(own)
+    for process in first:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + options.grace_seconds
+    while time.monotonic() < deadline and any(process.alive for process in first):
+        time.sleep(0.05)
+    left = [process for process in first if process.alive]
+    for process in left:
+        _signal(process, signal.SIGKILL)
+    ended = [
+        {"process": process.pid, "ended": "killed" if process in left else "asked"}
+        for process in first
+    ]
+    print(json.dumps({"agents": ended, "left": [], "state": None}))
+    return 0
 
 
 def _announced(here: list[tuple[dict[str, Any], Process]]) -> list[Process]:

@@ -20,10 +20,11 @@ from typing import Any
 
 from drillyard.supervise.sockets import can_bind
 
-from .job import read_job
+from .job import LAUNCHED_FROM, read_job
 from .ownership import problem_of
 from .protocol import NUM_PORTS
 from .startup import agents_here
+from .state_file import read_file
 
 
 def check(options: Namespace) -> int:
@@ -159,23 +160,41 @@ def image_facts(image: str) -> dict[str, Any]:
 
 def active_runs() -> list[dict[str, Any]]:
     """List the runs with an agent on this machine, of any user: by the job on their command
-    lines."""
+    lines. `user` is that of the agent, `launched_from` the text of the record; empty without
+    one."""
     jobs = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            user = process.stat().st_uid
         except OSError:
             continue
         if words[2:3] in (["run"], ["keep"]) and "--job" in words[:-1]:
-            jobs.add(words[words.index("--job") + 1])
+            jobs.add((words[words.index("--job") + 1], user))
     found = []
-    for path in sorted(jobs):
+    for path, user in sorted(jobs):
         with contextlib.suppress(OSError, ValueError, TypeError):
             job = read_job(Path(path))
             found.append(
-                {"run": job.run, "cluster": job.cluster, "launch_directory": job.launch_directory}
+                {
+                    "run": job.run,
+                    "cluster": job.cluster,
+                    "launch_directory": job.launch_directory,
+                    "user": user,
+                    "launched_from": _record_beside(Path(path)),
+                }
             )
     return found
+
+
+def _record_beside(job: Path) -> str:
+    try:
+        return read_file(job.with_name(LAUNCHED_FROM)).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        # As a damaged one: it is there, and names no directory.
+        return "unreadable"
 
 
 def _output(argv: list[str]) -> str | None:

@@ -27,7 +27,14 @@ from . import exit_report
 from .fence import Epochs
 from .job import read_job
 from .startup import UsageError, agents_here
-from .state_file import failure_for, is_cancelled, read_file, read_state, replace_file
+from .state_file import (
+    failure_for,
+    is_cancelled,
+    read_file,
+    read_json_object,
+    read_state,
+    replace_file,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ACTIVE = ("starting", "running", "restarting")
@@ -39,23 +46,51 @@ def index_directory() -> Path:
     return Path(state) / "drillyard"
 
 
-def write_entry(text: str) -> None:
+def write_entry(text: str, submission: str = "") -> None:
     """Record a submission: JSON with run, cluster, platform, launch_directory and more. Raises
     UsageError."""
+    entry, path = _parsed(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    entry.setdefault("submitted_at", time.time())
+    if submission:
+        entry["submission"] = submission
+    replace_file(path, json.dumps(entry, indent=2) + "\n")
+
+
+def lock_of(text: str) -> Path:
+    """The file by which submissions that write the same entry exclude each other. Raises
+    UsageError."""
+    _, path = _parsed(text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.stem}.lock")
+
+
+def noted_directory(text: str) -> Path | None:
+    """The launch directory that the index has for the run of an entry, where it is another one than
+    the entry's. Raises UsageError."""
+    entry, path = _parsed(text)
+    noted = read_json_object(path).get("launch_directory")
+    return Path(noted) if noted and noted != entry["launch_directory"] else None
+
+
+def _parsed(text: str) -> tuple[dict[str, Any], Path]:
+    """An entry as it is sent, and its file."""
     try:
         entry = json.loads(text)
         path = _path(entry["cluster"], entry["run"])
         entry["launch_directory"], entry["platform"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"--entry is no entry of the index: {error!r}") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    entry.setdefault("submitted_at", time.time())
-    replace_file(path, json.dumps(entry, indent=2) + "\n")
+    return entry, path
 
 
 def forget(options: Namespace) -> int:
-    """The verb `forget`: remove a run from the index; nothing else changes. Raises UsageError."""
-    _path(options.cluster, options.run).unlink(missing_ok=True)
+    """The verb `forget`: remove a run from the index, with `--submission` only the entry that this
+    one has made; nothing else changes. Raises UsageError."""
+    path = _path(options.cluster, options.run)
+    wanted = options.submission
+    if wanted is None or read_json_object(path).get("submission") == wanted:
+        path.unlink(missing_ok=True)
     return 0
 
 

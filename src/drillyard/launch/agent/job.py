@@ -13,6 +13,8 @@ from typing import Any
 from .state_file import read_file
 
 FORMAT = 1
+LAUNCHED_FROM = "launched-from.json"
+"""File of a launch directory: where the launch was given that wrote it."""
 
 SECONDS_AFTER_FAILURE = 5.0
 """From SIGTERM to SIGKILL once an attempt has failed: its state is on disk already."""

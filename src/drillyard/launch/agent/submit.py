@@ -34,7 +34,8 @@ from pathlib import Path
 from drillyard.supervise.process_identity import process_of
 
 from .host_probe import running_agents
-from .index import index_directory, write_entry
+from .index import index_directory, lock_of, noted_directory, write_entry
+from .job import LAUNCHED_FROM
 from .ownership import make_launch_directory, problem_of
 from .startup import UsageError
 from .state_file import forget_secrets, read_file, read_json_object, replace_file
@@ -79,26 +80,15 @@ def place(options: Namespace) -> int:
     sent, launch = Path(options.sent), Path(options.launch_directory)
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
-    with _locked(launch / "claim", _PLACE_WAIT_SECONDS):
-        other = read_json_object(launch / "claim")
-        age = time.time() - float(other.get("at") or 0)
-        client = process_of(other.get("client"))
-        has_ended = age >= SUBMIT_LOCK_SECONDS or (
-            client is not None and client.here and not client.alive
-        )
-        if other.get("submission", options.submission) != options.submission and not has_ended:
-            words = (
-                f"submission {other['submission']}, {age:.0f} s ago; a lock ends after"
-                f" {SUBMIT_LOCK_SECONDS} s"
-            )
-            print(words, file=sys.stderr, flush=True)
-            return TAKEN
-        # Another launch may have had the lock, and released it, since the hosts were checked.
-        if agents := running_agents(launch):
-            print(
-                f"submission {agents[0]['submission']}, running there", file=sys.stderr, flush=True
-            )
-            return TAKEN
+    with (
+        _locked(lock_of(options.entry), _PLACE_WAIT_SECONDS),
+        _locked(launch / "claim", _PLACE_WAIT_SECONDS),
+    ):
+        # On one machine two projects have launch directories of their own, and one entry.
+        for directory in (launch, noted_directory(options.entry)):
+            if directory is not None and (other := _other_launch(directory, options.submission)):
+                print(f"submission {other}, in {directory}", file=sys.stderr, flush=True)
+                return TAKEN
         mine = {
             "submission": options.submission,
             "at": time.time(),
@@ -115,8 +105,24 @@ def place(options: Namespace) -> int:
                 if (path.name in again if again else path.name != "client")
             ),
         )
-        write_entry(options.entry)
+        write_entry(options.entry, options.submission)
     return 0
+
+
+def _other_launch(launch: Path, submission: str) -> str | None:
+    """The other submission that is being launched in a launch directory, or whose agents run there
+    on this host; None where there is none."""
+    other = read_json_object(launch / "claim")
+    age = time.time() - float(other.get("at") or 0)
+    client = process_of(other.get("client"))
+    has_ended = age >= SUBMIT_LOCK_SECONDS or (
+        client is not None and client.here and not client.alive
+    )
+    if other.get("submission", submission) != submission and not has_ended:
+        return f"{other['submission']}, {age:.0f} s ago; a lock ends after {SUBMIT_LOCK_SECONDS} s"
+    # Another launch may have had the lock, and released it, since the hosts were checked.
+    agents = running_agents(launch)
+    return f"{agents[0]['submission']}, running there" if agents else None
 
 
 def unlock(options: Namespace) -> int:
@@ -151,7 +157,11 @@ def submit(options: Namespace) -> int:
                 raise UsageError(problem)
         if (sent / "job.json").exists():
             _place(launch, *(path for path in sent.iterdir() if path.name not in (ENTRIES, POINTS)))
-            shared = [sent / name for name in ("agent", "secret", "secrets.json")]
+            shared = [
+                sent / name
+                for name in ("agent", "secret", "secrets.json", LAUNCHED_FROM)
+                if (sent / name).exists()
+            ]
             for point in (sent / POINTS).glob("*"):
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
         elif (sent / "secrets.json").exists():
@@ -242,7 +252,9 @@ def _place(launch: Path, *sources: Path) -> None:
     be reading it."""
     if problem := make_launch_directory(launch):
         raise UsageError(problem)
-    for name in _LAST_END:
+    # A plan that is applied by hand has no record of its directory, and the last one is not its.
+    old = (*_LAST_END, *([LAUNCHED_FROM] if "job.json" in {path.name for path in sources} else []))
+    for name in old:
         (launch / name).unlink(missing_ok=True)
     for source in sources:
         files = (

@@ -26,7 +26,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import UnreachableError, UserError
 from drillyard.hardware import load_catalog
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.agent.job import Job
+from drillyard.launch.agent.job import LAUNCHED_FROM, Job
 from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.hosts.host_facts import (
     HostAnswer,
@@ -46,11 +46,13 @@ from drillyard.launch.hosts.plan import (
     plan_again,
     plan_of,
 )
+from drillyard.launch.launched_from import NameGiven, recorded
 from drillyard.launch.launcher import (
     AFTER_STOP_SECONDS,
     Launcher,
     being_launched_error,
     cancel_notice,
+    require_launched_here,
 )
 from drillyard.launch.plan import Plan, PlanFile, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
@@ -80,11 +82,13 @@ _RUNS_ALREADY = " runs here already (submission "
 """An agent's `start` prints this about an agent of another submission (agent/respawn.py)."""
 _STOP = (
     'if [ -O "$1" ] && [ -O "$1/agent" ] && [ -O "$1/agent/__main__.py" ] && [ -e "$1/job.json" ];'
-    ' then exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"; fi; set -- stop'
-    f' --launch-directory "$1" --patience "$2"; {SENT_AGENT}'
+    ' then exec "$0" "$1/agent" stop --launch-directory "$1" --patience "$2"'
+    ' ${3:+--submission "$3"}; fi; set -- stop --launch-directory "$1" --patience "$2"'
+    ' ${3:+--submission "$3"}; ' + SENT_AGENT
 )
 """Stops a run with its own agent, which needs no free disk space, where this user owns it; with the
-agent that is sent where the run's directory was deleted."""
+agent that is sent where the run's directory was deleted. "$3": only what this submission has
+started."""
 _STOP_SECONDS = 180.0
 """Time limit of stopping, after the grace period: for a slow login, a file system that hangs."""
 _NOTHING_TO_SAVE_SECONDS = 10.0
@@ -146,20 +150,32 @@ class HostsLauncher(Launcher[HostRun]):
             try:
                 self._write(plan, secrets_json)
                 answers = self._do(plan, START)
-                _require_own(plan, answers[0])
                 try:
+                    _require_own(plan, answers)
                     _require_done(
                         plan, answers, "the run could not be started, and what was is stopped"
                     )
                 except UserError:
-                    self._stop_agents(plan.launch_directory, _NOTHING_TO_SAVE_SECONDS)
-                    self._ask_head(
-                        ["forget", "--cluster", self.cluster.name, "--run", plan.handle.run]
-                    )
+                    self._undo_start(plan, answers)
                     raise
             finally:
                 # Where that fails too, the lock expires with this process or with time.
                 self._do(plan, UNLOCK)
+
+    def _undo_start(self, plan: Plan, answers: Sequence[HostAnswer]) -> None:
+        """Stop the agents of this submission, where one may have started, and take its entry off
+        the index; agents and the entry of another one stay."""
+        submission = _submission_of(plan)
+        own = [
+            host
+            for host, answer in zip(self._hosts, answers, strict=True)
+            if _other_submission(submission, answer) is None
+        ]
+        if own:
+            seconds = _NOTHING_TO_SAVE_SECONDS
+            self._ask_to_stop(own, plan.launch_directory, seconds, submission)
+        words = ["forget", "--cluster", self.cluster.name, "--run", plan.handle.run]
+        self._ask_head([*words, "--submission", submission])
 
     def _check(self, plan: Plan) -> None:
         job, cluster = plan.job, self.cluster
@@ -206,7 +222,14 @@ class HostsLauncher(Launcher[HostRun]):
             stdin = archive_of_directory(Path(directory), self.programs)
         else:
             stdin = archive(
-                [*sent, *(file for file in plan.files if file.path in ("secret", *steps[0].sends))]
+                [
+                    *sent,
+                    *(
+                        file
+                        for file in plan.files
+                        if file.path in ("secret", LAUNCHED_FROM, *steps[0].sends)
+                    ),
+                ]
             )
         titles, argvs = [host.title for host in hosts], [step.argv for step in steps]
         return ask_all(
@@ -227,12 +250,12 @@ class HostsLauncher(Launcher[HostRun]):
         # Its leader died and reported nothing, perhaps on a host that does not answer now.
         return run.status.state is State.failed
 
-    def cancel(self, run: str) -> Cancellation:
+    def cancel(self, run: str, *, given: NameGiven | None = None) -> Cancellation:
         """Stop a run on all hosts. Raises UserError where a host could not be reached."""
         try:
-            return super().cancel(run)
+            return super().cancel(run, given=given)
         except HeadUnreachable as error:
-            raise self._stop_without_head(run, error) from None
+            raise self._stop_without_head(run, given, error) from None
 
     def _stop(self, run: HostRun) -> RunStatus:
         seconds = self._stop_seconds(run)
@@ -326,22 +349,36 @@ class HostsLauncher(Launcher[HostRun]):
         return problems
 
     def _ask_to_stop(
-        self, hosts: Sequence[Host], launch_directory: str, grace_seconds: float
+        self,
+        hosts: Sequence[Host],
+        launch_directory: str,
+        grace_seconds: float,
+        submission: str | None = None,
     ) -> list[HostAnswer]:
-        return self._ask(
-            hosts, [launch_directory, f"{grace_seconds:g}"], grace_seconds + _STOP_SECONDS, _STOP
-        )
+        words = [launch_directory, f"{grace_seconds:g}", *([submission] if submission else [])]
+        return self._ask(hosts, words, grace_seconds + _STOP_SECONDS, _STOP)
 
-    def _stop_without_head(self, run: str, error: UserError) -> UnreachableError:
+    def _stop_without_head(
+        self, run: str, given: NameGiven | None, error: UserError
+    ) -> UnreachableError:
         """The head host does not answer: stop the run on the other hosts; returns the error that
-        reports both."""
+        reports both. Only agents of this user are stopped."""
         others = self._hosts[1:]
+        handle = Handle(self.cluster.platform, self.cluster.name, run)
         launches: dict[str, list[Host]] = {}
         for host, answer in zip(
             others, self._ask(others, ["check", "--runs"], _OTHER_SECONDS), strict=True
         ):
-            for each in (answer.parsed() or {}).get("runs", []):
-                if (each["cluster"], each["run"]) == (self.cluster.name, run):
+            facts = answer.parsed() or {}
+            for each in facts.get("runs", []):
+                if (each["cluster"], each["run"], each["user"]) == (
+                    self.cluster.name,
+                    run,
+                    facts.get("user"),
+                ):
+                    if given is not None:
+                        origin = recorded(each["launched_from"])
+                        require_launched_here(handle, origin, given, "cancel")
                     launches.setdefault(each["launch_directory"], []).append(host)
         seconds = Job.stop_seconds + AFTER_STOP_SECONDS
         ended = [
@@ -405,16 +442,26 @@ def _require_done(plan: Plan, answers: Sequence[HostAnswer], what: str) -> None:
         )
 
 
-def _require_own(plan: Plan, head: HostAnswer) -> None:
-    """Raise UserError where another submission's agent runs on the head host: this one must not
-    stop it."""
-    answer = head.parsed() or {}
-    own = hashlib.sha256(plan.file("secret").content.encode()).hexdigest()[:16]
-    if answer.get("submission", own) != own or _RUNS_ALREADY in head.stderr:
-        whose = (
-            f"submission {answer['submission']}" if "submission" in answer else head.stderr.strip()
-        )
-        raise being_launched_error(plan.handle, whose)
+def _require_own(plan: Plan, answers: Sequence[HostAnswer]) -> None:
+    """Raise UserError where another submission's agent runs on a host: this one must not stop
+    it."""
+    submission = _submission_of(plan)
+    for answer in answers:
+        if (whose := _other_submission(submission, answer)) is not None:
+            raise being_launched_error(plan.handle, f"{answer.host}: {whose}")
+
+
+def _submission_of(plan: Plan) -> str:
+    """As the hosts derive it from the secret that they were sent (plan.py)."""
+    return hashlib.sha256(plan.file("secret").content.encode()).hexdigest()[:16]
+
+
+def _other_submission(own: str, started: HostAnswer) -> str | None:
+    """The other submission whose agent a host has in place of that of `own`; None: it has none."""
+    found = (started.parsed() or {}).get("submission", own)
+    if found != own:
+        return f"submission {found}"
+    return started.stderr.strip() if _RUNS_ALREADY in started.stderr else None
 
 
 def _error(

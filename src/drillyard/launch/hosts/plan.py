@@ -296,8 +296,9 @@ def _container_script(prepared: Plan) -> str:
     The container belongs to the agent as any other command does: signals are passed on (`--init`
     hands them to the program), its exit code is the program's, and its processes carry the agent's
     mark in their environment, so that the agent can find and kill them (agent/node_command.py). A
-    container left by a node that lost its power has a name, and is removed before the next one
-    starts. Variables get their values from the agent's environment and are only named.
+    container left by a node that lost its power has the label of this run and node, and is removed
+    before the next one starts; one that only has its name is somebody else's. Variables get their
+    values from the agent's environment and are only named.
     """
     job, handle = prepared.job, prepared.handle
     names = dict.fromkeys(
@@ -305,7 +306,7 @@ def _container_script(prepared: Plan) -> str:
     )
     directory = None if job.working_directory is None else shlex.quote(job.working_directory)
     options = [
-        *("--rm", "--init"),
+        *("--rm", "--init", '--label "$label"'),
         *("--network host --ipc host", "--ulimit memlock=-1 --ulimit stack=67108864"),
         *([f"--workdir {directory}"] if directory else []),
         *volume_options(prepared.mounts),
@@ -325,6 +326,7 @@ def _container_script(prepared: Plan) -> str:
 # The command of one node in a container; its arguments are the program. The agent starts it once per attempt.
 set -eu
 name=drillyard-{handle.cluster}-{handle.run}-"$NODE_RANK"
+label=drillyard.node={shlex.quote(job.launch_directory)}/"$NODE_RANK"
 if command -v docker >/dev/null; then
     runtime=docker
     user="--user $(id -u):$(id -g)"
@@ -340,7 +342,9 @@ fi
 [ -e /dev/nvidiactl ] || gpus=
 devices=
 [ ! -d /dev/infiniband ] || devices="--device /dev/infiniband"
-{made}"$runtime" rm --force "$name" >/dev/null 2>&1 || true
+{made}left=$("$runtime" ps --all --quiet --filter "label=$label" 2>/dev/null) || left=
+# shellcheck disable=SC2086
+[ -z "$left" ] || "$runtime" rm --force $left >/dev/null 2>&1 || true
 # shellcheck disable=SC2086
 exec "$runtime" run --name "$name" $user $gpus $devices \\
     {lines} \\

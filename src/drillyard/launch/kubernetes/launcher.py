@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from drillyard.errors import UserError
+from drillyard.launch.agent.job import LAUNCHED_FROM as RECORD
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.release import (
     CHART,
@@ -36,7 +37,14 @@ from drillyard.launch.kubernetes.release import (
     install_argv,
     plan_of,
 )
-from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY, RunObjects, lost_nodes, status_of
+from drillyard.launch.kubernetes.run_status import (
+    LAUNCHED_FROM,
+    RUN_DIRECTORY,
+    RunObjects,
+    lost_nodes,
+    status_of,
+)
+from drillyard.launch.launched_from import LaunchedFrom, NameGiven, recorded
 from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.logs.reader import run_logs
 from drillyard.launch.plan import Plan, PlanFile, Program
@@ -63,6 +71,7 @@ class KubernetesRun:
     pods: tuple[dict[str, Any], ...] = ()
     record: str | None = None
     """The uid of the Secret in which Helm keeps the release; None: there is none."""
+    launched_from: LaunchedFrom | None = None
 
     @property
     def job_title(self) -> str:
@@ -178,9 +187,8 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             if event.get("involvedObject", {}).get("name", "").startswith(name)
         ]
         ahead = workloads.ahead_of(workload)
-        directory = None
-        if controller is None:
-            directory = self._controller(name)["metadata"].get("annotations", {}).get(RUN_DIRECTORY)
+        kept = (controller or self._controller(name))["metadata"].get("annotations", {})
+        directory = kept.get(RUN_DIRECTORY) if controller is None else None
         objects = RunObjects(
             name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory
         )
@@ -188,7 +196,11 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             status_of(self.cluster.name, self.cluster.platform, objects),
             tuple(pods),
             None if record is None else record["metadata"]["uid"],
+            recorded(kept.get(LAUNCHED_FROM, "")),
         )
+
+    def _launched_from(self, run: KubernetesRun) -> LaunchedFrom | None:
+        return run.launched_from
 
     def _open_files(self) -> Files:
         from drillyard.launch.kubernetes.pod_files import PodFiles
@@ -227,13 +239,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             self._remove(run)
         (install,) = plan.steps
         assert isinstance(install, Program)
-        self._install(plan.handle, install.argv, plan.files)
+        self._install(plan.handle, install.argv, _with_annotation(plan))
 
-    def resume(self, run: str) -> Handle:
+    def resume(self, run: str, *, given: NameGiven | None = None) -> Handle:
         found = self._find(run)
         handle = found.status.handle
         if not found.status.state.over:
             raise UserError(f"{handle}: is {found.status.state} and needs no resume")
+        self._require_launched_here(found, given, "resume")
         asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
         values = require_success(asked, f"{handle}: helm get values").stdout
         self._remove(found)
@@ -281,12 +294,21 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         found = self._api.listed(CORE, "secrets", f"{_RECORD},name={name}", metadata=True)
         return found[-1] if found else None
 
+    def _require_release_of(self, run: KubernetesRun) -> None:
+        """Raise UserError where the release of the run's name is not the one that was found: Helm
+        uninstalls by name."""
+        record = self._record(run.status.handle.run)
+        if record is not None and record["metadata"]["uid"] != run.record:
+            raise self._taken_error(run.status.handle, record)
+
     def _stop(self, run: KubernetesRun) -> RunStatus:
         name = run.status.handle.run
         if run.pods and all(pod["metadata"].get("deletionTimestamp") for pod in run.pods):
             for pod in run.pods:
                 self._api.delete_pod(pod["metadata"]["name"], 1)
         else:
+            if run.record is not None:
+                self._require_release_of(run)
             argv = helm_argv(
                 self._section, "uninstall", name, "--keep-history", "--ignore-not-found"
             )
@@ -298,8 +320,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _may_still_run(self, run: KubernetesRun) -> bool:
         return any(pod["metadata"].get("deletionTimestamp") for pod in run.pods)
 
-    def forget(self, run: str) -> Handle:
+    def forget(self, run: str, *, given: NameGiven | None = None) -> Handle:
         found = self._find(run)
+        self._require_launched_here(found, given, "forget")
         if not found.status.state.over:
             raise UserError(
                 f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"
@@ -311,10 +334,8 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _remove(self, found: KubernetesRun) -> None:
         """Remove a run that is over, with Helm's record, and wait until none of its objects is
         left. Raises UserError where another release has its name now."""
-        handle = found.status.handle
-        run, record = handle.run, self._record(handle.run)
-        if record is not None and record["metadata"]["uid"] != found.record:
-            raise self._taken_error(handle, record)
+        run = found.status.handle.run
+        self._require_release_of(found)
         argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
         require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods
@@ -369,6 +390,16 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 path.touch(file.mode)
                 path.write_text(file.content, encoding="utf-8")
             return self.programs.run(argv, directory=Path(directory))
+
+
+def _with_annotation(plan: Plan) -> list[PlanFile]:
+    """The files of a plan, with the record of where it is launched as an annotation of its values:
+    a run here has no launch directory."""
+    files = {file.path: file for file in plan.files}
+    values, record = json.loads(files[VALUES].content), files.pop(RECORD)
+    values["annotations"] = {**values["annotations"], LAUNCHED_FROM: record.content.strip()}
+    files[VALUES] = replace(files[VALUES], content=json.dumps(values, indent=2) + "\n")
+    return list(files.values())
 
 
 def _pod_template(controller: dict[str, Any]) -> dict[str, Any]:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drillyard.errors import NotFoundError, UserError
+from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.run_status import waiting_reason
 from drillyard.launch.programs import CONNECT_SECONDS, Host, Programs
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, RemoteFiles
+from drillyard.supervise.process_identity import process_of, this_process
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class PodHost(Host):
 
 
 READS_LABEL = "drillyard/reads"
+READER = "drillyard/reader"
+"""Annotation: the process for which the pod was made."""
 READING_SECONDS = 900
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.3
@@ -72,7 +77,7 @@ def reading_pod(run: str, pod: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {
             "generateName": f"{run}-read-",
             "labels": {READS_LABEL: run},
-            "annotations": annotations,
+            "annotations": {**annotations, READER: json.dumps(this_process().as_json())},
         },
         "spec": {
             **{key: spec[key] for key in _KEPT if key in spec},
@@ -95,9 +100,14 @@ def _reading_resources(of_run: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def delete_reading_pods(api: ClusterApi, run: str) -> None:
-    """Delete the reading pods of a run that earlier processes left."""
-    for pod in api.listed(CORE, "pods", f"{READS_LABEL}={run}", metadata=True):
-        api.delete_pod(pod["metadata"]["name"], 0)
+    """Delete the reading pods of a run that earlier processes left: those that have ended, and
+    those of dead processes of this machine. Another process may still read through the rest, which
+    end by themselves."""
+    for pod in api.listed(CORE, "pods", f"{READS_LABEL}={run}"):
+        reader = process_of(json_object(pod["metadata"].get("annotations", {}).get(READER, "")))
+        has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+        if has_ended or (reader is not None and reader.here and not reader.alive):
+            api.delete_pod(pod["metadata"]["name"], 0)
 
 
 class PodFiles(Files):

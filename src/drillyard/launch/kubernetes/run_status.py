@@ -17,7 +17,7 @@ from drillyard.launch.run_status import Handle, RunFailure, RunStatus, State
 
 Object = Mapping[str, Any]
 
-RUN_DIRECTORY = "drillyard/run-directory"
+RUN_DIRECTORY, LAUNCHED_FROM = "drillyard/run-directory", "drillyard/launched-from"
 _DEACTIVATED = {
     "DeactivatedDueToMaximumExecutionTimeExceeded": "time limit",
     "DeactivatedDueToAdmissionCheck": "capacity revoked",

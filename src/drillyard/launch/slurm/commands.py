@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +23,12 @@ from drillyard.launch.prepared_run import SENT_AGENT, agent_files
 from drillyard.launch.programs import Host, Programs, Result, archive, require_success
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
+from drillyard.launch.slurm.job_script import SCRIPT
 from drillyard.launch.slurm.run_status import ENDED, SlurmJob, SlurmRun, is_over
 
 _UNIX_TIMES = ("env", "SLURM_TIME_FORMAT=%s")
 _SQUEUE_FORMAT = "%i|%T|%r|%V|%S|%e|%D|%N|%P|%o|%k"
-_SACCT_FORMAT = "JobID,State,Reason,Submit,Start,End,NNodes,NodeList,Partition,ExitCode"
+_SACCT_FORMAT = "JobID,State,Reason,Submit,Start,End,NNodes,NodeList,Partition,ExitCode,JobName"
 _SECONDS = 60.0
 _AGENT_SECONDS = 120.0
 _RECORD_BYTES = 1 << 20
@@ -93,6 +94,8 @@ class Slurm:
                 continue
             handle = Handle("slurm", self._cluster, str(entry["run"]))
             own, other = by_id.get(str(entry["job_id"])), newest.pop(handle, None)
+            if own is not None and not is_job_of(own, handle, entry):
+                own = None
             # A job that was submitted by hand, from the same script, is newer than the index.
             job = other if other is not None and (own is None or other.number > own.number) else own
             runs.append(SlurmRun(handle, entry, job, state, problem=problem))
@@ -144,7 +147,9 @@ class Slurm:
         for each in silent:
             ended[each.handle] = replace(each, state=again.get(each.handle.run) or each.state)
         forgotten = [each for each in ended.values() if each.needs_accounts]
-        accounts = self.accounts(each.job_id for each in forgotten if each.job_id)
+        accounts = self.accounts(
+            {each.job_id: job_name(each.handle, each.entry) for each in forgotten if each.job_id}
+        )
         for each in forgotten:
             ended[each.handle] = replace(each, job=accounts.get(each.job_id))
         return [ended.get(each.handle, each) for each in runs]
@@ -187,9 +192,10 @@ class Slurm:
             self._require(self._run([*_UNIX_TIMES, *words]), "the queue cannot be read").stdout
         )
 
-    def accounts(self, job_ids: Iterable[str]) -> dict[str, SlurmJob]:
-        """The records of these jobs in Slurm's accounts; empty where the cluster keeps none."""
-        ids = sorted(job_ids)
+    def accounts(self, names: Mapping[str, str]) -> dict[str, SlurmJob]:
+        """The records of jobs in Slurm's accounts, by their ids; empty where the cluster keeps
+        none. `names`: id and name of each; a job of another name has got the id since."""
+        ids = sorted(names)
         if not ids:
             return {}
         words = [
@@ -204,7 +210,7 @@ class Slurm:
         # "Slurm accounting storage is disabled" is no error: then only the run's own files are
         # left.
         return (
-            {job.job_id: job for job in parse_sacct(result.stdout)}
+            {job.job_id: job for job in parse_sacct(result.stdout, names)}
             if result.returncode == 0
             else {}
         )
@@ -276,11 +282,46 @@ def parse_squeue(text: str) -> list[SlurmJob]:
     return jobs
 
 
-def parse_sacct(text: str) -> list[SlurmJob]:
+def is_job_of(job: SlurmJob, handle: Handle, entry: Mapping[str, Any]) -> bool:
+    """Whether a job that has the id in a run's entry is that run's.
+
+    Slurm gives an id again: after a reset of slurmctld it counts from 1. The comment is the handle,
+    of an array's task that of the array's first run until the task is queued again; a site's plugin
+    may replace it, and then the script's path decides.
+    """
+    is_task = "_" in job.job_id
+    if job.comment in (str(handle), entry.get("comment")):
+        return True
+    if is_task and "comment" not in entry and job.comment.startswith(_cluster_prefix(handle)):
+        # An earlier version has not noted which run was the first.
+        return True
+    launch = str(entry.get("launch_directory"))
+    if is_task:
+        runs, script = posixpath.dirname(posixpath.dirname(launch)), posixpath.dirname(job.script)
+        return job.script != "" and posixpath.dirname(posixpath.dirname(script)) == runs
+    return job.script == posixpath.join(launch, SCRIPT)
+
+
+def job_name(handle: Handle, entry: Mapping[str, Any]) -> str:
+    """Name of a run's job: of an array that of its first run; empty where an earlier version has
+    not noted that."""
+    if "comment" in entry:
+        return parse_handle(str(entry["comment"])).run
+    return "" if "_" in str(entry.get("job_id")) else handle.run
+
+
+def _cluster_prefix(handle: Handle) -> str:
+    return f"{handle.platform}://{handle.cluster}/"
+
+
+def parse_sacct(text: str, names: Mapping[str, str] | None = None) -> list[SlurmJob]:
     """The jobs in what sacct printed with our format: of a job that was queued again, its last
-    start."""
+    start. `names`: only jobs of these names, by their ids; empty: of any."""
     jobs = {}
-    for job, exit_code in _jobs(text):
+    for job, rest in _jobs(text):
+        exit_code, _, name = rest.partition("|")
+        if name and (names or {}).get(job.job_id) not in ("", None, name):
+            continue
         code, _, number = exit_code.partition(":")
         if code.isdigit() and number.isdigit():
             # `CODE:SIGNAL`, as a shell's exit code.

@@ -247,6 +247,7 @@ class SlurmLauncher(Launcher[SlurmRun]):
                 "platform": "slurm",
                 "nodes": self.cluster.nodes,
                 **point,
+                "comment": str(handle),
                 "run_directory": posixpath.dirname(point["launch_directory"]),
                 "submitted_at": time.time(),
                 "replaces": jobs.get(point["run"]),

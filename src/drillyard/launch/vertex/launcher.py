@@ -1,7 +1,8 @@
 """Platform `vertex`: runs as custom jobs of Vertex AI; the job is in the service, the run directory
 in a bucket.
 
-Jobs are found by their labels, so every machine sees the same runs. The service reports whether a
+Jobs are found by their labels, so every machine sees the same runs; one whose run directory is not
+in the cluster's bucket is somebody else's and left alone. The service reports whether a
 job waits, runs or has ended; state.json and the logs, which the agents write into the bucket, hold
 the rest. Cloud Logging has the same lines: `gcloud ai custom-jobs stream-logs ID --region REGION`.
 There is no submit lock, only a check before the request: of two submissions in the same second the
@@ -25,9 +26,9 @@ from drillyard.launch.plan import Call, Plan, PlanFile, new_secret
 from drillyard.launch.programs import defer_interrupt, parallel_map
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
-from drillyard.launch.vertex.config import uri_of
+from drillyard.launch.vertex.config import bucket_of, uri_of
 from drillyard.launch.vertex.custom_job import REQUEST_FILE, plan_of
-from drillyard.launch.vertex.run_status import is_over, job_id, status_of
+from drillyard.launch.vertex.run_status import is_made_here, is_over, job_id, status_of
 
 if TYPE_CHECKING:
     from drillyard.launch.vertex.bucket_files import BucketFiles
@@ -52,11 +53,6 @@ class VertexRun:
     @property
     def launch_directory(self) -> str:
         """As containers see it."""
-        if self.status.run_directory is None:
-            raise UserError(
-                f"{self.job_title} has no directory in a bucket: it was not made by `drillyard"
-                " launch`"
-            )
         return f"{self.status.run_directory}/launch"
 
 
@@ -86,12 +82,23 @@ class VertexLauncher(Launcher[VertexRun]):
 
     def _runs(self) -> list[VertexRun]:
         newest: dict[str, dict[str, Any]] = {}
-        for job in self._service.jobs():
+        for job in self._jobs():
             newest.setdefault(str(job.get("displayName")), job)
         return parallel_map(self._run_of, list(newest.values()), _MAX_PARALLEL)
 
     def _runs_named(self, names: Collection[str]) -> list[VertexRun]:
-        return [self._run_of(job) for name in names for job in self._service.jobs(name)]
+        return [self._run_of(job) for name in names for job in self._jobs(name)]
+
+    def _jobs(self, run: str | None = None) -> list[dict[str, Any]]:
+        """The jobs of this cluster, or of one run, newest first: those with its labels whose run
+        directory is in its bucket."""
+        labelled = self._service.jobs(run)
+        bucket = bucket_of(self.cluster)
+        return [
+            job
+            for job in labelled
+            if is_made_here(job, bucket) and run in (None, job.get("displayName"))
+        ]
 
     def _open_files(self) -> BucketFiles:
         from drillyard.launch.vertex.bucket_files import BucketFiles
@@ -134,10 +141,10 @@ class VertexLauncher(Launcher[VertexRun]):
 
     def _may_still_run(self, run: VertexRun) -> bool:
         # Jobs of earlier submissions.
-        return any(not is_over(job) for job in self._service.jobs(run.status.handle.run))
+        return any(not is_over(job) for job in self._jobs(run.status.handle.run))
 
     def _stop(self, run: VertexRun) -> RunStatus:
-        for job in self._service.jobs(run.status.handle.run):
+        for job in self._jobs(run.status.handle.run):
             if is_over(job):
                 continue
             # So that the agents report it as cancelled; without a bucket the service's state is

@@ -51,12 +51,27 @@ def job_id(job: CustomJobJson) -> str:
     return str(job.get("name", "")).rpartition("/")[2]
 
 
+def is_made_here(job: CustomJobJson, bucket: str) -> bool:
+    """Whether a job was made by `drillyard launch` for a run in this bucket. Labels do not say so:
+    another user's cluster config of the same name, or a copied job, has them too."""
+    run_directory = _run_directory(job)
+    if run_directory is None or not run_directory.startswith(f"{mounted(bucket)}/"):
+        return False
+    pools = job.get("jobSpec", {}).get("workerPoolSpecs", ())
+    agent = f"{run_directory}/launch/agent"
+    return any(agent in pool.get("containerSpec", {}).get("command", ()) for pool in pools)
+
+
+def _run_directory(job: CustomJobJson) -> str | None:
+    """As containers see it."""
+    output = job.get("jobSpec", {}).get("baseOutputDirectory", {}).get("outputUriPrefix")
+    return mounted(output) if isinstance(output, str) else None
+
+
 def status_of(job: CustomJobJson, own: Mapping[str, Any], cluster: str) -> RunStatus:
     """The status of a job. `own` is the run's state.json, empty where it could not be read."""
     own = own if own.get("submission") in ("", None, job_id(job)) else {}
     spec = job.get("jobSpec", {})
-    output = spec.get("baseOutputDirectory", {}).get("outputUriPrefix")
-    written_to = mounted(output) if isinstance(output, str) else None
     native = {
         "job": job.get("name"),
         "state": job.get("state"),
@@ -75,7 +90,7 @@ def status_of(job: CustomJobJson, own: Mapping[str, Any], cluster: str) -> RunSt
         started_at=moment(job.get("startTime")),
         ended_at=moment(job.get("endTime")),
         failure=_failure(job, own, state),
-        run_directory=own.get("run_directory") or written_to,
+        run_directory=own.get("run_directory") or _run_directory(job),
         native={name: value for name, value in native.items() if value is not None},
     )
 

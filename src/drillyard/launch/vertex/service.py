@@ -96,7 +96,14 @@ class Service:
                         self._client.create_custom_job(request, timeout=_LIMITS["timeout"])
                     )
             except UnreachableError:
-                if made := [job for job in self.jobs(run) if job["name"] not in before]:
+                # One that another launch has made meanwhile writes elsewhere, or is refused.
+                place = body["jobSpec"]["baseOutputDirectory"]
+                if made := [
+                    job
+                    for job in self.jobs(run)
+                    if job["name"] not in before
+                    and job.get("jobSpec", {}).get("baseOutputDirectory") == place
+                ]:
                     return made[0]
                 if attempt == _CREATE_ATTEMPTS - 1:
                     raise

@@ -218,5 +218,10 @@ def test_a_forgotten_run_is_not_listed_any_more(
         index.write_entry(json.dumps(entry))
     assert listed() == ["first", "second"]
     for _ in range(2):
-        assert index.forget(Namespace(cluster="here", run="first")) == 0
+        assert index.forget(Namespace(cluster="here", run="first", submission=None)) == 0
         assert listed() == ["second"]
+    # A launch that failed takes its own entry off, and none that another has written since.
+    index.write_entry(json.dumps(entry), "theirs")
+    for submission, left in (("mine", ["second"]), ("theirs", [])):
+        index.forget(Namespace(cluster="here", run="second", submission=submission))
+        assert listed() == left

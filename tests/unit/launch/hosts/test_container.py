@@ -36,13 +36,14 @@ def plan(tmp_path: Path) -> Plan:
     return launcher_for(asked.cluster).plan(asked)
 
 
-def started(plan: Plan, tmp_path: Path, runtime: str) -> list[list[str]]:
+def started(plan: Plan, tmp_path: Path, runtime: str, left: str = "") -> list[list[str]]:
     """The calls of the runtime, when node 1's command is started where only that one is
-    installed."""
+    installed. `left`: containers that it lists."""
     calls, fakes = tmp_path / "calls", tmp_path / "bin"
     fakes.mkdir()
     (fakes / runtime).write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" END >>{calls}\n[ "$1" = rm ] || exit 85\n'
+        f'#!/bin/sh\nprintf "%s\\n" "$@" END >>{calls}\ncase "$1" in ps) echo "{left}" ;; rm) ;;'
+        " *) exit 85 ;; esac\n"
     )
     (fakes / runtime).chmod(0o755)
     for program in ("id", "mkdir", "hostname"):
@@ -77,8 +78,12 @@ def test_the_agent_starts_a_script_that_becomes_the_container(plan: Plan) -> Non
 def test_the_container_has_a_name_is_removed_first_and_its_exit_code_is_the_programs(
     plan: Plan, tmp_path: Path
 ) -> None:
-    removed, ran = started(plan, tmp_path, "docker")
-    assert removed == ["rm", "--force", "drillyard-pair-nccl-1"]
+    listed, removed, ran = started(plan, tmp_path, "docker", left="1a2b 3c4d")
+    # Not by its name, which a container of another user may have.
+    label = f"drillyard.node={plan.launch_directory}/1"
+    assert listed == ["ps", "--all", "--quiet", "--filter", f"label={label}"]
+    assert removed == ["rm", "--force", "1a2b", "3c4d"]
+    assert ran[ran.index("--label") + 1] == label
     assert ran[:3] == ["run", "--name", "drillyard-pair-nccl-1"]
     assert ran[-4:] == ["nvcr.io/nvidia/pytorch:25.12-py3", "all_reduce_perf", "-b", "8M"]
     assert {"--rm", "--init"} <= {*ran}

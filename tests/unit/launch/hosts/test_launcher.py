@@ -85,6 +85,7 @@ def test_runs_are_seen_by_the_agents_that_live_here(tmp_path: Path) -> None:
     running = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     try:
         mine = {"run": "r", "cluster": "c", "launch_directory": job.launch_directory}
+        mine |= {"user": os.getuid(), "launched_from": ""}
         deadline = time.monotonic() + 30
         while mine not in host_probe.active_runs():
             assert time.monotonic() < deadline

@@ -3,6 +3,7 @@ Ctrl-C in its midst."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -50,6 +51,8 @@ class Hosts(Programs):
     known: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str, bytes]] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    answers: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    """Further facts of a check, by verb and host."""
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = None
@@ -80,6 +83,7 @@ class Hosts(Programs):
         answer: dict[str, Any] = facts(gpus=0, gpu_models=None, drillyard=None)
         if verb == "--nonce":
             answer["directory"] = {"seen": True}
+        answer |= self.answers.get((verb.strip(), host), {})
         return Result(tuple(argv), 0, json.dumps(answer), "")
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -220,13 +224,38 @@ def test_that_the_head_host_has_no_locks_is_reported_and_the_launch_goes_on(
         ),
     ],
 )
-def test_agents_of_another_submission_are_reported_and_left_alone(verb: str, said: Result) -> None:
-    hosts = Hosts(says={(verb, "n0"): said})
+@pytest.mark.parametrize("host", ["n0", "n1"])
+def test_agents_of_another_submission_are_reported_and_left_alone(
+    host: str, verb: str, said: Result
+) -> None:
+    if verb == 'agent" place' and host != "n0":
+        return  # Only the head host has the launch directory's lock.
+    hosts = Hosts(says={(verb, host): said})
     launcher, plan = made(hosts)
     with pytest.raises(UserError, match=r"being launched by another .*0123.*nothing was submitted"):
         launcher.submit(plan)
-    assert not {"stop", "forget"} & set(hosts.verbs())
     assert hosts.verbs()[-1] == 'agent" unlock'
+    stopped = [each for each_verb, each, _ in hosts.calls if each_verb == "stop"]
+    assert stopped == ([] if verb == 'agent" place' else [{"n0": "n1", "n1": "n0"}[host]])
+    # What is undone is this submission's: the one of the secret that was sent.
+    undone = [
+        command
+        for (each_verb, _, _), command in zip(hosts.calls, hosts.commands, strict=True)
+        if each_verb in ("stop", "forget")
+    ]
+    secret = sent_secret(hosts)
+    own = hashlib.sha256(secret).hexdigest()[:16]
+    assert all(shlex.split(command)[-1].split()[-1] == own for command in undone)
+    assert len(undone) == (0 if verb == 'agent" place' else 2)
+
+
+def sent_secret(hosts: Hosts) -> bytes:
+    """The secret in the archive that the head host got."""
+    archives = [stdin for verb, _, stdin in hosts.calls if verb == 'agent" place']
+    with tarfile.open(fileobj=io.BytesIO(archives[0])) as tar:
+        secret = tar.extractfile("secret")
+        assert secret is not None
+        return secret.read()
 
 
 def known(state: dict[str, Any] | None, **more: Any) -> list[dict[str, Any]]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drillyard.errors import UnreachableError
-from drillyard.launch.kubernetes.pod_files import PodHost, reading_pod
+from drillyard.launch.kubernetes.pod_files import PodHost, delete_reading_pods, reading_pod
 from drillyard.launch.programs import Programs
 from drillyard.launch.remote_files import RemoteFiles
+from drillyard.supervise.process_identity import Process, process_of, this_process
 
+READER = "drillyard/reader"
 TEMPLATE: dict[str, Any] = {
     "metadata": {
         "labels": {"drillyard/run": "r", "drillyard/cluster": "c"},
@@ -74,7 +78,40 @@ def test_it_states_the_resources_that_the_run_states() -> None:
 def test_it_is_no_pod_of_the_run_and_in_no_queue() -> None:
     metadata = reading_pod("r", TEMPLATE)["metadata"]
     assert metadata["labels"] == {"drillyard/reads": "r"}
+    reader = metadata["annotations"].pop(READER)
+    assert process_of(json.loads(reader)) == this_process()
     assert metadata["annotations"] == {"gke-gcsfuse/volumes": "true"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "phase", "is_deleted"),
+    [
+        (this_process(), "Running", False),
+        (replace(this_process(), started=1), "Running", True),
+        (replace(this_process(), machine="another/1", started=1), "Running", False),
+        (replace(this_process(), machine="another/1"), "Succeeded", True),
+        (None, "Pending", False),
+        (None, "Failed", True),
+    ],
+)
+def test_a_pod_through_which_another_process_reads_is_left_alone(
+    reader: Process | None, phase: str, is_deleted: bool
+) -> None:
+    annotations = {} if reader is None else {READER: json.dumps(reader.as_json())}
+    pod = {"metadata": {"name": "p", "annotations": annotations}, "status": {"phase": phase}}
+    deleted: list[str] = []
+
+    class Api:
+        """The API server of a namespace with one reading pod."""
+
+        def listed(self, _group: str, _kind: str, selector: str, **_: Any) -> list[Any]:
+            return [pod] if selector == "drillyard/reads=r" else []
+
+        def delete_pod(self, name: str, _seconds: int) -> None:
+            deleted.append(name)
+
+    delete_reading_pods(Api(), "r")  # type: ignore[arg-type]
+    assert deleted == (["p"] if is_deleted else [])
 
 
 def test_a_pod_that_does_not_answer_is_given_up(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.programs import Host, Programs, Result
+from drillyard.launch.run_status import Handle
+from drillyard.launch.slurm import commands
 from drillyard.launch.slurm.commands import Slurm, parse_sacct, parse_squeue
 
 SQUEUE = """\
@@ -86,9 +88,9 @@ def test_of_the_accounts_the_last_start_counts(status: str, code: int | None):
 
 def test_without_accounts_the_accounts_know_nothing():
     refuses = Answers(1, stderr="Slurm accounting storage is disabled\n")
-    assert Slurm("c", Host(), refuses).accounts(["5"]) == {}
+    assert Slurm("c", Host(), refuses).accounts({"5": "run"}) == {}
     nobody = Answers()
-    assert Slurm("c", Host(), nobody).accounts([]) == {} and nobody.asked == []
+    assert Slurm("c", Host(), nobody).accounts({}) == {} and nobody.asked == []
 
 
 @pytest.mark.parametrize(
@@ -197,3 +199,40 @@ def test_nodes_that_cannot_be_used_are_named_with_their_reason():
         "n[3-4] down (Not responding)",
         "n7 drained (ECC|NVLink)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("job_id", "script", "comment", "entry", "is_own"),
+    [
+        ("7", "/s", "slurm://c/r", {}, True),
+        # The id was given again, to a job of another run, of somebody else, or by hand.
+        ("7", "/o/other/launch/job.sbatch", "slurm://c/other", {}, False),
+        ("7", "/home/me/train.sh", "", {}, False),
+        ("7", "", "", {}, False),
+        # A site's plugin has replaced the comment.
+        ("7", "/o/r/launch/job.sbatch", "billed=42", {}, True),
+        # Tasks of an array: with the comment of its first run, and with their own after a requeue.
+        ("7_1", "/o/first/launch/array.sbatch", "slurm://c/first", {}, True),
+        ("7_1", "/s", "slurm://c/first", {"comment": "slurm://c/first"}, True),
+        ("7_1", "/s", "slurm://c/r", {"comment": "slurm://c/first"}, True),
+        ("7_1", "/o/first/launch/array.sbatch", "", {"comment": "slurm://c/first"}, True),
+        ("7_1", "/x/x/launch/array.sbatch", "slurm://c/x", {"comment": "slurm://c/first"}, False),
+        ("7_1", "/x/x/launch/array.sbatch", "slurm://d/x", {}, False),
+    ],
+)
+def test_a_job_with_the_id_of_the_index_is_the_runs_where_it_says_so(
+    job_id: str, script: str, comment: str, entry: dict[str, str], is_own: bool
+):
+    (job,) = parse_squeue(f"{job_id}|RUNNING|None|1|2|3|1|n1|main|{script}|{comment}\n")
+    there = {"job_id": job_id, "launch_directory": "/o/r/launch", **entry}
+    assert commands.is_job_of(job, Handle("slurm", "c", "r"), there) is is_own
+
+
+def test_the_accounts_of_a_job_of_another_name_are_not_the_runs():
+    lines = "5|FAILED||1|2|3|2|n1|main|1:0|run\n5|RUNNING||7|8||1|n9|main|0:0|other\n"
+    asked = Answers(stdout=lines)
+    found = Slurm("c", Host(), asked).accounts({"5": "run"})
+    assert {name: job.state for name, job in found.items()} == {"5": "FAILED"}
+    # The first run of an array that an earlier version submitted is not known.
+    assert Slurm("c", Host(), asked).accounts({"5": ""})["5"].state == "RUNNING"
+    assert Slurm("c", Host(), asked).accounts({"5": "third"}) == {}

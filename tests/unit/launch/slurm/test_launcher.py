@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 from tests.unit.launch.requests import WORKLOAD, cluster, request
 
+from drillyard.cli.main import main
 from drillyard.errors import UserError
 from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
@@ -38,6 +39,8 @@ class Controller(Programs):
     calls: list[str] = field(default_factory=list)
     agents_end: bool = True
     """Whether a job's agents end, and with them the job, when they hear a signal."""
+    others: set[str] = field(default_factory=set)
+    """Jobs of other programs."""
     refusal: str = ""
     """What sbatch says instead of taking a job."""
 
@@ -52,7 +55,8 @@ class Controller(Programs):
             happens()
         if name == "squeue":
             rows = [
-                f"{job}|{state}|None|1|2|N/A|2||main|/s|slurm://c/nccl"
+                f"{job}|{state}|None|1|2|N/A|2||main|/s|"
+                + ("(null)" if job in self.others else "slurm://c/nccl")
                 for job, state in self.jobs.items()
             ]
             return Result(tuple(argv), 0, "".join(f"{row}\n" for row in rows), "")
@@ -260,3 +264,56 @@ def test_a_job_that_waits_is_cancelled_at_once(controller: Controller, tmp_path:
     launcher.submit(plan)
     assert launcher.cancel("nccl").status.state == "cancelled"
     assert scancels(controller) == ["scancel 1"]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_job_that_was_given_the_id_of_the_index_again_is_left_alone(
+    controller: Controller, tmp_path: Path, replaces: bool
+) -> None:
+    launcher, plan = made(controller, tmp_path)
+    launcher.submit(plan)
+    # The controller was reset, and counts from 1.
+    controller.others.add("1")
+    controller.jobs["1"] = "RUNNING"
+    assert launcher.status("nccl").state == "failed"
+    if replaces:
+        launcher.submit(plan, replace=True)
+    else:
+        launcher.cancel("nccl")
+    assert scancels(controller) == [] and controller.jobs["1"] == "RUNNING"
+
+
+@pytest.mark.parametrize("command", ["cancel", "resume"])
+def test_a_bare_name_means_the_run_of_this_directory_and_a_handle_every_run(
+    controller: Controller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    launcher, plan = made(controller, tmp_path)
+    launcher.submit(plan)
+    monkeypatch.chdir(tmp_path / "b")
+    for replaces in (False, True):
+        with pytest.raises(UserError, match=f"launched from {tmp_path}/a"):
+            launcher.submit(plan, replace=replaces)
+    if command == "resume":
+        controller.jobs["1"] = "FAILED"
+    before = dict(controller.jobs)
+    monkeypatch.setattr("drillyard.launch.cluster_registry.launcher_for", lambda _: launcher)
+    Path("c.yaml").write_text(cluster(storage=f"{{directory: {tmp_path}}}").strip())
+
+    def exit_code(words: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            main(words.split())
+        return ended.value.code
+
+    assert exit_code(f"runs {command} nccl --cluster c.yaml") == 2
+    assert controller.jobs == before
+    said = capsys.readouterr().err
+    advised = f"runs {command} slurm://c/nccl --cluster c.yaml"
+    assert f"launched from {tmp_path}/a" in said and f"drillyard {advised}" in said
+    assert exit_code(advised) == 0 and controller.jobs != before

@@ -18,6 +18,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 from drillyard.errors import UserError
 from drillyard.launch.launcher import launcher_for
 from drillyard.launch.plan import Call, Plan
+from drillyard.launch.vertex import run_status
 from drillyard.launch.vertex.custom_job import label_of
 from drillyard.launch.vertex.service import parse_request
 
@@ -279,3 +280,18 @@ def test_planning_imports_nothing_of_googles() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_job_is_the_clusters_where_its_agent_is_in_the_clusters_bucket() -> None:
+    made = body(plan(vertex(nodes=2)))
+    assert run_status.is_made_here(made, "my-bucket")
+    assert not run_status.is_made_here(made, "my") and not run_status.is_made_here(made, "other")
+    spec = made["jobSpec"]
+    copied = {"command": ["python3", "train.py"], "imageUri": "i"}
+    for changed in (
+        {**spec, "workerPoolSpecs": [{"containerSpec": copied}, {}]},
+        {**spec, "baseOutputDirectory": {"outputUriPrefix": "gs://my-bucket/runs/other/"}},
+        {**spec, "baseOutputDirectory": {}},
+        {},
+    ):
+        assert not run_status.is_made_here({**made, "jobSpec": changed}, "my-bucket")
