@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shlex
 import signal
 import subprocess
@@ -292,14 +293,19 @@ def _login_error(argv: Sequence[str], code: int, printed: bytes) -> UserError:
 
 _noted: set[str] = set()
 """Hosts whose logins were noted, and what those printed: many hosts often have the same login."""
+_noted_lock = threading.Lock()
+_NEW_HOST_KEY = re.compile(rb"^Warning: Permanently added [^\n]*\n", re.MULTILINE)
+"""Of ssh itself, with StrictHostKeyChecking=accept-new."""
 
 
 def _note_login(argv: Sequence[str], printed: bytes) -> None:
     """Tell the user once what a login printed before the command ran."""
-    host, text = _host_in(argv), shown_text(printed.decode(errors="replace"))
-    if not text or not _noted.isdisjoint({host, text}):
-        return
-    _noted.update({host, text})
+    host = _host_in(argv)
+    text = shown_text(_NEW_HOST_KEY.sub(b"", printed).decode(errors="replace"))
+    with _noted_lock:
+        if not text or not _noted.isdisjoint({host, text}):
+            return
+        _noted.update({host, text})
     print(f"drillyard: {host}: its login printed, and it was left out: {text}", file=sys.stderr)
 
 

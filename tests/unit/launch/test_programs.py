@@ -72,6 +72,25 @@ def test_what_a_login_prints_and_reads_is_no_part_of_the_answer(
     assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
+def test_hosts_with_the_same_login_are_noted_once_and_what_ssh_says_of_a_new_host_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = "Warning: Permanently added '%s' (ED25519) to the list of known hosts."
+    login = f'printf "{warning}\\r\\n" $RANDOM >&2; $GREETS;'
+    fake_ssh(tmp_path, monkeypatch, f'{login} for last; do :; done; eval "$last"')
+    hosts = [Host(f"{tmp_path.name}-{number}") for number in range(8)]
+
+    def ask(host: Host) -> str:
+        return Programs().run(host.argv(["echo", "here"]), timeout=60).stdout
+
+    monkeypatch.setenv("GREETS", ":")
+    assert parallel_map(ask, hosts, 8) == ["here\n"] * 8
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("GREETS", f"echo {tmp_path.name}")
+    assert parallel_map(ask, hosts, 8) == ["here\n"] * 8
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("login", ["echo closed; exit 0", "exec true", "exec /usr/sbin/nologin"])
 def test_a_login_shell_that_never_runs_the_command_is_named(
     login: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
