@@ -149,7 +149,7 @@ class Programs:
                         with contextlib.suppress(OSError):
                             pipe.close()
                 raise
-            _note_login(argv, printed + _read_all(errors).partition(_MARKED_LINE)[0])
+            _note_login(argv, printed + b"\n" + _read_all(errors).partition(_MARKED_LINE)[0])
         return process
 
 
@@ -206,7 +206,7 @@ def _run_remote(
     code = process.returncode
     before, marked, after = written.partition(_MARKED_LINE)
     if is_marked:
-        _note_login(argv, printed + (before if marked else b""))
+        _note_login(argv, printed + b"\n" + (before if marked else b""))
         written = after if marked else written
     elif code != _SSH_FAILED:
         raise _login_error(argv, code, printed + written)
@@ -294,7 +294,7 @@ def _login_error(argv: Sequence[str], code: int, printed: bytes) -> UserError:
 _noted: set[str] = set()
 """Hosts whose logins were noted, and what those printed: many hosts often have the same login."""
 _noted_lock = threading.Lock()
-_NEW_HOST_KEY = re.compile(rb"^Warning: Permanently added [^\n]*\n", re.MULTILINE)
+_NEW_HOST_KEY = re.compile(rb"Warning: Permanently added [^\n]*\n")
 """Of ssh itself, with StrictHostKeyChecking=accept-new."""
 
 
