@@ -590,7 +590,7 @@ class WorkloadConfig(StrictModel):
     files: Annotated[dict[str, str], FileMark()] = Field(
         default={},
         description=(
-            "Files of this machine that the nodes need: {configs/nemo.yaml: beside-this.yaml}, below"
+            "Files of this machine that the nodes need: {configs/nemo.yaml: nemo.yaml}, below"
             " the run's launch directory on the cluster, which is {launch_directory}/files."
         ),
     )

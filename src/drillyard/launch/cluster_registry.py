@@ -9,6 +9,7 @@ that does not answer hides no other.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +81,14 @@ class FoundRun:
     handle: Handle
     cluster: ClusterConfig
     launcher: Launcher[Any]
+    file: Path | None = None
+    """The cluster config that the user named for it; None: a registered cluster."""
+
+    @property
+    def words(self) -> str:
+        """The run as a command on it names it, from every directory."""
+        option = f" --cluster {shlex.quote(str(self.file.absolute()))}" if self.file else ""
+        return f"{self.handle}{option}"
 
     def status(self) -> RunStatus:
         return self.launcher.status(self.handle.run)
@@ -97,9 +106,13 @@ class Clusters:
     by name."""
 
     def __init__(
-        self, clusters: Sequence[ClusterConfig], unreadable: Mapping[str, str] | None = None
+        self,
+        clusters: Sequence[ClusterConfig],
+        unreadable: Mapping[str, str] | None = None,
+        file: Path | None = None,
     ) -> None:
         self._clusters = list(clusters)
+        self._file = file
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
 
@@ -144,7 +157,7 @@ class Clusters:
             handle = self._only(text, runs, silent)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
-                return FoundRun(handle, cluster, self._launcher(cluster))
+                return FoundRun(handle, cluster, self._launcher(cluster), self._file)
         if handle.cluster in self._unreadable:
             raise ConfigError(self._unreadable[handle.cluster])
         known = (
@@ -191,8 +204,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
     """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError
     where none is."""
     if file is not None:
-        return Clusters([load_cluster_config(file, resolve_environment=False)])
-    clusters, unreadable = known_clusters()
+        return Clusters([load_cluster_config(file, resolve_environment=False)], file=file)
+    given, (clusters, unreadable) = None, known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():
             raise NotFoundError(
@@ -201,7 +214,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
                 " run.yaml --cluster cluster.yaml"
             )
         clusters = [load_cluster_config(DEFAULT_FILE, resolve_environment=False)]
-    return Clusters(clusters, unreadable)
+        given = DEFAULT_FILE
+    return Clusters(clusters, unreadable, given)
 
 
 def find_launched_run(run: str, file: Path | None) -> FoundRun:
