@@ -26,9 +26,14 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems
+from drillyard.config.cluster import (
+    ClusterConfig,
+    cluster_model,
+    cluster_problems,
+)
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.local_files import is_set_by_option, with_files_beside, with_found_files
+from drillyard.config.platforms import platforms
 from drillyard.config.problems import Path as KeyPath
 from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
 from drillyard.config.run import RunConfig, WorkloadRunConfig
@@ -99,7 +104,17 @@ def load_cluster_config(
     """
     config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
-    return with_files_beside(config, path)
+    config = with_files_beside(config, path)
+    storage = config.storage.directory
+    if storage is None or OPENING in storage or not platforms()[config.platform].is_this_machine:
+        # Of other machines, where no directory of this one is.
+        return config
+    directory = os.path.normpath(FilePath(path).absolute().parent / FilePath(storage).expanduser())
+    changed = config.model_copy(
+        update={"storage": config.storage.model_copy(update={"directory": directory})}
+    )
+    changed._origin = config._origin
+    return changed
 
 
 def config_model(which: str) -> type[StrictModel]:

@@ -162,6 +162,17 @@ def test_files_of_a_cluster_config_are_beside_it_alone(place: Path) -> None:
     assert getattr(load_cluster_config(path).section, "config_file", None) == "none"
 
 
+def test_storage_is_beside_the_config_where_it_is_of_this_machine(place: Path) -> None:
+    path = place / "configs" / "cluster.yaml"
+    path.write_text("name: c\nplatform: local\nstorage: {directory: results}\n")
+    assert load_cluster_config(path).storage.directory == str(place / "configs" / "results")
+    path.write_text("name: c\nplatform: local\nstorage: {directory: '${env:ROOT}/a'}\n")
+    config = load_cluster_config(path, resolve_environment=False)
+    assert config.storage.directory == "${env:ROOT}/a"
+    path.write_text("name: c\nplatform: ssh\nssh: {hosts: [h]}\nstorage: {directory: /a}\n")
+    assert load_cluster_config(path).storage.directory == "/a"
+
+
 def test_a_path_written_in_another_way_or_moved_with_its_project_is_the_same_run(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
