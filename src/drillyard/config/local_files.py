@@ -69,7 +69,7 @@ def with_found_files(
 def _beside(text: str, directories: Sequence[Path], mark: FileMark) -> str:
     """The path in the first of the directories that has it. What none has is in the first one, or
     stays where it may be a name."""
-    if text in mark.words or os.path.isabs(text):
+    if text in mark.words or os.path.isabs(text) or not text.strip():
         return text
     is_there = [directory for directory in directories if _exists(directory / text)]
     if not is_there and mark.may_be_name and not looks_like_file(text):

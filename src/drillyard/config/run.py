@@ -432,7 +432,7 @@ class CheckpointConfig(StrictModel):
         default=True, description="Keep the checkpoint with the lowest held-out loss besides."
     )
     asynchronous: bool = Field(default=True, description="Write while training goes on.")
-    resume: Annotated[str, FileMark(words=("auto", "never"))] = Field(
+    resume: Annotated[str, FileMark(may_be_name=True, words=("auto", "never"))] = Field(
         default="auto",
         description=(
             "Where a run starts. `auto`: at the newest complete checkpoint of its directory;"

@@ -50,6 +50,7 @@ def test_each_file_of_a_run_config_is_beside_it(place: Path) -> None:
     touch(configs / "rows.jsonl", configs / "more.jsonl", configs / "tok" / "tokenizer.json")
     touch(configs / "model" / "config.json", configs / "adapter" / "adapter_config.json")
     touch(configs / "pair.bin", configs / "pair.idx", place / "test.jsonl")
+    (configs / "checkpoints" / "step-5").mkdir(parents=True)
     path = write(
         place,
         model={"id": "model", "lora": {"adapter": "adapter"}},
@@ -93,7 +94,13 @@ def test_what_is_nowhere_is_missed_beside_the_config_and_names_stay(place: Path)
     assert config.data.source == str(place / "configs" / "rows.jsonl")
     assert (config.model.id, config.data.tokenizer) == ("org/model", "openai-community/gpt2")
     assert config.checkpoint.resume == "auto"
-    for name in ("builtin:text-to-sql", "s3://bucket/rows.jsonl", "https://host/a.jsonl?b=./c"):
+    for name in (
+        "",
+        " ",
+        "builtin:text-to-sql",
+        "s3://bucket/rows.jsonl",
+        "https://host/a.jsonl?b=./c",
+    ):
         assert load_run_config(write(place, data={"source": name})).data.source == name
 
 
