@@ -89,9 +89,7 @@ class Place:
         desk = Desk(self.directory / "desk", common | sections[platform] | settings)
         (desk.directory / "ssh_config").write_text(self._hosts.config_file.read_text())
         if platform == "slurm":
-            (desk.directory / "loud.sh").write_text(f"{noise}\n")
             desk.environment["SLURM_CONF"] = self._cluster.environment["SLURM_CONF"]
-            desk.environment["BASH_ENV"] = str(desk.directory / "loud.sh")
             desk.environment |= dict(word.split("=") for word in SITE.split()[1:])
         for host in self._hosts.hosts:
             (host.home / ".bashrc").write_text(f"{noise}\n{PROMPTS}\n{noise}\n")
@@ -126,7 +124,8 @@ def test_every_command_works_where_a_login_prints(platform: str, noise: str, pla
     handle = works(desk, "launch", "../desk/talks.yaml", *cluster_file, *sync).strip()
     assert handle == f"{platform.partition('-')[0]}://loud/talks"
     until(lambda: "begun" in works(desk, "runs", "logs", handle), "the run's first line")
-    assert desk.status(handle)["state"] == "running"
+    status = desk.status(handle)
+    assert status["state"] == "running", (status, works(desk, "runs", "logs", handle))
     listed = json.loads(works(desk, "runs", "list", "--json"))
     assert [run["handle"] for run in listed["runs"]] == [handle] and listed["no_answer"] == []
     if sync:
