@@ -76,7 +76,7 @@ class Place:
 
     def sit_down(self, platform: str, noise: str, **settings: Any) -> Desk:
         """A user of `slurm`, `slurm-login` or `ssh`."""
-        slurm = {"partition": "main", "gres": f"gpu:{GPUS_PER_NODE}"}
+        slurm = {"partition": "main", "gres": f"gpu:{GPUS_PER_NODE}", "time_limit": "30"}
         reached = {"config_file": "ssh_config", "directory": str(self.project)}
         sections: dict[str, dict[str, Any]] = {
             "slurm": {"slurm": slurm},
