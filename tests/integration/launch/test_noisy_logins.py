@@ -16,7 +16,7 @@ from tests.integration.held import Holds
 from tests.integration.launch.desk import Desk
 from tests.integration.launch.slurm_cluster import GPUS_PER_NODE, SlurmCluster, slurm_cluster, until
 from tests.integration.launch.sshd_hosts import SshHosts, two_hosts
-from tests.integration.tiny_run import STEPS, Run, write_config
+from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
 
 NOISE = {
     "text": "echo 'Welcome to the cluster'; echo 'quota: 93 % used' >&2",
@@ -123,9 +123,8 @@ def test_every_command_works_where_a_login_prints(platform: str, noise: str, pla
     cluster_file = ["--cluster", "../desk/cluster.yaml"]
     handle = works(desk, "launch", "../desk/talks.yaml", *cluster_file, *sync).strip()
     assert handle == f"{platform.partition('-')[0]}://loud/talks"
-    until(lambda: "begun" in works(desk, "runs", "logs", handle), "the run's first line")
-    status = desk.status(handle)
-    assert status["state"] == "running", (status, works(desk, "runs", "logs", handle))
+    desk.wait_for(handle, lambda status: status["state"] == "running")
+    until(lambda: " begun\n" in works(desk, "runs", "logs", handle), "the run's first line")
     listed = json.loads(works(desk, "runs", "list", "--json"))
     assert [run["handle"] for run in listed["runs"]] == [handle] and listed["no_answer"] == []
     if sync:
@@ -143,6 +142,7 @@ def test_a_run_that_trains_is_resumed_followed_and_measured_where_a_login_prints
     place: Place, workplace: Path, tmp_path: Path
 ) -> None:
     run = Run(write_config(workplace, "loud", checkpoint={"every_steps": 5}))
+    place.project.mkdir()
     holds = Holds(tmp_path, "attempt-0-step-9")
     desk = place.sit_down(
         "slurm-login", NOISE["json"], python=holds.interpreter(tmp_path / "python")
@@ -150,8 +150,11 @@ def test_a_run_that_trains_is_resumed_followed_and_measured_where_a_login_prints
     desk.directory = place.elsewhere
     handle = works(desk, "launch", run.config, "--cluster", "../desk/cluster.yaml").strip()
     until(lambda: holds.reached("attempt-0-step-9", 0), "step 9")
+    cancelling = desk.start("runs", "cancel", handle)
+    log = run.directory / "launch" / "node-0.log"
+    until(lambda: "SIGTERM" in log.read_text(), "the signal to save")
     holds.release("attempt-0-step-9")
-    works(desk, "runs", "cancel", handle)
+    assert cancelling.wait(TIMEOUT_SECONDS) == 0
     works(desk, "runs", "resume", handle)
     assert f"{STEPS}" in works(desk, "runs", "watch", handle)
     assert run.last_step() == STEPS and run.events("resume")
