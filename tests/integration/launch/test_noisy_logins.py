@@ -160,6 +160,6 @@ def test_a_run_that_trains_is_resumed_followed_and_measured_where_a_login_prints
     assert run.last_step() == STEPS and run.events("resume")
     works(desk, "runs", "artifacts", handle, "--fetch", "here")
     measured = json.loads(works(desk, "metrics", "here", "--json"))
-    assert measured["steps"]["last"] == STEPS, measured["steps"]
+    assert (measured["format"], measured["restarts"]) == ("drillyard", 1), measured
     works(desk, "report", "here", "--output", "page.html")
     assert "<html" in (place.elsewhere / "page.html").read_text()
