@@ -116,6 +116,7 @@ def status_command(run: RunArgument, cluster: Cluster = None, as_json: AsJson = 
         status,
         progress=None if progress is None else progress.line,
         where=found.cluster.section.head_host,
+        words=found.words,
     )
     _print_status(status, text)
 
@@ -314,7 +315,7 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     from drillyard.launch.programs import parallel_map
     from drillyard.launch.remote_files import print_notice
 
-    waited_for = [str(each.handle) for each in found]
+    waited_for = [each.words for each in found]
 
     def cancel(each: FoundRun) -> Cancellation | UserError:
         # This thread's programs ignore Ctrl-C: they finish stopping the run.
@@ -324,16 +325,16 @@ def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
         except UserError as error:
             return error
         finally:
-            waited_for.remove(str(each.handle))
+            waited_for.remove(each.words)
 
     try:
         return parallel_map(cancel, found, 16)
     except KeyboardInterrupt:
-        for handle in list(waited_for):
+        for words in list(waited_for):
             # Within the first moment, the request to stop may not have been sent yet.
             print_notice(
-                f"{handle}: still stopping; this command no longer waits: drillyard runs status"
-                f" {handle}"
+                f"{words.split()[0]}: still stopping; this command no longer waits: drillyard runs"
+                f" status {words}"
             )
         raise
 

@@ -26,12 +26,18 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from drillyard.config.cluster import ClusterConfig, cluster_model, cluster_problems
+from drillyard.config.cluster import (
+    ClusterConfig,
+    cluster_model,
+    cluster_problems,
+)
 from drillyard.config.environment import OPENING, reference_problems
+from drillyard.config.local_files import is_set_by_option, with_files_beside, with_found_files
+from drillyard.config.platforms import platforms
 from drillyard.config.problems import Path as KeyPath
 from drillyard.config.problems import Problem, SourceLocation, dotted, raise_all
 from drillyard.config.run import RunConfig, WorkloadRunConfig
-from drillyard.config.strict_model import ConfigOrigin, StrictModel, is_local_file
+from drillyard.config.strict_model import ConfigOrigin, StrictModel
 from drillyard.config.validation_errors import describe_value, find_problems, pydantic_problems
 from drillyard.config.yaml_document import (
     FLOAT,
@@ -58,26 +64,34 @@ def load_run_config(
     *,
     resolve_environment: bool = True,
     needs_learning_rate: bool = True,
+    finds_files: bool = True,
 ) -> RunConfig:
-    """The run config in the file at `path`, changed by `overrides` (`training.steps=3`).
+    """The run config in the file at `path`, changed by `overrides` (`training.steps=3`). Files that
+    it names are absolute (`local_files.py`), unless `finds_files` is False.
 
     Commands that train nothing pass `needs_learning_rate=False`; those that only show or plan
     a run pass `resolve_environment=False`, so variables need not be set. The config of a run
     directory is loaded by `saved_config.load_saved_config`. `run_checks.require_valid` finds
     contradictions. Raises UserError with every mistake of the file and the overrides.
     """
-    return _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
+    config = _load(RunConfig, path, overrides, resolve_environment, needs_learning_rate)
+    if not finds_files:
+        return config
+    return with_found_files(config, path, is_set_by_option(config, AFTER_FILES))
 
 
 def load_launch_config(
     path: str | os.PathLike[str], overrides: Sequence[str] = (), *, resolve_environment: bool = True
 ) -> RunConfig | WorkloadRunConfig:
-    """The run config at `path`, which trains a model or has a `workload`. Raises UserError as
+    """The run config at `path`, which trains a model or has a `workload`. Files that it names are
+    relative to the working directory where they are below it. Raises UserError as
     `load_run_config`."""
     value = apply_overrides(read_document(path), overrides).value
     model: type[RunConfig | WorkloadRunConfig]
     model = WorkloadRunConfig if isinstance(value, dict) and "workload" in value else RunConfig
-    return _load(model, path, overrides, resolve_environment)
+    config = _load(model, path, overrides, resolve_environment)
+    is_override = is_set_by_option(config, AFTER_FILES)
+    return with_found_files(config, path, is_override, for_launch=True)
 
 
 def load_cluster_config(
@@ -90,27 +104,17 @@ def load_cluster_config(
     """
     config = _load(cluster_model(), path, overrides, resolve_environment)
     raise_all(cluster_problems(config), config._origin.places)
-    return _with_absolute_files(config, FilePath(path).absolute().parent)
-
-
-def _with_absolute_files(config: Config, directory: FilePath) -> Config:
-    """`config` with every `LocalFile` absolute, relative ones from `directory`, in all sections.
-
-    References to the environment stay: they name a path that is known only where it is used.
-    """
-    update: dict[str, Any] = {}
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if isinstance(value, StrictModel):
-            update[name] = _with_absolute_files(value, directory)
-        elif isinstance(value, str) and OPENING not in value and is_local_file(field):
-            if value == "none":
-                # OpenSSH's word for no file.
-                continue
-            update[name] = os.path.normpath(directory / FilePath(value).expanduser())
-    copied = config.model_copy(update=update)
-    copied._origin = config._origin
-    return copied
+    config = with_files_beside(config, path)
+    storage = config.storage.directory
+    if storage is None or OPENING in storage or not platforms()[config.platform].is_this_machine:
+        # Of other machines, where no directory of this one is.
+        return config
+    directory = os.path.normpath(FilePath(path).absolute().parent / FilePath(storage).expanduser())
+    changed = config.model_copy(
+        update={"storage": config.storage.model_copy(update={"directory": directory})}
+    )
+    changed._origin = config._origin
+    return changed
 
 
 def config_model(which: str) -> type[StrictModel]:

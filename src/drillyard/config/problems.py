@@ -68,6 +68,17 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """An id of the Hugging Face hub. A relative path may look like one."""
 
 
+_FILE_ENDINGS = (
+    *(".jsonl", ".json", ".parquet", ".csv", ".txt", ".arrow"),
+    *(".gz", ".zst", ".bz2", ".xz", ".bin", ".idx"),
+)
+
+
+def looks_like_file(text: str) -> bool:
+    """Whether a text that may be a name is a path by its form: its beginning or its ending."""
+    return text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS)
+
+
 def shown_address(address: str) -> str:
     """An address for people: without name and password, query and fragment."""
     return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", address, maxsplit=1)[0])

@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from drillyard.config.strict_model import StrictModel
+from drillyard.config.strict_model import FileMark, StrictModel
 from drillyard.deprecation import warn_renamed
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=0)]
+NamedFile = Annotated[str, FileMark(may_be_name=True)]
+"""A file or directory of this machine, beside the config or in the working directory, or a name."""
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -43,7 +45,7 @@ class LoraConfig(StrictModel):
             " the update by alpha/sqrt(rank) instead of alpha/rank."
         ),
     )
-    adapter: str | None = Field(
+    adapter: NamedFile | None = Field(
         default=None,
         description=(
             "Directory of an adapter in PEFT's format to continue from; null: a new one. Rank,"
@@ -55,7 +57,7 @@ class LoraConfig(StrictModel):
 class ModelConfig(StrictModel):
     """Causal language model, and the source of its weights."""
 
-    id: str | None = Field(
+    id: NamedFile | None = Field(
         default=None, description="Hugging Face id or local directory of a model."
     )
     config: dict[str, Any] | None = Field(
@@ -92,7 +94,7 @@ class ModelConfig(StrictModel):
 class SourceConfig(StrictModel):
     """One source of documents, and its share of the training mixture."""
 
-    path: str = Field(
+    path: NamedFile = Field(
         description=(
             "File, directory, Hugging Face data set id, Megatron data (.bin with .idx), or "
             "builtin:text-to-sql / builtin:function-calling / builtin:python-stdlib."
@@ -172,7 +174,9 @@ class MegatronConfig(StrictModel):
 class HeldOutConfig(StrictModel):
     """Documents kept from training, on which evaluation is done."""
 
-    source: str | SourceConfig | list[str | SourceConfig] | None = Field(
+    source: Annotated[
+        str | SourceConfig | list[str | SourceConfig] | None, FileMark(may_be_name=True)
+    ] = Field(
         default=None,
         description=(
             "A source of its own for held-out documents; otherwise they are taken from"
@@ -197,11 +201,13 @@ class HeldOutConfig(StrictModel):
 class DataConfig(StrictModel):
     """Data to read, its conversion to tokens, and the packing of tokens into sequences."""
 
-    source: str | SourceConfig | list[str | SourceConfig] = Field(
-        description=(
-            "A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
-        ),
-        examples=["documents.jsonl"],
+    source: Annotated[str | SourceConfig | list[str | SourceConfig], FileMark(may_be_name=True)] = (
+        Field(
+            description=(
+                "A source, or several with weights: [{path: a.jsonl, weight: 2}, {path: b.jsonl}]."
+            ),
+            examples=["documents.jsonl"],
+        )
     )
     format: Literal["text", "prompt-completion", "chat", "function-calling", "text-to-sql"] = Field(
         default="text",
@@ -247,7 +253,7 @@ class DataConfig(StrictModel):
             "`drop` for the others."
         ),
     )
-    tokenizer: str | TrainTokenizer | None = Field(
+    tokenizer: Annotated[str | TrainTokenizer | None, FileMark(may_be_name=True)] = Field(
         default=None,
         description=(
             "Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
@@ -265,7 +271,8 @@ class DataConfig(StrictModel):
     cache_directory: str | None = Field(
         default=None,
         description=(
-            "Where tokenised data is kept; default: $DRILLYARD_CACHE or ~/.cache/drillyard."
+            "Where tokenised data is kept, relative to the working directory; default:"
+            " $DRILLYARD_CACHE or ~/.cache/drillyard."
         ),
     )
 
@@ -425,7 +432,7 @@ class CheckpointConfig(StrictModel):
         default=True, description="Keep the checkpoint with the lowest held-out loss besides."
     )
     asynchronous: bool = Field(default=True, description="Write while training goes on.")
-    resume: str = Field(
+    resume: Annotated[str, FileMark(may_be_name=True, words=("auto", "never"))] = Field(
         default="auto",
         description=(
             "Where a run starts. `auto`: at the newest complete checkpoint of its directory;"
@@ -532,7 +539,11 @@ class RunConfig(StrictModel):
     )
     output: str = Field(
         default="runs",
-        description="Directory that holds run directories; this run's is <output>/<name>.",
+        description=(
+            "Directory that holds run directories; this run's is <output>/<name>. A relative one is"
+            " below the working directory; of a launched run, below the cluster's storage.directory"
+            " or project directory."
+        ),
     )
     model: ModelConfig = Field(examples=[{"id": "Qwen/Qwen3-0.6B"}])
     data: DataConfig = Field(examples=[{"source": "documents.jsonl", "sequence_length": 1024}])
@@ -557,7 +568,7 @@ class WorkloadConfig(StrictModel):
             " {run_directory} are replaced."
         ),
     )
-    launcher_file: str | None = Field(
+    launcher_file: Annotated[str, FileMark()] | None = Field(
         default=None,
         description=(
             "Instead of `command`: a shell script of this machine, carried along and run by bash."
@@ -576,10 +587,10 @@ class WorkloadConfig(StrictModel):
     image: str | None = Field(
         default=None, description="Container image; default: the cluster's `image`."
     )
-    files: dict[str, str] = Field(
+    files: Annotated[dict[str, str], FileMark()] = Field(
         default={},
         description=(
-            "Files of this machine that the nodes need: {configs/nemo.yaml: path/here.yaml}, below"
+            "Files of this machine that the nodes need: {configs/nemo.yaml: nemo.yaml}, below"
             " the run's launch directory on the cluster, which is {launch_directory}/files."
         ),
     )

@@ -11,6 +11,8 @@ micro-batch is the same run as 1 rank x 4.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -70,7 +72,9 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
         key: (before.get(key, _NOT_SET), after.get(key, _NOT_SET)) for key in {**before, **after}
     }
     return [
-        f"{key}: {_text(was)} -> {_text(now)}" for key, (was, now) in changed.items() if was != now
+        f"{key}: {_text(was)} -> {_text(now)}"
+        for key, (was, now) in changed.items()
+        if was != now and not _same_file(key, was, now)
     ]
 
 
@@ -124,6 +128,22 @@ def describe_changes(changes: Mapping[str, Sequence[Any]]) -> str:
 
 
 _NOT_SET: Any = object()
+_FILES = re.compile(
+    r"model\.id|model\.lora\.adapter|data\.tokenizer|data\.(held_out\.)?source\.\d+\.path"
+)
+
+
+def _same_file(key: str, was: Any, now: Any) -> bool:
+    """Whether a setting names the same file as before, written in another way, or one of the same
+    name where the old path has nothing any more: configs of earlier versions have relative paths,
+    and a project may be moved. What is in the file is compared elsewhere."""
+    if not (_FILES.fullmatch(key) and isinstance(was, str) and isinstance(now, str)):
+        return False
+    if not os.path.isabs(now) or "://" in was:
+        return False
+    if os.path.abspath(was) == now:
+        return True
+    return os.path.basename(was) == os.path.basename(now) and not os.path.lexists(was)
 
 
 def _text(value: Any) -> str:

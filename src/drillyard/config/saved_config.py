@@ -32,9 +32,9 @@ _LAUNCH = "launch"
 
 
 def load_saved_config(file: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
-    """The run config saved at `file`, references to the environment unresolved. UserError as
-    `load_run_config`."""
-    return load_run_config(file, overrides, resolve_environment=False)
+    """The run config saved at `file`, references to the environment unresolved, and the files that
+    it names as they were saved. UserError as `load_run_config`."""
+    return load_run_config(file, overrides, resolve_environment=False, finds_files=False)
 
 
 def is_saved_config(file: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from pydantic import (
@@ -25,21 +26,30 @@ from drillyard.config.environment import hide_secrets, resolve_secrets
 from drillyard.config.problems import Path, SourceLocation
 
 
-class _LocalFileMark:
-    """Marks a setting as a file of this machine."""
+@dataclass(frozen=True)
+class FileMark:
+    """Marks a setting whose texts are files of this machine (`local_files.py`).
+
+    `may_be_name`: a text may also be a name that is no file, such as an id of the hub. `words`:
+    texts that are never files.
+    """
+
+    may_be_name: bool = False
+    words: tuple[str, ...] = ()
 
 
-LocalFile = Annotated[str, _LocalFileMark()]
+LocalFile = Annotated[str, FileMark(words=("none",))]
 """A file of the machine that reads the config. A relative one is relative to the config's directory
-(`load.py` makes it absolute), so the config works from every directory."""
+(`local_files.py` makes it absolute), so the config works from every directory. `none` is OpenSSH's
+word for no file."""
 
 
-def is_local_file(field: FieldInfo) -> bool:
-    """Whether a setting is a `LocalFile`, or may be left out and is one otherwise."""
+def file_mark(field: FieldInfo) -> FileMark | None:
+    """The mark of a setting, which may be left out; None where it is no file."""
     kinds = [field, *(get_args(field.annotation))]
     marks = [mark for kind in kinds for mark in getattr(kind, "metadata", ())]
     marks += [mark for kind in kinds for mark in getattr(kind, "__metadata__", ())]
-    return any(isinstance(mark, _LocalFileMark) for mark in marks)
+    return next((mark for mark in marks if isinstance(mark, FileMark)), None)
 
 
 class ConfigOrigin:

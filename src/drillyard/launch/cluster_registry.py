@@ -79,6 +79,11 @@ def known_clusters() -> tuple[list[ClusterConfig], dict[str, str]]:
     return clusters, unreadable
 
 
+def cluster_option(file: Path | None) -> str:
+    """` --cluster FILE` that holds in every directory; empty where no file was named."""
+    return "" if file is None else f" --cluster {shlex.quote(str(file.absolute()))}"
+
+
 @dataclass(frozen=True)
 class FoundRun:
     """A run and the launcher of its cluster. `given`: the command, where it gave the bare name."""
@@ -87,6 +92,13 @@ class FoundRun:
     cluster: ClusterConfig
     launcher: Launcher[Any]
     given: NameGiven | None = None
+    file: Path | None = None
+    """The cluster config that the user named for it; None: a registered cluster."""
+
+    @property
+    def words(self) -> str:
+        """The run as a command on it names it, from every directory."""
+        return f"{self.handle}{cluster_option(self.file)}"
 
     def status(self) -> RunStatus:
         return self.launcher.status(self.handle.run)
@@ -107,10 +119,10 @@ class Clusters:
         self,
         clusters: Sequence[ClusterConfig],
         unreadable: Mapping[str, str] | None = None,
-        options: str = "",
+        file: Path | None = None,
     ) -> None:
-        self._options = options
         self._clusters = list(clusters)
+        self._file = file
         self._unreadable = dict(unreadable or {})
         self._launchers: dict[str, Launcher[Any]] = {}
 
@@ -155,8 +167,10 @@ class Clusters:
             handle = self._only(text, runs, silent)
         for cluster in self._clusters:
             if (cluster.platform, cluster.name) == (handle.platform, handle.cluster):
-                given = None if "://" in text else NameGiven(this_directory(), self._options)
-                return FoundRun(handle, cluster, self._launcher(cluster), given)
+                given = None
+                if "://" not in text:
+                    given = NameGiven(this_directory(), cluster_option(self._file))
+                return FoundRun(handle, cluster, self._launcher(cluster), given, self._file)
         if handle.cluster in self._unreadable:
             raise ConfigError(self._unreadable[handle.cluster])
         known = (
@@ -203,9 +217,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
     """The cluster of `file`, else the registered ones, else that of ./cluster.yaml. NotFoundError
     where none is."""
     if file is not None:
-        config = load_cluster_config(file, resolve_environment=False)
-        return Clusters([config], options=f" --cluster {shlex.quote(str(file))}")
-    clusters, unreadable = known_clusters()
+        return Clusters([load_cluster_config(file, resolve_environment=False)], file=file)
+    given, (clusters, unreadable) = None, known_clusters()
     if not clusters and not unreadable:
         if not DEFAULT_FILE.is_file():
             raise NotFoundError(
@@ -214,7 +227,8 @@ def clusters_to_search(file: Path | None) -> Clusters:
                 " run.yaml --cluster cluster.yaml"
             )
         clusters = [load_cluster_config(DEFAULT_FILE, resolve_environment=False)]
-    return Clusters(clusters, unreadable)
+        given = DEFAULT_FILE
+    return Clusters(clusters, unreadable, given)
 
 
 def find_launched_run(run: str, file: Path | None) -> FoundRun:

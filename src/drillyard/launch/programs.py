@@ -13,6 +13,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shlex
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from drillyard.control_characters import clean
 from drillyard.errors import UnreachableError, UserError
@@ -45,6 +46,10 @@ _AFTER_LOGIN = (
 _LOGIN_INPUT = b"\n" * 8
 """Empty answers to a login that asks something."""
 _LOGIN_SECONDS = 180.0
+"""The longest login, where the command has no time limit of its own."""
+_SILENT_SECONDS = 60.0
+"""A login that prints nothing for so long hangs. ssh itself gives up on a host that does not
+answer after CONNECT_SECONDS, and on a connection that was lost after 45 s."""
 _LOGIN_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 400
 
@@ -107,32 +112,61 @@ class Programs:
                     cwd=directory,
                 )
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{shlex.join(argv)}: no answer after {timeout:.0f} s") from None
+            late, command = f"no answer after {timeout:.0f} s", shlex.join(argv)
+            raise UnreachableError(
+                f"{_host_in(argv)}: {late}\ncommand: {command}"
+                if is_remote(argv)
+                else f"{command}: {late}"
+            ) from None
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Result(tuple(argv), done.returncode, out, err)
 
     def stream(self, argv: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a program that answers requests: its standard streams are pipes. The caller ends
-        it. Raises UserError where the login shell of a remote host does not run it."""
-        with _installed(argv):
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
+        """Start a program that answers requests: its input and output are pipes, and its standard
+        error is a file, so that no amount of it blocks the program (`printed_errors`). The caller
+        ends it and closes all three. Raises UserError where the login shell of a remote host does
+        not run it."""
+        errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        try:
+            with _installed(argv):
+                process = subprocess.Popen(
+                    list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+                )
+        except BaseException:
+            errors.close()
+            raise
+        process.stderr = errors
         if is_remote(argv):
             try:
-                printed, is_marked = _pass_login(process, argv, _LOGIN_SECONDS)
+                printed, is_marked = _pass_login(process, argv, _LOGIN_SECONDS, errors)
                 if not is_marked and process.wait() != _SSH_FAILED:
-                    raise _login_error(argv, process.returncode, printed)
+                    raise _login_error(argv, process.returncode, printed + _read_all(errors))
             except BaseException:
                 process.kill()
                 process.wait()
-                for pipe in (process.stdin, process.stdout, process.stderr):
+                for pipe in (process.stdin, process.stdout, errors):
                     if pipe is not None:
                         with contextlib.suppress(OSError):
                             pipe.close()
                 raise
-            _note_login(argv, printed)
+            _note_login(argv, printed + b"\n" + _read_all(errors).partition(_MARKED_LINE)[0])
         return process
+
+
+def printed_errors(process: subprocess.Popen[bytes]) -> str:
+    """What a program that `Programs.stream` started has written to standard error, without what a
+    login wrote before."""
+    assert process.stderr is not None
+    written = _read_all(process.stderr)
+    return written.rpartition(_MARKED_LINE)[2].decode(errors="replace").strip()
+
+
+def _read_all(errors: IO[bytes]) -> bytes:
+    """The beginning and the end of a file, whole where it is short."""
+    size = os.fstat(errors.fileno()).st_size
+    begin = os.pread(errors.fileno(), _LOGIN_BYTES, 0)
+    rest = max(_LOGIN_BYTES, size - _LOGIN_BYTES)
+    return begin + os.pread(errors.fileno(), _LOGIN_BYTES, rest)
 
 
 def is_remote(argv: Sequence[str]) -> bool:
@@ -158,7 +192,7 @@ def _run_remote(
         ) as process,
     ):
         try:
-            printed, is_marked = _pass_login(process, argv, timeout or _LOGIN_SECONDS)
+            printed, is_marked = _pass_login(process, argv, timeout or _LOGIN_SECONDS, errors)
             left = None if timeout is None else max(0.0, begun_at + timeout - time.monotonic())
             output, _ = process.communicate(stdin if is_marked else None, left)
         except subprocess.TimeoutExpired as error:
@@ -172,7 +206,7 @@ def _run_remote(
     code = process.returncode
     before, marked, after = written.partition(_MARKED_LINE)
     if is_marked:
-        _note_login(argv, printed + (before if marked else b""))
+        _note_login(argv, printed + b"\n" + (before if marked else b""))
         written = after if marked else written
     elif code != _SSH_FAILED:
         raise _login_error(argv, code, printed + written)
@@ -184,39 +218,49 @@ def _run_remote(
 
 
 def _pass_login(
-    process: subprocess.Popen[bytes], argv: Sequence[str], seconds: float
+    process: subprocess.Popen[bytes], argv: Sequence[str], seconds: float, errors: IO[bytes]
 ) -> tuple[bytes, bool]:
     """Read a remote command's output up to the marker; returns what the login printed before, and
-    whether the marker came. Raises UnreachableError where neither it nor the end came in time."""
+    whether the marker came. Raises UnreachableError where neither it nor the end came within
+    `seconds`, or nothing at all for `_SILENT_SECONDS`. `errors`: the command's standard error."""
     assert process.stdin is not None and process.stdout is not None
-    is_late = threading.Event()
+    begun_at = time.monotonic()
+    is_late, is_done = threading.Event(), threading.Event()
+    printed, num_received, is_marked = bytearray(), 0, False
 
-    def end() -> None:
-        is_late.set()
-        process.kill()
+    def end_when_late() -> None:
+        seen, seen_at = 0, begun_at
+        while not is_done.wait(min(1.0, seconds / 4, _SILENT_SECONDS / 4)):
+            now = time.monotonic()
+            if (received := num_received + os.fstat(errors.fileno()).st_size) != seen:
+                seen, seen_at = received, now
+            if now > min(begun_at + seconds, seen_at + _SILENT_SECONDS):
+                is_late.set()
+                process.kill()
+                return
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    printed, is_marked = bytearray(), False
+    watcher = threading.Thread(target=end_when_late, daemon=True)
+    watcher.start()
     try:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(_LOGIN_INPUT)
             process.stdin.flush()
         while not is_marked and (line := process.stdout.readline(_LOGIN_BYTES)):
             printed += line
+            num_received += len(line)
             is_marked = printed.endswith(_MARKED_LINE)
             if not is_marked and len(printed) > 2 * _LOGIN_BYTES:
                 del printed[_LOGIN_BYTES : -len(_MARKED_LINE)]
     finally:
-        timer.cancel()
+        is_done.set()
+        watcher.join()
     if is_late.is_set():
-        said = shown_text(printed.decode(errors="replace"))
+        said = shown_text((bytes(printed) + _read_all(errors)).decode(errors="replace"))
         raise UnreachableError(
-            f"{_host_in(argv)}: no answer after {seconds:.0f} s"
+            f"{_host_in(argv)}: no answer after {time.monotonic() - begun_at:.0f} s"
             + (f"; its login printed: {said}" if said else "")
             + "\nif the host can be reached, its login shell waits for input or runs another"
-            f" program (~/.bashrc): ssh {_host_in(argv)} true shows it\ncommand: {shlex.join(argv)}"
+            f" program (~/.bashrc): {login_command(argv, _host_in(argv))} shows it"
         )
     if is_marked:
         del printed[-len(_MARKED_LINE) :]
@@ -224,6 +268,13 @@ def _pass_login(
             process.stdin.write(f"{MARKER}\n".encode())
             process.stdin.flush()
     return bytes(printed), is_marked
+
+
+def login_command(argv: Sequence[str], host: str) -> str:
+    """A command to type that logs in on `host` as `argv` (of `Host.argv`) does: with its
+    configuration file, user, key and port."""
+    given = argv[: argv.index("-o")] if "-o" in argv else argv[:1]
+    return shlex.join([*given, host, "true"])
 
 
 def _host_in(argv: Sequence[str]) -> str:
@@ -236,20 +287,25 @@ def _login_error(argv: Sequence[str], code: int, printed: bytes) -> UserError:
         f"{host}: its login shell ended with exit code {code} and did not run the command"
         + (f"; it printed: {said}" if said else "")
         + "\nremove `exit` and `exec` for shells without a terminal from ~/.bashrc there, or use an"
-        f" account that may run commands: ssh {host} true shows it"
+        f" account that may run commands: {login_command(argv, host)} shows it"
     )
 
 
 _noted: set[str] = set()
 """Hosts whose logins were noted, and what those printed: many hosts often have the same login."""
+_noted_lock = threading.Lock()
+_NEW_HOST_KEY = re.compile(rb"Warning: Permanently added [^\n]*\n")
+"""Of ssh itself, with StrictHostKeyChecking=accept-new."""
 
 
 def _note_login(argv: Sequence[str], printed: bytes) -> None:
     """Tell the user once what a login printed before the command ran."""
-    host, text = _host_in(argv), shown_text(printed.decode(errors="replace"))
-    if not text or not _noted.isdisjoint({host, text}):
-        return
-    _noted.update({host, text})
+    host = _host_in(argv)
+    text = shown_text(_NEW_HOST_KEY.sub(b"", printed).decode(errors="replace"))
+    with _noted_lock:
+        if not text or not _noted.isdisjoint({host, text}):
+            return
+        _noted.update({host, text})
     print(f"drillyard: {host}: its login printed, and it was left out: {text}", file=sys.stderr)
 
 
@@ -260,9 +316,10 @@ def shown_text(text: str) -> str:
 
 
 def input_for_login(argv: Sequence[str]) -> str:
-    """A shell command that prints what goes before the input of a remote command; empty for one of
-    this machine."""
-    return shlex.join(["printf", "%s\\n", MARKER]) if is_remote(argv) else ""
+    """A shell command that prints what goes before the input of a remote command: answers to its
+    login, and the marker. Empty for one of this machine."""
+    lines = "\\n" * len(_LOGIN_INPUT)
+    return shlex.join(["printf", f"{lines}%s\\n", MARKER]) if is_remote(argv) else ""
 
 
 @contextlib.contextmanager

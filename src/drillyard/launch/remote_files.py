@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch import file_server
 from drillyard.launch.agent.submit import SAYS
-from drillyard.launch.programs import Host, Programs
+from drillyard.launch.programs import Host, Programs, printed_errors
 from drillyard.safe_files import new_file_below, require_plain_name
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
@@ -206,11 +206,7 @@ class RemoteFiles(Files):
 
     def _end(self, *, explain: bool = False) -> str:
         """End the connection; with `explain`, returns what the program at the other end printed
-        last.
-
-        Only where the connection was lost: ssh's shared connection keeps standard error open after
-        its program's end.
-        """
+        last."""
         process, self._process = self._process, None
         if process is None:
             return "no connection"
@@ -221,7 +217,7 @@ class RemoteFiles(Files):
             process.stdin.close()
         try:
             code = process.wait(2)
-            said = process.stderr.read().decode(errors="replace").strip() if explain else ""
+            said = printed_errors(process) if explain else ""
         except subprocess.TimeoutExpired:
             process.kill()
             code, said = process.wait(), "no answer"

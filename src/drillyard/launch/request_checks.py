@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from drillyard import redaction
 from drillyard.config.environment import OPENING
 from drillyard.config.platforms import platforms, require_capability
-from drillyard.config.problems import SourceLocation, location_of, problem_line, remote_scheme
+from drillyard.config.problems import (
+    SourceLocation,
+    location_of,
+    looks_like_file,
+    problem_line,
+    remote_scheme,
+)
 from drillyard.config.run import RunConfig, SourceConfig, WorkloadRunConfig
 from drillyard.errors import ConfigError, UserError
 from drillyard.hardware.capacity import consumption_problem
@@ -32,22 +38,6 @@ AGENT_VARIABLES = (*launch_contract.GIVEN, exec_command.RANK_PIPES, redaction.GI
 """What the agent sets for each attempt and node."""
 RESERVED_VARIABLES = (*AGENT_VARIABLES, launch_contract.RESTARTED_BY)
 """What no config may set."""
-_FILE_ENDINGS = (
-    *(
-        ".jsonl",
-        ".json",
-        ".parquet",
-        ".csv",
-        ".txt",
-        ".arrow",
-        ".gz",
-        ".zst",
-        ".bz2",
-        ".xz",
-        ".bin",
-        ".idx",
-    ),
-)
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _CUDA_COMMAND = "python3 -c 'import torch; print(torch.version.cuda)'"
 
@@ -405,5 +395,5 @@ def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
             text = one.path if isinstance(one, SourceConfig) else one
             if not isinstance(text, str) or text.startswith("builtin:") or remote_scheme(text):
                 continue
-            if text.startswith(("/", "~", "./", "../")) or text.endswith(_FILE_ENDINGS):
+            if looks_like_file(text):
                 yield at, text

@@ -41,12 +41,18 @@ _NUMBERS: Final = ("FOR", "NODES")
 
 
 def status_text(
-    status: RunStatus, *, progress: str | None = None, where: str = "", now: float | None = None
+    status: RunStatus,
+    *,
+    progress: str | None = None,
+    where: str = "",
+    words: str | None = None,
+    now: float | None = None,
 ) -> str:
     """A run on one screen: its state, since when and why, where it runs, what went wrong, and what
     to do next.
 
-    `progress` is a line about its steps, `where` the host of its run directory, for people.
+    `progress` is a line about its steps, `where` the host of its run directory, for people;
+    `words`: how commands name it, by default its handle.
     """
     now = time.time() if now is None else now
     rows = [("", f"{status.handle}  {headline(status, now)}")]
@@ -91,7 +97,9 @@ def status_text(
     ]
     if native:
         rows.append(("scheduler", ", ".join(native)))
-    rows += [("next" if not index else "", line) for index, line in enumerate(next_steps(status))]
+    rows += [
+        ("next" if not index else "", line) for index, line in enumerate(next_steps(status, words))
+    ]
     (_, title), *others = rows
     return (
         "\n".join([title, *(f"  {label:<{_LABEL}}{_one_line(text)}" for label, text in others)])
@@ -130,9 +138,9 @@ def failure_line(failure: RunFailure) -> str:
     return f"{' '.join(parts)}: {text}" if parts else text
 
 
-def next_steps(status: RunStatus) -> list[str]:
-    """List the commands that a person may use for a run in this state."""
-    handle = status.handle
+def next_steps(status: RunStatus, words: str | None = None) -> list[str]:
+    """List the commands that a person may use for a run in this state. `words` name it there."""
+    handle = words or status.handle
     if status.state is State.succeeded:
         return [f"drillyard runs artifacts {handle} --fetch DIR"]
     if (

@@ -91,9 +91,10 @@ def watch_log(
     facts: UserFacts,
     catalog: Catalog,
     interval_seconds: float,
+    words: str | None = None,
 ) -> None:
-    """Follow the merged log of a launched run until it is over. Raises UserError where the log
-    cannot be read."""
+    """Follow the merged log of a launched run until it is over. `words`: how commands name it, by
+    default its name. Raises UserError where the log cannot be read."""
     pieces, stopped, problems = (
         launcher.logs(run, LogSelection(follow=True)),
         threading.Event(),
@@ -127,7 +128,7 @@ def watch_log(
                 is_complete=lambda: not thread.is_alive(),
                 wait=lambda: thread.join(interval_seconds),
                 no_steps=f"{run} is over, and its log has no step that drillyard metrics knows:"
-                f" drillyard runs logs {run}",
+                f" drillyard runs logs {words or run}",
             )
         finally:
             stopped.set()

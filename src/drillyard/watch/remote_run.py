@@ -77,7 +77,7 @@ def _wait_for_events(found: FoundRun) -> bool:
         if status.state.over:
             raise UserError(
                 f"{found.handle}: {now}, and it wrote nothing to watch; see drillyard runs status"
-                f" {run}"
+                f" {found.words}"
             )
         if status.state is not last_state:
             last_state = status.state
@@ -99,7 +99,7 @@ def _watch_workload(found: FoundRun, console: Console, price: float | None, seco
         gpus_per_node=job["processes_per_node"],
         price_per_gpu_hour=price,
     )
-    watch_log(found.launcher, run, console, facts, catalog, seconds)
+    watch_log(found.launcher, run, console, facts, catalog, seconds, found.words)
 
 
 class RunMirror:

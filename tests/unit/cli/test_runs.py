@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 import time
@@ -211,6 +212,29 @@ def test_status_is_one_screen_with_what_to_do_next(world: World, capsys: Capture
     assert "  last lines     | Traceback" in lines and "                 | ValueError: nan" in lines
     assert any("drillyard runs resume slurm://one/a" in line for line in lines)
     assert len(lines) < 24
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_what_to_do_next_names_the_file_of_a_cluster_that_is_not_registered(
+    is_given: bool,
+    world: World,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world.add("given", known=False).add("a", State.cancelled)
+    place, elsewhere = tmp_path / "with blank", tmp_path / "elsewhere"
+    for directory in (place, elsewhere):
+        directory.mkdir()
+    (place / "cluster.yaml").write_text(world.config("given"))
+    monkeypatch.chdir(place if not is_given else elsewhere)
+    option = ["--cluster", "../with blank/cluster.yaml"] if is_given else []
+    shown = Said(capsys, "status", "slurm://given/a", *option).out
+    (advice,) = [line for line in shown.splitlines() if "drillyard runs resume" in line]
+    # Typed anywhere.
+    monkeypatch.chdir("/")
+    words = shlex.split(advice.partition("drillyard runs ")[2].partition("   (")[0])
+    assert Said(capsys, *words).code == 0
 
 
 def test_status_as_json_has_the_documented_fields(world: World, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,10 +75,8 @@ def test_values_are_typed_by_yaml(load: Load) -> None:
     assert config.training.optimizer.learning_rate == 2e-5
     assert config.training.compile is False
     assert config.training.gradient_clipping is None
-    assert [getattr(source, "path", source) for source in config.data.source] == [
-        "a.jsonl",
-        "b.jsonl",
-    ]
+    sources = [getattr(source, "path", source) for source in config.data.source]
+    assert [Path(source).name for source in sources] == ["a.jsonl", "b.jsonl"]
     assert config.output == "a=b.c"
     assert config.checkpoint.every_steps == 5
 

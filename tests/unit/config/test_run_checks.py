@@ -99,7 +99,7 @@ PRETRAINED = ["model={id: some/model}", "data.tokenizer=null"]
         (
             ["data.source={path: a.jsonl, options: {seed: 1}}"],
             "data.source.options",
-            "'a.jsonl' is neither",
+            "a.jsonl' is neither",
         ),
         (["data.source=[x/a.jsonl, y/a.jsonl]"], "data.source.1", "'a.jsonl' ... 0"),
         (["data.held_out={source: b.jsonl, fraction: 0.1}"], "data.held_out", "not from both"),

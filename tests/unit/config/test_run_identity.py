@@ -22,7 +22,7 @@ from .conftest import RUN, Load
         ("model.config.hidden_size=32", "model.config.hidden_size: 64 -> 32"),
         ("model.config.extra=1", "model.config.extra: (not set) -> 1"),
         ("data.sequence_length=64", "data.sequence_length: 128 -> 64"),
-        ("data.source=a.jsonl", 'data.source.0.path: "builtin:text-to-sql" -> "a.jsonl"'),
+        ("data.source=org/rows", 'data.source.0.path: "builtin:text-to-sql" -> "org/rows"'),
         ("data.held_out.fraction=0.5", "data.held_out.fraction: 0.0 -> 0.5"),
         ("data.tokenizer.vocab_size=512", "data.tokenizer.vocab_size: 1024 -> 512"),
     ],

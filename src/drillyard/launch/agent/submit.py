@@ -44,18 +44,21 @@ TAKEN = 3
 """Exit code: another launch of this name has submitted meanwhile, or is about to."""
 SUBMIT_LOCK_SECONDS = 900
 """Age at which a submit lock has expired."""
+_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _SITE_DEFAULTS = {
-    "SBATCH_ACCOUNT": "--account",
-    "SBATCH_CLUSTERS": "--clusters",
-    "SBATCH_CONSTRAINT": "--constraint",
-    "SBATCH_PARTITION": "--partition",
-    "SBATCH_QOS": "--qos",
-    "SBATCH_RESERVATION": "--reservation",
-    "SBATCH_TIMELIMIT": "--time",
-    "SBATCH_WCKEY": "--wckey",
+    "SBATCH_ACCOUNT": ("--account", "-A"),
+    "SBATCH_CONSTRAINT": ("--constraint", "-C"),
+    "SBATCH_MEM_PER_CPU": _MEMORY,
+    "SBATCH_MEM_PER_GPU": _MEMORY,
+    "SBATCH_MEM_PER_NODE": _MEMORY,
+    "SBATCH_PARTITION": ("--partition", "-p"),
+    "SBATCH_QOS": ("--qos", "-q"),
+    "SBATCH_RESERVATION": ("--reservation",),
+    "SBATCH_TIMELIMIT": ("--time", "-t"),
+    "SBATCH_WCKEY": ("--wckey",),
 }
-"""Input variables of sbatch that choose where a job runs and who pays, by the option of a script
-that decides it."""
+"""Input variables of sbatch that choose where a job runs, with how much memory, and who pays, by
+the options of a script that decide it. Not SBATCH_CLUSTERS: squeue and scancel read another one."""
 _CONTROLLER = {
     "SLURM_CONF",
     "SLURM_CONF_SERVER",
@@ -166,6 +169,10 @@ def submit(options: Namespace) -> int:
                 _place(launch.parent.parent / point.name / "launch", *point.iterdir(), *shared)
         elif (sent / "secrets.json").exists():
             _copy(sent / "secrets.json", launch / "secrets.json")
+        environment = sbatch_environment(os.environ, Path(launch, options.script))
+        left_out = sorted(
+            {name for name in os.environ if name.startswith("SBATCH_")} - {*environment}
+        )
         argv = ["sbatch", "--parsable", *_dependency(options.after), str(launch / options.script)]
         try:
             done = subprocess.run(
@@ -175,7 +182,7 @@ def submit(options: Namespace) -> int:
                 text=True,
                 check=False,
                 umask=umask,
-                env=sbatch_environment(os.environ, Path(launch, options.script)),
+                env=environment,
             )
         except FileNotFoundError:
             print("sbatch: not found", file=sys.stderr, flush=True)
@@ -196,6 +203,9 @@ def submit(options: Namespace) -> int:
                     f"{SAYS}job {job_id} is submitted, but could not be noted: {error}",
                     file=sys.stderr,
                 )
+    if left_out:
+        words = f"{', '.join(left_out)}: not for this job, the cluster config decides"
+        print(f"{SAYS}{words} (slurm.arguments adds options)", file=sys.stderr)
     print(job_id, flush=True)
     return 0
 
@@ -210,9 +220,18 @@ def sbatch_environment(environment: Mapping[str, str], script: Path) -> dict[str
     """
     # sbatch itself reports a script that is not there.
     lines = script.read_text(encoding="utf-8").splitlines() if script.exists() else []
-    words = [line.split()[1] for line in lines if line.startswith("#SBATCH --")]
-    options = {word.partition("=")[0] for word in words}
-    kept = {name for name, option in _SITE_DEFAULTS.items() if option not in options}
+    words = [word for line in lines if line.startswith("#SBATCH ") for word in line.split()[1:]]
+    kept = {
+        name
+        for name, options in _SITE_DEFAULTS.items()
+        if not any(
+            word.partition("=")[0] == option
+            if option.startswith("--")
+            else word.startswith(option) and not word.startswith("--")
+            for option in options
+            for word in words
+        )
+    }
     ours = ("SBATCH_", "SLURM_", "SRUN_")
     return {
         name: value

@@ -19,7 +19,7 @@ from drillyard.formatting import first_few
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.protocol import NUM_PORTS
-from drillyard.launch.programs import Result
+from drillyard.launch.programs import Result, login_command
 from drillyard.version import __version__
 
 CLOCK_SECONDS = 2.0
@@ -105,7 +105,7 @@ def no_answer_reason(answer: HostAnswer) -> str:
     ]
     text = said[-1] if said else f"exit code {answer.result.returncode}"
     if answer.result.unreachable:
-        return f"cannot be reached: {text} (try: ssh {answer.host} true)"
+        return f"cannot be reached: {text} (try: {login_command(answer.result.argv, answer.host)})"
     if answer.result.returncode == 127 and "python3" in text:
         return (
             "has no python3 on its PATH, which the agent needs: install it (any version from 3.9"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
+import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -417,10 +418,10 @@ def ask_all(
         try:
             result = programs.run(argv, stdin=stdin, timeout=seconds)
         except UserError as error:
-            late = "no answer after" in str(error)
-            return HostAnswer(
-                host, None, f"no answer after {seconds:.0f} s" if late else str(error)
-            )
+            text = str(error).partition("\ncommand: ")[0]
+            for prefix in (shlex.join(argv), host):
+                text = text.removeprefix(f"{prefix}: ")
+            return HostAnswer(host, None, text)
         return HostAnswer(host, result, "", asked_at, time.time())
 
     return parallel_map(

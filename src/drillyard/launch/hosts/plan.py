@@ -60,12 +60,14 @@ if command -v systemd-run >/dev/null && [ -e "$XDG_RUNTIME_DIR/systemd/private" 
 fi
 python=$(command -v "$0")
 [ ! -e "$1/path" ] || export PATH="$(cat "$1/path"):$PATH"
+unset SSH_CLIENT SSH2_CLIENT SSH_CONNECTION SSH_TTY
 exec $scope "$python" "$1/agent" start --job "$1/job.json" --node-rank "$2" --leader "$3" \\
     --submission "$(sha256sum <"$1/secret" | cut -c1-16)"
 """
 """Starts a node's agent in a new session, with the directory of the run's Python first on its PATH.
 Where systemd kills a login's processes at logout and this user's manager lingers (loginctl
-enable-linger), the agent gets a scope of that manager, which survives the logout."""
+enable-linger), the agent gets a scope of that manager, which survives the logout. It is no login:
+with SSH_CLIENT each `bash -c` of the run would read ~/.bashrc again (bash(1), INVOCATION)."""
 
 
 @dataclass(frozen=True)

@@ -25,33 +25,13 @@ from drillyard.launch.programs import comment_safe
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
 from drillyard.launch.slurm.config import SlurmConfig
+from drillyard.launch.slurm.rules import MEMORY_OPTIONS, options_in
 
 SCRIPT = "job.sbatch"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _SRUN = "https://slurm.schedmd.com/srun.html"
 _OURS = "drillyard"
 _BREAK = " \\\n        "
-_RESERVED = {
-    "`nodes`": "--nodes -N --ntasks -n",
-    "`processes_per_node`": "--ntasks-per-node",
-    "`name`": "--job-name -J",
-    "`environment`": "--export",
-    "`slurm.time_limit`": "--time -t",
-    "`slurm.signal_seconds`": "--signal",
-    "`slurm.max_requeues`": "--requeue --no-requeue",
-    "--sweep": "--array -a",
-    "no other: drillyard finds its runs by it": "--comment",
-    "no other: the script appends to the log of its run": "--open-mode",
-    "no other: the log is in the run's launch directory": "--output -o --error -e",
-    "no other: the script is drillyard's": "--wrap",
-}
-"""Options that the script sets itself, which `slurm.arguments` may not have, by the setting to use
-instead."""
-
-
-_MEMORY = {"--mem", "--mem-per-cpu", "--mem-per-gpu"}
-"""Options that contradict each other: one in `slurm.arguments` takes the place of ours."""
-
 ExplainedOption = tuple[str, str, str]
 """An option of sbatch or srun, its reason and its source."""
 
@@ -87,8 +67,7 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
             "no other job takes cores, memory or NICs",
             "cluster.yaml: slurm.exclusive",
         )
-        names = {argument.split("=")[0].split(" ")[0] for argument in slurm.arguments}
-        if _MEMORY.isdisjoint(names):
+        if MEMORY_OPTIONS.isdisjoint(name for name, _ in options_in(slurm.arguments)):
             yield "--mem=0", "all memory of the nodes; the default may be a share", _SBATCH
     if slurm.exclude:
         yield (
@@ -118,16 +97,6 @@ def directives(request: LaunchRequest, handle: Handle) -> Iterator[ExplainedOpti
         _OURS,
     )
     for argument in slurm.arguments:
-        name = argument.split("=")[0].split(" ")[0]
-        if not argument.startswith("-") or not argument.isprintable():
-            raise UserError(
-                f"cluster config: slurm.arguments: '{argument}' is no option like --mail-type=END"
-            )
-        for setting, options in _RESERVED.items():
-            if name in options.split():
-                raise UserError(
-                    f"cluster config: slurm.arguments: {name} is set by drillyard; use {setting}"
-                )
         yield argument, "as set", "cluster.yaml: slurm.arguments"
 
 

@@ -1,3 +1,5 @@
+# Defaults of the shell that submitted this job by hand: sbatch and srun would prefer them to this script's options.
+unset -v "${!SBATCH_@}" "${!SRUN_@}"
 restarts=${SLURM_RESTART_COUNT:-0}
 # Name an array's task by array and index: the last task's own id is that of the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}

@@ -173,3 +173,45 @@ def test_defaults_of_a_site_do_not_change_what_the_script_says(tmp_path: Path) -
     }
     kept = sbatch_environment(given, script)
     assert kept == {"PATH": "/bin", "SLURM_CONF": "/c", "SBATCH_PARTITION": "site"}
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("-p b", "SBATCH_PARTITION"),
+        ("-pb", "SBATCH_PARTITION"),
+        ("--mail-type=END --qos=q", "SBATCH_QOS"),
+        ("--mem=0", "SBATCH_MEM_PER_CPU"),
+    ],
+)
+def test_a_default_gives_way_to_the_option_however_it_is_written(
+    option: str, name: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH {option}\n")
+    assert sbatch_environment({name: "site"}, script) == {}
+    script.write_text("#!/bin/bash\n#SBATCH --time-min=3 --parsable\n")
+    assert sbatch_environment({name: "site"}, script) == {name: "site"}
+
+
+def test_a_job_is_never_sent_to_a_cluster_where_cancel_would_not_find_it(tmp_path: Path) -> None:
+    given = {"SBATCH_CLUSTERS": "other", "SLURM_CLUSTERS": "one"}
+    assert sbatch_environment(given, tmp_path / "job.sbatch") == {"SLURM_CLUSTERS": "one"}
+
+
+def test_defaults_that_are_left_out_are_named(tmp_path: Path) -> None:
+    launch = tmp_path / "runs" / "one" / "launch"
+    words = ["--cluster", "c", "--launch-directory", str(launch), "--script", "job.sbatch"]
+    argv = [sys.executable, "-m", "drillyard.launch.agent", "submit", *words]
+    done = subprocess.run(
+        [*argv, "--sent", str(sent(tmp_path / "sent"))],
+        env=fake_sbatch(tmp_path, 'echo "${SBATCH_EXCLUSIVE-left out}" >&2; echo 12')
+        | {"SBATCH_EXCLUSIVE": "user", "SBATCH_GRES": "gpu:1", "SBATCH_QOS": "high"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "12\n")
+    shown = [line for line in done.stderr.splitlines() if line.startswith(submit.SAYS)]
+    assert "left out" in done.stderr and len(shown) == 1
+    assert "SBATCH_EXCLUSIVE, SBATCH_GRES" in shown[0] and "SBATCH_QOS" not in shown[0]

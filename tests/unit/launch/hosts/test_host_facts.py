@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drillyard.hardware import catalog
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.host_facts import HostAnswer, judge, not_shared
-from drillyard.launch.programs import Result
+from drillyard.launch.programs import Host, Result
 from drillyard.version import __version__
 
 JOB = Job("r", "c", "ssh", 1, 8, "/s/r", "/s/r/launch", [], port=21000)
@@ -69,10 +69,11 @@ def test_hosts_that_are_well_have_no_problem() -> None:
 
 def test_a_host_that_ssh_cannot_reach_is_reported_in_sshs_own_words() -> None:
     said = "Warning: ...\nssh: connect to host b port 22: Connection refused\n"
-    unreached = HostAnswer("b", Result(("ssh", "b"), 255, "", said))
-    assert judged_of([answer("a"), unreached]) == [
-        "b: cannot be reached: ssh: connect to host b port 22: Connection refused (try: ssh b true)"
-    ]
+    argv = Host("b", user="me", config_file="/etc/ssh/lab").argv(["uname"])
+    (problem,) = judged_of([answer("a"), HostAnswer("b", Result(argv, 255, "", said))])
+    assert problem.startswith("b: ") and said.splitlines()[1] in problem
+    # What is to be typed reaches the host as the launch does.
+    assert "ssh -F /etc/ssh/lab -l me b true" in problem
 
 
 def test_a_host_that_does_not_answer_or_has_no_python_is_reported() -> None:

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 
 import pytest
+import yaml
 from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
 from drillyard.errors import UserError
@@ -95,13 +96,61 @@ def test_every_option_is_explained():
         ("{time_limit: '4', signal_seconds: 240}", "would get the signal to stop at once"),
         ("{arguments: ['--nodes=4']}", "use `nodes`"),
         ("{arguments: ['-t 10']}", "use `slurm.time_limit`"),
-        ("{arguments: ['mail-type=END']}", "no option like --mail-type=END"),
+        ("{arguments: ['mail-type=END']}", "is not an option such as --mail-type=END"),
+        ("{arguments: ['--mail-user=\"me']}", "is not an option such as --mail-type=END"),
+        ("{arguments: ['-N4']}", "use `nodes`"),
+        ("{arguments: ['--mail-type=END --nodes=4']}", "use `nodes`"),
+        ("{arguments: ['--ntasks-per-n=8']}", "--ntasks-per-node"),
+        ("{arguments: ['--ntasks-per-gpu=1']}", "use `processes_per_node`"),
+        ("{arguments: ['--export-file=/tmp/x']}", "use `environment`"),
+        ("{arguments: [-W]}", "use launch --wait"),
+        ("{arguments: ['-M other']}", "slurm.login_host"),
+        ("{arguments: ['--gpus=4']}", "use `slurm.gres`"),
+        ("{arguments: ['--oversubscribe']}", "set slurm.exclusive: false"),
+        ("{arguments: ['--exclusive=user']}", "set slurm.exclusive: false"),
+        ("{arguments: ['--mem=1G', '--mem-per-cpu=1G']}", "--mem and --mem-per-cpu"),
+        ("{partition: a, arguments: ['-p b']}", "--partition and slurm.partition"),
+        ("{exclude: [n1], arguments: ['-xn2']}", "--exclude and slurm.exclude"),
+        ("{arguments: ['--gpus-per-node=4']}", "the GPUs of `machine`"),
+        ("{gres: 'gpu:8', arguments: ['--gpus-per-task=8']}", "contradicts slurm.gres"),
+        ("{gres: 'gpu:8', arguments: ['--gres=nvme:1']}", "slurm.gres: 'gpu:8,nvme:1'"),
         ("{directory: project}", "is not an absolute path"),
     ],
 )
 def test_what_would_undo_the_script_is_refused(slurm: str, words: str):
     with pytest.raises(UserError, match=re.escape(words)):
         made(slurm=slurm)
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        "{arguments: ['-p b', '-x n2', '--time-min=30', '--nodelist=n[3-9]', '-d singleton']}",
+        "{arguments: ['--exclusive', '--mail-type=END --mail-user=me@example.org']}",
+        "{exclusive: false, arguments: ['-s', '--mem-per-cpu=4G']}",
+        "{exclusive: false, arguments: ['--exclusive=user']}",
+        "{arguments: ['--gres=nvme:1', '--wait-all-nodes=1', '--cpus-per-task=8']}",
+    ],
+)
+def test_what_contradicts_nothing_is_written_as_it_is(slurm: str):
+    script = made(slurm=slurm).file("job.sbatch").content
+    for argument in yaml.safe_load(slurm)["arguments"]:
+        assert f"#SBATCH {argument}\n" in script
+
+
+def test_contradictions_are_named_together_with_their_lines():
+    lines = "\n  arguments:\n    - --export=NONE\n    - --nodes=3\n    - --mail-type=END\n    - -s"
+    with pytest.raises(UserError) as refused:
+        made(slurm=lines)
+    places = [line.split(": ")[:2] for line in str(refused.value).splitlines()]
+    keys = [(name.rpartition(":")[0], key) for name, key in places]
+    assert keys == [("cluster.yaml", f"slurm.arguments.{number}") for number in (0, 1, 3)]
+
+
+def test_a_dependency_beside_that_of_the_launch_is_refused():
+    text = cluster(**SHARED, slurm="{arguments: ['--dependency=singleton']}")
+    with pytest.raises(UserError, match="--after"):
+        planned(request(text, WORKLOAD, dependency="slurm://c/first"))
 
 
 @pytest.mark.parametrize(

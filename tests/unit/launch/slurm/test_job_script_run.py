@@ -381,3 +381,13 @@ def test_a_task_of_an_array_never_speaks_of_the_whole_array(tmp_path: Path):
     play = Play(tmp_path, "exit 85")
     play.environment |= {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
     assert play.run() == 0 and play.calls == "requeue 12_3\n"
+
+
+def test_defaults_of_a_shell_that_submits_by_hand_do_not_reach_the_jobs_own_programs(
+    tmp_path: Path,
+) -> None:
+    play = Play(tmp_path, "env >$PLAY/seen; exit 0")
+    play.environment |= {"SBATCH_EXCLUSIVE": "user", "SRUN_CPUS_PER_TASK": "1"}
+    assert play.run() == 0
+    seen = (tmp_path / "seen").read_text()
+    assert "SBATCH_" not in seen and "SRUN_" not in seen and "SLURM_JOB_ID=12" in seen
