@@ -171,7 +171,7 @@ def _supervise(
     num_ranks = nproc_per_node or (run.training.device != "cpu" and num_gpus()) or 1
     require_valid(run, num_ranks * node.count, has_gpu=num_gpus() > 0)
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
-    from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
+    from drillyard.supervise.scheduler_restarts import end_claim, scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
     from drillyard.training.run_directory import (
         SAVED_CONFIG,
@@ -217,6 +217,8 @@ def _supervise(
                 f"{directory}: this run is finished; its model is in final/, its figures in"
                 " summary.txt. To train longer, raise training.steps (or epochs)"
             )
+        if node.is_first:
+            end_claim(directory)
     if restarts is not None:
         code = restarts.exit_code(code)
     raise typer.Exit(code or required_metrics_code(run))

@@ -62,7 +62,7 @@ class HeldOutEvaluator:
     """Measures a model on the held-out parts of a run; called on every rank alike.
 
     `warn(text)` is called when predictions cannot be written. `before_forward`: see
-    FailureAgreement.
+    FailureAgreement. `before_write`: called on rank 0 before predictions are written.
     """
 
     config: RunConfig
@@ -73,6 +73,7 @@ class HeldOutEvaluator:
     attention: str
     warn: Callable[[str], None] = lambda text: print(f"drillyard: {text}", file=sys.stderr)
     before_forward: Callable[[], None] = lambda: None
+    before_write: Callable[[], None] = lambda: None
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,6 +247,7 @@ class HeldOutEvaluator:
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend
         on the file."""
+        self.before_write()
         # Path.exists would raise where the disk cannot be read.
         if os.path.lexists(path) and not _holds_predictions(path):
             self.warn(

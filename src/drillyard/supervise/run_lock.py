@@ -118,8 +118,10 @@ def exclusive_run_lock(
         try:
             yield descriptor
         finally:
-            with contextlib.suppress(OSError):
-                record.unlink()
+            owner = lock_owner(run_directory)
+            if owner is None or owner.process == this_process():
+                with contextlib.suppress(OSError):
+                    record.unlink()
 
 
 def lock_owner(run_directory: Path) -> LockOwner | None:
