@@ -234,7 +234,7 @@ class _Run:
         disk is reported and never ends the run."""
         if self._writes_events and (reason := reason_to_end(self._directory)) is not None:
             self._writes_events = False
-            self._output.say(f"error: {reason}")
+            self._output.say(reason)
         try:
             if self._writes_events:
                 append_event(self._directory, name, round=self.attempt, **fields)

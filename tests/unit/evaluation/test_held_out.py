@@ -83,3 +83,15 @@ def test_a_tokenizer_without_a_pad_token_answers_questions_of_unequal_length(
     assert figures["questions"] == len(ROWS)
     lines = (tmp_path / "evaluations" / "step-1" / "rows.jsonl").read_text().splitlines()
     assert len({len(json.loads(line)["prompt"]) for line in lines}) == len(ROWS)
+
+
+def test_a_start_that_has_lost_its_claim_writes_no_predictions(
+    held_out: HeldOutEvaluator, tmp_path: Path
+) -> None:
+    def ends() -> None:
+        raise SystemExit(1)
+
+    held_out.before_write = ends
+    with pytest.raises(SystemExit):
+        held_out.sql_execution("rows", "step-1")
+    assert not (tmp_path / "evaluations").exists()
