@@ -175,6 +175,19 @@ def queue_that_preempts(team: Team, name: str) -> dict[str, Any]:
     return made("Workload", queueName=name, priority=100, podSets=sets)
 
 
+@contextlib.contextmanager
+def hung(cluster: Cluster, node: str) -> Iterator[None]:
+    """Its kubelet stands still, and no pods are placed there."""
+    kubelet = kubelet_of(cluster, node)
+    cluster.kubectl("cordon", node)
+    os.kill(kubelet, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(kubelet, signal.SIGCONT)
+        cluster.kubectl("uncordon", node)
+
+
 def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
     own_cluster: Cluster, team: Team
 ) -> None:
@@ -193,38 +206,38 @@ def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
         )
         until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
         (pod,) = team.pods(name)
-        node, old_claims = pod["spec"]["nodeName"], claims(directory)
-        kubelet = kubelet_of(own_cluster, node)
-        own_cluster.kubectl("cordon", node)
-        with paused(pod):
-            os.kill(kubelet, signal.SIGSTOP)
-            own_cluster.apply(urgent)
-            until(lambda: team.pods(name)[0]["metadata"].get("deletionTimestamp"))
-            assert team.jobset(name)["spec"]["suspend"] is True
-            gone = ["pod", *place, pod["metadata"]["name"]]
-            own_cluster.kubectl("delete", *gone, "--force", "--grace-period=0", "--wait=false")
-            own_cluster.kubectl(
-                "patch", *gone, "--type=merge", "--patch", '{"metadata": {"finalizers": null}}'
-            )
-            own_cluster.kubectl("delete", "workload", *place, name)
-            until(lambda: claims(directory) != old_claims)
-            claimed_at = datetime.now(UTC).isoformat()
-        until(lambda: not processes(pod))
-        said = "".join(path.read_text() for path in container_logs(own_cluster, pod))
-        os.kill(kubelet, signal.SIGCONT)
-        own_cluster.kubectl("uncordon", node)
+        old_claims = claims(directory)
+        with hung(own_cluster, pod["spec"]["nodeName"]):
+            with paused(pod):
+                own_cluster.apply(urgent)
+                until(lambda: team.pods(name)[0]["metadata"].get("deletionTimestamp"))
+                assert team.jobset(name)["spec"]["suspend"] is True
+                own_cluster.kubectl(
+                    *("delete", "pod", *place, pod["metadata"]["name"]),
+                    *("--force", "--grace-period=0", "--wait=false"),
+                )
+                own_cluster.kubectl("delete", "workload", *place, name)
+                until(lambda: claims(directory) != old_claims)
+                claimed_at = datetime.now(UTC).isoformat()
+            until(lambda: not processes(pod))
+            said = "".join(path.read_text() for path in container_logs(own_cluster, pod))
         team.drillyard("runs", "wait", f"kubernetes://{team.name}/{name}")
         assert team.jobset(name).get("status", {}).get("restarts", 0) == 0
-    assert "has claimed the run directory" in said
+        assert "has claimed the run directory" in said
+        require_no_other_writer(directory, claimed_at)
+
+
+def require_no_other_writer(directory: Path, claimed_at: str) -> None:
+    """After a moment, every event, logged step and save is of one start, from its resume on."""
     later = [each for each in events_of(directory) if each["time"] > claimed_at]
     kinds = Counter(each["event"] for each in later)
     assert kinds["run_start"] == kinds["resume"] == kinds["end"] == 1
     assert not kinds.keys() & {"failure", "signal", "restart"}
     (begun,) = [each["step"] for each in later if each["event"] == "resume"]
     steps = list(range(begun + 1, STEPS + 1))
+    assert [each["step"] for each in later if each["event"] == "step"] == steps
     saved = [each["step"] for each in later if each["event"] == "checkpoint"]
     assert saved == [step for step in steps if step % EVERY == 0]
-    assert [each["step"] for each in later if each["event"] == "step"] == steps
     logged = [decode(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
     assert [each["step"] for each in logged if each["time"] > claimed_at] == steps
 
