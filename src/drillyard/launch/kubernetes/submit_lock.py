@@ -2,8 +2,8 @@
 
 Helm's release cannot decide it: the one of an earlier run is removed before the new one is made,
 and Helm removes by name, also a release that another launch has made meanwhile. The API server
-makes one object of a name, so the launch that has made the ConfigMap submits and the others are refused. The lock ends
-with its launch; when its launching process of this machine has died; else after
+makes one object of a name: the launch that has made the ConfigMap submits, the others are refused.
+The lock ends with its launch; when its launching process of this machine has died; else after
 `SUBMIT_LOCK_SECONDS` and the time that a run which is replaced has to save. An expired lock is
 deleted by its uid, so of several launches that find it only one goes on.
 """
