@@ -54,6 +54,8 @@ _SUBMISSION_LABEL = "drillyard/submission"
 """On Helm's record: the submission that made it, a random number that no plan has."""
 _NO_RELEASE = "release: not found"
 """In Helm's error where there is no release of a name (helm, pkg/storage/driver)."""
+_UNINSTALLED = "is already deleted"
+"""In that of `uninstall --keep-history` where another cancel has done it (pkg/action)."""
 _OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # on the Jobs that a JobSet has made
 
 
@@ -352,7 +354,9 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 f"see drillyard runs status {handle}, then give the same command again"
             )
         argv = helm_argv(self._section, "uninstall", handle.run, *options, "--ignore-not-found")
-        require_success(self._helm(argv), f"{handle}: helm uninstall")
+        result = self._helm(argv)
+        if _UNINSTALLED not in result.stderr:
+            require_success(result, f"{handle}: helm uninstall")
 
     def _await_gone(self, run: str) -> None:
         """Wait until the run has neither JobSet nor pods: a lost node's pods end once it is back or

@@ -66,6 +66,9 @@ class Namespace:
         elif words == "uninstall" and self.release is None:
             return Result(tuple(argv), 1, "", "Error: Failed to purge the release: not found")
         elif words == "uninstall" and "--keep-history" in argv:
+            assert self.release is not None
+            if self.release["labels"]["status"] == "uninstalled":
+                return Result(tuple(argv), 1, "", f'Error: the release "{RUN}" is already deleted')
             self.end()
         elif words == "uninstall":
             self.release = None
@@ -194,6 +197,15 @@ def test_a_run_that_was_launched_again_since_it_was_read_is_not_cancelled() -> N
     with pytest.raises(UserError, match="launched again"):
         made._stop(found)
     assert namespace.release["labels"]["status"] == "deployed"  # type: ignore[index]
+
+
+def test_of_two_cancels_at_once_both_find_the_run_cancelled() -> None:
+    namespace = Namespace(earlier=False)
+    assert launch(namespace) == HANDLE
+    states = []
+    namespace.before["uninstall"] = lambda: states.append(namespace.launcher().cancel(RUN).status)
+    states.append(namespace.launcher().cancel(RUN).status)
+    assert [each.state.value for each in states] == ["cancelled", "cancelled"]
 
 
 def test_a_command_that_reads_passes_over_a_release_that_was_removed_meanwhile() -> None:
