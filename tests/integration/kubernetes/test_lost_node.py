@@ -197,14 +197,19 @@ def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
     urgent = queue_that_preempts(team, name)
     place = ["--namespace", team.name]
     with bucket_on_nodes(own_cluster, team.directory / name) as bucket:
-        directory = bucket.place / "runs" / name
+        directory, handle = bucket.place / "runs" / name, f"kubernetes://{team.name}/{name}"
         team.add_volume(name, {"path": str(bucket.place)})
+        bound = ["--for", "jsonpath={.status.phase}=Bound", f"pvc/{name}", "--timeout", "60s"]
+        own_cluster.kubectl("wait", *place, *bound)
         write_rows(bucket.place / "rows.jsonl")
         config = team.cluster_config(volume_claim=name, queue=name, resources={"requests": ONE_POD})
         team.drillyard(
             "launch", team.run_config(name, **SETTINGS), "--cluster", config, "--nodes", 1
         )
-        until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
+        try:
+            until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
+        except TimeoutError:
+            raise AssertionError(team.drillyard("runs", "status", handle).stdout) from None
         (pod,) = team.pods(name)
         old_claims = claims(directory)
         with hung(own_cluster, pod["spec"]["nodeName"]):
@@ -221,7 +226,7 @@ def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
                 claimed_at = datetime.now(UTC).isoformat()
             until(lambda: not processes(pod))
             said = "".join(path.read_text() for path in container_logs(own_cluster, pod))
-        team.drillyard("runs", "wait", f"kubernetes://{team.name}/{name}")
+        team.drillyard("runs", "wait", handle)
         assert team.jobset(name).get("status", {}).get("restarts", 0) == 0
         assert "has claimed the run directory" in said
         require_no_other_writer(directory, claimed_at)
