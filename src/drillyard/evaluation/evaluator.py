@@ -239,6 +239,7 @@ class HeldOutEvaluator:
                     rows, prompts, predictions, verdicts, strict=True
                 )
             ]
+            self.before_write()
             self.write_predictions(
                 self.directory / label / f"{part.replace('/', '_')}.jsonl", lines
             )
@@ -247,7 +248,6 @@ class HeldOutEvaluator:
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend
         on the file."""
-        self.before_write()
         # Path.exists would raise where the disk cannot be read.
         if os.path.lexists(path) and not _holds_predictions(path):
             self.warn(
