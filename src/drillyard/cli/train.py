@@ -222,7 +222,7 @@ def _supervise(
     num_ranks = _ranks_of_host(run, nproc_per_node)
     require_valid(run, num_ranks * node.count, has_gpu=_has_gpu())
     from drillyard.supervise.run_lock import exclusive_run_lock, open_logs
-    from drillyard.supervise.scheduler_restarts import scheduler_restarts, write_claim
+    from drillyard.supervise.scheduler_restarts import end_claim, scheduler_restarts, write_claim
     from drillyard.supervise.supervisor import is_started, required_metrics_code, supervise_training
     from drillyard.training.run_directory import (
         SAVED_CONFIG,
@@ -268,6 +268,8 @@ def _supervise(
                 f"{directory}: this run is finished; its model is in final/, its figures in"
                 " summary.txt. To train longer, raise training.steps (or epochs)"
             )
+        if node.is_first:
+            end_claim(directory)
     if restarts is not None:
         code = restarts.exit_code(code)
     raise typer.Exit(code or required_metrics_code(run))

@@ -63,7 +63,7 @@ class HeldOutEvaluator:
     """Measures a model on the held-out parts of a run; called on every rank alike.
 
     `warn(text)` is called when predictions cannot be written. `before_forward`: see
-    FailureAgreement.
+    FailureAgreement. `before_write`: called on rank 0 before predictions are written.
     """
 
     config: RunConfig
@@ -74,6 +74,7 @@ class HeldOutEvaluator:
     attention: str
     warn: Callable[[str], None] = lambda text: print(f"drillyard: {text}", file=sys.stderr)
     before_forward: Callable[[], None] = lambda: None
+    before_write: Callable[[], None] = lambda: None
     parts: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -283,6 +284,7 @@ class HeldOutEvaluator:
                     rows, prompts, predictions, verdicts, strict=True
                 )
             ]
+            self.before_write()
             self.write_predictions(
                 self.directory / label / f"{part.replace('/', '_')}.jsonl", lines
             )

@@ -92,6 +92,7 @@ def export(
     otherwise: str | Path | None = None,
     max_file_bytes: int | None = None,
     adapters: Literal["left out", "alone", "merged"] = "left out",
+    before_write: Callable[[], None] = lambda: None,
 ) -> Path:
     """Write `model`, sharded or not, so that `AutoModelForCausalLM.from_pretrained(directory)`
     gives its weights to the bit; returns the directory. All ranks call it.
@@ -101,7 +102,8 @@ def export(
     export keeps but for what training changed.
 
     `adapters`: `alone` writes them instead, for `PeftModel.from_pretrained(base, directory)`;
-    `merged` adds them to the weights that are written, one weight at a time.
+    `merged` adds them to the weights that are written, one weight at a time. `before_write`: called
+    on rank 0 before the first file is written, and before the files are moved into place.
 
     Floating-point weights are converted to `dtype`: one for all, or one for each parameter by name
     (default: as they are). Files hold at most `max_file_bytes` (default: what spreads them over the
@@ -128,6 +130,7 @@ def export(
     with ExitStack() as held:
 
         def begin() -> None:
+            before_write()
             small.update(_small_files(model, base or {}, files, names, adapters_only))
             small.update(tokenizer or {})
             _begin(target, [*names, *small], overwrite, held)
@@ -141,7 +144,12 @@ def export(
                 with contextlib.suppress(OSError):
                     export_directory.cancel(target)
             raise
-        _on_first_rank(lambda: export_directory.put_in_place(target, contents), target)
+
+        def put_in_place() -> None:
+            before_write()
+            export_directory.put_in_place(target, contents)
+
+        _on_first_rank(put_in_place, target)
     return chosen
 
 

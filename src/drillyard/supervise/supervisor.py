@@ -54,6 +54,7 @@ from drillyard.supervise.restart_policy import (
     RestartLimits,
     after_failure,
 )
+from drillyard.supervise.scheduler_restarts import reason_to_end
 from drillyard.supervise.sockets import free_port
 from drillyard.supervise.stop_requests import StopRequests
 from drillyard.telemetry.events import EventName, append_event, read_events
@@ -229,8 +230,11 @@ class _Run:
     _elsewhere: launch_contract.FailureElsewhere | None = None
 
     def event(self, name: EventName, **fields: Any) -> None:
-        """Write an event, on node 0. A full or read-only disk is reported and never ends the
-        run."""
+        """Write an event, on node 0, while this start has the run directory. A full or read-only
+        disk is reported and never ends the run."""
+        if self._writes_events and (reason := reason_to_end(self._directory)) is not None:
+            self._writes_events = False
+            self._output.say(reason)
         try:
             if self._writes_events:
                 append_event(self._directory, name, round=self.attempt, **fields)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -56,7 +56,7 @@ class RunLog:
 
     `attempt` counts from 0. `console`: `text` prints lines for people, the PerfLogger's among them,
     `json` one object per line, `none` nothing. `total_steps`, where known, is in the JSON lines to
-    show progress.
+    show progress. `before_write`: called on rank 0 before each event and step.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class RunLog:
         console: ConsoleMode = "text",
         attempt: int = 0,
         total_steps: int | None = None,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._writes = rank == 0
+        self._before_write = before_write
         self._rank = rank
         self._attempt = attempt
         self._config = config
@@ -96,6 +98,7 @@ class RunLog:
         step."""
         if not self._writes:
             return
+        self._before_write()
         place = {"round": self._attempt, "rank": self._rank, "step": step}
         self._events.write(event_line(name, {**place, **fields}))
         if name == "resume" and step is not None:
@@ -163,6 +166,7 @@ class RunLog:
     def step(self, record: StepRecord) -> None:
         if not self._writes:
             return
+        self._before_write()
         assert self._formula is not None, "call RunLog.parameters before the first step"
         time_of_day = utc_now()
         fields = asdict(record)

@@ -184,6 +184,7 @@ def build_callbacks(
         attention=parts.model.attention,
         warn=log.warn,
         before_forward=raise_when_stopped,
+        before_write=end_without_claim(directory),
     )
     metadata = {
         **parts.identity,

@@ -27,7 +27,13 @@ from drillyard.reporting.summary import closing_lines, model_of, required_failur
 from drillyard.supervise.heartbeat import HeartbeatWriter
 from drillyard.supervise.launch_contract import EXIT_CHECKPOINTED
 from drillyard.supervise.rank_supervision import RankSupervision
-from drillyard.supervise.scheduler_restarts import end_without_claim, write_claim
+from drillyard.supervise.scheduler_restarts import (
+    belong_to,
+    end_soon_without_claim,
+    end_without_claim,
+    own_start,
+    write_claim,
+)
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
@@ -97,6 +103,9 @@ def train(
         claim_run_directory(config, ranks.world_size)
     if ranks.rank == 0 and not is_claimed:
         write_claim(directory)
+    belong_to(from_first_rank(own_start))
+    if ranks.rank == 0:
+        end_without_claim(directory)()
     side.owns_directory = True
     begins = not holds_training(directory) and config.checkpoint.resume in ("auto", "never")
     require_trainable(config, ranks.device, needs_weights=begins)
@@ -108,7 +117,15 @@ def train(
         )
     require_same_data(data)
     side.begin("model", "working")
-    with RunLog(directory, rank=ranks.rank, config=config, console=console, attempt=attempt) as log:
+    may_log = end_soon_without_claim(directory) if ranks.rank == 0 else lambda: None
+    with RunLog(
+        directory,
+        rank=ranks.rank,
+        config=config,
+        console=console,
+        attempt=attempt,
+        before_write=may_log,
+    ) as log:
         if attempt == 0 and not is_claimed:
             log.event("run_start", world_size=ranks.world_size)
         log.event("round_start", world_size=ranks.world_size, threads=ranks.threads, **versions())
@@ -125,6 +142,7 @@ def train(
             log.message(note)
         exit_code = run_rank(config, ranks, data, log, directory, side)
     if exit_code == 0 and ranks.rank == 0:
+        end_without_claim(directory)()
         summary = write_summary(directory)
         log.closing(
             closing_lines(summary, directory),
@@ -173,6 +191,7 @@ def run_rank(
     callbacks.metadata["resume"] = origin
     side.signs.step(first_step, trainer.total_steps, trained=False)
     if ranks.rank == 0:
+        end_without_claim(directory)()
         with log.optional(f"removing the summary of its earlier end from {directory}", OSError):
             remove_summary(directory)
         save_tokenizer(data.tokenizer_files, directory / SAVED_TOKENIZER)
@@ -303,8 +322,6 @@ def finish(
     except EvaluationStopped:
         return False
     side.begin("export", "working")
-    if callbacks.ranks.rank == 0:
-        end_without_claim(directory)()
     with log.span("export", step) as found:
         final = directory / "final"
         model_config = parts.trainer.config.model
@@ -317,6 +334,7 @@ def finish(
             overwrite=True,
             otherwise=directory / f"final-step-{step:08d}",
             adapters="left out" if parts.trainer.config.model.lora is None else "alone",
+            before_write=end_without_claim(directory),
         )
         found["directory"] = written.name
     if written != final:

@@ -12,7 +12,9 @@ import os
 import re
 import shlex
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from tests.integration.tiny_run import write_rows
 from drillyard.telemetry.jsonlines import decode
 
 STEPS, EVERY = 120, 20
+ONE_POD = {"cpu": "100m"}
+"""What the pods of the queue that preempts ask for, and all that it has."""
 SETTINGS: dict[str, Any] = {
     "training__steps": STEPS,
     "checkpoint": {"every_steps": EVERY},
@@ -138,6 +142,120 @@ def test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_ag
         own_cluster.kubectl("taint", "nodes", node, "node.kubernetes.io/out-of-service-")
         team.drillyard("runs", "wait", f"kubernetes://{team.name}/{name}")
         require_one_writer(directory)
+
+
+def queue_that_preempts(team: Team, name: str) -> dict[str, Any]:
+    """Make a queue with room for one pod; a Workload of a higher priority, which takes that room
+    for as long as it is there."""
+    kueue = "kueue.x-k8s.io/v1beta1"
+
+    def made(kind: str, **spec: Any) -> dict[str, Any]:
+        place = {} if kind in ("ResourceFlavor", "ClusterQueue") else {"namespace": team.name}
+        return {
+            "apiVersion": kueue,
+            "kind": kind,
+            "metadata": {"name": name, **place},
+            **({"spec": spec} if spec else {}),
+        }
+
+    quota = {"name": name, "resources": [{"name": "cpu", "nominalQuota": ONE_POD["cpu"]}]}
+    team.cluster.apply(
+        made("ResourceFlavor"),
+        made(
+            "ClusterQueue",
+            namespaceSelector={},
+            resourceGroups=[{"coveredResources": ["cpu"], "flavors": [quota]}],
+            preemption={"withinClusterQueue": "LowerPriority"},
+        ),
+        made("LocalQueue", clusterQueue=name),
+    )
+    container = {"name": "c", "image": "none", "resources": {"requests": ONE_POD}}
+    pod = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    sets = [{"name": "main", "count": 1, "template": pod}]
+    return made("Workload", queueName=name, priority=100, podSets=sets)
+
+
+@contextlib.contextmanager
+def hung(cluster: Cluster, node: str) -> Iterator[None]:
+    """Its kubelet stands still, and no pods are placed there."""
+    kubelet = kubelet_of(cluster, node)
+    cluster.kubectl("cordon", node)
+    os.kill(kubelet, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(kubelet, signal.SIGCONT)
+        cluster.kubectl("uncordon", node)
+
+
+def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
+    own_cluster: Cluster, team: Team
+) -> None:
+    """Its node hangs while Kueue preempts the run, and is back once the run goes on elsewhere: by
+    JobSet's uid and count of restarts both are the same attempt. On a bucket no lock holds."""
+    name = "preempted"
+    urgent = queue_that_preempts(team, name)
+    place = ["--namespace", team.name]
+    with bucket_on_nodes(own_cluster, team.directory / name) as bucket:
+        directory, handle = bucket.place / "runs" / name, f"kubernetes://{team.name}/{name}"
+        team.add_volume(name, {"path": str(bucket.place)})
+        bound = ["--for", "jsonpath={.status.phase}=Bound", f"pvc/{name}", "--timeout", "60s"]
+        own_cluster.kubectl("wait", *place, *bound)
+        write_rows(bucket.place / "rows.jsonl")
+        config = team.cluster_config(volume_claim=name, queue=name, resources={"requests": ONE_POD})
+        team.drillyard(
+            "launch", team.run_config(name, **SETTINGS), "--cluster", config, "--nodes", 1
+        )
+        try:
+            until(lambda: list(directory.glob("checkpoints/step-*/manifest.json")))
+        except TimeoutError:
+            raise AssertionError(team.drillyard("runs", "status", handle).stdout) from None
+        (pod,) = team.pods(name)
+        old_claims = claims(directory)
+        with hung(own_cluster, pod["spec"]["nodeName"]):
+            with paused(pod):
+                own_cluster.apply(urgent)
+                until(lambda: team.pods(name)[0]["metadata"].get("deletionTimestamp"))
+                assert team.jobset(name)["spec"]["suspend"] is True
+                own_cluster.kubectl(
+                    *("delete", "pod", *place, pod["metadata"]["name"]),
+                    *("--force", "--grace-period=0", "--wait=false"),
+                )
+                own_cluster.kubectl("delete", "workload", *place, name)
+                until(lambda: claims(directory) != old_claims)
+                claimed_at = datetime.now(UTC).isoformat()
+            until(lambda: not processes(pod))
+            said = "".join(path.read_text() for path in container_logs(own_cluster, pod))
+        team.drillyard("runs", "wait", handle)
+        assert team.jobset(name).get("status", {}).get("restarts", 0) == 0
+        assert "has claimed the run directory" in said
+        require_no_other_writer(directory, claimed_at)
+
+
+def require_no_other_writer(directory: Path, claimed_at: str) -> None:
+    """After a moment, every event, logged step and save is of one start, from its resume on."""
+    later = [each for each in events_of(directory) if each["time"] > claimed_at]
+    kinds = Counter(each["event"] for each in later)
+    assert kinds["run_start"] == kinds["resume"] == kinds["end"] == 1
+    assert not kinds.keys() & {"failure", "signal", "restart"}
+    (begun,) = [each["step"] for each in later if each["event"] == "resume"]
+    steps = list(range(begun + 1, STEPS + 1))
+    assert [each["step"] for each in later if each["event"] == "step"] == steps
+    saved = [each["step"] for each in later if each["event"] == "checkpoint"]
+    assert saved == [step for step in steps if step % EVERY == 0]
+    logged = [decode(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
+    assert [each["step"] for each in logged if each["time"] > claimed_at] == steps
+
+
+def claims(directory: Path) -> list[str]:
+    """The numbers of the claims on a run directory."""
+    return sorted(path.name for path in directory.glob("launch/claims/[0-9]*"))
+
+
+def container_logs(cluster: Cluster, pod: dict[str, Any]) -> list[Path]:
+    """What a pod's containers have printed, as its node keeps it."""
+    logs = cluster.directory / pod["spec"]["nodeName"] / "logs"
+    return sorted(logs.glob(f"*_{pod['metadata']['uid']}/*/*.log"))
 
 
 def test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers(

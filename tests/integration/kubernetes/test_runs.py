@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +408,50 @@ def test_after_cancel_and_forget_nothing_is_left(team: Team, cluster: Cluster) -
     assert "waits" not in team.drillyard("runs", "list", "--cluster", team.cluster_config()).stdout
     secrets = cluster.get("--namespace", team.name, "secrets")["items"]
     assert not [each for each in secrets if "waits" in each["metadata"]["name"]]
+
+
+def test_of_two_launches_of_a_name_at_once_one_submits_and_the_other_is_refused(
+    team: Team, cluster: Cluster
+) -> None:
+    """A new name; one whose earlier run is over; one whose run is replaced by both while it is at
+    work. First, another machine's launch was killed while it had the lock."""
+    name, lock = "twice", {"name": "twice.submit-lock", "namespace": team.name}
+    path, config = team.directory / f"{name}.yaml", team.cluster_config()
+    client = json.dumps({"host": "desk", "machine": "other", "pid": 7, "started": 1})
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": lock, "data": {"client": client}}
+    )
+
+    def submitted(script: str, *options: str) -> list[subprocess.CompletedProcess[str]]:
+        workload = {"command": ["sh", "-c", script], "per": "node"}
+        path.write_text(yaml.safe_dump({"name": name, "workload": workload}))
+        given = ("launch", path, "--cluster", config, "--nodes", 1, *options)
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(team.drillyard, *given, check=False) for _ in range(2)]
+            done = sorted((each.result() for each in both), key=lambda each: each.returncode)
+        assert all(each.returncode == 0 or handle(team, name) in each.stderr for each in done)
+        assert not any("helm" in each.stderr for each in done)
+        return done
+
+    refused = submitted("exit 0")
+    assert [each.returncode for each in refused] == [2, 2]
+    command = next(
+        line.partition("end its lock: ")[2]
+        for line in refused[0].stderr.splitlines()
+        if "end its lock: " in line
+    )
+    subprocess.run(cluster.enter(*shlex.split(command)), env=team.environment, check=True)
+    works = 'trap "exit 0" TERM; sleep 600 & wait'
+    for script, options in (("exit 0", ()), (works, ()), ("exit 0", ("--replace",))):
+        done = submitted(script, *options)
+        assert [each.returncode for each in done] == [0, 2]
+        assert done[0].stdout.strip() == handle(team, name)
+        if script == "exit 0":
+            assert ended(team, name) == "succeeded"
+    assert not cluster.kubectl(
+        "--namespace", team.name, "get", "configmap", lock["name"], "--ignore-not-found"
+    )
+    team.drillyard("runs", "forget", handle(team, name))
 
 
 def test_a_plain_job_is_never_restarted_and_says_so(team: Team, cluster: Cluster) -> None:

@@ -352,3 +352,115 @@ def test_accept_can_refuse_before_the_state_is_touched(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 10 of 2 rank"):
         load_checkpoint(FORMATS / "format-1", state, accept=refuse)
     assert not state["model"]["w"].any()
+
+
+class ClaimLost(Exception):
+    """Stands for the end of a process whose run another start has claimed."""
+
+
+class Claim:
+    """What a Checkpointer calls before it writes. `lost`: another start has the run."""
+
+    lost = False
+
+    def __call__(self) -> None:
+        if self.lost:
+            raise ClaimLost
+
+
+def content(run: Path) -> dict[str, bytes]:
+    """Every file of the run's checkpoints."""
+    return {str(path): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def losing_at(run: Path, event: str, **settings: Any) -> tuple[Checkpointer, Claim]:
+    """A checkpointer that loses its claim right after an event of the second save."""
+    claim = Claim()
+
+    def lose(name: str, **fields: Any) -> None:
+        claim.lost = claim.lost or (name == event and fields["step"] > 1)
+
+    given: dict[str, Any] = {"keep": 1, "keep_best": True, "asynchronous": True, **settings}
+    made = Checkpointer(
+        run / "checkpoints", **given, identity={}, on_event=lose, before_write=claim
+    )
+    made.save(1, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    return made, claim
+
+
+def test_without_its_claim_it_deletes_no_checkpoint(tmp_path: Path) -> None:
+    made, _ = losing_at(tmp_path, "checkpoint")
+    with pytest.raises(ClaimLost):
+        made.save(2, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    assert steps(tmp_path) == [1, 2], "step 1 is not kept, and is the new start's now"
+
+
+def test_without_its_claim_it_sets_no_checkpoint_aside(tmp_path: Path) -> None:
+    made, claim = losing_at(tmp_path, "none", keep=9)
+    made.save(3, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    made.step_on_disk, claim.lost = 1, True
+    with pytest.raises(ClaimLost):
+        made.end_at(1)
+    assert steps(tmp_path) == [1, 3]
+
+
+def test_without_its_claim_a_save_changes_no_file(tmp_path: Path) -> None:
+    made, claim = losing_at(tmp_path, "none")
+    before, claim.lost = content(tmp_path), True
+    with pytest.raises(ClaimLost):
+        made.save(2, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    assert content(tmp_path) == before
+
+
+def test_a_rank_looks_at_the_claim_right_before_it_writes_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file has the name of the one that the new start's rank writes at the same step."""
+    made, claim = losing_at(tmp_path, "none")
+    prepared = dcp_storage.CheckpointWriter.prepare_global_plan
+
+    def then_lost(self: Any, plans: Any) -> Any:
+        found = prepared(self, plans)
+        claim.lost = True
+        return found
+
+    monkeypatch.setattr(dcp_storage.CheckpointWriter, "prepare_global_plan", then_lost)
+    with pytest.raises(ClaimLost):
+        made.save(2, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    assert not list(tmp_path.rglob("step-00000002/*"))
+
+
+def test_without_its_claim_it_writes_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, claim = losing_at(tmp_path, "none")
+    visible = dcp_storage._require_visible
+
+    def then_lost(*arguments: Any) -> None:
+        visible(*arguments)
+        claim.lost = True
+
+    monkeypatch.setattr(dcp_storage, "_require_visible", then_lost)
+    with pytest.raises(ClaimLost):
+        made.save(2, {"w": torch.zeros(2)}, metadata={}, wait=True)
+    assert steps(tmp_path) == [1]
+
+
+def test_without_its_claim_it_puts_no_held_out_loss_beside_a_checkpoint(tmp_path: Path) -> None:
+    made, claim = losing_at(tmp_path, "none")
+    made.close()
+    before, claim.lost = content(tmp_path), True
+    with pytest.raises(ClaimLost):
+        made.record_held_out_loss(1, 0.5)
+    assert content(tmp_path) == before
+
+
+def test_without_its_claim_it_leaves_what_interrupted_saves_left(tmp_path: Path) -> None:
+    made, claim = losing_at(tmp_path, "none")
+    part = tmp_path / "checkpoints/step-00000009/__0_0.distcp"
+    part.parent.mkdir()
+    part.write_bytes(b"the new start is writing it")
+    claim.lost = True
+    made.remove_leftovers()
+    made.close()
+    assert part.exists()

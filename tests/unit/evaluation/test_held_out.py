@@ -178,3 +178,15 @@ def test_some_rows_that_the_template_cannot_write_are_a_warning(tmp_path: Path) 
     assert held_out.function_call("rows", "step-1")["questions"] == 2
     (warning,) = warnings_of(held_out)
     assert "1 of 2 rows" in warning and "wrong_count" in warning
+
+
+def test_a_start_that_has_lost_its_claim_writes_no_predictions(
+    held_out: HeldOutEvaluator, tmp_path: Path
+) -> None:
+    def ends() -> None:
+        raise SystemExit(1)
+
+    held_out.before_write = ends
+    with pytest.raises(SystemExit):
+        held_out.sql_execution("rows", "step-1")
+    assert not (tmp_path / "evaluations").exists()

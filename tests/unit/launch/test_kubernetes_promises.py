@@ -31,6 +31,12 @@ PROMISES = {
         "test_a_lost_node_is_named_and_the_run_goes_on_without_two_writers",
         "test_a_pod_that_runs_on_after_its_node_was_released_ends_before_it_writes_again",
     ],
+    "a preempted attempt that runs on writes nothing beside the readmitted run": [
+        "test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run",
+    ],
+    "of two launches of a name at once one submits, and the other is refused in plain words": [
+        "test_of_two_launches_of_a_name_at_once_one_submits_and_the_other_is_refused",
+    ],
     "why a pod does not start is named while the run waits": [
         "test_an_image_that_cannot_be_pulled_is_named_while_the_run_waits",
         "test_a_volume_that_a_node_cannot_mount_is_named_while_the_run_waits",

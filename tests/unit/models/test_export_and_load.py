@@ -315,6 +315,27 @@ def test_an_export_replaces_an_older_one_and_nothing_else(tmp_path: Path) -> Non
     assert (tmp_path / "other" / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("looks", [0, 1])
+def test_an_export_that_may_no_longer_write_leaves_the_older_one(
+    tmp_path: Path, looks: int
+) -> None:
+    """`before_write` ends the process: before the first file, and before files are replaced."""
+    target, seen = tmp_path / "final", []
+    export(made("llama"), target)
+    before = {path.name: path.read_bytes() for path in target.glob("*.safetensors")}
+
+    def ends() -> None:
+        seen.append(1)
+        if len(seen) > looks:
+            raise SystemExit(1)
+
+    with pytest.raises(SystemExit):
+        export(made("gpt2"), target, overwrite=True, before_write=ends)
+    assert len(seen) == looks + 1
+    assert {path.name: path.read_bytes() for path in target.glob("*.safetensors")} == before
+    assert AutoModelForCausalLM.from_pretrained(target).config.model_type == "llama"
+
+
 def test_a_failed_export_leaves_the_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drillyard.supervise import scheduler_restarts as restarts
 from drillyard.supervise.launch_contract import RECORD_BYTES, ExitRecord
 from drillyard.supervise.restart_policy import (
     AttemptEnd,
@@ -132,9 +138,16 @@ def test_without_a_scheduler_that_restarts_there_is_nothing(
     assert not (tmp_path / "launch/claims").exists()
 
 
-def start(monkeypatch: pytest.MonkeyPatch, directory: Path, attempt: int = 0) -> str:
-    """Make the claim of a new start; its id, which its ranks have in their environment."""
+def start(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    attempt: int = 0,
+    waits: list[float] | None = None,
+) -> str:
+    """Make the claim of a new start; its id, which its ranks have in their environment. `waits`
+    gets the seconds that it waits then."""
     begin(monkeypatch, attempt)
+    monkeypatch.setattr("time.sleep", ([] if waits is None else waits).append)
     write_claim(directory)
     return os.environ.get("DRILLYARD_START", "")
 
@@ -200,6 +213,111 @@ def test_claims_made_at_once_are_different_files(
     assert taken[0].name == "0001"
     assert ends(monkeypatch, tmp_path, mine) == []
     assert ends(monkeypatch, tmp_path, "other") == [1]
+
+
+def test_a_start_waits_until_one_that_may_still_run_has_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    start(monkeypatch, tmp_path, 0, waits)
+    assert waits == [], "the first start"
+    start(monkeypatch, tmp_path, 0, waits)
+    assert waits == [restarts.CLAIM_SECONDS], "the first one may still run"
+    restarts.end_claim(tmp_path)
+    last = start(monkeypatch, tmp_path, 0, waits)
+    assert len(waits) == 1, "the second one has said that it has ended"
+    assert ends(monkeypatch, tmp_path, last) == []
+
+
+def test_an_ended_start_has_no_claim_and_takes_it_from_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(monkeypatch, tmp_path)
+    restarts.end_claim(tmp_path)
+    assert ends(monkeypatch, tmp_path, first) == [1], "nothing of it may write after its end"
+    second = start(monkeypatch, tmp_path)
+    monkeypatch.setenv("DRILLYARD_START", first)
+    restarts.end_claim(tmp_path)
+    assert ends(monkeypatch, tmp_path, second) == []
+
+
+def test_log_lines_are_preceded_by_a_recent_look_at_the_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread looks in the background; a process that was suspended looks before it writes."""
+    old = start(monkeypatch, tmp_path)
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    may_log = restarts.end_soon_without_claim(tmp_path)
+    may_log()
+    new = start(monkeypatch, tmp_path)
+    monkeypatch.setenv("DRILLYARD_START", old)
+    may_log()
+    assert codes == [], "the last look is recent enough: the new start waits"
+    later = time.monotonic() + restarts.CLAIM_SECONDS + 1
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    may_log()
+    assert codes == [1]
+    assert ends(monkeypatch, tmp_path, new) == []
+
+
+def test_the_thread_ends_a_start_that_writes_nothing(tmp_path: Path) -> None:
+    """As one whose ranks all wait: it is gone before the new start writes."""
+    program = f"""
+import os, time
+from pathlib import Path
+from drillyard.supervise import scheduler_restarts as restarts
+directory = Path({str(tmp_path)!r})
+restarts.write_claim(directory)
+restarts.CLAIM_SECONDS = 0.2
+restarts.end_soon_without_claim(directory)
+mine = os.environ["DRILLYARD_START"]
+restarts.write_claim(directory)
+os.environ["DRILLYARD_START"] = mine
+time.sleep(60)
+"""
+    given = {"RESTARTED_BY": "jobset", "SUBMISSION": "uid", "LAUNCH_ROUND": "0"}
+    environment = {**os.environ, **{f"DRILLYARD_{name}": text for name, text in given.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    assert "has claimed the run directory" in done.stderr
+
+
+def test_a_start_of_version_0_1_0_ends_where_this_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version looks at launch/claim.json alone, and ends where it is not equal to its own."""
+    older = tmp_path / "launch/claim.json"
+    older.parent.mkdir()
+    older.write_text('{"submission": "uid", "attempt": 0}\n')
+    waits: list[float] = []
+    mine = start(monkeypatch, tmp_path, 0, waits)
+    assert json.loads(older.read_text()) != {"submission": "uid", "attempt": 0}
+    assert ends(monkeypatch, tmp_path, mine) == []
+    assert sum(waits[:1]) == restarts.CLAIM_SECONDS
+    for claim in tmp_path.glob("launch/claim*"):
+        if claim.is_dir():
+            shutil.rmtree(claim)
+        else:
+            claim.unlink()
+    start(monkeypatch, tmp_path)
+    assert not older.exists(), "none is made where that version has not been"
+
+
+def test_ranks_of_other_nodes_belong_to_the_start_of_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = start(monkeypatch, tmp_path)
+    monkeypatch.delenv("DRILLYARD_START")
+    assert restarts.reason_to_end(tmp_path) is None
+    restarts.belong_to(old)
+    assert restarts.reason_to_end(tmp_path) is None
+    start(monkeypatch, tmp_path)
+    restarts.belong_to(old)
+    assert restarts.reason_to_end(tmp_path) is not None
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "é" * 5000, "\U0001f600" * 5000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 from drillyard.config.run import RunConfig
 from drillyard.launch.agent.exit_report import make_report
 from drillyard.supervise import launch_contract
-from drillyard.supervise.supervisor import required_metrics_code, threads_per_rank
+from drillyard.supervise.console_output import PlainOutput
+from drillyard.supervise.restart_policy import RestartLimits
+from drillyard.supervise.scheduler_restarts import write_claim
+from drillyard.supervise.supervisor import _Run, required_metrics_code, threads_per_rank
+from drillyard.telemetry.events import read_events
 
 
 def run_config(**training: object) -> RunConfig:
@@ -59,3 +64,20 @@ def test_a_finished_run_that_lacks_a_required_metric_is_not_started_again(
     assert report["final"] and "sql-execution of rows/held_out" in report["reason"]
     # Any other end is for the launcher to judge.
     assert not make_report(0, "host", 1, {}, "", False, None)["final"]
+
+
+def test_a_supervisor_that_has_lost_its_claim_writes_no_event_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(launch_contract.RESTARTED_BY, "jobset")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    write_claim(tmp_path)
+    run = _Run(tmp_path, True, PlainOutput(io.StringIO()), RestartLimits(0), False)
+    run.event("run_start")
+    old = os.environ[launch_contract.START]
+    write_claim(tmp_path)
+    monkeypatch.setenv(launch_contract.START, old)
+    run.event("failure", reason="a rank has ended")
+    run.event("end", status="failed")
+    assert [each["event"] for each in read_events(tmp_path)] == ["run_start"]
+    assert capsys.readouterr().err.count("has claimed the run directory") == 1

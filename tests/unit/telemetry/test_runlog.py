@@ -227,3 +227,26 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, open_log, record, monkeypatc
     warnings = [event["text"] for event in read_events(tmp_path) if event["event"] == "warning"]
     assert sum("No space left on device" in text for text in warnings) == 3  # one per file
     assert sum("is written again" in text for text in warnings) == 3
+
+
+def test_no_line_is_written_once_the_run_is_another_starts(tmp_path, open_log, record):
+    """`before_write` ends the process before each line of any of the files."""
+    lost = []
+
+    def ends() -> None:
+        if lost:
+            raise SystemExit(1)
+
+    with open_log(before_write=ends) as log:
+        log.step(record)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        lost.append(1)
+        for write in (
+            lambda: log.step(record),
+            lambda: log.event("resume", 5),
+            lambda: log.evaluation(5, {"rows": {"loss": 0.5}}),
+            lambda: log.warn("a disk is slow"),
+        ):
+            with pytest.raises(SystemExit):
+                write()
+        assert {path: path.read_bytes() for path in before} == before

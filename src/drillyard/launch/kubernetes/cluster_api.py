@@ -26,7 +26,7 @@ JOBSETS, JOBS = "/apis/jobset.x-k8s.io/v1alpha2", "/apis/batch/v1"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta1"
 CORE = "/api/v1"
 _SECONDS = 30.0
-_ABSENT = 404
+_ABSENT, _CONFLICT = 404, 409
 _FORBIDDEN, _UNAUTHORIZED = 403, 401
 _ONLY_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -63,19 +63,18 @@ class ClusterApi:
         query = [("labelSelector", selector)] if selector else []
         accept = _ONLY_METADATA if metadata else "application/json"
         absent = (_ABSENT,) if needed else (_ABSENT, _FORBIDDEN)
-        found = self._ask(
-            "GET",
-            f"{group}/namespaces/{self.namespace}/{kind}",
-            query,
-            accept=accept,
-            absent=absent,
-        )
+        path = self.place(kind, group)
+        found = self._ask("GET", path, query, accept=accept, absent=absent)
         items: list[dict[str, Any]] = json.loads(found or b"{}").get("items") or []
         return items
 
+    def place(self, kind: str, group: str = CORE) -> str:
+        """The path of the namespace's objects of a kind."""
+        return f"{group}/namespaces/{self.namespace}/{kind}"
+
     def one(self, path: str) -> dict[str, Any] | None:
         """The object at a path of the server; None where it is not there."""
-        found = self._ask("GET", path, [])
+        found = self._ask("GET", path, [], absent=(_ABSENT,))
         answer: dict[str, Any] | None = None if found is None else json.loads(found)
         return answer
 
@@ -93,16 +92,27 @@ class ClusterApi:
     def dry_run(self, group: str, kind: str, body: Mapping[str, Any]) -> None:
         """Ask the server whether it would create an object. Raises UserError with its reason where
         it would not."""
-        self._ask("POST", f"{group}/namespaces/{self.namespace}/{kind}", [("dryRun", "All")], body)
+        self._ask("POST", self.place(kind, group), [("dryRun", "All")], body)
+
+    def created(self, kind: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The object of the core API that this has created; None where one of its name is there."""
+        made = self._ask("POST", self.place(kind), [], body, absent=(_CONFLICT,))
+        answer: dict[str, Any] | None = None if made is None else json.loads(made)
+        return answer
+
+    def delete(self, kind: str, name: str, uid: str) -> None:
+        """Delete an object of the core API, unless another one has its name now."""
+        body = {"preconditions": {"uid": uid}}
+        self._ask("DELETE", f"{self.place(kind)}/{name}", [], body, absent=(_ABSENT, _CONFLICT))
 
     def create_pod(self, body: Mapping[str, Any]) -> str:
         """Create a pod; its name."""
-        made = self._ask("POST", f"{CORE}/namespaces/{self.namespace}/pods", [], body)
+        made = self._ask("POST", self.place("pods"), [], body)
         return str(json.loads(made or b"{}")["metadata"]["name"])
 
     def delete_pod(self, name: str, grace_seconds: int) -> None:
         query = [("gracePeriodSeconds", str(grace_seconds))]
-        self._ask("DELETE", f"{CORE}/namespaces/{self.namespace}/pods/{name}", query)
+        self._ask("DELETE", f"{self.place('pods')}/{name}", query, absent=(_ABSENT,))
 
     def log(self, pod: str, since: str | None = None) -> bytes:
         """The lines of a pod's log, each with its time stamp; `since`: from that time on, in whole
@@ -113,13 +123,7 @@ class ClusterApi:
             *([("sinceTime", since)] if since else []),
         ]
         return (
-            self._ask(
-                "GET",
-                f"{CORE}/namespaces/{self.namespace}/pods/{pod}/log",
-                query,
-                absent=(400, 404),
-            )
-            or b""
+            self._ask("GET", f"{self.place('pods')}/{pod}/log", query, absent=(400, _ABSENT)) or b""
         )
 
     def _ask(
@@ -130,7 +134,7 @@ class ClusterApi:
         body: Mapping[str, Any] | None = None,
         *,
         accept: str = "application/json",
-        absent: tuple[int, ...] = (_ABSENT,),
+        absent: tuple[int, ...] = (),
     ) -> bytes | None:
         """The answer's bytes; None for an answer of a code in `absent`."""
         headers = {"Accept": accept, "Content-Type": "application/json"}
@@ -150,7 +154,7 @@ class ClusterApi:
             content: bytes = answer.data
             return content
         except ApiException as error:
-            if error.status in absent and body is None:
+            if error.status in absent:
                 return None
             raise UserError(self._words(error, method, path)) from None
         except (HTTPError, OSError) as error:

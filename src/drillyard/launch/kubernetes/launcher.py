@@ -1,9 +1,9 @@
-"""Platform `kubernetes`: a run is one Helm release of the chart `drillyard-run`; its name is the
-claim on the run.
+"""Platform `kubernetes`: a run is one Helm release of the chart `drillyard-run`, of the run's name.
 
 Helm submits and removes, JobSet restarts, Kueue queues, and this launcher reads. A release is never
 upgraded: a JobSet cannot be changed. Helm's record keeps a cancelled run's chart and values, from
-which it is resumed.
+which it is resumed. Of several launches of a name at once, the one that gets the submit lock
+removes the earlier run's release and makes its own; the others are refused.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ _POLL_SECONDS = 0.5
 _RECORD = "owner=helm"
 _SUBMISSION_LABEL = "drillyard/submission"
 """On Helm's record: the submission that made it, a random number that no plan has."""
+_NO_RELEASE = "release: not found"
+"""In Helm's error where there is no release of a name (helm, pkg/storage/driver)."""
+_UNINSTALLED = "is already deleted"
+"""In that of `uninstall --keep-history` where another cancel has done it (pkg/action)."""
 _OF_JOBSET = "jobset.sigs.k8s.io/jobset-name"  # on the Jobs that a JobSet has made
 
 
@@ -118,12 +122,27 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def submit(self, plan: Plan, *, replace: bool = False) -> Handle:
         from drillyard.launch.kubernetes.submission_checks import require_accepted, require_cluster
 
+        # Without the right to list Secrets: require_cluster lists all rights that are missing.
+        seen = _uid(self._record(plan.handle.run, needed=False))
         for line in require_cluster(
             self._api, self._section, json.loads(plan.file(VALUES).content)
         ):
             print_notice(f"warning: {line}")
         require_accepted(self._api, self.rendered(plan))
-        return super().submit(plan, replace=replace)
+        with self._submit_lock(plan.handle, seen):
+            return super().submit(plan, replace=replace)
+
+    @contextlib.contextmanager
+    def _submit_lock(self, handle: Handle, seen: str | None) -> Iterator[None]:
+        """Take the submit lock. Raises UserError where another launch has it, or has had it since
+        the run's record was the one with the uid `seen`."""
+        from drillyard.launch.kubernetes.submit_lock import submit_lock
+
+        with submit_lock(self._api, handle, self._section.grace_seconds):
+            record = self._record(handle.run)
+            if record is not None and _uid(record) != seen:
+                raise self._taken_error(handle, record)
+            yield
 
     # What the shared flow needs.
 
@@ -187,16 +206,17 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             if event.get("involvedObject", {}).get("name", "").startswith(name)
         ]
         ahead = workloads.ahead_of(workload)
-        kept = (controller or self._controller(name))["metadata"].get("annotations", {})
-        directory = kept.get(RUN_DIRECTORY) if controller is None else None
+        kept = controller or self._controller(name)
+        annotations = {} if kept is None else kept["metadata"].get("annotations", {})
+        directory = annotations.get(RUN_DIRECTORY) if controller is None else None
         objects = RunObjects(
             name, controller, workload, pods, own, record, ahead, self.cluster.nodes, directory
         )
         return KubernetesRun(
             status_of(self.cluster.name, self.cluster.platform, objects),
             tuple(pods),
-            None if record is None else record["metadata"]["uid"],
-            recorded(kept.get(LAUNCHED_FROM, "")),
+            _uid(record),
+            recorded(annotations.get(LAUNCHED_FROM, "")),
         )
 
     def _launched_from(self, run: KubernetesRun) -> LaunchedFrom | None:
@@ -223,14 +243,20 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 if not run.status.state.over:
                     return None
                 name = run.status.handle.run
-                return name, _pod_template(self._controller(name))
+                kept = self._controller(name)
+                return None if kept is None else (name, _pod_template(kept))
         return None
 
-    def _controller(self, run: str) -> dict[str, Any]:
-        """The JobSet or Job of a run as Helm's record has it: that of a cancelled run too."""
+    def _controller(self, run: str) -> dict[str, Any] | None:
+        """The JobSet or Job of a run as Helm's record has it: that of a cancelled run too. None
+        where another command has removed it since it was listed."""
         asked = self._helm(helm_argv(self._section, "get", "manifest", run))
+        if asked.returncode != 0 and _NO_RELEASE in asked.stderr:
+            return None
         objects = yaml.safe_load_all(require_success(asked, f"{run}: helm get manifest").stdout)
-        return next(each for each in objects if each and each["kind"] in ("JobSet", "Job"))
+        kinds = ("JobSet", "Job")
+        found: dict[str, Any] = next(each for each in objects if each and each["kind"] in kinds)
+        return found
 
     def _execute(
         self, plan: Plan, secrets_json: PlanFile, existing: Sequence[KubernetesRun]
@@ -247,11 +273,12 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
         if not found.status.state.over:
             raise UserError(f"{handle}: is {found.status.state} and needs no resume")
         self._require_launched_here(found, given, "resume")
-        asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
-        values = require_success(asked, f"{handle}: helm get values").stdout
-        self._remove(found)
-        argv = install_argv(self._section, self.cluster.name, run)
-        self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
+        with self._submit_lock(handle, found.record):
+            asked = self._helm(helm_argv(self._section, "get", "values", run, "--output", "json"))
+            values = require_success(asked, f"{handle}: helm get values").stdout
+            self._remove(found)
+            argv = install_argv(self._section, self.cluster.name, run)
+            self._install(handle, argv, (PlanFile(VALUES, values, 0o600), *chart_files()))
         return handle
 
     def _resubmit(self, run: KubernetesRun, secrets_json: PlanFile) -> None:
@@ -287,19 +314,14 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             " that one"
         )
 
-    def _record(self, name: str) -> dict[str, Any] | None:
-        """Metadata of Helm's record of this name, of whichever launch made it."""
+    def _record(self, name: str, *, needed: bool = True) -> dict[str, Any] | None:
+        """Metadata of Helm's record of this name, of whichever launch made it. Not `needed`: None,
+        too, where this user may not list Secrets."""
         from drillyard.launch.kubernetes.cluster_api import CORE
 
-        found = self._api.listed(CORE, "secrets", f"{_RECORD},name={name}", metadata=True)
+        selector = f"{_RECORD},name={name}"
+        found = self._api.listed(CORE, "secrets", selector, metadata=True, needed=needed)
         return found[-1] if found else None
-
-    def _require_release_of(self, run: KubernetesRun) -> None:
-        """Raise UserError where the release of the run's name is not the one that was found: Helm
-        uninstalls by name."""
-        record = self._record(run.status.handle.run)
-        if record is not None and record["metadata"]["uid"] != run.record:
-            raise self._taken_error(run.status.handle, record)
 
     def _stop(self, run: KubernetesRun) -> RunStatus:
         name = run.status.handle.run
@@ -307,12 +329,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             for pod in run.pods:
                 self._api.delete_pod(pod["metadata"]["name"], 1)
         else:
-            if run.record is not None:
-                self._require_release_of(run)
-            argv = helm_argv(
-                self._section, "uninstall", name, "--keep-history", "--ignore-not-found"
-            )
-            require_success(self._helm(argv), f"{run.status.handle}: helm uninstall")
+            self._uninstall(run, "--keep-history")
         with cancel_notice(run.status.handle, self._section.grace_seconds):
             self._await_gone(name)
         return self._find(name).status
@@ -328,20 +345,32 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
                 f"{found.status.handle}: is {found.status.state}; drillyard runs cancel"
                 f" {found.status.handle} ends it"
             )
-        self._remove(found)
+        with self._submit_lock(found.status.handle, found.record):
+            self._remove(found)
         return found.status.handle
 
     def _remove(self, found: KubernetesRun) -> None:
         """Remove a run that is over, with Helm's record, and wait until none of its objects is
         left. Raises UserError where another release has its name now."""
-        run = found.status.handle.run
-        self._require_release_of(found)
-        argv = helm_argv(self._section, "uninstall", run, "--ignore-not-found")
-        require_success(self._helm(argv), f"{run}: helm uninstall")
         from drillyard.launch.kubernetes.pod_files import delete_reading_pods
 
+        self._uninstall(found)
+        run = found.status.handle.run
         delete_reading_pods(self._api, run)
         self._await_gone(run)
+
+    def _uninstall(self, found: KubernetesRun, *options: str) -> None:
+        """Uninstall the release of a run. Raises UserError where another one has its name now."""
+        handle = found.status.handle
+        if (record := self._record(handle.run)) is not None and _uid(record) != found.record:
+            raise UserError(
+                f"{handle}: has been launched again since it was read; nothing was removed\n"
+                f"see drillyard runs status {handle}, then give the same command again"
+            )
+        argv = helm_argv(self._section, "uninstall", handle.run, *options, "--ignore-not-found")
+        result = self._helm(argv)
+        if _UNINSTALLED not in result.stderr:
+            require_success(result, f"{handle}: helm uninstall")
 
     def _await_gone(self, run: str) -> None:
         """Wait until the run has neither JobSet nor pods: a lost node's pods end once it is back or
@@ -400,6 +429,11 @@ def _with_annotation(plan: Plan) -> list[PlanFile]:
     values["annotations"] = {**values["annotations"], LAUNCHED_FROM: record.content.strip()}
     files[VALUES] = replace(files[VALUES], content=json.dumps(values, indent=2) + "\n")
     return list(files.values())
+
+
+def _uid(record: dict[str, Any] | None) -> str | None:
+    """The uid of Helm's record; None where there is none."""
+    return None if record is None else str(record["metadata"]["uid"])
 
 
 def _pod_template(controller: dict[str, Any]) -> dict[str, Any]:

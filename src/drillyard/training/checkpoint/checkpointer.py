@@ -89,8 +89,8 @@ class Checkpointer:
     to `record_held_out_loss` or as metadata["held_out_loss"]. `asynchronous`: write while training
     continues, at the price of a copy of the rank's state in host memory. `identity`: what the run
     is, written into each manifest. `timeout`: how long a rank waits for the slowest to have
-    written. `before_write`: called on rank 0 before it writes or deletes a checkpoint, and before
-    each manifest.
+    written. `before_write`: called on each rank before it writes its file of a checkpoint, and on
+    rank 0 before each manifest and before it deletes, renames or adds to one.
     """
 
     def __init__(
@@ -193,7 +193,9 @@ class Checkpointer:
             self._before_write()
         if not self._leftovers_removed:
             self._remove_leftovers()
-        writer = CheckpointWriter(save.path, lambda files: self._manifest(save, files))
+        writer = CheckpointWriter(
+            save.path, lambda files: self._manifest(save, files), self._before_write
+        )
         self._planner.staged = save.staged
         try:
             save.staged.wait()
@@ -258,7 +260,6 @@ class Checkpointer:
         if self._is_coordinator or self._group_is_lost:
             self._event("checkpoint_failed", save.step, save.path, reason=reason)
         if self._is_coordinator:
-            self._before_write()
             self._remove(save.step, save.path, report=False)
 
     def _advice(self, errors: list[BaseException]) -> str:
@@ -319,6 +320,7 @@ class Checkpointer:
         try:
             for info in list_checkpoints_in(self.directory):
                 if info.complete and info.step > step:
+                    self._before_write()
                     set_aside_checkpoint(info.path)
                     self._event("checkpoint_abandoned", info.step, info.path)
             checkpoints = [
@@ -344,7 +346,6 @@ class Checkpointer:
         self._leftovers_removed = True
         if not self._is_coordinator:
             return
-        self._before_write()
         try:
             checkpoints = list_checkpoints_in(self.directory)
         except OSError as error:
@@ -355,6 +356,7 @@ class Checkpointer:
                 self._remove(info.step, info.path, report=True)
 
     def _remove(self, step: int, path: Path, *, report: bool) -> None:
+        self._before_write()
         try:
             remove_checkpoint(path)
         except OSError as error:

@@ -195,10 +195,13 @@ class HashingFileSystem(FileSystem):
 
 class CheckpointWriter(FileSystemWriter):
     """Writes one checkpoint directory. `make_manifest(files)` gives the manifest once all files are
-    known."""
+    known; `before_write` is called on each rank before it writes its file."""
 
     def __init__(
-        self, path: Path, make_manifest: Callable[[dict[str, FileRecord]], Manifest]
+        self,
+        path: Path,
+        make_manifest: Callable[[dict[str, FileRecord]], Manifest],
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             path,
@@ -208,6 +211,7 @@ class CheckpointWriter(FileSystemWriter):
             per_thread_copy_ahead=0,
         )
         self._make_manifest = make_manifest
+        self._before_write = before_write
         self.fs: HashingFileSystem = HashingFileSystem()
         self.manifest: Manifest | None = None
         """Of the complete checkpoint, on the coordinator."""
@@ -238,6 +242,7 @@ class CheckpointWriter(FileSystemWriter):
         """Write this rank's file, durably. A rank with nothing to write (a replica) writes none."""
         results: list[WriteResult] = []
         if plan.items:
+            self._before_write()
             # Made by the coordinator; made here too where hosts do not share it, so that `finish`
             # can say so.
             make_directory(self.directory, parents=True)
