@@ -317,11 +317,11 @@ def test_a_step_is_replayed_under_the_settings_that_it_was_done_with(
     [
         ("data.source=rowz.jsonl", "rowz.jsonl"),
         ("data.held_out.source=rowz.jsonl", "rowz.jsonl"),
-        ("data.tokenizer=./nosuch", "./nosuch"),
+        ("data.tokenizer=./nosuch", "/nosuch"),
         ("data.columns={text: txt}", "'txt'"),
         ("data.format=chat", "'messages'"),
         ("data.held_out={fraction: 0.2, split_by: nosuch}", "'nosuch'"),
-        ("model={id: ./nosuch, init: pretrained}", "./nosuch"),
+        ("model={id: ./nosuch, init: pretrained}", "/nosuch"),
         ("model.config={architecture: llama, num_attention_heads: 7}", "model.config"),
         ("checkpoint.resume=/nosuch/step-1", "/nosuch/step-1"),
     ],
