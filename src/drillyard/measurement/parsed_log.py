@@ -75,6 +75,9 @@ class Steps:
     attempt             0 for the first start of the ranks, +1 per restart
     again               an earlier attempt had done this step: its time is recomputation
     flags               bits SKIPPED, NONFINITE and COMPILED
+    skipped_steps, nonfinite_steps
+                        of a line that stands for several steps, how many were SKIPPED and
+                        NONFINITE, where it says so; 0 where not
     stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of
                         about `seconds`: a weight for statistics. 1 unless the run has more than
                         EXACT_ROWS rows
@@ -107,6 +110,8 @@ class Steps:
     attempt: NDArray[np.int16]
     again: NDArray[np.bool_]
     flags: NDArray[np.uint8]
+    skipped_steps: NDArray[np.int32]
+    nonfinite_steps: NDArray[np.int32]
     stands_for: NDArray[np.int32]
     window_steps: NDArray[np.int32]
     seconds: NDArray[np.float64]

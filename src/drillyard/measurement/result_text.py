@@ -15,6 +15,7 @@ from drillyard.formatting import count, significant
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.log_events import WaitKind
+from drillyard.measurement.losses import flagged_steps
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
 
@@ -86,8 +87,9 @@ def _rows(result: RunResult) -> Iterator[Row]:
         ("Skipped", result.losses.skipped),
         ("Not finite", result.losses.nonfinite),
     ):
-        for index, (step, place) in enumerate(steps[:_MOST_LINES]):
-            yield f"{label} ({len(steps)})" if index == 0 else "", f"step {step} ({place})"
+        for index, (step, place, number) in enumerate(steps[:_MOST_LINES]):
+            which = f"step {step}" if number == 1 else f"{number} up to step {step}"
+            yield f"{label} ({flagged_steps(steps)})" if index == 0 else "", f"{which} ({place})"
     yield from _source_rows(result)
 
 

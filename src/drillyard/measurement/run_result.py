@@ -20,7 +20,7 @@ from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
 from drillyard.measurement.log_events import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.log_goodput import goodput_of_log
-from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
+from drillyard.measurement.losses import HeldOut, Losses, flagged_steps, held_out, losses
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
@@ -118,9 +118,9 @@ class RunResult:
                     "curve": losses.curve(_CURVE_POINTS),
                 },
                 "held_out": self.held_out,
-                "skipped_steps": len(losses.skipped),
+                "skipped_steps": flagged_steps(losses.skipped),
                 "skipped": losses.skipped[:_MOST_LISTED],
-                "nonfinite_steps": len(losses.nonfinite),
+                "nonfinite_steps": flagged_steps(losses.nonfinite),
                 "nonfinite": losses.nonfinite[:_MOST_LISTED],
                 "stalled_steps": len(stalls),
                 "stalls": stalls[:_MOST_LISTED],

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf
 from tests.unit.measurement.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
+from drillyard.measurement.losses import flagged_steps, losses
 from drillyard.measurement.parsed_log import NO_TIME, NONFINITE, SKIPPED, ParsedLog
 from drillyard.measurement.read_logs import read_logs
 
@@ -272,6 +273,58 @@ def test_a_megatron_log_that_never_prints_a_loss_has_no_nonfinite_steps(tmp_path
     assert read_logs([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
 
 
+def _megatron(step: int, loss: str, skipped: int, nan: int) -> str:
+    return (
+        f" iteration {step:8}/ 100 | elapsed time per iteration (ms): 500.0 |{loss} loss scale:"
+        f" 65536.0 | number of skipped iterations: {skipped:3} | number of nan iterations:"
+        f" {nan:3} |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "skipped", "not_finite"),
+    [
+        # Ten steps of a loss scale that is too high: no loss is printed, and none was NaN.
+        ([("", 10, 0), (" lm loss: 2.0E+00 |", 0, 0)], {10: 10}, {}),
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 10, 0)], {20: 10}, {}),
+        ([(" lm loss: 2.0E+00 |", 3, 3), (" lm loss: 2.0E+00 |", 0, 0)], {10: 3}, {10: 3}),
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 10, 10)], {20: 10}, {20: 10}),
+        # Seven steps were applied, and their mean is not printed: one of them was NaN.
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 3, 0)], {20: 3}, {20: 1}),
+    ],
+)
+def test_megatron_counts_the_steps_of_a_line(
+    lines: list[tuple[str, int, int]],
+    skipped: dict[int, int],
+    not_finite: dict[int, int],
+    tmp_path: Path,
+) -> None:
+    text = "".join(_megatron(10 * (index + 1), *line) for index, line in enumerate(lines))
+    found = losses(read_logs([write(tmp_path / "run.log", text)]))
+    assert {one.step: one.steps for one in found.skipped} == skipped
+    assert {one.step: one.steps for one in found.nonfinite} == not_finite
+    assert flagged_steps(found.skipped) == sum(skipped.values())
+
+
+def test_a_step_line_with_decimal_commas(tmp_path: Path) -> None:
+    text = (
+        "Step: 3 | Time: 1,5s | TFLOPs/s/GPU: 9,5 | Tokens/s/GPU: 100 | Loss: 2,25\n"
+        "Step: 4 | Time: 1,25s | TFLOPs/s/GPU: 9,5 | Tokens/s/GPU: 100 | Loss: 2,0\n"
+    )
+    steps = read_logs([write(tmp_path / "run.log", text)]).steps
+    assert (steps.seconds.tolist(), steps.loss.tolist()) == ([1.5, 1.25], [2.25, 2.0])
+    text = "completed step: 3, seconds: 1,5, TFLOP/s/device: 9,5, Tokens/s/device: 10,25, loss: 2,5"
+    steps = read_logs([write(tmp_path / "run.log", text + "\n")]).steps
+    assert (steps.seconds.tolist(), steps.loss.tolist()) == ([1.5], [2.5])
+    text = "[titan] step:  3  loss:  2,5  grad_norm:  1,25  memory: 45,12GiB(57,01%)  tps: 5,762"
+    steps = read_logs([write(tmp_path / "run.log", text + "  mfu: 33,75%\n")]).steps
+    assert (steps.loss.tolist(), steps.printed_tokens_per_second_per_gpu.tolist()) == (
+        [2.5],
+        [5762],
+    )
+    assert steps.printed_mfu.tolist() == [0.3375]
+
+
 def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path: Path) -> None:
     line = " iteration {0}/ 99 | elapsed time per iteration (ms): 500.0 | lm loss: 1.0E+00 |\n"
     log = read_logs(
@@ -321,6 +374,8 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
         ("inf", math.inf),
         ("-inf", -math.inf),
         ("-Infinity", -math.inf),
+        ("nan.0", math.nan),
+        ("-inf.", -math.inf),
     ],
 )
 def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_path: Path) -> None:
@@ -358,7 +413,7 @@ def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_p
         'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": 1.5, "grad_norm": "{}"}}}}',
     ],
 )
-@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN"])
+@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN", "nan.0"])
 def test_gradient_norms_that_are_not_finite(line: str, printed: str, tmp_path: Path) -> None:
     log = read_logs([write(tmp_path / "run.log", line.format(printed) + "\n")])
     assert log.steps.step.tolist() == [3]

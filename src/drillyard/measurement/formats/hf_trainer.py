@@ -20,10 +20,23 @@ import numpy as np
 
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
-from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import (
+    EVENT_LOSS,
+    LineRule,
+    RuleContext,
+    event_rule,
+    fact_rule,
+)
+from drillyard.measurement.formats.log_format import StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
-from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
+from drillyard.measurement.formats.values import (
+    NUMBER,
+    Columns,
+    MatchedLines,
+    Value,
+    Values,
+    decode_values,
+)
 from drillyard.measurement.lanes import Lane
 
 _OPEN: Final = re.compile(
@@ -89,7 +102,7 @@ class HfTrainer(TextFormat):
             rb"Continuing training from global step (?P<step>\d+)",
         ),
         event_rule("checkpoint_begin", b"Saving model checkpoint to", rb"checkpoint-(?P<step>\d+)"),
-        event_rule("evaluation", b"'eval_loss': ", rb"'eval_loss': '?(?P<loss>[-+.\deE]+|nan|inf)"),
+        event_rule("evaluation", b"'eval_loss': ", rb"'eval_loss': '?" + EVENT_LOSS),
         LineRule(b"'train_runtime': ", rb"'train_runtime': '?(?P<seconds>[\d.]+)", _end),
     )
 

@@ -29,9 +29,6 @@ from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LogFacts
 
-NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
-"""Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the
-line is damaged."""
 ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
 """End of a complete number: a line cut inside a number is no step line."""
 

@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
-from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import TIME_SPEED_LOSS, decode_values
+from drillyard.measurement.formats.line_rules import EVENT_LOSS, LineRule, RuleContext, event_rule
+from drillyard.measurement.formats.log_format import ENDS, StepPattern, TextFormat
+from drillyard.measurement.formats.values import NUMBER, TIME_SPEED_LOSS, decode_values
 
 _LINE: Final = re.compile(
     rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
@@ -67,7 +67,7 @@ class MaxText(TextFormat):
         event_rule(
             "evaluation",
             b"eval metrics after step",
-            rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",
+            rb"eval metrics after step: (?P<step>\d+), loss=" + EVENT_LOSS,
         ),
     )
 

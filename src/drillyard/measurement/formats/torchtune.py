@@ -22,10 +22,23 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
-from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
+from drillyard.measurement.formats.line_rules import (
+    EVENT_LOSS,
+    LineRule,
+    RuleContext,
+    event_rule,
+    fact_rule,
+)
+from drillyard.measurement.formats.log_format import ENDS, StepPattern, TextFormat
 from drillyard.measurement.formats.nemo import clock_seconds
-from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
+from drillyard.measurement.formats.values import (
+    NUMBER,
+    Columns,
+    MatchedLines,
+    Value,
+    Values,
+    decode_values,
+)
 
 _BAR: Final = (
     rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
@@ -33,7 +46,7 @@ _BAR: Final = (
 _HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
 _LINE: Final = re.compile(_HEADER + rb"(?= [^\s:|]+:)")
 _ITEM: Final = re.compile(rb" +([^\s:|]+):([^ \n]+)")
-_IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.\dea-z]*", re.IGNORECASE)
+_IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.,\dea-z]*", re.IGNORECASE)
 _VALUES: Final = {
     b"loss": Value("loss"),
     b"lr": Value("learning_rate"),
@@ -58,7 +71,7 @@ class TorchTune(TextFormat):
         event_rule(
             "evaluation",
             b"| val_loss:",
-            rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)",
+            rb"Step (?P<step>\d+) \| val_loss:" + EVENT_LOSS,
         ),
         event_rule(
             "checkpoint_end",
