@@ -274,8 +274,18 @@ class LogFacts:
     tokenizer: str | None = None
     total_steps: int | None = None
     log_interval: int | None = None
+    planned_epochs: float | None = None
+    """Epochs that the whole run is to have, where the log's header states it (HF Trainer)."""
     train_runtime_seconds: float | None = None
     """The whole training loop's time, where the framework prints it at the end (HF Trainer)."""
+    train_steps_per_second: float | None = None
+    """Beside it: all steps of the run, also those before a resume, by that time."""
+    train_samples_per_second: float | None = None
+    train_epochs: float | None = None
+    """The epochs when training ended."""
+    total_flos: float | None = None
+    """FLOPs of all training by the Trainer's own count, which is 6 x parameters without
+    embeddings x tokens."""
     places: dict[str, str] = field(default_factory=dict)
 
     def learn(self, place: str, **facts: Any) -> None:
@@ -361,6 +371,8 @@ class ParsedLog:
     run_directory: Path | None = None
     """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl,
     run.yaml and summary.json are there."""
+    numbered_lines: bool = False
+    """The log does not say which step its lines are of: `steps.step` counts lines."""
     folding_error: float = 0.0
     """0 up to EXACT_ROWS rows. Beyond: each folded row's `seconds` differs from every step it
     stands for by at most this fraction, so weighted quantiles are that exact, and sums are

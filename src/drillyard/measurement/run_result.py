@@ -18,6 +18,7 @@ from typing import Any, Final
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
+from drillyard.measurement.line_steps import with_logging_steps
 from drillyard.measurement.log_events import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.log_goodput import goodput_of_log
 from drillyard.measurement.losses import HeldOut, Losses, flagged_steps, held_out, losses
@@ -159,6 +160,7 @@ def measure(
     Raises UserError for flags that contradict each other or name what is not known.
     """
     asked, facts = asked or UserFacts(), facts or catalog()
+    log = with_logging_steps(log, asked.logging_steps)
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
@@ -195,6 +197,9 @@ def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Miss
                     "no logged step lies in the range",
                 )
             ]
+        if log.numbered_lines:
+            reason = "the log does not say how many steps lie between two lines"
+            return [Missing("step_seconds", ("--logging-steps",), reason)]
         return [
             Missing(
                 "step_seconds",

@@ -25,6 +25,7 @@ from drillyard.loglines.blocks import LineBlock, Readable, line_ends
 from drillyard.loglines.prefixes import LineOrigins, Origin, PrefixShape, parse_origin, shape_of
 from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.formats.line_rules import LineRule
+from drillyard.measurement.formats.values import NUMBER as NUMBER
 from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LogFacts

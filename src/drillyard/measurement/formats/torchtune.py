@@ -30,7 +30,7 @@ from drillyard.measurement.formats.line_rules import (
     fact_rule,
 )
 from drillyard.measurement.formats.log_format import ENDS, StepPattern, TextFormat
-from drillyard.measurement.formats.nemo import clock_seconds
+from drillyard.measurement.formats.progress_bars import clock_seconds
 from drillyard.measurement.formats.values import (
     NUMBER,
     Columns,

@@ -7,6 +7,7 @@ no value is tried shorter than it is, which doubles the speed of a match.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,25 @@ def half_unit(text: bytes) -> float:
         return 0.0
     decimals = len(mantissa) - mantissa.index(b".") - 1 if b"." in mantissa else 0
     return float(0.5 * 10.0 ** min(int(exponent or 0) - decimals, 37))
+
+
+_WORDS: Final = re.compile(rb"(\d+(?:\.\d+)?) ?(d|h|m|s)[a-z]*(?:, ?| |$)")
+_SECONDS: Final = {b"d": 86_400, b"h": 3_600, b"m": 60, b"s": 1}
+
+
+def words_seconds(text: bytes | None) -> float:
+    """Seconds of a printed duration: `1h 8m 9s`, `5:13:22`, `1 day, 2:03:04`. NaN for anything
+    else."""
+    rest, seconds = (text or b"").strip(), 0.0
+    while found := _WORDS.match(rest):
+        seconds += float(found[1]) * _SECONDS[found[2]]
+        rest = rest[found.end() :]
+    if re.fullmatch(rb"\d+(?::\d\d){1,2}(?:\.\d+)?", rest):
+        clock = 0.0
+        for part in rest.split(b":"):
+            clock = clock * 60 + float(part)
+        return seconds + clock
+    return seconds if text and not rest else math.nan
 
 
 BAR: Final = rb"[ \t]*+\|[ \t]*+"
