@@ -3,9 +3,10 @@ evidence.
 
 For the lines of each start, the first of these that holds:
 
-1. the progress bar before each line, where it is one of training: its total is that of the run
-   where the log states that; else it goes along with the lines. A bar that is finished while
-   several lines follow belongs to another task (`Loading checkpoint shards: 30/30`);
+1. the progress bar before each line, where it is one of training: its total is that of the run, as
+   far as the log states that; or it is not finished yet. A bar that is finished while several lines
+   follow belongs to another task (`Loading checkpoint shards: 30/30`); so does one with a
+   description that names no training, unless it goes along with the lines;
 2. every k-th step (with or without the first), the k that fits the epochs on the lines: these are
    steps / (steps in all / epochs in all). What the run has in all is stated in the log's header, or
    follows from its last line (duration x steps per second);
@@ -171,15 +172,14 @@ def _training_bar(lines: _Lines, total: Total | None) -> Ints | None:
     count, totals = lines["_bar_step"], lines["_bar_total"]
     if (count < 0).any() or len(np.unique(totals)) > 1:
         return None
-    if total is not None:
-        return count if total.low <= totals[0] <= total.high else None
-    drawn = len(np.unique(count))
+    if total is not None and total.low <= totals[0] <= total.high:
+        return count
     described = lines.columns.get("_bar_described")
     if described is not None and described.any():
         # What it is called does not tell: it has to go along with the lines.
-        return count if drawn > 1 else None
+        return count if total is None and len(np.unique(count)) > 1 else None
     finished = bool((count == totals).all())
-    return None if finished and lines.count > 1 else count
+    return None if finished and (total is not None or lines.count > 1) else count
 
 
 def _grid(lines: _Lines, stride: int, *, first: bool) -> Ints:

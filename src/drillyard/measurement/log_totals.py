@@ -4,8 +4,8 @@ its batch and its FLOPs; and where the lines of the steps say otherwise.
     {'train_runtime': 120.0, 'train_samples_per_second': 4.0, 'train_steps_per_second': 0.5, 'epoch': 1.0}
 
 The duration is that of the whole training loop: start-up, evaluations and saves are in it. The
-rates divide all steps and samples of the run by it, also those before a resume (transformers
-trainer_utils.py, `speed_metrics`).
+rates divide all steps and samples of the run by it, also those before a resume
+(src/transformers/trainer_utils.py of huggingface/transformers, `speed_metrics`).
 """  # noqa: E501
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def seconds_per_step(log: ParsedLog) -> tuple[float, int, int] | None:
     last = stated
     if len(steps) and not log.numbered_lines:
         logged = int(steps.step.max())
-        ended_early = stated is None or stated - logged >= max(int(steps.window_steps[-1]), 1)
-        last = logged if ended_early else stated
+        rest = -1 if stated is None else stated - logged
+        # Where training ended early, the steps are fewer than were planned.
+        last = stated if 0 <= rest < max(int(steps.window_steps[-1]), 1) else logged
     resumed = max((event.step or 0 for event in log.events if event.kind == "resume"), default=0)
     if last is None or last <= resumed:
         return None

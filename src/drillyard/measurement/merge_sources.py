@@ -104,6 +104,9 @@ def _best_format(found: list[FormatContent]) -> str | None:
     records: Counter[str] = Counter()
     for one in found:
         records[one.format] += one.records
+    for name in list(records):
+        if records.get(log_formats()[name].yields_to):
+            del records[name]
     most = max(records.values(), default=0)
     return next(name for name in log_formats() if records[name] * 2 >= most) if most else None
 

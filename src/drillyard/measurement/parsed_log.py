@@ -257,6 +257,8 @@ class LogFacts:
     trainable_parameters: float | None = None
     global_batch_size: int | None = None
     """Sequences per optimizer step."""
+    tokens_per_step: int | None = None
+    """Tokens per optimizer step, of all GPUs."""
     micro_batch_size: int | None = None
     sequence_length: int | None = None
     num_gpus: int | None = None

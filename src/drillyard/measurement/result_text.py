@@ -64,7 +64,8 @@ def _list(title: str, items: list[str], style: str) -> list[RenderableType]:
 
 def _heading(result: RunResult) -> str:
     log = result.log
-    steps = f"{len(log.steps):,} logged steps" if len(log.steps) != 1 else "1 logged step"
+    one, more = ("line", "lines") if log.numbered_lines else ("logged step", "logged steps")
+    steps = f"{len(log.steps):,} {one if len(log.steps) == 1 else more}"
     starts = f", {len(log.attempts)} starts" if len(log.attempts) > 1 else ""
     ranks = f", {len(log.ranks)} ranks" if len(log.ranks) > 1 else ""
     return f"{result.name}: {format_title(log.format, 'no known format')}, {steps}{starts}{ranks}"

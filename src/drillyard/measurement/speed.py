@@ -163,6 +163,8 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
             found.tokens_per_step = float(batch * length)
     elif by_line is not None:
         found.tokens_from, found.tokens_per_step = "the log's tokens", by_line
+    elif facts.tokens_per_step is not None:
+        found.tokens_from, found.tokens_per_step = "the log's tokens", float(facts.tokens_per_step)
     elif length is not None and (facts.global_batch_size is not None or samples is not None):
         found.tokens_from = "the log's batch size"
         found.tokens_per_step = length * (

@@ -8,8 +8,9 @@
 
 The line of the Trainer has neither step nor time. Both come from the progress bar drawn before it
 (`6/60 [00:36<05:28, 6.07s/it]`), or follow from the epochs and the totals (line_steps.py). The loss
-is a mean over `logging_steps`. Sources: huggingface/transformers trainer.py, trainer_callback.py,
-trainer_pt_utils.py; modelscope/ms-swift swift/trainers (callback.py).
+is a mean over `logging_steps`. Sources: huggingface/transformers src/transformers/trainer.py,
+src/transformers/trainer_callback.py, src/transformers/trainer_pt_utils.py; modelscope/ms-swift
+swift/trainers/callback.py.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ class LogFormat(ABC):
     (120)."""
     windowed: ClassVar[bool] = False
     """Each line is a mean over the steps since the previous line."""
+    yields_to: ClassVar[str] = ""
+    """Name of the format from which a run logged in both takes its steps, however few."""
     clock_restarts: ClassVar[bool] = False
     """`elapsed_seconds` restart with each start of the ranks, and only then (NeMo 1: with each
     epoch)."""

@@ -17,8 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, LineOrigins, Origin, split_prefix
+from drillyard.measurement.lanes import Lane
 
 COUNT: Final = (
     rb"%\|[^|\n]{0,1000}\|[ \t]*(\d{1,18})/(\d{1,18})"
@@ -54,12 +57,12 @@ def bar_of(groups: Sequence[bytes | None], *, described: bool) -> Bar:
 def is_described(before: bytes) -> bool:
     """Whether what stands before a bar's percentage on its line is a description that names no
     training. A launcher's prefix is none."""
-    before = before.rstrip(b"0123456789")
-    if not before.strip():
+    if not before.strip(b" \t\r0123456789"):
         return False
     text = before[-_LONGEST_DESCRIPTION:]
     if len(before) <= _LONGEST_DESCRIPTION:
-        text = before[split_prefix(before)[3] :]
+        text = before[split_prefix(before + b"%")[3] :]
+    text = text.rstrip(b"0123456789")
     # A bar may follow other text on its line.
     text = re.split(rb"[\]}]", text)[-1].strip(b" \t\r:")
     return bool(text) and _TRAINING.match(text) is None
@@ -124,3 +127,12 @@ def clock_seconds(text: bytes | None) -> float:
     for part in (text or b"0").split(b":"):
         seconds = seconds * 60 + int(part)
     return float(seconds)
+
+
+def keep_first_drawings(lane: Lane) -> None:
+    """Of several drawings of a step only the first counts."""
+    step = lane.column("step")
+    assert step is not None
+    new = np.append(True, step[1:] != step[:-1])
+    if not new.all():
+        lane.keep(new)

@@ -91,7 +91,8 @@ def number(text: bytes | str) -> float:
     (`2,09`). Raises ValueError for anything else.
 
     Lightning pads what has no point to five characters, words too: `nan.0`, `-inf.`
-    (lightning/pytorch/callbacks/progress/tqdm_progress.py, `format_num`).
+    (src/lightning/pytorch/callbacks/progress/tqdm_progress.py,
+    `format_num`).
     """
     try:
         return float(text)
