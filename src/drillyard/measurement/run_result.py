@@ -160,6 +160,7 @@ def measure(
     Raises UserError for flags that contradict each other or name what is not known.
     """
     asked, facts = asked or UserFacts(), facts or catalog()
+    numbered = log.numbered_lines
     log = with_logging_steps(log, asked.logging_steps)
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
@@ -182,8 +183,22 @@ def measure(
             *_missing_goodput(account),
             *costs.missing,
         ),
-        warnings=(*log.warnings, *_doubts(timed, account), *fast.warnings, *costs.notes),
+        warnings=(
+            *log.warnings,
+            *_unused(asked, numbered=numbered),
+            *_doubts(timed, account),
+            *fast.warnings,
+            *costs.notes,
+        ),
     )
+
+
+def _unused(asked: UserFacts, *, numbered: bool) -> Iterator[str]:
+    if asked.logging_steps is not None and not numbered:
+        yield (
+            f"--logging-steps {asked.logging_steps} is not used: the log says which steps its lines"
+            " are"
+        )
 
 
 def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Missing]:

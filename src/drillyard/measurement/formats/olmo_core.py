@@ -97,6 +97,7 @@ class OlmoCore(TextFormat):
     def __init__(self) -> None:
         super().__init__()
         self._ranks: dict[Origin, _Rank] = {}
+        self._last: _Rank | None = None
         self._origins = LineOrigins()
         self._begins: list[int] = []
         """Where the step lines of the current block begin."""
@@ -127,8 +128,10 @@ class OlmoCore(TextFormat):
         origins = self._origins.at(block, [begin for begin, _ in lines])
         for where, (_, metric) in zip(origins, lines, strict=True):
             if metric is None:
-                self._ranks.setdefault(where, _Rank(0, {}, [])).steps += 1
-            elif (rank := self._ranks.get(where)) is not None:
+                self._last = self._ranks.setdefault(where, _Rank(0, {}, []))
+                self._last.steps += 1
+            # Before an indented line some prefixes cannot be told from text.
+            elif (rank := self._ranks.get(where, self._last)) is not None:
                 self._learn(rank, metric[1], metric[2])
 
     def _learn(self, rank: _Rank, name: bytes, text: bytes) -> None:

@@ -25,7 +25,7 @@ from drillyard.measurement.lanes import Lane
 
 COUNT: Final = (
     rb"%\|[^|\n]{0,1000}\|[ \t]*(\d{1,18})/(\d{1,18})"
-    rb" \[([\d:]{1,20})<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
+    rb" \[(\d{1,9}(?::\d{1,9}){0,3})<[^\]\n]{0,200}(?:s/it|it/s)[^\]\n]{0,200}\]"
 )
 """Of a bar, from the percent sign on: its count, its total, its clock."""
 _DRAWN: Final = re.compile(COUNT)
