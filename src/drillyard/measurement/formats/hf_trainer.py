@@ -193,6 +193,8 @@ class HfTrainer(TextFormat):
         of them."""
         lines = np.arange(self._lines + 1, self._lines + 1 + place.count)
         self._lines += place.count
+        if not any(bars):
+            return {"step": lines, "_line": lines}
         return {
             "step": lines,
             "_line": lines,

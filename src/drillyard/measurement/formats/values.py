@@ -163,12 +163,14 @@ def words_seconds(text: bytes | None) -> float:
 
 
 BAR: Final = rb"[ \t]*+\|[ \t]*+"
-NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+(?:,\d{1,32}+(?:[eE][-+]?\d{1,4}+)?+)?+)"
-"""Candidate for a number, with a decimal comma too; `number` decides. If that fails, the line is
-damaged."""
+NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
+"""Candidate for a number; `number` decides. If that fails, the line is damaged."""
+COMMA_NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+(?:,\d{1,32}+(?:[eE][-+]?\d{1,4}+)?+)?+)"
+"""In its place where a line has decimal commas."""
+DECIMAL_COMMA: Final = re.compile(rb"(?<=\d),(?=\d)")
 _NUMBERS: Final = {False: NUMBER, True: rb"([-+.,0-9a-zA-Z]{1,64}+)"}
 _BLANKS: Final = re.compile(rb"[ \t]*+")
-_END: Final = rb"(?=[\s,|\]}/(]|\Z)"
+_END: Final = rb"(?=[\s|\]}/(]|,(?!\d)|\Z)"
 
 
 def keyed_pattern(
