@@ -14,6 +14,7 @@ import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf
 from tests.unit.measurement.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
+from drillyard.measurement.formats import log_formats
 from drillyard.measurement.losses import flagged_steps, losses
 from drillyard.measurement.parsed_log import NO_TIME, NONFINITE, SKIPPED, ParsedLog
 from drillyard.measurement.read_logs import read_logs
@@ -337,6 +338,11 @@ def test_sample(sample: str) -> None:
     log = read_logs([SAMPLES / sample])
     check(log, EXPECTED[sample])
     assert all(source.damaged_lines == 0 for source in log.sources)
+
+
+def test_the_documentation_lists_every_format() -> None:
+    text = (Path(__file__).parents[3] / "docs/measure.md").read_text("utf-8")
+    assert [name for name in log_formats() if f"| `{name}` |" not in text] == []
 
 
 def test_every_sample_is_expected_somewhere() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.measurement.lines import at, read_bytes, write
+from tests.unit.measurement.lines import SAMPLES, at, read_bytes, write
 from typer.testing import CliRunner
 
 from drillyard.cli.main import app
 from drillyard.errors import ConfigError
 from drillyard.measurement.comparison import compare_runs, steps_done
-from drillyard.measurement.parsed_log import ParsedLog
-from drillyard.measurement.read_logs import Tail
+from drillyard.measurement.parsed_log import NONFINITE, ParsedLog
+from drillyard.measurement.read_logs import Tail, read_logs
 from drillyard.measurement.run_result import measure
 from drillyard.measurement.user_facts import UserFacts
 
@@ -304,3 +304,79 @@ def test_inferred_steps_are_right_or_not_claimed(
     if not log.numbered_lines:
         assert len(log.steps) == len(printed)
         np.testing.assert_allclose(log.steps.step, printed, rtol=0.02)
+
+
+def test_two_whole_runs_in_one_file_each_have_their_bars() -> None:
+    def whole(total: int) -> str:
+        text = f"  0%|  | 0/{total} [00:00<?, ?it/s]\n"
+        for step in range(10, total + 1, 10):
+            text += f" 10%|# | {step}/{total} [00:{step}<00:10,  1.0it/s]\n" + loss_line(
+                step / total
+            )
+        return text + totals_line(total, float(total), 1.0) + "\n"
+
+    log = read_text(whole(30) + whole(50))
+    assert log.steps.step.tolist() == [10, 20, 30, 10, 20, 30, 40, 50]
+    assert log.steps.attempt.tolist() == [0] * 3 + [1] * 5
+    assert measure(log).timing.times.typical == pytest.approx(1.0)
+
+
+def test_a_torn_line_of_json_costs_that_line(tmp_path: Path) -> None:
+    line = '{{"current_steps": {0}, "total_steps": 40, "loss": 1.5, "elapsed_time": "0:0{1}:00"}}\n'
+    text = line.format(10, 1) + line.format(20, 2) + line.format(30, 3)[:40] + "\n"
+    text += line.format(40, 4) + '{"current_steps": 50, "tot'
+    log = read_logs([write(tmp_path / "trainer_log.jsonl", text.replace("\n", "\r\n"))])
+    assert log.steps.step.tolist() == [10, 20, 40]
+    assert log.steps.elapsed_seconds.tolist() == [60, 120, 240]
+    assert log.sources[0].unfinished_lines == 1
+
+
+def test_a_line_that_is_not_finite_in_json() -> None:
+    text = '{"current_steps": 10, "total_steps": 40, "loss": NaN, "elapsed_time": "0:01:00"}\n'
+    text += '{"current_steps": 20, "total_steps": 40, "elapsed_time": "0:02:00"}\n'
+    log = read_text(text)
+    assert (log.steps.step.tolist(), log.steps.flags.tolist()) == ([10], [NONFINITE])
+
+
+@pytest.mark.parametrize("piece", [7, 40, 1000])
+def test_metrics_below_a_step_may_come_later(piece: int, tmp_path: Path) -> None:
+    whole = (SAMPLES / "olmo_core.log").read_bytes()
+    path = write(tmp_path / "run.log", b"")
+    tail = Tail([path])
+    log = None
+    for begin in range(0, len(whole), piece):
+        with path.open("ab") as file:
+            file.write(whole[begin : begin + piece])
+        log = tail.poll() or log
+    assert log is not None
+    assert log.steps.step.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(log.steps.loss, [10.5, np.nan, 9.25])
+    np.testing.assert_array_equal(log.steps.seconds, [np.nan, np.nan, 2.5])
+    tail.close()
+
+
+def test_lines_of_torchtune_count_where_its_bars_are_in_the_log_too() -> None:
+    text = ""
+    for step in range(1, 41):
+        text += f"1|{step}|Loss: 2.5:  10%|#  | {step}/40 [00:{step}<00:10,  1.00s/it]\r"
+        if step % 20 == 0:
+            text += f"\nStep {step} | loss:2.5 lr:2e-05 tokens_per_second_per_gpu:400.0 \n"
+    log = read_text(text)
+    assert (log.format, log.steps.step.tolist()) == ("torchtune", [20, 40])
+
+
+def test_a_step_time_of_litgpt_is_that_of_its_micro_batches() -> None:
+    line = "Epoch 1 | iter {} step {} | loss train: 2.5, val: n/a | iter time: 100.00 ms{}\n"
+    # One of four micro-batches is logged, that of the optimizer's step.
+    text = "".join(line.format(4 * step, step, " (step)") for step in range(1, 9))
+    times = measure(read_text(text)).timing.times
+    assert (times.p50, times.basis) == (pytest.approx(0.4), "steps")
+
+
+def test_tokens_of_a_step_that_nanogpt_states() -> None:
+    text = "tokens per iteration will be: 32,768\nnumber of parameters: 124.00M\n" + "".join(
+        f"iter {step}: loss 2.5000, time 250.00ms, mfu 30.00%\n" for step in range(0, 100, 10)
+    )
+    result = measure(read_text(text), UserFacts(num_gpus=4))
+    assert result.speed.tokens_per_second_per_gpu == pytest.approx(32768 / 4 / 0.25)
+    assert result.speed.tflops_per_gpu == pytest.approx(6 * 124e6 * 32768 / 4 / 0.25 / 1e12)

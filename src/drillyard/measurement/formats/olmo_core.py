@@ -130,7 +130,7 @@ class OlmoCore(TextFormat):
             if metric is None:
                 self._last = self._ranks.setdefault(where, _Rank(0, {}, []))
                 self._last.steps += 1
-            # Before an indented line some prefixes cannot be told from text.
+            # Some prefixes are not recognised before an indented line.
             elif (rank := self._ranks.get(where, self._last)) is not None:
                 self._learn(rank, metric[1], metric[2])
 
