@@ -110,7 +110,8 @@ class Bars:
         """Place, origin and count of all bars of a block; of one block they are looked for once."""
         if self._drawn[0] is not block:
             text = block.text
-            found = list(_DRAWN.finditer(text)) if b"it/s" in text or b"s/it" in text else []
+            drawn = b"%|" in text and (b"it/s" in text or b"s/it" in text)
+            found = list(_DRAWN.finditer(text)) if drawn else []
             begins = [text.rfind(b"\n", 0, match.start()) + 1 for match in found]
             bars = [
                 bar_of(match.groups(), described=is_described(text[begin : match.start()]))
