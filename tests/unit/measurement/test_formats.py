@@ -15,9 +15,10 @@ from tests.unit.measurement.lines import NOON, SECOND, at, perf
 from tests.unit.measurement.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
 from drillyard.measurement.formats import log_formats
-from drillyard.measurement.losses import flagged_steps, losses
+from drillyard.measurement.losses import losses
 from drillyard.measurement.parsed_log import NO_TIME, NONFINITE, SKIPPED, ParsedLog
 from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -438,10 +439,11 @@ def test_megatron_counts_the_steps_of_a_line(
     tmp_path: Path,
 ) -> None:
     text = "".join(_megatron(10 * (index + 1), *line) for index, line in enumerate(lines))
-    found = losses(read_logs([write(tmp_path / "run.log", text)]))
+    log = read_logs([write(tmp_path / "run.log", text)])
+    found = losses(log)
     assert {one.step: one.steps for one in found.skipped} == skipped
     assert {one.step: one.steps for one in found.nonfinite} == not_finite
-    assert flagged_steps(found.skipped) == sum(skipped.values())
+    assert measure(log).as_json()["skipped_steps"] == sum(skipped.values())
 
 
 def test_a_step_line_with_decimal_commas(tmp_path: Path) -> None:

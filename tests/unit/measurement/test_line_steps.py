@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from drillyard.cli.main import app
 from drillyard.errors import ConfigError
-from drillyard.measurement.comparison import compare_runs, steps_done
+from drillyard.measurement import comparison
+from drillyard.measurement.comparison import compare_runs
 from drillyard.measurement.parsed_log import NONFINITE, ParsedLog
 from drillyard.measurement.read_logs import Tail, read_logs
 from drillyard.measurement.run_result import measure
@@ -245,13 +246,13 @@ def test_a_comparison_goes_by_step_numbers_and_not_by_lines() -> None:
     tenth = measure(
         read_text(logged(list(range(10, 61, 10)), 60) + totals_line(60, 60.0, 1.0) + "\n")
     )
-    assert steps_done(every) == steps_done(tenth) == 60
-    comparison = compare_runs([every, tenth])
-    assert {point.at for point in comparison.points if point.axis == "step"} == {15, 30, 45, 60}
+    assert comparison.steps_done(every) == comparison.steps_done(tenth) == 60
+    compared = compare_runs([every, tenth])
+    assert {point.at for point in compared.points if point.axis == "step"} == {15, 30, 45, 60}
     unknown = measure(read_text(loss_line(None) * 6))
-    assert steps_done(unknown) is None
-    comparison = compare_runs([every, unknown])
-    assert "step" in comparison.unknown_axes
+    assert comparison.steps_done(unknown) is None
+    compared = compare_runs([every, unknown])
+    assert "step" in compared.unknown_axes
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_steps_that_were_done_by_their_numbers(
 ) -> None:
     line = "completed step: {}, seconds: 1.500, TFLOP/s/device: 9.5, loss: 2.5\n"
     text = "".join(line.format(first + stride * index) for index in range(count))
-    assert steps_done(measure(read_text(text))) == done
+    assert comparison.steps_done(measure(read_text(text))) == done
 
 
 def test_a_followed_log_gets_its_steps_when_its_totals_come(tmp_path: Path) -> None:

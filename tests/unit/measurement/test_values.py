@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.measurement.lines import write
 
-from drillyard.measurement.formats.progress_bars import clock_seconds
+from drillyard.measurement.formats.nemo import clock_seconds
 from drillyard.measurement.formats.values import Value, half_unit, numbers, precisions
 from drillyard.measurement.read_logs import read_logs
 
