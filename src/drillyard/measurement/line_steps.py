@@ -159,10 +159,11 @@ def _steps_of(lines: _Lines, facts: LogFacts) -> tuple[Ints, NDArray[Any] | None
         return _grid(lines, step, first=first), None, step
     if bar is None:
         return None
-    # Between two drawings of the bar: numbered on from it.
+    # Between two drawings of the bar: numbered on from it, but not beyond its end.
     index = np.arange(len(bar))
     again = np.append(False, np.diff(bar) == 0)
-    return bar + index - np.maximum.accumulate(np.where(again, 0, index)), lines["_bar_seconds"], 0
+    steps = bar + index - np.maximum.accumulate(np.where(again, 0, index))
+    return None if (steps > lines["_bar_total"]).any() else (steps, lines["_bar_seconds"], 0)
 
 
 def _training_bar(lines: _Lines, total: Total | None) -> Ints | None:
@@ -172,12 +173,13 @@ def _training_bar(lines: _Lines, total: Total | None) -> Ints | None:
     count, totals = lines["_bar_step"], lines["_bar_total"]
     if (count < 0).any() or len(np.unique(totals)) > 1:
         return None
-    if total is not None and total.low <= totals[0] <= total.high:
-        return count
+    fits = total is None or total.low <= totals[0] <= total.high
     described = lines.columns.get("_bar_described")
     if described is not None and described.any():
         # What it is called does not tell: it has to go along with the lines.
-        return count if total is None and len(np.unique(count)) > 1 else None
+        return count if fits and len(np.unique(count)) > 1 else None
+    if total is not None and fits:
+        return count
     finished = bool((count == totals).all())
     return None if finished and (total is not None or lines.count > 1) else count
 

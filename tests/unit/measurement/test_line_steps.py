@@ -381,3 +381,20 @@ def test_tokens_of_a_step_that_nanogpt_states() -> None:
     result = measure(read_text(text), UserFacts(num_gpus=4))
     assert result.speed.tokens_per_second_per_gpu == pytest.approx(32768 / 4 / 0.25)
     assert result.speed.tflops_per_gpu == pytest.approx(6 * 124e6 * 32768 / 4 / 0.25 / 1e12)
+
+
+@pytest.mark.parametrize("description", ["Loading checkpoint shards: ", ""])
+def test_a_bar_of_another_task_with_as_many_pieces_as_the_run_has_steps(description: str) -> None:
+    bar = f"{description}100%|####| 30/30 [00:12<00:00,  2.44it/s]\n"
+    header = "***** Running training *****\n  Total optimization steps = 30\n"
+    log = read_text(bar + header + loss_line(None) * 3)
+    assert (log.numbered_lines, log.steps.step.tolist()) == (True, [1, 2, 3])
+    log = read_text(bar + logged([10, 20, 30], 30) + totals_line(30, 60.0, 1.0) + "\n")
+    assert log.steps.step.tolist() == [10, 20, 30]
+
+
+def test_lines_between_two_drawings_are_numbered_on_up_to_the_bars_end() -> None:
+    bar = " 10%|# | {0}/60 [00:{0}<00:10,  1.0it/s]\n"
+    text = bar.format(10) + loss_line(None) * 3 + bar.format(20) + loss_line(None) * 2
+    log = read_text(text)
+    assert (log.numbered_lines, log.steps.step.tolist()) == (False, [10, 11, 12, 20, 21])
