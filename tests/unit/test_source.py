@@ -267,6 +267,18 @@ FOREIGN_FILES = {
     "torchtune/training/memory.py",
     "recipes/full_finetune_distributed.py",
     "process_training_results.py",
+    "src/transformers/trainer.py",
+    "src/transformers/trainer_callback.py",
+    "src/transformers/trainer_utils.py",
+    "src/transformers/trainer_pt_utils.py",
+    "swift/trainers/callback.py",
+    "src/lightning/pytorch/callbacks/progress/tqdm_progress.py",
+    "src/llamafactory/train/callbacks.py",
+    "src/olmo_core/train/callbacks/console_logger.py",
+    "src/olmo_core/train/callbacks/speed_monitor.py",
+    "train.py",
+    "litgpt/pretrain.py",
+    "litgpt/finetune/full.py",
 }
 
 

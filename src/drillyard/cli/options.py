@@ -153,6 +153,9 @@ RUN_FACTS: Final = {
     "end_step": SharedOption(
         int, "Last step that counts.", RANGE, None, ("--end-step", "--end_step")
     ),
+    "logging_steps": SharedOption(
+        int, "Steps between two logged lines, for a log whose lines carry no step.", RANGE
+    ),
     "timezone": SharedOption(
         str, "Zone of time stamps without one, such as Europe/Zurich; default: UTC.", RANGE
     ),

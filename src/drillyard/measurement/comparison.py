@@ -173,6 +173,21 @@ def compare_runs(runs: Sequence[RunResult]) -> Comparison:
     )
 
 
+def steps_done(run: RunResult) -> int | None:
+    """How many steps the logged ones stand for, by their numbers; None where the log does not say
+    of its lines which steps they are."""
+    steps = run.log.steps
+    if run.log.numbered_lines:
+        return None
+    if not len(steps):
+        return 0
+    step = steps.step[last_rows(steps)]
+    stride = float(np.median(np.diff(step))) if len(step) > 1 else 1.0
+    from_zero = int(steps.step.min() == 0)
+    before = -from_zero if step[0] <= max(stride, 1) else int(step[0] - stride)
+    return int(step[-1]) - before
+
+
 def _names(runs: Sequence[RunResult]) -> tuple[str, ...]:
     """Distinct names of the runs: shortened paths, numbered where that is not enough."""
     parts = [run.name.rstrip("/").split("/") for run in runs]
@@ -228,6 +243,8 @@ def _same(one: Any, other: Any) -> bool:
 
 def _progress(run: RunResult, axis: Axis) -> Floats | None:
     """Position of each finite loss of a run along an axis; None where that is not known."""
+    if run.log.numbered_lines and axis in ("step", "tokens"):
+        return None
     steps = run.losses.step.astype(np.float64)
     if axis == "step":
         return steps
@@ -269,7 +286,7 @@ def _seconds(run: RunResult, row_gpus: NDArray[np.int64] | None = None) -> Float
             return np.maximum.accumulate(elapsed)
         return gpu_seconds(run.log, start, np.maximum.accumulate(steps.time_us[rows]))
     typical = run.timing.times.typical
-    if typical is None:
+    if typical is None or run.log.numbered_lines:
         return None
     if run.timing.all is None:
         return run.losses.step.astype(np.float64) * typical

@@ -12,12 +12,19 @@ from rich.text import Text
 
 from drillyard.estimation.confidence import CONFIDENCE
 from drillyard.formatting import count, significant
-from drillyard.measurement.comparison import AXES, Axis, Comparison, Interval, RunDifference
+from drillyard.measurement.comparison import (
+    AXES,
+    Axis,
+    Comparison,
+    Interval,
+    RunDifference,
+    steps_done,
+)
 from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.run_result import RunResult
 
 _FIGURES: Final[dict[str, Callable[[RunResult], str | None]]] = {
-    "Steps": lambda run: f"{len(run.log.steps):,}",
+    "Steps": lambda run: None if (done := steps_done(run)) is None else f"{done:,}",
     "Step time (s)": lambda run: _number(run.timing.times.typical),
     "  p95 (s)": lambda run: _number(run.timing.times.p95),
     "Tokens/s/GPU": lambda run: _number(run.speed.tokens_per_second_per_gpu),

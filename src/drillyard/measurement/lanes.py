@@ -24,13 +24,24 @@ from drillyard.loglines.prefixes import Origin
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, EXACT_ROWS, NONFINITE
 
 # Columns that only the reader uses: counts over the whole run so far, from which those of a step
-# follow, and the number of the attempt, where the log has it.
+# follow, the number of the attempt, where the log has it, and what line_steps.py makes steps of.
 RUNNING: Final[dict[str, tuple[Any, Any]]] = {
     "_samples_so_far": (np.float64, np.nan),
     "_tokens_so_far": (np.float64, np.nan),
     "_skipped_so_far": (np.float64, np.nan),
     "_attempt": (np.int32, -1),
+    "_line": (np.int64, 0),
+    "_epoch": (np.float64, np.nan),
+    "_epoch_unit": (np.float64, np.nan),
+    "_bar_step": (np.int64, -1),
+    "_bar_total": (np.int64, 0),
+    "_bar_seconds": (np.float64, np.nan),
+    "_bar_described": (np.int8, 0),
 }
+LINES_ONLY: Final = frozenset(
+    name for name in RUNNING if name.startswith(("_line", "_epoch", "_bar"))
+)
+"""Of these, what is no longer needed once the lines have steps."""
 _KNOWN: Final = COLUMN_DEFAULTS | RUNNING
 _FIRST_SPREAD: Final = 1 / 1024
 

@@ -7,6 +7,7 @@ Of a step that was done again its last occurrence counts: that one led to the mo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,10 +20,12 @@ from drillyard.telemetry.console import flatten
 
 
 class Flagged(NamedTuple):
-    """A step that was skipped or is not finite, and where its line is."""
+    """A step that was skipped or is not finite, and where its line is; `steps` of them, up to this
+    one, where a line counts several."""
 
     step: int
     place: str
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,10 +95,21 @@ def losses(log: ParsedLog) -> Losses:
     rows = last_rows(steps)
     rows = rows[np.isfinite(steps.loss[rows])]
     return Losses(
-        steps.step[rows], steps.loss[rows], _flagged(log, SKIPPED), _flagged(log, NONFINITE)
+        steps.step[rows],
+        steps.loss[rows],
+        _flagged(log, SKIPPED, steps.skipped_steps),
+        _flagged(log, NONFINITE, steps.nonfinite_steps),
     )
 
 
-def _flagged(log: ParsedLog, bit: int) -> tuple[Flagged, ...]:
+def flagged_steps(flagged: Sequence[Flagged]) -> int:
+    """How many steps they are."""
+    return sum(one.steps for one in flagged)
+
+
+def _flagged(log: ParsedLog, bit: int, counts: NDArray[np.int32]) -> tuple[Flagged, ...]:
     rows = np.flatnonzero(log.steps.flags & bit)
-    return tuple(Flagged(int(log.steps.step[row]), log.place(row)) for row in rows.tolist())
+    return tuple(
+        Flagged(int(log.steps.step[row]), log.place(row), max(int(counts[row]), 1))
+        for row in rows.tolist()
+    )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from drillyard.goodput import STALL_FACTOR
 from drillyard.loglines.prefixes import Origin, rank_of
-from drillyard.measurement.lanes import Lane
+from drillyard.measurement.lanes import LINES_ONLY, Lane
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS, NO_TIME, SKIPPED, ParsedLog, Steps
 
 # Of a source's name: `rank-3.log`, `nemo_log_globalrank-3_localrank-3.txt`, torchrun's
@@ -198,6 +198,8 @@ def _repeated(
 
 def _derive(columns: dict[str, NDArray[Any]]) -> None:
     """Values of one step from counts over the run so far."""
+    for name in LINES_ONLY & columns.keys():
+        del columns[name]
     step = columns["step"]
     gap = np.diff(step).astype(np.float64)
     gap[gap <= 0] = np.nan

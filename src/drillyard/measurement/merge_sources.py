@@ -18,6 +18,7 @@ import numpy as np
 from drillyard.errors import NotFoundError
 from drillyard.measurement.formats import log_formats
 from drillyard.measurement.formats.drillyard import Drillyard
+from drillyard.measurement.line_steps import number_steps
 from drillyard.measurement.log_events import (
     assign_events,
     find_attempts,
@@ -25,6 +26,7 @@ from drillyard.measurement.log_events import (
     split_at_starts,
     start_rows,
 )
+from drillyard.measurement.log_totals import learn_batch
 from drillyard.measurement.merge_ranks import merge_ranks
 from drillyard.measurement.parsed_log import LogClock, LogFacts, LoggedAttempt, ParsedLog, Steps
 from drillyard.measurement.source_reader import FormatContent, SourceContent
@@ -56,6 +58,7 @@ def merge_sources(
                 log.facts.learn(place, **{name: getattr(found.facts, name)})
             for number in found.facts.other_gpus:
                 log.facts.learn("", num_gpus=number)
+    learn_batch(log.facts)
     # Without the step events of events.jsonl where metrics.jsonl has the steps. A column of NaN
     # alone is dropped: where no loss is finite, the tokens decide.
     full = [
@@ -67,6 +70,11 @@ def merge_sources(
     events = _events(readings, chosen)
     # Drillyard's own lines number their attempts.
     starts = None if chosen == Drillyard.name else start_rows([lane for lane, _ in lanes], events)
+    if starts is not None:
+        log.numbered_lines, said = number_steps(
+            [lane for lane, _ in lanes], starts, log.facts, events
+        )
+        log.warnings += said
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # Figures that are not finite are data here.
         copies = merge_ranks(
@@ -98,6 +106,9 @@ def _best_format(found: list[FormatContent]) -> str | None:
     records: Counter[str] = Counter()
     for one in found:
         records[one.format] += one.records
+    for name in list(records):
+        if records.get(log_formats()[name].yields_to):
+            del records[name]
     most = max(records.values(), default=0)
     return next(name for name in log_formats() if records[name] * 2 >= most) if most else None
 

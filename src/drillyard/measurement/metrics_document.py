@@ -109,6 +109,7 @@ class FlaggedStep(_Part):
 
     step: int
     place: str
+    steps: int = Field(description="How many, up to this one: 1, or what its line counts.")
 
 
 class Printed(_Part):

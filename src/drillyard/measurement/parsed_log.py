@@ -75,6 +75,9 @@ class Steps:
     attempt             0 for the first start of the ranks, +1 per restart
     again               an earlier attempt had done this step: its time is recomputation
     flags               bits SKIPPED, NONFINITE and COMPILED
+    skipped_steps, nonfinite_steps
+                        of a line that stands for several steps, how many were SKIPPED and
+                        NONFINITE, where it says so; 0 where not
     stands_for          steps that this row stands for (step - stands_for + 1 .. step), each of
                         about `seconds`: a weight for statistics. 1 unless the run has more than
                         EXACT_ROWS rows
@@ -107,6 +110,8 @@ class Steps:
     attempt: NDArray[np.int16]
     again: NDArray[np.bool_]
     flags: NDArray[np.uint8]
+    skipped_steps: NDArray[np.int32]
+    nonfinite_steps: NDArray[np.int32]
     stands_for: NDArray[np.int32]
     window_steps: NDArray[np.int32]
     seconds: NDArray[np.float64]
@@ -252,6 +257,8 @@ class LogFacts:
     trainable_parameters: float | None = None
     global_batch_size: int | None = None
     """Sequences per optimizer step."""
+    tokens_per_step: int | None = None
+    """Tokens per optimizer step, of all GPUs."""
     micro_batch_size: int | None = None
     sequence_length: int | None = None
     num_gpus: int | None = None
@@ -269,8 +276,18 @@ class LogFacts:
     tokenizer: str | None = None
     total_steps: int | None = None
     log_interval: int | None = None
+    planned_epochs: float | None = None
+    """Epochs that the whole run is to have, where the log's header states it (HF Trainer)."""
     train_runtime_seconds: float | None = None
     """The whole training loop's time, where the framework prints it at the end (HF Trainer)."""
+    train_steps_per_second: float | None = None
+    """Beside it: all steps of the run, also those before a resume, by that time."""
+    train_samples_per_second: float | None = None
+    train_epochs: float | None = None
+    """The epochs when training ended."""
+    total_flos: float | None = None
+    """FLOPs of all training by the Trainer's own count, which is 6 x parameters without
+    embeddings x tokens."""
     places: dict[str, str] = field(default_factory=dict)
     other_gpus: list[int] = field(default_factory=list)
     """World sizes that later lines state instead of `num_gpus`: the last ones, in order."""
@@ -361,6 +378,8 @@ class ParsedLog:
     run_directory: Path | None = None
     """Set when the steps come from a Drillyard run directory on this machine: its events.jsonl,
     run.yaml and summary.json are there."""
+    numbered_lines: bool = False
+    """The log does not say which step its lines are of: `steps.step` counts lines."""
     folding_error: float = 0.0
     """0 up to EXACT_ROWS rows. Beyond: each folded row's `seconds` differs from every step it
     stands for by at most this fraction, so weighted quantiles are that exact, and sums are

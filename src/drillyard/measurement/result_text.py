@@ -15,6 +15,7 @@ from drillyard.formatting import count, significant
 from drillyard.measurement.formats import format_title
 from drillyard.measurement.gpu_counts import gpus_text
 from drillyard.measurement.log_events import WaitKind
+from drillyard.measurement.losses import flagged_steps
 from drillyard.measurement.run_result import RunResult
 from drillyard.measurement.speed import AS_PRINTED
 
@@ -63,7 +64,8 @@ def _list(title: str, items: list[str], style: str) -> list[RenderableType]:
 
 def _heading(result: RunResult) -> str:
     log = result.log
-    steps = f"{len(log.steps):,} logged steps" if len(log.steps) != 1 else "1 logged step"
+    one, more = ("line", "lines") if log.numbered_lines else ("logged step", "logged steps")
+    steps = f"{len(log.steps):,} {one if len(log.steps) == 1 else more}"
     starts = f", {len(log.attempts)} starts" if len(log.attempts) > 1 else ""
     ranks = f", {len(log.ranks)} ranks" if len(log.ranks) > 1 else ""
     return f"{result.name}: {format_title(log.format, 'no known format')}, {steps}{starts}{ranks}"
@@ -86,8 +88,9 @@ def _rows(result: RunResult) -> Iterator[Row]:
         ("Skipped", result.losses.skipped),
         ("Not finite", result.losses.nonfinite),
     ):
-        for index, (step, place) in enumerate(steps[:_MOST_LINES]):
-            yield f"{label} ({len(steps)})" if index == 0 else "", f"step {step} ({place})"
+        for index, (step, place, number) in enumerate(steps[:_MOST_LINES]):
+            which = f"step {step}" if number == 1 else f"{number} up to step {step}"
+            yield f"{label} ({flagged_steps(steps)})" if index == 0 else "", f"{which} ({place})"
     yield from _source_rows(result)
 
 

@@ -18,9 +18,10 @@ from typing import Any, Final
 from drillyard.goodput import Goodput
 from drillyard.hardware import Catalog, catalog
 from drillyard.measurement.cost import Cost, cost
+from drillyard.measurement.line_steps import with_logging_steps
 from drillyard.measurement.log_events import Wait, WaitKind, find_waits, written_seconds
 from drillyard.measurement.log_goodput import goodput_of_log
-from drillyard.measurement.losses import HeldOut, Losses, held_out, losses
+from drillyard.measurement.losses import HeldOut, Losses, flagged_steps, held_out, losses
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.speed import Speed, speed
 from drillyard.measurement.step_times import COARSE, Timing, measure_step_times
@@ -118,9 +119,9 @@ class RunResult:
                     "curve": losses.curve(_CURVE_POINTS),
                 },
                 "held_out": self.held_out,
-                "skipped_steps": len(losses.skipped),
+                "skipped_steps": flagged_steps(losses.skipped),
                 "skipped": losses.skipped[:_MOST_LISTED],
-                "nonfinite_steps": len(losses.nonfinite),
+                "nonfinite_steps": flagged_steps(losses.nonfinite),
                 "nonfinite": losses.nonfinite[:_MOST_LISTED],
                 "stalled_steps": len(stalls),
                 "stalls": stalls[:_MOST_LISTED],
@@ -159,6 +160,8 @@ def measure(
     Raises UserError for flags that contradict each other or name what is not known.
     """
     asked, facts = asked or UserFacts(), facts or catalog()
+    numbered = log.numbered_lines
+    log = with_logging_steps(log, asked.logging_steps)
     account = goodput_of_log(log, asked.job_start_us, asked.job_end_us)
     timed = measure_step_times(log, start_step=asked.start_step, end_step=asked.end_step)
     fast = speed(log, timed, asked, facts)
@@ -180,8 +183,22 @@ def measure(
             *_missing_goodput(account),
             *costs.missing,
         ),
-        warnings=(*log.warnings, *_doubts(timed, account), *fast.warnings, *costs.notes),
+        warnings=(
+            *log.warnings,
+            *_unused(asked, numbered=numbered),
+            *_doubts(timed, account),
+            *fast.warnings,
+            *costs.notes,
+        ),
     )
+
+
+def _unused(asked: UserFacts, *, numbered: bool) -> Iterator[str]:
+    if asked.logging_steps is not None and not numbered:
+        yield (
+            f"--logging-steps {asked.logging_steps} is not used: the log says which steps its lines"
+            " are"
+        )
 
 
 def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Missing]:
@@ -195,6 +212,9 @@ def _missing_times(log: ParsedLog, timed: Timing, asked: UserFacts) -> list[Miss
                     "no logged step lies in the range",
                 )
             ]
+        if log.numbered_lines:
+            reason = "the log does not say how many steps lie between two lines"
+            return [Missing("step_seconds", ("--logging-steps",), reason)]
         return [
             Missing(
                 "step_seconds",

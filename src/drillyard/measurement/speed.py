@@ -29,6 +29,7 @@ from drillyard.formatting import count
 from drillyard.hardware import Accelerator, Catalog
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.gpu_counts import gpu_changes, gpus_by_row
+from drillyard.measurement.log_totals import FLOS, tflops_of_run, totals_contradict
 from drillyard.measurement.parsed_log import ParsedLog
 from drillyard.measurement.printed_rates import LARGEST_RATE, contradictions
 from drillyard.measurement.step_times import Timing, quantiles
@@ -96,6 +97,7 @@ def speed(log: ParsedLog, timing: Timing, asked: UserFacts, catalog: Catalog) ->
     found.warnings[:0] = flag_conflicts(log, asked, catalog, found.parameters)
     _rates(found, log, timing, asked, _peak(found, log, asked, catalog))
     known = None if found.tokens_from == PRINTED_RATE else found.tokens_per_step_per_gpu
+    found.warnings += totals_contradict(log, timing.times.typical)
     found.warnings += contradictions(log, timing, known, _row_work(found))
     return found
 
@@ -169,6 +171,8 @@ def _tokens(found: Speed, log: ParsedLog, timing: Timing, asked: UserFacts) -> N
             found.tokens_per_step = float(batch * length)
     elif by_line is not None:
         found.tokens_from, found.tokens_per_step = "the log's tokens", by_line
+    elif facts.tokens_per_step is not None:
+        found.tokens_from, found.tokens_per_step = "the log's tokens", float(facts.tokens_per_step)
     elif length is not None and (facts.global_batch_size is not None or samples is not None):
         found.tokens_from = "the log's batch size"
         found.tokens_per_step = length * (
@@ -289,7 +293,7 @@ def _rates(
         seconds = np.full(len(log.steps), np.nan)
         seconds[timing.kept.rows] = timing.kept.seconds
         found.tokens_per_second_per_gpu = median_of_rows(timing, found.row_tokens_per_gpu / seconds)
-    _say_what_is_missing(found, typical)
+    _say_what_is_missing(found, typical, has_flops=tflops_of_run(log, found.num_gpus) is not None)
     rate = found.tokens_per_second_per_gpu
     _set_aside_idle_experts(found, rate, asked)
     if (
@@ -298,8 +302,11 @@ def _rates(
         and found.formula is None
     ):
         found.formula, found.tflops_per_gpu = AS_PRINTED, found.printed_tflops_per_gpu
-        if found.peak_flops:
-            found.mfu = found.tflops_per_gpu * 1e12 / found.peak_flops
+    elif found.flops_per_token is None and found.formula is None:
+        found.tflops_per_gpu = tflops_of_run(log, found.num_gpus)
+        found.formula = None if found.tflops_per_gpu is None else FLOS
+    if found.tflops_per_gpu is not None and found.peak_flops:
+        found.mfu = found.tflops_per_gpu * 1e12 / found.peak_flops
     if found.flops_per_token is None or rate is None:
         return
     flops = found.flops_per_token * rate
@@ -353,7 +360,7 @@ def _set_aside_idle_experts(found: Speed, rate: float | None, asked: UserFacts) 
         found.flops_per_token = found.formula = found.parameters = None
 
 
-def _say_what_is_missing(found: Speed, typical: float | None) -> None:
+def _say_what_is_missing(found: Speed, typical: float | None, *, has_flops: bool) -> None:
     if found.tokens_per_second_per_gpu is None:
         if typical is None:
             found.lacks("tokens_per_second_per_gpu", "no step has a duration")
@@ -375,7 +382,9 @@ def _say_what_is_missing(found: Speed, typical: float | None) -> None:
                 "the log does not say how many tokens a step has",
                 *wanted,
             )
-    lacking = found.flops_per_token is None and found.printed_tflops_per_gpu is None
+    lacking = (
+        found.flops_per_token is None and found.printed_tflops_per_gpu is None and not has_flops
+    )
     if lacking and not any(missing.field == "tflops_per_gpu" for missing in found.missing):
         found.lacks(
             "tflops_per_gpu",

@@ -9,7 +9,7 @@ Sources of durations, the first that exists (`Basis`):
 | time stamps | the time between lines, saves and evaluations in between taken off | as steps or windows |
 | progress clock | the same from the seconds since the start that a progress bar shows | as steps or windows |
 | moving averages | NeMo's timing without stamps: each value repeats those before it | mean and median |
-| whole run | the training loop's time over its steps | the mean |
+| whole run | the training loop's time over its steps, as the log's last line states it | the mean |
 
 A moving average is replaced by time stamps where lines have them. So are durations printed to fewer
 than two digits, such as 0.06 s (0.055 to 0.065, or 8 %), where the stamps are finer.
@@ -39,6 +39,7 @@ from drillyard.goodput import STALL_FACTOR
 from drillyard.measurement.formats.drillyard import Drillyard
 from drillyard.measurement.gpu_counts import gpus_by_row
 from drillyard.measurement.log_events import Wait, find_waits, overlap_microseconds
+from drillyard.measurement.log_totals import seconds_per_step
 from drillyard.measurement.parsed_log import COMPILED, LONGEST_SECONDS, NO_TIME, ParsedLog, Steps
 
 Floats = NDArray[np.float64]
@@ -179,7 +180,10 @@ def measure_step_times(
 
 
 def durations(log: ParsedLog) -> Durations | None:
-    """The most trustworthy durations that the log has for single rows; None where it has none."""
+    """The most trustworthy durations that the log has for single rows; None where it has none, or
+    does not say which steps its rows are."""
+    if log.numbered_lines:
+        return None
     printed = _printed(log.steps)
     trusted = printed is not None and printed.basis != "moving averages"
     if printed is not None and trusted and _relative_precision(printed) <= COARSE:
@@ -381,21 +385,16 @@ def _stalls(log: ParsedLog, found: Durations, kept: Durations, times: StepTimes)
 
 def _whole_run(log: ParsedLog) -> StepTimes:
     """The mean step of a log that has no time but that of its training loop."""
-    facts, steps = log.facts, log.steps
-    last = int(steps.step.max()) if len(steps) else facts.total_steps
-    if facts.train_runtime_seconds is None or not last:
+    if (found := seconds_per_step(log)) is None:
         return StepTimes(basis=None)
-    resumed = max((event.step or 0 for event in log.events if event.kind == "resume"), default=0)
-    count = last - resumed
-    if count <= 0:
-        return StepTimes(basis=None)
-    mean = facts.train_runtime_seconds / count
+    mean, first, last = found
+    count = last - first + 1
     return StepTimes(
         basis="whole run",
         mean=mean,
         window_steps=count,
         steps=count,
-        first_step=resumed + 1,
+        first_step=first,
         last_step=last,
     )
 

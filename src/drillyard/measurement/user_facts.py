@@ -64,6 +64,8 @@ class UserFacts:
     batch_size_per_gpu: int | None = None
     global_batch_size: int | None = None
     sequence_length: int | None = None
+    logging_steps: int | None = None
+    """Steps between two lines, for logs whose lines carry no step."""
     precision: str | None = None
     formula: Formula | None = None
     price_per_gpu_hour: float | None = None
@@ -80,6 +82,7 @@ class UserFacts:
             "batch_size_per_gpu",
             "global_batch_size",
             "sequence_length",
+            "logging_steps",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -14,8 +14,11 @@ import pytest
 from tests.unit.measurement.lines import NOON, SECOND, at, perf
 from tests.unit.measurement.prefixes import PREFIXES, STAMP, STAMP_US, prefixed
 
+from drillyard.measurement.formats import log_formats
+from drillyard.measurement.losses import losses
 from drillyard.measurement.parsed_log import NO_TIME, NONFINITE, SKIPPED, ParsedLog
 from drillyard.measurement.read_logs import read_logs
+from drillyard.measurement.run_result import measure
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -174,6 +177,132 @@ EXPECTED = {
         {"train_runtime_seconds": 364.4972},
         ["end"],
     ),
+    "maxtext_2023.log": Expected(
+        "maxtext",
+        {
+            "step": [0, 1, 2],
+            "seconds": [9.5, 0.25, 0.5],
+            "printed_tflops_per_gpu": [1.5, 60, 30],
+            "loss": [9.25, 9.0, 8.75],
+        },
+    ),
+    "maxtext_without_tokens.log": Expected(
+        "maxtext",
+        {"step": [0, 1], "seconds": [9.5, 0.25], "printed_tflops_per_gpu": [1.5, 60]},
+    ),
+    "torchtune_bars.log": Expected(
+        "torchtune_bars",
+        {"step": [1, 2, 3], "loss": [2.5, 2.25, 2.0], "elapsed_seconds": [4, 8, 12]},
+    ),
+    "nanogpt.log": Expected(
+        "nanogpt",
+        {
+            "step": [0, 10, 20],
+            "loss": [10.9, 8.5, 7.25],
+            "seconds": [9.0, 0.25, 0.26],
+            "seconds_precision": [5e-6] * 3,
+            "printed_mfu": [math.nan, math.nan, 0.315],
+            "window_steps": [1] * 3,
+        },
+        {"tokens_per_step": 32768, "parameters": 124e6},
+        ["round_start", "evaluation", "evaluation", "checkpoint_begin"],
+    ),
+    "litgpt.log": Expected(
+        "litgpt",
+        {
+            # Two micro-batches a step: 0.4 + 0.5 and 0.1 + 0.15 s; of step 4 one is logged.
+            "step": [1, 2, 4],
+            "seconds": [0.9, 0.25, 0.25],
+            "loss": [2.4, 2.2, 2.1],
+            "seconds_precision": [1e-5] * 3,
+        },
+        {"trainable_parameters": 1e6},
+        ["evaluation_end", "evaluation"],
+    ),
+    "litgpt_2023.log": Expected(
+        "litgpt", {"step": [1, 2], "seconds": [0.9, 0.25], "loss": [2.4, 2.2]}
+    ),
+    "llama_factory.jsonl": Expected(
+        "llama_factory",
+        {
+            "step": [10, 20],
+            "elapsed_seconds": [100, 200],
+            "loss": [1.5, 1.25],
+            "learning_rate": [5e-5, 2e-5],
+            "tokens": [10240, 10240],
+            "window_steps": [10, 10],
+        },
+        {"total_steps": 25},
+        ["evaluation"],
+    ),
+    "ms_swift.log": Expected(
+        "hf_trainer",
+        {
+            "step": [50, 55],
+            "elapsed_seconds": [4089, 4534],
+            "loss": [1.5, 1.25],
+            "grad_norm": [0.5, 0.5],
+            "memory_gib": [63.5, 63.5],
+            "window_steps": [5, 5],
+        },
+        {"total_steps": 176},
+    ),
+    "ms_swift.jsonl": Expected(
+        "ms_swift",
+        {
+            "step": [50, 55],
+            "elapsed_seconds": [4089, 4534],
+            "loss": [1.5, 1.25],
+            "memory_gib": [63.5, 63.5],
+        },
+        {"total_steps": 176},
+        ["evaluation"],
+    ),
+    "olmo_core.log": Expected(
+        "olmo_core",
+        {
+            "step": [1, 2, 3],
+            "time_us": [NOON + 2 * SECOND, NOON + 4 * SECOND, NOON + 6 * SECOND + SECOND // 2],
+            "loss": [10.5, math.nan, 9.25],
+            "grad_norm": [1.25, math.nan, math.nan],
+            "learning_rate": [1e-5, math.nan, math.nan],
+            "seconds": [math.nan, math.nan, 2.5],
+            "printed_tokens_per_second_per_gpu": [math.nan, math.nan, 8192],
+            "printed_mfu": [math.nan, math.nan, 0.385],
+            "flags": [0, 0, NONFINITE | SKIPPED],
+            "line": [3, 8, 9],
+        },
+        {"total_steps": 2000, "peak_flops": 989.5e12, "accelerator": "NVIDIA H100 80GB HBM3"},
+        ["round_start", "checkpoint_begin", "checkpoint_end"],
+    ),
+    "nemo1_nan.log": Expected(
+        "nemo1",
+        {
+            "step": [8999, 9000, 9001],
+            "loss": [6.5, math.nan, -math.inf],
+            "flags": [0, NONFINITE, NONFINITE],
+        },
+    ),
+    "hf_trainer_no_bars.log": Expected(
+        "hf_trainer",
+        {
+            "step": [10, 20, 30, 40, 50, 60],
+            "loss": [2.5, 2.4, 2.3, 2.2, 2.1, 2.0],
+            "window_steps": [10] * 6,
+        },
+        {"train_runtime_seconds": 120, "train_steps_per_second": 0.5, "global_batch_size": 8},
+        ["end"],
+    ),
+    "hf_trainer_foreign_bars.log": Expected(
+        "hf_trainer",
+        {
+            "step": [10, 20, 30, 40, 50, 60],
+            "elapsed_seconds": [9, 18, 27, 36, 45, 54],
+            "window_steps": [10] * 6,
+        },
+        {"train_runtime_seconds": 60.12, "global_batch_size": 8},
+        ["evaluation", "evaluation", "end"],
+    ),
     "dllogger.json": Expected(
         "dllogger",
         {
@@ -190,12 +319,18 @@ EXPECTED = {
 }
 
 
+_REDRAWN = ("dllogger", "nemo1", "torchtune_bars")
+"""Formats that have times of their own, or whose lines are redrawn: a stamp before such a line is
+that of all drawings."""
+
+
 def check(log: ParsedLog, expected: Expected) -> None:
     assert log.format == expected.format
     for name, values in expected.columns.items():
         np.testing.assert_allclose(getattr(log.steps, name), values, rtol=1e-6, err_msg=name)
     for name, value in expected.facts.items():
-        assert getattr(log.facts, name) == pytest.approx(value), name
+        found = getattr(log.facts, name)
+        assert found == (value if isinstance(value, str) else pytest.approx(value)), name
     assert [event.kind for event in log.events] == expected.events
 
 
@@ -204,6 +339,11 @@ def test_sample(sample: str) -> None:
     log = read_logs([SAMPLES / sample])
     check(log, EXPECTED[sample])
     assert all(source.damaged_lines == 0 for source in log.sources)
+
+
+def test_the_documentation_lists_every_format() -> None:
+    text = (Path(__file__).parents[3] / "docs/measure.md").read_text("utf-8")
+    assert [name for name in log_formats() if f"| `{name}` |" not in text] == []
 
 
 def test_every_sample_is_expected_somewhere() -> None:
@@ -221,7 +361,7 @@ def test_samples_behind_a_launchers_prefix(launcher: str, tmp_path: Path) -> Non
         own = {"time_us"} if STAMP in prefix and expected.format != "dllogger" else set()
         ours = {name: values for name, values in expected.columns.items() if name not in own}
         check(log, Expected(expected.format, ours, expected.facts, expected.events))
-        if STAMP in prefix and expected.format not in ("dllogger", "nemo1"):
+        if STAMP in prefix and expected.format not in _REDRAWN:
             assert (log.steps.time_us == STAMP_US).all(), sample
         if b"rank0" in prefix:
             assert log.ranks[:1] == (0,), sample
@@ -270,6 +410,59 @@ def test_a_megatron_log_that_never_prints_a_loss_has_no_nonfinite_steps(tmp_path
         f" iteration {step}/ 9 | elapsed time per iteration (ms): 500.0 |\n" for step in (1, 2)
     )
     assert read_logs([write(tmp_path / "run.log", text)]).steps.flags.tolist() == [0, 0]
+
+
+def _megatron(step: int, loss: str, skipped: int, nan: int) -> str:
+    return (
+        f" iteration {step:8}/ 100 | elapsed time per iteration (ms): 500.0 |{loss} loss scale:"
+        f" 65536.0 | number of skipped iterations: {skipped:3} | number of nan iterations:"
+        f" {nan:3} |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "skipped", "not_finite"),
+    [
+        # Ten steps of a loss scale that is too high: no loss is printed, and none was NaN.
+        ([("", 10, 0), (" lm loss: 2.0E+00 |", 0, 0)], {10: 10}, {}),
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 10, 0)], {20: 10}, {}),
+        ([(" lm loss: 2.0E+00 |", 3, 3), (" lm loss: 2.0E+00 |", 0, 0)], {10: 3}, {10: 3}),
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 10, 10)], {20: 10}, {20: 10}),
+        # Seven steps were applied, and their mean is not printed: one of them was NaN.
+        ([(" lm loss: 2.0E+00 |", 0, 0), ("", 3, 0)], {20: 3}, {20: 1}),
+    ],
+)
+def test_megatron_counts_the_steps_of_a_line(
+    lines: list[tuple[str, int, int]],
+    skipped: dict[int, int],
+    not_finite: dict[int, int],
+    tmp_path: Path,
+) -> None:
+    text = "".join(_megatron(10 * (index + 1), *line) for index, line in enumerate(lines))
+    log = read_logs([write(tmp_path / "run.log", text)])
+    found = losses(log)
+    assert {one.step: one.steps for one in found.skipped} == skipped
+    assert {one.step: one.steps for one in found.nonfinite} == not_finite
+    assert measure(log).as_json()["skipped_steps"] == sum(skipped.values())
+
+
+def test_a_step_line_with_decimal_commas(tmp_path: Path) -> None:
+    text = (
+        "Step: 3 | Time: 1,5s | TFLOPs/s/GPU: 9,5 | Tokens/s/GPU: 100 | Loss: 2,25\n"
+        "Step: 4 | Time: 1,25s | TFLOPs/s/GPU: 9,5 | Tokens/s/GPU: 100 | Loss: 2,0\n"
+    )
+    steps = read_logs([write(tmp_path / "run.log", text)]).steps
+    assert (steps.seconds.tolist(), steps.loss.tolist()) == ([1.5, 1.25], [2.25, 2.0])
+    text = "completed step: 3, seconds: 1,5, TFLOP/s/device: 9,5, Tokens/s/device: 10,25, loss: 2,5"
+    steps = read_logs([write(tmp_path / "run.log", text + "\n")]).steps
+    assert (steps.seconds.tolist(), steps.loss.tolist()) == ([1.5], [2.5])
+    text = "[titan] step:  3  loss:  2,5  grad_norm:  1,25  memory: 45,12GiB(57,01%)  tps: 5,762"
+    steps = read_logs([write(tmp_path / "run.log", text + "  mfu: 33,75%\n")]).steps
+    assert (steps.loss.tolist(), steps.printed_tokens_per_second_per_gpu.tolist()) == (
+        [2.5],
+        [5762],
+    )
+    assert steps.printed_mfu.tolist() == [0.3375]
 
 
 def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path: Path) -> None:
@@ -321,6 +514,8 @@ def test_megatrons_window_is_the_number_of_steps_since_the_line_before(tmp_path:
         ("inf", math.inf),
         ("-inf", -math.inf),
         ("-Infinity", -math.inf),
+        ("nan.0", math.nan),
+        ("-inf.", -math.inf),
     ],
 )
 def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_path: Path) -> None:
@@ -358,7 +553,7 @@ def test_losses_that_are_not_finite(line: str, printed: str, value: float, tmp_p
         'DLLL {{"type": "LOG", "step": 3, "data": {{"train_loss": 1.5, "grad_norm": "{}"}}}}',
     ],
 )
-@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN"])
+@pytest.mark.parametrize("printed", ["nan", "inf", "-inf", "NaN", "nan.0"])
 def test_gradient_norms_that_are_not_finite(line: str, printed: str, tmp_path: Path) -> None:
     log = read_logs([write(tmp_path / "run.log", line.format(printed) + "\n")])
     assert log.steps.step.tolist() == [3]

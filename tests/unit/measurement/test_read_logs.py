@@ -147,6 +147,12 @@ def test_a_log_cut_anywhere_gives_a_prefix_of_its_steps(
     except UserError:
         return
     part = as_rows(log)
+    if sample == "olmo_core.log":
+        # The metrics of a step follow on lines of their own.
+        part = part[:-1]
+    if log.numbered_lines:
+        # Which steps these are is stated at the end.
+        part, whole = ([row[1:] for row in rows] for rows in (part, whole))
     assert part == whole[: len(part)]
 
 

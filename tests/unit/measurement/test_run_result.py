@@ -322,7 +322,7 @@ def test_losses_are_those_of_the_steps_that_led_to_the_model():
         "lowest_step": 4,
         "curve": [[1, 3.0], [2, 1.9], [4, 1.7]],
     }
-    assert got["skipped"] == got["nonfinite"] == [{"step": 3, "place": "run.log:15"}]
+    assert got["skipped"] == got["nonfinite"] == [{"step": 3, "place": "run.log:15", "steps": 1}]
 
 
 def test_long_curves_are_thinned_and_keep_their_ends():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -131,3 +132,26 @@ def test_a_log_of_redrawn_bars_gives_every_step(prefix: str, tmp_path: Path) -> 
         step: step // 40 % 2 if prefix else -1 for step in range(STEPS)
     }
     assert steps.elapsed_seconds.tolist() == list(range(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("nan.0", math.nan),
+        ("inf.0", math.inf),
+        ("-inf.", -math.inf),
+        ("-Infinity.0", -math.inf),
+        ("2,5", 2.5),
+        ("-0,25", -0.25),
+        ("1,5e-3", 0.0015),
+    ],
+)
+def test_numbers_that_float_does_not_read(printed: str, value: float) -> None:
+    read = numbers(Value("loss"), [b"1.5", printed.encode()])
+    assert read.tolist() == pytest.approx([1.5, value], nan_ok=True)
+
+
+@pytest.mark.parametrize("printed", [b"nan.1", b"2,5,5", b"2.5,5", b",5", b"2,", b"nan,0"])
+def test_what_is_no_number(printed: bytes) -> None:
+    with pytest.raises(ValueError, match="could not convert"):
+        numbers(Value("loss"), [printed])

@@ -29,10 +29,13 @@ from drillyard.measurement.formats.log_format import (
 )
 from drillyard.measurement.formats.maxtext import MaxText
 from drillyard.measurement.formats.megatron import Megatron
+from drillyard.measurement.formats.nanogpt import LitGpt, NanoGpt
 from drillyard.measurement.formats.nemo import NeMo1, NeMo2
+from drillyard.measurement.formats.olmo_core import OlmoCore
 from drillyard.measurement.formats.tensorboard import TensorBoardEvents
 from drillyard.measurement.formats.torchtitan import TorchTitan
-from drillyard.measurement.formats.torchtune import TorchTune
+from drillyard.measurement.formats.torchtune import TorchTune, TorchTuneBars
+from drillyard.measurement.formats.trainer_jsonl import LlamaFactory, MsSwift
 from drillyard.measurement.formats.values import Columns, MatchedLines, Values
 from drillyard.measurement.lanes import RUNNING
 from drillyard.measurement.parsed_log import COLUMN_DEFAULTS
@@ -47,11 +50,17 @@ BUILT_IN: Final[tuple[type[LogFormat], ...]] = (
     TorchTune,
     MaxText,
     PerfLogger,
+    NanoGpt,
+    LitGpt,
+    OlmoCore,
     NeMo2,
     HfTrainerState,
+    LlamaFactory,
+    MsSwift,
     TensorBoardEvents,
     HfTrainer,
     NeMo1,
+    TorchTuneBars,
 )
 
 

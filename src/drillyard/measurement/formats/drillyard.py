@@ -23,11 +23,11 @@ from drillyard.measurement.formats.line_rules import LineRule, RuleContext, fact
 from drillyard.measurement.formats.log_format import (
     ENDS,
     LARGEST_STEP,
-    NUMBER,
     StepPattern,
     TextFormat,
 )
 from drillyard.measurement.formats.values import (
+    NUMBER,
     TIME_SPEED_LOSS,
     Columns,
     MatchedLines,
@@ -52,7 +52,7 @@ _NAMES: Final = {
 _KINDS: Final = frozenset(get_args(LogEventKind))
 _PERF_LINE: Final = re.compile(
     rb"Step: *(\d{1,18}) *\| *Time: *%s ?s *\| *TFLOPs/s/GPU: *%s *\| *Tokens/s/GPU: *%s *\|"
-    rb" *Loss: *%s" % (rb"([-+.0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER) + ENDS
+    rb" *Loss: *%s" % (rb"([-+.,0-9eE]{1,64}|[-+]?nan|[-+]?inf)", NUMBER, NUMBER, NUMBER) + ENDS
 )
 
 

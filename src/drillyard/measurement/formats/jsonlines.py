@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from drillyard.measurement.formats.values import Values
+from drillyard.measurement.formats.values import Values, number
 from drillyard.measurement.lanes import nonfinite_flags
 
 OBJECT: Final = rb"(\{[^\n]*\})[ \t]*"
@@ -110,6 +110,6 @@ def floats(values: Sequence[Any]) -> NDArray[np.float64]:
 
 def _float(value: Any) -> float:
     try:
-        return float(value)
+        return number(value) if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         return float("nan")

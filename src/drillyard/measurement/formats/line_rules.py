@@ -18,6 +18,7 @@ from ahocorasick_rs import BytesAhoCorasick, MatchKind
 from drillyard.loglines.blocks import LineBlock
 from drillyard.loglines.prefixes import NOWHERE, Origin, split_prefix
 from drillyard.loglines.stamps import Stamps, find_stamp
+from drillyard.measurement.formats.values import number
 from drillyard.measurement.parsed_log import LogEvent, LogEventKind, LogFacts
 
 _MOST_EVENTS: Final = 20_000
@@ -136,6 +137,10 @@ class RuleContext:
         self.learn(**{name: _FACT_READERS[name](text) for name, text in match.groupdict().items()})
 
 
+EVENT_LOSS: Final = rb"(?P<loss>[-+]?(?:\.?\d|nan|inf)[-+.\da-zA-Z]*(?:,\d+)?)"
+"""The loss of an event, as a group: finite or not."""
+
+
 def fact_rule(literal: bytes, pattern: bytes) -> LineRule:
     """A line that states facts of the whole run: the named groups of `pattern`."""
     return LineRule(literal, pattern, RuleContext.learn_groups, once=True)
@@ -153,7 +158,7 @@ def event_rule(kind: LogEventKind, literal: bytes, pattern: bytes = b"") -> Line
         if named.get("step"):
             fields["step"] = int(named["step"])
         if "loss" in named:
-            fields["values"] = {"loss": float(named["loss"])}
+            fields["values"] = {"loss": number(named["loss"])}
         context.add(kind, **fields)
 
     return LineRule(literal, pattern or re.escape(literal), action)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -25,15 +25,19 @@ from drillyard.loglines.blocks import LineBlock, Readable, line_ends
 from drillyard.loglines.prefixes import LineOrigins, Origin, PrefixShape, parse_origin, shape_of
 from drillyard.loglines.stamps import Stamps
 from drillyard.measurement.formats.line_rules import LineRule
-from drillyard.measurement.formats.values import Columns, MatchedLines, Values
+from drillyard.measurement.formats.values import (
+    COMMA_NUMBER,
+    DECIMAL_COMMA,
+    Columns,
+    MatchedLines,
+    Values,
+)
+from drillyard.measurement.formats.values import NUMBER as NUMBER
 from drillyard.measurement.lanes import Lane, Lanes
 from drillyard.measurement.parsed_log import NO_TIME, LogEvent, LogFacts
 
-NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
-"""Candidate for a number; `float` decides (it accepts nan, inf and e-notation). If it fails, the
-line is damaged."""
-ENDS: Final = rb"(?=[\s,|\]}]|\Z)"
-"""End of a complete number: a line cut inside a number is no step line."""
+ENDS: Final = rb"(?=[\s|\]}]|,(?!\d)|\Z)"
+"""End of a complete number: a line cut inside a number, or at a decimal comma, is no step line."""
 
 LARGEST_STEP: Final = 2**53
 _MOST_LAYOUTS: Final = 48
@@ -61,6 +65,8 @@ class LogFormat(ABC):
     (120)."""
     windowed: ClassVar[bool] = False
     """Each line is a mean over the steps since the previous line."""
+    yields_to: ClassVar[str] = ""
+    """Name of the format from which a run logged in both takes its steps, however few."""
     clock_restarts: ClassVar[bool] = False
     """`elapsed_seconds` restart with each start of the ranks, and only then (NeMo 1: with each
     epoch)."""
@@ -208,11 +214,7 @@ class StepLineReader:
                 self._layouts.insert(0, self._layouts.pop(index))
                 return layout, match
         end = text.find(b"\n", begin)
-        found = (
-            self.format.step_pattern(text[begin:end])
-            if end - begin <= self.format.longest
-            else None
-        )
+        found = self._pattern_of(text[begin:end]) if end - begin <= self.format.longest else None
         if found is None:
             return None, None
         if found.begin > _LONGEST_PREFIX or self._compiled >= _MOST_LEARNED:
@@ -228,6 +230,14 @@ class StepLineReader:
         self._layouts.insert(0, layout)
         del self._layouts[_MOST_LAYOUTS:]
         return layout, match
+
+    def _pattern_of(self, line: bytes) -> StepPattern | None:
+        if DECIMAL_COMMA.search(line) is None:
+            return self.format.step_pattern(line)
+        found = self.format.step_pattern(DECIMAL_COMMA.sub(b".", line))
+        if found is None:
+            return None
+        return replace(found, pattern=found.pattern.replace(NUMBER, COMMA_NUMBER))
 
     def _convert(
         self, layout: _Layout | None, block: LineBlock, begins: list[int], rows: list[Any]

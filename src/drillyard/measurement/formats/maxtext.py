@@ -3,6 +3,10 @@
     completed step: 11, seconds: 28.294, TFLOP/s/device: 1520.276, Tokens/s/device: 579.059,
     total_weights: 4194304, loss: 13.652
 
+    completed step: 2, seconds: 0.206, TFLOP/s: 72.958, loss: 9.352                 (2023)
+    completed step: 2, seconds: 3.033, TFLOP/s/device: 340.650, loss: 1.989         (to July 2024)
+    completed step: 2, seconds: 3.033, loss: 1.989                                  (the first)
+
 Each line is one step, counted from 0. JAX dispatches asynchronously: the time of step 1 is that of
 putting it into the queue, and step 2 pays for it. `total_weights` counts the tokens that carry
 loss, not all tokens. A line may have more losses (`main_model_loss`); the first one is read.
@@ -15,14 +19,15 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
-from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import TIME_SPEED_LOSS, decode_values
+from drillyard.measurement.formats.line_rules import EVENT_LOSS, LineRule, RuleContext, event_rule
+from drillyard.measurement.formats.log_format import ENDS, StepPattern, TextFormat
+from drillyard.measurement.formats.values import NUMBER, TIME_SPEED_LOSS, decode_values
 
 _LINE: Final = re.compile(
-    rb"completed step: (\d{1,18}), seconds: %s, TFLOP/s/device: %s%s(?:, Tokens/s/device: %s%s)?"
+    rb"completed step: (\d{1,18}), seconds: %s%s(?:, TFLOP/s(?:/device)?: %s%s)?"
+    rb"(?:, Tokens/s/device: %s%s)?"
     rb"(?:, total_weights: \d+)?(?:,[ \t]+[^\n]*?loss: %s%s)?"
-    % (NUMBER, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
+    % (NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS, NUMBER, ENDS)
 )
 _CONFIG: Final[dict[bytes, tuple[str, Callable[[bytes], Any]]]] = {
     b"max_target_length": ("sequence_length", int),
@@ -66,8 +71,13 @@ class MaxText(TextFormat):
         ),
         event_rule(
             "evaluation",
+            b"eval after train step",
+            rb"ompleted eval after train step (?P<step>\d+), loss=" + EVENT_LOSS,
+        ),
+        event_rule(
+            "evaluation",
             b"eval metrics after step",
-            rb"eval metrics after step: (?P<step>\d+), loss=(?P<loss>[-+.\deE]+)",
+            rb"eval metrics after step: (?P<step>\d+), loss=" + EVENT_LOSS,
         ),
     )
 

@@ -8,18 +8,20 @@ FlagScale, GPT-NeoX, whose loss is `lm_loss`).
 
 The time is a mean over `log_interval` iterations. A loss that is NaN or negative is not printed at
 all (only if `avg >= 0.0`), so where other lines have a loss, a line without one is taken for
-non-finite. Source of this and of the fields: NVIDIA/Megatron-LM megatron/training/training.py.
+non-finite, unless all steps of the line were skipped and none was NaN (a loss scale that is too
+high). Source of this and of the fields: NVIDIA/Megatron-LM megatron/training/training.py.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
+from drillyard.measurement.formats.line_rules import EVENT_LOSS, LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import StepPattern, TextFormat
 from drillyard.measurement.formats.values import (
     BAR,
@@ -33,6 +35,8 @@ from drillyard.measurement.formats.values import (
 from drillyard.measurement.lanes import Lane
 from drillyard.measurement.parsed_log import NONFINITE, SKIPPED
 
+_NOT_FINITE: Final = SKIPPED | NONFINITE
+"""Of a step with a NaN Megatron-LM applies no update."""
 _HEADER: Final = rb"iteration[ \t]++(\d{1,18}+)[ \t]*+/[ \t]*+\d++"
 _LINE: Final = re.compile(
     rb"iteration[ \t]+\d{1,18}[ \t]*/[ \t]*(\d{1,18})[ \t]*\|[ \t]*(?=[A-Za-z][^|]*:)"
@@ -54,8 +58,8 @@ _KEYS: Final = {
     b"loss": Value("loss"),
     b"grad norm": Value("grad_norm"),
     b"grad_norm": Value("grad_norm"),
-    b"number of skipped iterations": Value("_skipped"),
-    b"number of nan iterations": Value("_nan"),
+    b"number of skipped iterations": Value("skipped_steps"),
+    b"number of nan iterations": Value("nonfinite_steps"),
 }
 
 
@@ -112,7 +116,7 @@ class Megatron(TextFormat):
             "evaluation",
             b"validation loss at iteration",
             rb"validation loss at iteration +(?P<step>\d+)[^|\n]{0,200}\|[^|\n]{0,200}?value:"
-            rb" (?P<loss>[-+.\deE]+)",
+            rb" " + EVENT_LOSS,
         ),
         event_rule(
             "resume",
@@ -143,13 +147,36 @@ class Megatron(TextFormat):
         def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
             read = decode(groups, place)
             flags = read["flags"] if has_loss else np.full(place.count, NONFINITE, np.uint8)
-            flags[np.nan_to_num(read.pop("_skipped", np.zeros(len(flags)))) > 0] |= SKIPPED
-            flags[np.nan_to_num(read.pop("_nan", np.zeros(len(flags)))) > 0] |= SKIPPED | NONFINITE
+            for name, bits in (("skipped_steps", SKIPPED), ("nonfinite_steps", _NOT_FINITE)):
+                read[name] = np.nan_to_num(read.get(name, np.zeros(place.count)))
+                flags[read[name] > 0] |= np.uint8(bits)
             return {**read, "flags": flags}
 
         return StepPattern(header.start(), _HEADER + BAR + pattern, columns)
 
     def finish_lane(self, lane: Lane) -> None:
-        """A log that never prints a loss means nothing by leaving it out."""
-        if (flags := lane.column("flags")) is not None and not self._prints_loss:
-            lane.replace("flags", flags & ~np.uint8(NONFINITE))
+        """A log that never prints a loss means nothing by leaving it out; nor does a line all of
+        whose steps were skipped, none of them for NaN."""
+        if (flags := lane.column("flags")) is None:
+            return
+        unsaid = np.ones(len(flags), np.bool_)
+        if self._prints_loss:
+            loss, skipped = lane.column("loss"), lane.column("skipped_steps")
+            if skipped is None:
+                return
+            unsaid &= skipped >= _windows(lane.column("step"), skipped)
+            unsaid &= True if loss is None else np.isnan(loss)
+        if (nan := lane.column("nonfinite_steps")) is not None:
+            unsaid &= nan == 0
+        lane.replace("flags", np.where(unsaid, flags & ~np.uint8(NONFINITE), flags))
+
+
+def _windows(step: NDArray[np.int64] | None, skipped: NDArray[Any]) -> NDArray[np.int64]:
+    """How many steps each line stands for: those since the line before, at a start as usual."""
+    assert step is not None
+    window = np.diff(step, prepend=0)
+    known = window[1:][window[1:] > 0]
+    usual = np.median(known) if len(known) else skipped[0]
+    window[:1] = min(window[0], max(usual, 1))
+    window[window <= 0] = usual
+    return window

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule
 from drillyard.measurement.formats.log_format import LARGEST_STEP, StepPattern, TextFormat
+from drillyard.measurement.formats.progress_bars import clock_seconds, keep_first_drawings
 from drillyard.measurement.formats.values import (
     BAR,
     Columns,
@@ -153,12 +154,7 @@ class NeMo1(TextFormat):
         return StepPattern(header.start(), _HEADER_1 + pattern, columns)
 
     def finish_lane(self, lane: Lane) -> None:
-        """Only the first drawing of a step counts."""
-        step = lane.column("step")
-        assert step is not None
-        new = np.append(True, step[1:] != step[:-1])
-        if not new.all():
-            lane.keep(new)
+        keep_first_drawings(lane)
 
 
 def _steps(
@@ -172,11 +168,3 @@ def _steps(
     unit = np.array([lost[text] for text in texts])
     steps = np.where(np.abs(printed) < LARGEST_STEP, printed, -1.0).astype(np.int64)
     return np.where(np.abs(printed - (counts - 1)) <= unit, counts - 1, steps)
-
-
-def clock_seconds(text: bytes | None) -> float:
-    """Seconds of a progress bar's clock: `06:04`, `43:24:54`."""
-    seconds = 0
-    for part in (text or b"0").split(b":"):
-        seconds = seconds * 60 + int(part)
-    return float(seconds)

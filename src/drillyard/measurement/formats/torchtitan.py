@@ -14,9 +14,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
-from drillyard.measurement.formats.log_format import NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.values import Value, decode_values
+from drillyard.measurement.formats.line_rules import (
+    EVENT_LOSS,
+    LineRule,
+    RuleContext,
+    event_rule,
+    fact_rule,
+)
+from drillyard.measurement.formats.log_format import StepPattern, TextFormat
+from drillyard.measurement.formats.values import NUMBER, Value, decode_values
 
 _GAP: Final = rb"[ \t]++"
 _LINE: Final = re.compile(rb"step:[ \t]*(\d+)(?=[ \t]+\w+:[ \t])")
@@ -24,12 +30,12 @@ _ITEM: Final = re.compile(rb"[ \t]+([A-Za-z_]\w*):[ \t]*([^ \t\n]+)")
 _VALUES: Final = {
     b"loss": (Value("loss"), NUMBER),
     b"grad_norm": (Value("grad_norm"), NUMBER),
-    b"lr": (Value("learning_rate"), rb"([-+.\deE]{1,64}+)"),
-    b"memory": (Value("memory_gib"), rb"([\d.]{1,64})GiB\([\d.]+%\)"),
+    b"lr": (Value("learning_rate"), rb"([-+.,\deE]{1,64}+)"),
+    b"memory": (Value("memory_gib"), rb"([\d.,]{1,64})GiB\([\d.,]+%\)"),
     b"tps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
     b"wps": (Value("printed_tokens_per_second_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
     b"tflops": (Value("printed_tflops_per_gpu", commas=True), rb"([\d,.]{1,64}+)"),
-    b"mfu": (Value("printed_mfu", 0.01), rb"(?:([\d.]{1,64})%|N/A)"),
+    b"mfu": (Value("printed_mfu", 0.01), rb"(?:([\d.,]{1,64})%|N/A)"),
 }
 
 
@@ -76,7 +82,7 @@ class TorchTitan(TextFormat):
         event_rule(
             "evaluation",
             b"validate step:",
-            rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*(?P<loss>[-+.\deE]+)",
+            rb"validate step:[ \t]*(?P<step>\d+)[ \t]+loss:[ \t]*" + EVENT_LOSS,
         ),
         event_rule("end", b"Training completed"),
     )

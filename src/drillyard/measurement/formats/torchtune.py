@@ -7,7 +7,8 @@ others print the same).
 A line is one optimizer step, every `log_every_n_steps`; the count continues over epochs and
 restarts. It has no step
 time: that follows from a launcher's time stamps, or from the progress bar before it (`1|2|Loss: 1.8745:   3%|3 | 2/65
-[00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock restarts with each epoch. The rate is that of
+[00:05<02:40,  2.5s/it]`) where both are in one stream; the bar's clock restarts with each epoch.
+A log of bars alone (its metrics went to W&B) has steps, losses and that clock. The rate is that of
 this step alone and counts tokens that carry loss only: neither padding nor masked ones. Memory is
 in GiB (before 0.5 in units of 1e9 bytes). Lines with other keys alone are passed over but for
 `val_loss`. Source: pytorch/torchtune torchtune/training/metric_logging.py,
@@ -22,10 +23,24 @@ from typing import Final
 
 import numpy as np
 
-from drillyard.measurement.formats.line_rules import LineRule, RuleContext, event_rule, fact_rule
-from drillyard.measurement.formats.log_format import ENDS, NUMBER, StepPattern, TextFormat
-from drillyard.measurement.formats.nemo import clock_seconds
-from drillyard.measurement.formats.values import Columns, MatchedLines, Value, Values, decode_values
+from drillyard.measurement.formats.line_rules import (
+    EVENT_LOSS,
+    LineRule,
+    RuleContext,
+    event_rule,
+    fact_rule,
+)
+from drillyard.measurement.formats.log_format import ENDS, StepPattern, TextFormat
+from drillyard.measurement.formats.progress_bars import clock_seconds, keep_first_drawings
+from drillyard.measurement.formats.values import (
+    NUMBER,
+    Columns,
+    MatchedLines,
+    Value,
+    Values,
+    decode_values,
+)
+from drillyard.measurement.lanes import Lane
 
 _BAR: Final = (
     rb"(?:(?<!\d)\d++\|\d++\|Loss: [^\n\[]{0,1000}+\[([\d:]{1,20})<[^\]\n]{0,200}\][ \t]*)?"
@@ -33,7 +48,7 @@ _BAR: Final = (
 _HEADER: Final = _BAR + rb"Step (\d{1,18}) \|"
 _LINE: Final = re.compile(_HEADER + rb"(?= [^\s:|]+:)")
 _ITEM: Final = re.compile(rb" +([^\s:|]+):([^ \n]+)")
-_IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.\dea-z]*", re.IGNORECASE)
+_IS_NUMBER: Final = re.compile(rb"[-+]?(?:\d|\.\d|nan|inf)[-+.,\dea-z]*", re.IGNORECASE)
 _VALUES: Final = {
     b"loss": Value("loss"),
     b"lr": Value("learning_rate"),
@@ -41,6 +56,12 @@ _VALUES: Final = {
     b"tokens_per_second_per_gpu": Value("printed_tokens_per_second_per_gpu"),
     b"peak_memory_alloc": Value("memory_gib"),
 }
+
+
+_DRAWN: Final = re.compile(
+    rb"(?<!\d)\d++\|(\d{1,18})\|Loss: %s: +\d++%%\|[^|\n]{0,1000}\| *\d++/\d++ \[([\d:]{1,20})<"
+    % NUMBER
+)
 
 
 class TorchTune(TextFormat):
@@ -58,7 +79,7 @@ class TorchTune(TextFormat):
         event_rule(
             "evaluation",
             b"| val_loss:",
-            rb"Step (?P<step>\d+) \| val_loss:(?P<loss>[-+.\deE]+|[-+]?nan|[-+]?inf)",
+            rb"Step (?P<step>\d+) \| val_loss:" + EVENT_LOSS,
         ),
         event_rule(
             "checkpoint_end",
@@ -95,3 +116,33 @@ class TorchTune(TextFormat):
         # Without the end a line with fewer keys would match one that has more.
         whole = rb"[ \t\r]*+(?=\n)" if not line[position:].strip() else b""
         return StepPattern(header.start(), rb" ++".join(pieces) + whole, columns)
+
+
+class TorchTuneBars(TextFormat):
+    """The bars where no metric lines are in the log. The bar is drawn once with the step before in
+    its description: the first drawing of a step counts."""
+
+    name = "torchtune_bars"
+    title = "torchtune progress bar"
+    preference = 125
+    yields_to = TorchTune.name
+    anchor = b"|Loss: "
+    rules = TorchTune.rules
+
+    def step_pattern(self, line: bytes) -> StepPattern | None:
+        found = _DRAWN.search(line)
+        if found is None:
+            return None
+        decode = decode_values([Value("step", integer=True), Value("loss")], {})
+
+        def columns(groups: Sequence[Values], place: MatchedLines) -> Columns:
+            read = decode(groups[:2], place)
+            return {
+                **read,
+                "elapsed_seconds": np.array([clock_seconds(text) for text in groups[2]]),
+            }
+
+        return StepPattern(found.start(), _DRAWN.pattern, columns)
+
+    def finish_lane(self, lane: Lane) -> None:
+        keep_first_drawings(lane)

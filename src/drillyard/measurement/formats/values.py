@@ -7,6 +7,7 @@ no value is tried shorter than it is, which doubles the speed of a match.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,29 @@ def decode_values(
     return decode
 
 
+_ODD_NUMBER: Final = re.compile(
+    r"(?P<word>[-+]?(?:nan|inf(?:inity)?))\.0*|(?P<whole>[-+]?\d+),(?P<rest>\d+(?:e[-+]?\d+)?)",
+    re.IGNORECASE,
+)
+
+
+def number(text: bytes | str) -> float:
+    """A printed number: what `float` reads, Lightning's `nan.0` and `inf.0`, and a decimal comma
+    (`2,09`). Raises ValueError for anything else.
+
+    Lightning pads what has no point to five characters, words too: `nan.0`, `-inf.`
+    (src/lightning/pytorch/callbacks/progress/tqdm_progress.py,
+    `format_num`).
+    """
+    try:
+        return float(text)
+    except ValueError:
+        found = _ODD_NUMBER.fullmatch(text if isinstance(text, str) else text.decode("latin-1"))
+        if found is None:
+            raise
+        return float(found["word"] or f"{found['whole']}.{found['rest']}")
+
+
 def numbers(value: Value, texts: Values) -> NDArray[Any]:
     """The numbers of a group; NaN where an optional group is absent. Raises ValueError for what is
     no number."""
@@ -88,7 +112,10 @@ def numbers(value: Value, texts: Values) -> NDArray[Any]:
     if value.integer:
         column = np.fromiter(map(int, texts), np.int64, len(texts))  # type: ignore[arg-type]
     else:
-        column = np.array([float(text) if text else np.nan for text in texts])
+        try:
+            column = np.array([float(text) if text else np.nan for text in texts])
+        except ValueError:
+            column = np.array([number(text) if text else np.nan for text in texts])
     return column if value.scale == 1.0 else column * value.scale
 
 
@@ -109,17 +136,41 @@ _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
 def half_unit(text: bytes) -> float:
     """Half a unit of the last digit of a printed number: `14.54` 0.005, `2e+3` 500, `nan` 0. At
     most 5e36."""
-    mantissa, _, exponent = text.lower().partition(b"e")
+    mantissa, _, exponent = text.lower().replace(b",", b".").partition(b"e")
     if not mantissa.lstrip(b"+-")[:1].isdigit() and not mantissa.lstrip(b"+-").startswith(b"."):
         return 0.0
     decimals = len(mantissa) - mantissa.index(b".") - 1 if b"." in mantissa else 0
     return float(0.5 * 10.0 ** min(int(exponent or 0) - decimals, 37))
 
 
+_WORDS: Final = re.compile(rb"(\d+(?:\.\d+)?) ?(d|h|m|s)[a-z]*(?:, ?| |$)")
+_SECONDS: Final = {b"d": 86_400, b"h": 3_600, b"m": 60, b"s": 1}
+
+
+def words_seconds(text: bytes | None) -> float:
+    """Seconds of a printed duration: `1h 8m 9s`, `5:13:22`, `1 day, 2:03:04`. NaN for anything
+    else."""
+    rest, seconds = (text or b"").strip(), 0.0
+    while found := _WORDS.match(rest):
+        seconds += float(found[1]) * _SECONDS[found[2]]
+        rest = rest[found.end() :]
+    if re.fullmatch(rb"\d+(?::\d\d){1,2}(?:\.\d+)?", rest):
+        clock = 0.0
+        for part in rest.split(b":"):
+            clock = clock * 60 + float(part)
+        return seconds + clock
+    return seconds if text and not rest else math.nan
+
+
 BAR: Final = rb"[ \t]*+\|[ \t]*+"
-_NUMBERS: Final = {False: rb"([-+.0-9a-zA-Z]{1,64}+)", True: rb"([-+.,0-9a-zA-Z]{1,64}+)"}
+NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+)"
+"""Candidate for a number; `number` decides. If that fails, the line is damaged."""
+COMMA_NUMBER: Final = rb"([-+.0-9a-zA-Z]{1,64}+(?:,\d{1,32}+(?:[eE][-+]?\d{1,4}+)?+)?+)"
+"""In its place where a line has decimal commas."""
+DECIMAL_COMMA: Final = re.compile(rb"(?<=\d),(?=\d)")
+_NUMBERS: Final = {False: NUMBER, True: rb"([-+.,0-9a-zA-Z]{1,64}+)"}
 _BLANKS: Final = re.compile(rb"[ \t]*+")
-_END: Final = rb"(?=[\s,|\]}/(]|\Z)"
+_END: Final = rb"(?=[\s|\]}/(]|,(?!\d)|\Z)"
 
 
 def keyed_pattern(
