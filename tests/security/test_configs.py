@@ -125,8 +125,12 @@ def test_the_number_of_keys_costs_no_square_of_time() -> None:
 def test_the_config_in_a_run_directory_of_others_is_read_the_same_way(
     text: str, tmp_path: Path
 ) -> None:
+    """Read, or refused with its name; never a traceback, and never for long."""
     (tmp_path / "run.yaml").write_text(text)
-    add_directory(merge_sources([], None), tmp_path)
+    try:
+        add_directory(merge_sources([], None), tmp_path)
+    except UserError as error:
+        assert str(tmp_path / "run.yaml") in str(error)
 
 
 def test_overrides_do_not_multiply_aliases() -> None:

@@ -101,6 +101,9 @@ EVAL = "eval runs/trial/final"
 EVAL_ROWS = "eval runs/trial/final --data rows.jsonl"
 EVAL_STEP = "eval runs/trial/checkpoints/step-00000002"
 EXPORT = "export runs/trial/checkpoints/step-00000002 exported"
+GENERATE = "generate runs/trial/final --prompt a --max-new-tokens 1"
+CHAT = "chat runs/trial/final --prompt a --max-new-tokens 1"
+ASK_STEP = "generate runs/trial/checkpoints/step-00000002 --prompt a"
 EVAL_ADAPTER = "eval runs/adapted/final"
 MERGE = "export runs/adapted/checkpoints/step-00000002 exported --merge"
 TRAIN = "train run.yaml --set training.steps=3"
@@ -120,17 +123,17 @@ READERS: dict[str, tuple[str, ...]] = {
     "runs/trial/summary.json": (TRAIN,),
     "runs/trial/logs/rank-0.log": (TRAIN,),
     "runs/trial/base/base.json": (EVAL_STEP, EXPORT),
-    "runs/trial/base/config.json": (EVAL_STEP, EXPORT),
+    "runs/trial/base/config.json": (EVAL_STEP, EXPORT, ASK_STEP),
     "runs/trial/base/generation_config.json": (EVAL_STEP, EXPORT),
     f"runs/trial/{STEP}/manifest.json": (EXPORT, EVAL_STEP),
     f"runs/trial/{STEP}/.metadata": (EXPORT, EVAL_STEP),
     f"runs/trial/{STEP}/__0_0.distcp": (EXPORT, EVAL_STEP),
     f"runs/trial/{STEP}/held_out.json": (PRUNE, EXPORT),
     "runs/trial/final/.drillyard-export.json": (TRAIN,),
-    "runs/trial/final/config.json": (EVAL,),
-    "runs/trial/final/generation_config.json": (EVAL,),
-    "runs/trial/final/model.safetensors": (EVAL,),
-    "runs/trial/final/tokenizer.json": (EVAL, EVAL_ROWS),
+    "runs/trial/final/config.json": (EVAL, GENERATE, CHAT),
+    "runs/trial/final/generation_config.json": (EVAL, GENERATE),
+    "runs/trial/final/model.safetensors": (EVAL, GENERATE),
+    "runs/trial/final/tokenizer.json": (EVAL, EVAL_ROWS, GENERATE),
     "runs/trial/final/tokenizer_config.json": (EVAL,),
     "runs/trial/final/chat_template.jinja": (EVAL,),
     "runs/trial/tokenizer/tokenizer.json": (EXPORT, EVAL_STEP),
@@ -157,9 +160,12 @@ READERS: dict[str, tuple[str, ...]] = {
         "estimate run.yaml --accelerator h100 --num-gpus 1 --config config.json",
     ),
     "other.log": ("metrics other.log", "report other.log --overwrite", "watch other.log"),
-    "other.json": ("init new --from-deepspeed other.json",),
+    "other.json": (
+        "init new --from-deepspeed other.json",
+        f"{GENERATE} --template --tools other.json",
+    ),
     "other.yaml": ("init new --from-trl other.yaml", "init new --from-axolotl other.yaml"),
-    "rows.jsonl": (PREVIEW, EVAL_ROWS),
+    "rows.jsonl": (PREVIEW, EVAL_ROWS, "generate runs/trial/final --input rows.jsonl"),
 }
 SAME = ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json")
 """Of the run with adapters, read as those of the other run."""

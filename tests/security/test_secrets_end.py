@@ -59,6 +59,7 @@ def test_cancelling_removes_it_also_where_no_agent_was_started(
             launch_directory=str(secrets.parent),
             job=None,
             keep_state=False,
+            submission=None,
             mark_only=mark_only,
             grace_seconds=0.0,
         )

@@ -7,7 +7,7 @@ Standard output has the answers and nothing else; notes and errors go to standar
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from drillyard.cli.torch_import import import_without_collection
 
 if TYPE_CHECKING:
     from drillyard.data.raw_batches import Row
+    from drillyard.errors import UserError
     from drillyard.evaluation.generate import Sampling
     from drillyard.training.saved_generation import Answer, AnsweringModel, Prompt
 
@@ -92,6 +93,7 @@ def generate(
     as it is made; a pipe gets the text alone.
     """
     from drillyard.errors import UserError
+    from drillyard.training.saved_generation import read_questions
 
     if prompt is not None and file is not None:
         raise UserError("--prompt and --input: give one of them")
@@ -107,6 +109,8 @@ def generate(
         prompt = sys.stdin.read()
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty: give --prompt TEXT, or text on standard input")
+    # Before torch is imported and a model loaded.
+    questions = [] if file is None else list(read_questions(file))
     answering = _open_models(names, template, trust_config=trust_config)
     from drillyard.evaluation.generate import Sampling
     from drillyard.parallel.ranks import stop_ranks
@@ -115,7 +119,7 @@ def generate(
     settings = _Settings(max_new_tokens, sampling)
     try:
         if file is not None:
-            _answer_file(answering, file, opening, settings, batch_size)
+            _answer_file(answering, file, questions, opening, settings, batch_size)
         elif prompt is not None:
             _answer_prompt(answering, prompt, opening, settings, as_json=as_json)
         else:
@@ -264,7 +268,12 @@ def _print_beside(models: list[AnsweringModel], answers: list[Answer]) -> None:
 
 
 def _answer_file(
-    models: list[AnsweringModel], file: Path, opening: Row, settings: _Settings, batch_size: int
+    models: list[AnsweringModel],
+    file: Path,
+    questions: list[tuple[str, Row | UserError]],
+    opening: Row,
+    settings: _Settings,
+    batch_size: int,
 ) -> None:
     """Print a JSON object for each line of a file, in its order: answers, or the error of the line.
 
@@ -274,7 +283,8 @@ def _answer_file(
 
     counts = {True: 0, False: 0}
     number = 0
-    for batch in _batches(file, batch_size):
+    for start in range(0, len(questions), batch_size):
+        batch = questions[start : start + batch_size]
         rows: list[tuple[str, list[Prompt] | UserError]] = []
         for where, row in batch:
             rows.append((where, _prompts_of_row(models, row, opening, where)))
@@ -332,19 +342,6 @@ def _with_opening(row: Row, opening: Row) -> Row:
     ):
         row = {**row, "messages": [*opening["messages"], *messages]}
     return row if row.get("tools") else {**row, "tools": opening["tools"]}
-
-
-def _batches(file: Path, size: int) -> Iterator[list[tuple[str, Any]]]:
-    from drillyard.training.saved_generation import read_questions
-
-    batch = []
-    for each in read_questions(file):
-        batch.append(each)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _line_of(where: str) -> int:

@@ -37,7 +37,7 @@ BROKEN_CALL = "broken_call"
 
 TOOL_COLUMNS = ("tools", "functions")
 LAYOUTS = (("system", "chat"), ("query", "tools", "answers"), ("question", "function"))
-"""The columns by which a row's layout is told, besides those of conversations."""
+"""The columns by which a row's layout is known, besides those of conversations."""
 
 _GLAIVE_TURN = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}

@@ -100,7 +100,7 @@ def propose(
     """The run config that fine-tunes `model` on `data` on this machine, with `memory_gib` for each
     of `num_gpus` ranks on `device` (cuda or cpu).
 
-    `columns`: the format's columns by their names in the data, where they cannot be told. Raises
+    `columns`: the format's columns by their names in the data, where the rows do not say. Raises
     UserError where model or data cannot be read, no format fits, or the model does not fit.
     """
     has_weights = not (Path(model).expanduser() / "config.json").is_file() or any(

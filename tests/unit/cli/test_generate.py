@@ -11,6 +11,7 @@ import pty
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
     },
 }
+
+
+@pytest.fixture(autouse=True)
+def threads_are_kept() -> Iterator[None]:
+    """The command sets the threads of its process, which other tests share."""
+    kept = torch.get_num_threads()
+    yield
+    torch.set_num_threads(kept)
 
 
 def call(*arguments: object) -> int:
@@ -245,8 +254,9 @@ def test_a_terminal_gets_a_chat_that_remembers_and_forgets(tmp_path: Path) -> No
         ["Who?", "And?", "/clear", "Who?", "/exit"],
     )
     parts = [line.strip() for line in shown.replace("\r", "").split("> ")[1:]]
-    told = [part.partition("\n")[2].strip() for part in parts]
-    assert [told[0], told[1], told[3]] == [clean(each).strip() for each in (one, two, one)], shown
+    shown_answers = [part.partition("\n")[2].strip() for part in parts]
+    expected = [clean(each).strip() for each in (one, two, one)]
+    assert [shown_answers[number] for number in (0, 1, 3)] == expected, shown
 
 
 def in_terminal(command: list[str], lines: list[str]) -> str:

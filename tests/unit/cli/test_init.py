@@ -126,7 +126,7 @@ def test_rows_that_the_model_cannot_take_are_named(
     assert says(capsys.readouterr().err, "tokens ... 64 positions")
 
 
-def test_columns_that_cannot_be_told_are_asked_for_and_taken(
+def test_columns_that_no_format_has_are_asked_for_and_taken(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = write_model(place / "base", None)

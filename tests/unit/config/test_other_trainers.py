@@ -13,7 +13,7 @@ import yaml
 from drillyard.cli.main import main
 from drillyard.config.load import load_run_config
 from drillyard.config.other_trainers import convert
-from drillyard.config.starter import completed, write_starters
+from drillyard.config.starter import completed, starter, write_starters
 from drillyard.errors import UserError
 
 TRL = {
@@ -170,7 +170,7 @@ def test_settings_are_those_of_the_file_and_of_its_tool(tool: str, tmp_path: Pat
 @pytest.mark.parametrize("tool", FILES)
 def test_what_is_written_loads_as_the_same_settings(tool: str, tmp_path: Path) -> None:
     settings = completed(convert(tool, written(tmp_path, FILES[tool])))
-    run, _ = write_starters(tmp_path / "new", settings)
+    run, _ = write_starters(tmp_path / "new", starter("run", settings))
     config = load_run_config(run).model_dump(mode="json")
     assert config["training"]["optimizer"]["learning_rate"] == at(
         settings, "training.optimizer.learning_rate"
@@ -355,7 +355,7 @@ def test_odd_values_are_taken_over_or_named(
     if path is not None:
         assert at(settings, path) == value
     assert named is None or named in {key for key, _ in found.left_out}
-    run, _ = write_starters(tmp_path / "new", settings)
+    run, _ = write_starters(tmp_path / "new", starter("run", settings))
     load_run_config(run)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -260,4 +261,6 @@ def test_a_handle_is_meant_everywhere_and_a_name_here(
     Path("my cluster.yaml").write_text(cluster(storage="{directory: /mnt}").strip())
     by_name, by_handle = clusters_to_search(Path("my cluster.yaml")).find(["nccl", HANDLE])
     assert by_handle.given is None
-    assert by_name.given == NameGiven(this_directory(), " --cluster 'my cluster.yaml'")
+    assert by_name.given == NameGiven(
+        this_directory(), f" --cluster {shlex.quote(str(Path('my cluster.yaml').absolute()))}"
+    )

@@ -50,7 +50,7 @@ def test_a_start_that_loses_its_claim_during_the_export_writes_no_model(
         saves_failed=0,
         span=span,
     )
-    config = SimpleNamespace(model=SimpleNamespace(lora=None))
+    config = SimpleNamespace(model=SimpleNamespace(lora=None, id=None))
     trainer = SimpleNamespace(total_steps=4, in_nonfinite_row=lambda: False, config=config)
     parts: Any = SimpleNamespace(trainer=trainer, model=SimpleNamespace(causal_lm=None))
     callbacks: Any = SimpleNamespace(
@@ -62,4 +62,4 @@ def test_a_start_that_loses_its_claim_during_the_export_writes_no_model(
         ranks=SimpleNamespace(rank=0),
     )
     with pytest.raises(Ended):
-        run.finish(parts, callbacks, SimpleNamespace(tokenizer=None), tmp_path, {})  # type: ignore[arg-type]
+        run.finish(parts, callbacks, SimpleNamespace(tokenizer_files={}), tmp_path, {})  # type: ignore[arg-type]

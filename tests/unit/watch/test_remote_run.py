@@ -19,6 +19,7 @@ class Launched:
     turn."""
 
     handle = HANDLE
+    words = str(HANDLE)
 
     def __init__(self, *moments: tuple[State, dict[str, bytes], list[bytes]]) -> None:
         self.moments = list(moments)

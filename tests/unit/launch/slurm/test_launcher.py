@@ -314,6 +314,6 @@ def test_a_bare_name_means_the_run_of_this_directory_and_a_handle_every_run(
     assert exit_code(f"runs {command} nccl --cluster c.yaml") == 2
     assert controller.jobs == before
     said = capsys.readouterr().err
-    advised = f"runs {command} slurm://c/nccl --cluster c.yaml"
+    advised = f"runs {command} slurm://c/nccl --cluster {Path('c.yaml').absolute()}"
     assert f"launched from {tmp_path}/a" in said and f"drillyard {advised}" in said
     assert exit_code(advised) == 0 and controller.jobs != before
