@@ -103,9 +103,9 @@ class ChatRenderer:
         turns = [n for n, message in enumerate(chat.messages) if message["role"] == "assistant"]
         learnt = [turn for turn in turns if kept[turn].get("weight", 1)]
         if self.loss_on == "all":
-            found = [_learning_all(chat, turns, [turn for turn in turns if turn not in learnt])]
+            found = [_learning_all(chat, [turn for turn in turns if turn not in learnt])]
         else:
-            unasked = _unasked_turns(chat, turns)
+            unasked = self._unasked_turns(chat, turns)
             if unasked:
                 counts.append(ANSWERS_NOTHING)
                 turns = [turn for turn in turns if turn not in unasked]
@@ -121,9 +121,17 @@ class ChatRenderer:
         counts += _not_rendered(chat, lost, [document.stop for document in found])
         return RenderedChat([document.segments for document in found], counts)
 
+    def _unasked_turns(self, chat: Chat, turns: list[int]) -> list[int]:
+        """The assistant's turns before any question that the template cannot be asked for."""
+        if chat.marks_generation and self.loss_on != "each":
+            return []
+        asked = (n for n, each in enumerate(chat.messages) if each["role"] in ("user", "tool"))
+        first = next(asked, len(chat.messages))
+        return [turn for turn in turns if turn < first and not _can_ask(chat, turn)]
+
     def _documents(self, chat: Chat, turns: list[int], learnt: list[int]) -> list[Document]:
         if self.loss_on == "each" and learnt:
-            return [_one_turn(chat, turns, turn) for turn in learnt]
+            return [_one_turn(chat, turn) for turn in learnt]
         stop = len(chat.messages)
         if self.loss_on == "last":
             learnt, stop = [turn for turn in learnt if turn == turns[-1]], turns[-1] + 1
@@ -131,7 +139,7 @@ class ChatRenderer:
             return documents_by_prefix(chat, learnt, stop)
         if learnt == turns:
             return [Document(segments_of(chat.text(stop), chat.marked(stop)), stop)]
-        spans = [span for turn, span in owned_spans(chat, turns, stop) if turn in learnt]
+        spans = [span for _, span in owned_spans(chat, learnt, stop)]
         return [Document(segments_of(chat.text(stop), spans), stop)]
 
     def prompt(self, row: Row, where: str) -> str:
@@ -230,37 +238,28 @@ def _without_marks(messages: list[Row]) -> list[Row]:
     ]
 
 
-def _learning_all(chat: Chat, turns: list[int], masked: list[int]) -> Document:
+def _learning_all(chat: Chat, masked: list[int]) -> Document:
     """The whole conversation, learnt but for the turns of weight 0."""
     stop = len(chat.messages)
-    owned = owned_spans(chat, turns, stop) if masked else []
-    spans = [span for turn, span in owned if turn in masked]
+    spans = [span for _, span in owned_spans(chat, masked, stop)] if masked else []
     return Document(segments_of(chat.text(), spans, learnt=False), stop)
 
 
-def _unasked_turns(chat: Chat, turns: list[int]) -> list[int]:
-    """The assistant's turns before any question that the template cannot be asked for."""
-    if chat.marks_generation:
-        return []
-    asked = (n for n, each in enumerate(chat.messages) if each["role"] in ("user", "tool"))
-    first = next(asked, len(chat.messages))
-    return [turn for turn in turns if turn < first and not _can_ask(chat, turn)]
-
-
 def _can_ask(chat: Chat, turn: int) -> bool:
+    """Whether the conversation can end with this turn, which begins where it is asked for."""
     try:
-        return chat.text(turn + 1).startswith(chat.text(turn, prompt=True))
+        through = chat.text(turn + 1)
+        return chat.marks_generation or through.startswith(chat.text(turn, prompt=True))
     except TemplateRefusal:
         return False
 
 
-def _one_turn(chat: Chat, turns: list[int], turn: int) -> Document:
+def _one_turn(chat: Chat, turn: int) -> Document:
     """The conversation up to and with this turn, in which it alone is learnt."""
     stop = turn + 1
     if not chat.marks_generation:
         return documents_by_prefix(chat, [turn], stop)[0]
-    before = [number for number in turns if number <= turn]
-    spans = [span for number, span in owned_spans(chat, before, stop) if number == turn]
+    spans = [span for _, span in owned_spans(chat, [turn], stop)]
     return Document(segments_of(chat.text(stop), spans), stop)
 
 

@@ -141,10 +141,10 @@ def _difference(chat: Chat, turn: int) -> str:
 
 
 def owned_spans(chat: Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
-    """The spans of the assistant in the first `stop` messages, each with the number of its
-    message. UserError where that is unclear."""
+    """The spans of these turns in the first `stop` messages, each with the number of its turn.
+    UserError where that is unclear."""
     if chat.marks_generation:
-        return _owned_blocks(chat, turns, stop)
+        return [(turn, span) for turn, span in _owned_blocks(chat, stop) if turn in turns]
     found = [(turn, turn_span(chat, turn, stop)) for turn in turns]
     if (lost := next((turn for turn, span in found if span is None), None)) is not None:
         raise UserError(
@@ -155,8 +155,9 @@ def owned_spans(chat: Chat, turns: list[int], stop: int) -> list[tuple[int, Span
     return [(turn, span) for turn, span in found if span is not None]
 
 
-def _owned_blocks(chat: Chat, turns: list[int], stop: int) -> list[tuple[int, Span]]:
+def _owned_blocks(chat: Chat, stop: int) -> list[tuple[int, Span]]:
     spans = chat.marked(stop)
+    turns = [n for n, each in enumerate(chat.messages[:stop]) if each["role"] == "assistant"]
     marked = chat.with_messages(
         [_with_mark(message, number) for number, message in enumerate(chat.messages[:stop])]
     )
