@@ -19,7 +19,9 @@ too, is the beginning of the whole. Counted are
     mask       a mask differs
     silent     a text of the conversation is in no document, and no count says so
     refused    transformers renders the conversation and its mask is defined
-    both       refused by transformers too, or the mask is not defined
+    both       transformers refuses the conversation too
+    undefined  the mask is not defined; the error says which text differs
+    calls      the template renders none of a message's calls; the error says so
 
 The exit code is 1 if `other`, `mask`, `silent` or `refused` is not 0. Tokens are those of a
 byte-level BPE trained here, in which the templates' special tokens are tokens.
@@ -549,13 +551,14 @@ class Case:
                 defined = all(reference.spans(turn, turn + 1) for turn in learnt)
         except Exception:
             return "both", ""
-        return ("refused", error) if defined else ("both", "")
+        return ("refused" if defined else "undefined"), error
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheels", type=Path, help="directory of the wheels")
     parser.add_argument("--show", type=int, default=5, help="cases to show of each fault")
+    parser.add_argument("--word", nargs="*", default=[], help="words to show cases of, too")
     parser.add_argument("--only", default="", help="only templates whose name has this text")
     parser.add_argument("--conversation", default="", help="only conversations with this text")
     options = parser.parse_args()
@@ -574,7 +577,7 @@ def main() -> int:
             for way in WAYS:
                 outcome, details = Case(tokenizer, messages, tools, way).verdict()
                 counts[outcome] += 1
-                if outcome in FAULTS and shown[outcome] < options.show:
+                if outcome in (*FAULTS, *options.word) and shown[outcome] < options.show:
                     shown[outcome] += 1
                     print(f"{outcome}: {name}, {title}, {way}: {details[:600]}")
     print(
@@ -585,7 +588,7 @@ def main() -> int:
     return int(any(counts[key] for key in FAULTS))
 
 
-GOOD = ("equal", "form", "calls", "both")
+GOOD = ("equal", "form", "calls", "both", "undefined")
 FAULTS = ("other", "mask", "silent", "refused")
 
 if __name__ == "__main__":

@@ -94,7 +94,10 @@ class ChatRenderer:
         chat, lost = accepted_form(given)
         _require_calls(chat, lost)
         # Forms may join messages at the beginning; the others keep their distance from the end.
-        kept = kept[len(kept) - len(chat.messages) :]
+        joined = len(kept) - len(chat.messages)
+        roles = [{each["role"] for each in kept[: joined + 1]}]
+        roles += [{each["role"]} for each in kept[joined + 1 :]]
+        kept = kept[joined:]
         counts = [TOOLS_IGNORED] if _ignores_tools(chat) else []
         if any(BROKEN_CALL in message for message in kept):
             counts.append(BROKEN_CALL)
@@ -118,7 +121,9 @@ class ChatRenderer:
             found = self._documents(chat, turns, learnt)
             if self.loss_on != "each" and len(found) > 1:
                 counts.append(BY_TURN)
-        counts += _not_rendered(chat, lost, [document.stop for document in found])
+        missing = _missing_texts(chat, lost, [document.stop for document in found])
+        named = [f"{role}:{text.kind}" for text in missing for role in sorted(roles[text.message])]
+        counts += [f"{NOT_RENDERED}:{each}" for each in dict.fromkeys(named)]
         return RenderedChat([document.segments for document in found], counts)
 
     def _unasked_turns(self, chat: Chat, turns: list[int]) -> list[int]:
@@ -297,16 +302,15 @@ def _lost_at(chat: Chat, stop: int) -> list[Text]:
         return lost_texts(chat)
 
 
-def _not_rendered(chat: Chat, lost: list[Text], stops: list[int]) -> list[str]:
-    """The counts of texts that no document has, by role and kind; `lost` are those that the whole
-    conversation has not."""
+def _missing_texts(chat: Chat, lost: list[Text], stops: list[int]) -> list[Text]:
+    """The texts that no document has; `lost` are those that the whole conversation has not."""
     whole = len(chat.messages)
     missing = lost if whole in stops else texts_of(chat.messages)
     for stop in stops:
         if missing and stop != whole:
             gone = lost_texts(chat, stop)
             missing = [text for text in missing if text.message >= stop or text in gone]
-    return list(dict.fromkeys(f"{NOT_RENDERED}:{text.role}:{text.kind}" for text in missing))
+    return missing
 
 
 def _ignores_tools(chat: Chat) -> bool:
