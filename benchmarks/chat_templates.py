@@ -225,10 +225,10 @@ def python_texts(source: str) -> Iterator[tuple[int, str]]:
         return None
 
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            if (text := text_of(statement.value)) is not None:
-                names[statement.targets[0].id] = text
-                yield statement.lineno, text
+        is_named = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+        if is_named and (text := text_of(statement.value)) is not None:
+            names[statement.targets[0].id] = text
+            yield statement.lineno, text
 
 
 def is_template(text: str) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _COUNTED = (
+    "at_fault",
     "dropped",
     "truncated",
     "split",
@@ -111,13 +112,23 @@ def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
     and first place."""
     rows = sequences.counts.get("rows", 0)
     lost = sorted(key for key in sequences.counts if key.startswith(_NOT_RENDERED))
+    if count := sequences.counts.get("at_fault", 0):
+        yield (
+            f"{name}: {count:,} of {rows:,} rows are at fault and left out; the first is"
+            f" {first_place('at_fault', path, sequences)}{sequences.first_fault}"
+        )
     for key in (*_WARNINGS, *lost):
         if count := sequences.counts.get(key, 0):
             what = _WARNINGS.get(key) or _lost_text(key)
             yield (
                 f"{name}: {count:,} of {rows:,} rows {what}; the first is"
-                f" {_place(path, *sequences.firsts[key])}"
+                f" {first_place(key, path, sequences)}"
             )
+
+
+def first_place(key: str, path: str, sequences: Sequences) -> str:
+    """The file and line of the first row of a count; `path` is its source's."""
+    return _place(path, *sequences.firsts[key])
 
 
 def _lost_text(key: str) -> str:

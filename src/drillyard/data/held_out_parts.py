@@ -16,7 +16,7 @@ import xxhash
 
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
-from drillyard.data.raw_batches import Row
+from drillyard.data.raw_batches import Row, decoded_row
 from drillyard.data.row_formats import RowFormat, row_format
 from drillyard.data.sources import DataSource, SourceContents, resolve_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
@@ -99,13 +99,13 @@ def evaluation_rows(config: RunConfig, part_name: str, limit: int) -> list[Row]:
     """
     sources = resolve_sources(config.data.source)
     form, split = row_format(config.data), split_of(config.data)
-    whole = held_out_sources(config.data, sources)
+    whole, on_error = held_out_sources(config.data, sources), config.data.on_error
     shares = {split_part_name(source): source for source in sources} if split.fraction else {}
     name = find_part(part_name, {**whole, **shares})
     if name in whole:
-        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN)
+        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN, on_error)
     elif name in shares:
-        rows = canonical_rows(shares[name], form, split, HELD_OUT)
+        rows = canonical_rows(shares[name], form, split, HELD_OUT, on_error)
     else:
         raise UserError(
             f"no held-out set is named {part_name!r}; the names are:"
@@ -127,25 +127,32 @@ def _row_hash(form: RowFormat, row: Row, where: str) -> int:
 
 
 def canonical_rows(
-    source: DataSource, form: RowFormat, split: HeldOutSplit, part: int
+    source: DataSource, form: RowFormat, split: HeldOutSplit, part: int, on_error: str
 ) -> Iterator[tuple[Row, str]]:
-    """Canonical rows of one part of a source and their places."""
+    """Canonical rows of one part of a source and their places, without rows at fault unless
+    `on_error` is `refuse`."""
     for batch in source.batches():
-        for number, row in batch.rows():
+        for number, item in batch.rows():
             where = batch.where(number)
-            canonical = form.canonical(row, where)
-            if (
-                split.fraction == 0.0
-                or split.part_of(row, form.identity(canonical, where), where) == part
-            ):
+            try:
+                row = decoded_row(item)
+                canonical = form.canonical(row, where)
+                found = split.part_of(row, form.identity(canonical, where), where)
+                if not form.is_chat:
+                    form.segments(canonical, where)
+            except UserError:
+                if on_error == "refuse":
+                    raise
+                continue
+            if found == part:
                 yield canonical, where
 
 
 def training_texts(
-    sources: list[DataSource], form: RowFormat, split: HeldOutSplit
+    sources: list[DataSource], form: RowFormat, split: HeldOutSplit, on_error: str
 ) -> Iterator[str]:
     """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up
-    to a limit."""
+    to a limit. `on_error` as for `canonical_rows`."""
     if form.is_chat:
         from drillyard.data.chat_template import trained_template_texts
 
@@ -157,8 +164,14 @@ def training_texts(
 
     for source in sources:
         room = TRAINING_BYTES // len(sources)
-        for row, where in canonical_rows(source, form, split, TRAIN):
-            for text in texts_of(row, where):
+        for row, where in canonical_rows(source, form, split, TRAIN, on_error):
+            try:
+                texts = list(texts_of(row, where))
+            except UserError:
+                if on_error == "refuse":
+                    raise
+                continue
+            for text in texts:
                 yield text
                 room -= len(text)
             if room <= 0:

@@ -159,7 +159,10 @@ class HeldOutEvaluator:
         """
         tokenizer, text = self.data.tokenizer, self.data.text_tokenizer
         renderer = chat_renderer(
-            text.chat_template or "", text.special_tokens, row_format(self.config.data)
+            text.chat_template or "",
+            text.special_tokens,
+            row_format(self.config.data),
+            text.template_file or "the chat template",
         )
         verdicts = self._answers(
             part,

@@ -35,6 +35,7 @@ RESERVED_VARIABLES = (*AGENT_VARIABLES, launch_contract.RESTARTED_BY)
 _FILE_ENDINGS = (
     *(
         ".jsonl",
+        ".jinja",
         ".json",
         ".parquet",
         ".csv",
@@ -397,6 +398,7 @@ def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
         ("data.held_out.source", run.data.held_out.source),
         ("model.id", run.model.id),
         ("data.tokenizer", run.data.tokenizer),
+        ("data.chat_template", run.data.chat_template),
     ]
     for key, value in named:
         many = value if isinstance(value, list) else [value]
