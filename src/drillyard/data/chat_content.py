@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from drillyard.data.chat_rendering import Chat, TemplateRefusal
+from drillyard.data.chat_roles import ROLES
 from drillyard.data.message_variants import (
     CALLED,
     CONTENT,
@@ -86,7 +87,7 @@ def _stand_in_order(texts: list[Text], rendered: str, chat: Chat) -> bool:
         if text.kind == CALLED or not text.is_string or len(stripped) < _SHORTEST_CERTAIN:
             return False
         position = rendered.find(stripped, position)
-        if position < 0 or stripped in chat.source or stripped == text.role:
+        if position < 0 or stripped in chat.source or stripped in ROLES:
             return False
         position += len(stripped)
     return True

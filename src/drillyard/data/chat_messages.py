@@ -180,8 +180,8 @@ def _check_json(message: Row, number: int, where: str) -> None:
     JSON."""
     try:
         for key in ("content", *CALLS, *REASONING):
-            if not isinstance(message.get(key), str):
-                json.dumps(message.get(key))
+            if not isinstance(message.get(key), str | None):
+                json.dumps(message[key])
     except TypeError as error:
         raise UserError(
             f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or"

@@ -45,6 +45,9 @@ class _Choice:
 def message_variants(messages: Messages, kinds: Collection[str]) -> Iterator[Messages]:
     """The conversation in every form that may bring back texts of these kinds, the usual one
     first."""
+    if not kinds:
+        yield messages
+        return
     choices = [choice.forms for choice in _choices(messages) if choice.kinds & set(kinds)]
     for steps in itertools.product(*choices):
         changed = messages
@@ -133,7 +136,7 @@ def with_changed_texts(message: Row, change: Change) -> Row:
         ]
     elif content is not None:
         result["content"] = _changed_values(content, CONTENT, change)
-    if any(_calls(message)):
+    if _calls(message):
         result |= copy.deepcopy({key: result[key] for key in CALLS if key in result})
         for call in _calls(result):
             function = call.get("function", call)
@@ -180,6 +183,8 @@ def _changed_values(value: Any, kind: str, change: Change) -> Any:
 
 def _calls(message: Row) -> list[Row]:
     """The calls of a message that are objects."""
+    if not any(key in message for key in CALLS):
+        return []
     calls = message.get("tool_calls")
     found = [*(calls if isinstance(calls, list) else []), message.get("function_call")]
     return [call for call in found if isinstance(call, dict)]
@@ -217,7 +222,7 @@ def _with_arguments(message: Row, change: Callable[[Any], Any]) -> Row:
 
 
 def _with_objects(message: Row) -> Row:
-    return _with_arguments(message, _decoded)
+    return _with_arguments(message, _decoded) if _calls(message) else dict(message)
 
 
 def _with_json_text(message: Row) -> Row:
