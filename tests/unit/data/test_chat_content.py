@@ -210,7 +210,10 @@ def test_a_text_that_the_template_leaves_out_is_counted_by_role_and_kind(
 
 
 def test_short_texts_that_stand_in_the_template_anyway_are_missed_too() -> None:
-    template = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }};{% endif %}"
+    template = (
+        "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }};"
+        "{% endif %}"
+    )
     messages = [{"role": "system", "content": "user"}, ASK, ANSWER]
     assert rendered(template + END, messages).counts == ["not_rendered:system:content"]
     assert rendered(ONLY_CONTENT, messages).counts == []
