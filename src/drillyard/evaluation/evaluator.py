@@ -141,7 +141,7 @@ class HeldOutEvaluator:
         verdicts = self._answers(
             part,
             label,
-            prompts_of=lambda rows: [render_prompt(row) for row in rows],
+            prompt_of=render_prompt,
             tokens_of=lambda prompt: prompt_tokens(tokenizer, prompt),
             end=lambda: tokenizer.eos_token_id,
             skip_special_tokens=True,
@@ -167,10 +167,9 @@ class HeldOutEvaluator:
         verdicts = self._answers(
             part,
             label,
-            prompts_of=lambda rows: [
-                renderer.prompt({**row, "messages": question_of(row["messages"])}, part)
-                for row in rows
-            ],
+            prompt_of=lambda row: renderer.prompt(
+                {**row, "messages": question_of(row["messages"])}, part
+            ),
             tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
             end=lambda: end_of_turn(renderer, tokenizer),
             skip_special_tokens=False,  # one may mark a call
@@ -187,7 +186,7 @@ class HeldOutEvaluator:
         part: str,
         label: str,
         *,
-        prompts_of: Callable[[list[Row]], list[str]],
+        prompt_of: Callable[[Row], str],
         tokens_of: Callable[[str], list[int]],
         end: Callable[[], int | None],
         skip_special_tokens: bool,
@@ -201,8 +200,9 @@ class HeldOutEvaluator:
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
 
         def questions() -> tuple[list[Row], list[str], list[list[int]], int | None]:
-            rows = evaluation_rows(self.config, part, evaluation.samples)
-            prompts = prompts_of(rows)
+            rows, prompts = self._asked(
+                evaluation_rows(self.config, part, evaluation.samples), prompt_of
+            )
             return rows, prompts, [tokens_of(prompt) for prompt in prompts], end()
 
         rows, prompts, tokens, end_token = self._agreement.alone(questions)
@@ -245,6 +245,26 @@ class HeldOutEvaluator:
                 self.directory / label / f"{part.replace('/', '_')}.jsonl", lines
             )
         return verdicts
+
+    def _asked(
+        self, rows: list[Row], prompt_of: Callable[[Row], str]
+    ) -> tuple[list[Row], list[str]]:
+        """The rows and their prompts, without rows at fault, which the report on the data
+        counts."""
+        asked, prompts = [], []
+        failure: UserError | None = None
+        for row in rows:
+            try:
+                prompts.append(prompt_of(row))
+            except UserError as error:
+                if self.config.data.on_error == "refuse":
+                    raise
+                failure = failure or error
+            else:
+                asked.append(row)
+        if failure is not None and not asked:
+            raise failure
+        return asked, prompts
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend
