@@ -13,8 +13,9 @@ where each turn begins with the generation prompt and where the conversation up 
 too, is the beginning of the whole. Counted are
 
     equal      tokens and mask are those of the reference
-    form       tokens are those of the reference for a form of the conversation that loses less, or
-               that the template does not refuse
+    form       tokens are those of the reference for a form of the conversation that loses less,
+               that the template does not refuse, or that it does not print as Python or as JSON in
+               JSON
     other      tokens differ from both
     mask       a mask differs
     silent     a text of the conversation is in no document, and no count says so

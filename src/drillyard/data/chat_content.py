@@ -36,11 +36,10 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Text:
-    """A text of a message: the message's number from 0, its role, the kind of text, and whether it
-    is text in the row (else another value as JSON)."""
+    """A text of a message: the message's number from 0, the kind of text, and whether it is text in
+    the row (else another value as JSON)."""
 
     message: int
-    role: str
     kind: str
     text: str
     is_string: bool
@@ -52,7 +51,7 @@ def texts_of(messages: list[Row]) -> list[Text]:
     for number, message in enumerate(messages):
 
         def note(kind: str, text: str, is_string: bool) -> str:
-            found.append(Text(number, message["role"], kind, text, is_string))  # noqa: B023
+            found.append(Text(number, kind, text, is_string))  # noqa: B023
             return text
 
         with_changed_texts(message, note)
