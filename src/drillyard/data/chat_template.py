@@ -39,7 +39,7 @@ from drillyard.data.chat_turns import (
     owned_spans,
     segments_of,
 )
-from drillyard.data.message_variants import CALLED
+from drillyard.data.message_variants import CALLED, strings_in
 from drillyard.data.raw_batches import Row
 from drillyard.data.row_formats import RowFormat, Segments
 from drillyard.data.tokenizer import TURN_TOKENS, chat_template
@@ -52,6 +52,8 @@ BY_TURN = "cut_by_turn"
 ANSWERS_NOTHING = "begins_with_assistant"
 EMPTY_ANSWER = "empty_answer"
 NOT_RENDERED = "not_rendered"
+_CERTAIN = 12
+"""A text of a tool of so many characters, which is nowhere else, is rendered if it is found."""
 
 
 @dataclass
@@ -316,6 +318,10 @@ def _missing_texts(chat: Chat, lost: list[Text], stops: list[int]) -> list[Text]
 def _ignores_tools(chat: Chat) -> bool:
     """Whether the template ignores the row's tools."""
     if chat.tools is None:
+        return False
+    elsewhere = chat.source + "\n".join(strings_in(chat.messages))
+    described = (text for text in strings_in(chat.tools) if len(text) >= _CERTAIN)
+    if any(text in chat.text() and text not in elsewhere for text in described):
         return False
     try:
         return Chat(chat.template, chat.messages, None, chat.where).text() == chat.text()
