@@ -2,17 +2,18 @@
 
 They show most mistakes in `data:` within a second (a path, a column, a format, a tokenizer that
 does not fit), while `prepared_data.prepare` hashes and tokenises all rows. A mistake further down
-in a file is not seen here.
+in a file is not seen here, nor one of some of these rows, unless it ends the run (`data.on_error`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.encoder import TRAIN, Encoder, HeldOutSplit
+from drillyard.data.encoder import AT_FAULT, TRAIN, Encoder, HeldOutSplit
 from drillyard.data.held_out_parts import canonical_rows, held_out_sources, split_of
 from drillyard.data.megatron.indexed_file import open_indexed
 from drillyard.data.megatron.preparation import MegatronPreparation
@@ -66,9 +67,12 @@ def _require_readable(
     if batch is None:
         raise UserError(f"data.source {source.name}: {source.config.path} has no rows.")
     if encoder is not None:
-        encoder.encode(batch)
+        parts = encoder.encode(batch).parts.values()
+        rows = sum(part.counts["rows"] for part in parts)
+        if rows and rows == sum(part.counts[AT_FAULT] for part in parts):
+            # Encoded once more, the first of them raises its error.
+            Encoder(replace(encoder.settings, on_error="refuse")).encode(batch)
         return
-    form = row_format(config.data)
-    for row, where in islice(canonical_rows(source, form, split, TRAIN), ROWS):
-        if not form.is_chat:
-            form.segments(row, where)
+    form, on_error = row_format(config.data), config.data.on_error
+    for _ in islice(canonical_rows(source, form, split, TRAIN, on_error), ROWS):
+        pass

@@ -29,8 +29,13 @@ from drillyard.data.data_changes import (
     only_removed_files,
     refuse_change,
 )
-from drillyard.data.data_report import DataReport, overlap_warnings, too_few_sequences
-from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
+from drillyard.data.data_report import (
+    DataReport,
+    first_place,
+    overlap_warnings,
+    too_few_sequences,
+)
+from drillyard.data.encoder import AT_FAULT, HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_parts import (
     SPLIT_SUFFIX,
@@ -227,7 +232,7 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
         raise UserError(
             f"data.format: {data.format} needs a tokenizer with a chat template, and"
             f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
-            " model's), or use prompt-completion."
+            " model's), name a file by data.chat_template, or use prompt-completion."
         )
     if not form.is_chat and data.format != "text" and tokenizer.eos_id is None:
         raise UserError(
@@ -245,6 +250,8 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
         eos_id=tokenizer.eos_id,
         chat_template=tokenizer.chat_template if form.is_chat else None,
         special_tokens=tokenizer.special_tokens,
+        template_origin=tokenizer.template_file or "the chat template",
+        on_error=data.on_error,
     )
 
 
@@ -286,8 +293,9 @@ class _Preparation:
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files,"
-                " the version of the tokenizers library, or what this version of drillyard puts"
-                f" before a text): the same text would give other tokens. {self.if_changed}"
+                " data.chat_template, the version of the tokenizers library, or what this version"
+                " of drillyard puts before a text): the same text would give other tokens."
+                f" {self.if_changed}"
             )
         self.vocab_size = require_fitting_tokenizer(self.config, self.tokenizer)
         self.settings = encode_settings(self.data, self.tokenizer)
@@ -304,19 +312,18 @@ class _Preparation:
         paths = {source.name: source.config.path for source in sources}
         for source in sources:
             parts = self._sequences(source, contents[source.name], self.split)
-            trained.append(_not_empty(parts[TRAIN], source.name, "training"))
+            trained.append(self._not_empty(parts[TRAIN], source, "training"))
             self.report.add(source.name, source.config.path, parts[TRAIN])
             if HELD_OUT in parts and (len(parts[HELD_OUT]) or self.sample_bytes is None):
                 name = split_part_name(source)
-                held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+                held_out[name] = self._not_empty(parts[HELD_OUT], source, "held-out")
                 paths[name] = source.config.path
         for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
             # The record has the source's name, not the part's.
             source, found = self._usable(listed, self.known.held_out.get(listed.name), trains=False)
             held_out_contents[listed.name] = found
-            held_out[name] = _not_empty(
-                self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out"
-            )
+            (part,) = self._sequences(source, found, HeldOutSplit()).values()
+            held_out[name] = self._not_empty(part, source, "held-out")
             paths[name] = source.config.path
         for name, sequences in held_out.items():
             self.report.add(
@@ -382,7 +389,7 @@ class _Preparation:
             ]
         )
         readable = sources_with_text([source for source, _ in training])
-        texts = training_texts(readable, self.format, self.split)
+        texts = training_texts(readable, self.format, self.split, self.data.on_error)
         return trained_tokenizer(setting, key, texts, self.root, for_chats=self.format.is_chat)
 
     def _sequences(
@@ -399,7 +406,8 @@ class _Preparation:
             "split": split.__dict__,
             "bos_id": start_ids_key(settings.start_ids),
         }
-        del described["start_ids"]
+        for key in ("start_ids", "template_origin", "on_error"):
+            del described[key]
         if source.config.max_samples is not None:
             described["max_samples"] = source.config.max_samples
         kind = (
@@ -500,28 +508,37 @@ class _Preparation:
                 " complete."
             )
 
+    def _not_empty(self, sequences: Sequences, source: DataSource, kind: str) -> Sequences:
+        """The sequences. UserError if there are none, or a row is at fault that costs more than
+        itself."""
+        counts = {key: value for key, value in sequences.counts.items() if value}
+        rows, at_fault = counts.get("rows", 0), counts.get(AT_FAULT, 0)
+        if at_fault and (self.data.on_error == "refuse" or at_fault == rows):
+            place = first_place(AT_FAULT, source.config.path, sequences)
+            more = f" ({at_fault:,} of {rows:,} rows are at fault)" if rows > 1 else ""
+            raise UserError(f"{place}{sequences.first_fault}{more}")
+        if len(sequences):
+            return sequences
+        name = source.name
+        if not rows:
+            advice = (
+                "raise data.held_out.fraction"
+                if kind == "held-out"
+                else "check the source (and data.held_out.fraction)"
+            )
+            raise UserError(
+                f"data.source {name}: the {kind} data set is empty (no rows); {advice}."
+            )
+        became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+        if counts.get("without_assistant_turn") == rows:
+            raise UserError(
+                f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give"
+                " those messages the role assistant, or learn everything by data.loss_on: all."
+            )
+        raise UserError(
+            f"data.source {name}: no {kind} document is left with a token that carries loss"
+            f" ({became}). Check data.too_long, data.sequence_length and the columns."
+        )
+
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
-
-
-def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
-    if len(sequences):
-        return sequences
-    counts = {key: value for key, value in sequences.counts.items() if value}
-    if not counts.get("rows"):
-        advice = (
-            "raise data.held_out.fraction"
-            if kind == "held-out"
-            else "check the source (and data.held_out.fraction)"
-        )
-        raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
-    became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
-    if counts.get("without_assistant_turn") == counts["rows"]:
-        raise UserError(
-            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give"
-            " those messages the role assistant, or learn everything by data.loss_on: all."
-        )
-    raise UserError(
-        f"data.source {name}: no {kind} document is left with a token that carries loss ({became})."
-        " Check data.too_long, data.sequence_length and the columns."
-    )

@@ -214,7 +214,7 @@ def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedM
         "sequence_length": request.sequence_length or data.sequence_length,
     }
     if saved.tokenizer_directory is not None:
-        changes["tokenizer"] = str(saved.tokenizer_directory)
+        changes |= {"tokenizer": str(saved.tokenizer_directory), "chat_template": None}
     if request.format not in (None, data.format):
         changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
     return config_from_options(DataConfig, data.model_dump() | changes)

@@ -64,7 +64,7 @@ def test_rows_without_an_assistant_turn_are_counted_with_the_first_line(
 def test_data_without_any_assistant_turn_are_refused_with_the_role_to_use(
     make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
 ) -> None:
-    path = write_rows([{"messages": talk("user", "robot")}])
+    path = write_rows([{"messages": talk("user", "system")}])
     with pytest.raises(UserError, match=r"assistant.*data\.loss_on: all"):
         prepare(make_config(path, **chat))
     assert prepare(make_config(path, **chat, loss_on="all")).train.num_sequences == 1
