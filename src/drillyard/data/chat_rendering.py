@@ -6,15 +6,19 @@ raises is a `TemplateRefusal`, with the line of the template.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from drillyard.data.raw_batches import Row
 from drillyard.errors import UserError
 
+CLOCK = "strftime_now"
+"""The function by which a template asks for the date (Llama 3.2's does)."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 _SOURCE = "<template>"
 """The file name of a template's frames in a traceback."""
@@ -28,11 +32,13 @@ class TemplateRefusal(UserError):
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template, or several by name (`default`, `tool_use`), with the special tokens that
-    they may name. `origin`: what an error calls it."""
+    they may name. `origin`: what an error calls it. `date`: the day, as 2026-01-31, that a template
+    with a clock sees; None: today."""
 
     source: str | Mapping[str, str]
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     origin: str = "the chat template"
+    date: str | None = None
 
     def text(self, tools: list[Row] | None) -> str:
         """The template for a conversation with these tools, chosen as transformers does. UserError
@@ -95,15 +101,16 @@ class Chat:
 
         kwargs: dict[str, Any] = {**self.template.special_tokens, "tools": self.tools}
         try:
-            # Annotated as `str` in transformers; it is (texts, character spans of the assistant per
-            # text).
-            result: Any = render_jinja_template(
-                [self.messages[:stop]],
-                chat_template=self.source,
-                add_generation_prompt=prompt,
-                return_assistant_tokens_mask=marked,
-                **kwargs,
-            )
+            with _clock_of(self.source, self.template.date):
+                # Annotated as `str` in transformers; it is (texts, the assistant's spans of
+                # characters per text).
+                result: Any = render_jinja_template(
+                    [self.messages[:stop]],
+                    chat_template=self.source,
+                    add_generation_prompt=prompt,
+                    return_assistant_tokens_mask=marked,
+                    **kwargs,
+                )
         except Exception as error:  # a template is a program, which may raise anything
             reason = str(error).rstrip(".") or type(error).__name__
             line = template_line(error)
@@ -114,6 +121,24 @@ class Chat:
             ) from None
         rendered, spans = result
         return rendered[0], [(start, end) for start, end in spans[0]] if marked else []
+
+
+@contextlib.contextmanager
+def _clock_of(source: str, date: str | None) -> Iterator[None]:
+    """Let the template see the day `date`. transformers keeps what it has compiled, and takes no
+    function as an argument of a template."""
+    if date is None:
+        yield
+        return
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    own = _compile_jinja_template(source).globals
+    before = own[CLOCK]
+    own[CLOCK] = datetime.fromisoformat(date).strftime
+    try:
+        yield
+    finally:
+        own[CLOCK] = before
 
 
 def template_line(error: BaseException) -> int | None:

@@ -80,8 +80,9 @@ class ChatRenderer:
         *,
         writes_calls: bool = False,
         origin: str = "the chat template",
+        date: str | None = None,
     ) -> None:
-        self.template = ChatTemplate(template, special_tokens, origin)
+        self.template = ChatTemplate(template, special_tokens, origin, date)
         self.loss_on = loss_on
         self.writes_calls = writes_calls
         self._renders_calls = cache(self._are_calls_rendered)
@@ -216,11 +217,12 @@ def chat_renderer(
     special_tokens: Mapping[str, str],
     form: RowFormat,
     origin: str = "the chat template",
+    date: str | None = None,
 ) -> ChatRenderer:
-    """The renderer of a format's rows."""
+    """The renderer of a format's rows; `date`: see `ChatTemplate`."""
     writes_calls = form.name == "function-calling"
     return ChatRenderer(
-        template, special_tokens, form.loss_on, writes_calls=writes_calls, origin=origin
+        template, special_tokens, form.loss_on, writes_calls=writes_calls, origin=origin, date=date
     )
 
 

@@ -65,7 +65,8 @@ class HeldOutSplit:
 @dataclass(frozen=True)
 class EncodeSettings:
     """The settings that decide how rows become pieces. Picklable; also part of a cache's key, but
-    for `template_origin`, what an error calls the template, and `on_error` (`data.on_error`)."""
+    for `template_origin`, what an error calls the template, `on_error` (`data.on_error`), and
+    `date`, which is part of the tokenizer's key."""
 
     format: RowFormat
     sequence_length: int
@@ -79,6 +80,7 @@ class EncodeSettings:
     special_tokens: dict[str, str]
     template_origin: str = "the chat template"
     on_error: str = "skip"
+    date: str | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -178,6 +180,7 @@ class Encoder:
                 settings.special_tokens,
                 settings.format,
                 settings.template_origin,
+                settings.date,
             )
             # Without special tokens it only trims the offsets, which find the turns.
             self.tokenizer.post_processor = None

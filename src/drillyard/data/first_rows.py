@@ -8,13 +8,12 @@ in a file is not seen here, nor one of some of these rows, unless it ends the ru
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.encoder import AT_FAULT, TRAIN, Encoder, HeldOutSplit
-from drillyard.data.held_out_parts import canonical_rows, held_out_sources, split_of
+from drillyard.data.encoder import AT_FAULT, Encoder, HeldOutSplit
+from drillyard.data.held_out_parts import canonical_row, held_out_sources, split_of
 from drillyard.data.megatron.indexed_file import open_indexed
 from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.prepared_data import (
@@ -73,6 +72,17 @@ def _require_readable(
             # Encoded once more, the first of them raises its error.
             Encoder(replace(encoder.settings, on_error="refuse")).encode(batch)
         return
-    form, on_error = row_format(config.data), config.data.on_error
-    for _ in islice(canonical_rows(source, form, split, TRAIN, on_error), ROWS):
-        pass
+    form = row_format(config.data)
+    failure: UserError | None = None
+    has_good_row = False
+    for number, item in batch.rows():
+        try:
+            canonical_row(item, form, split, batch.where(number))
+        except UserError as error:
+            failure = failure or error
+            if config.data.on_error == "refuse":
+                raise
+        else:
+            has_good_row = True
+    if failure is not None and not has_good_row:
+        raise failure

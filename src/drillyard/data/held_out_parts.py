@@ -17,7 +17,7 @@ import xxhash
 
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
-from drillyard.data.raw_batches import Row, decoded_row
+from drillyard.data.raw_batches import Row, RowOrError, decoded_row
 from drillyard.data.row_formats import RowFormat, row_format
 from drillyard.data.sources import DataSource, SourceContents, resolve_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
@@ -158,11 +158,7 @@ def canonical_rows(
         for number, item in batch.rows():
             where = batch.where(number)
             try:
-                row = decoded_row(item)
-                canonical = form.canonical(row, where)
-                found = split.part_of(row, form.identity(canonical, where), where)
-                if not form.is_chat:
-                    form.segments(canonical, where)
+                canonical, found = canonical_row(item, form, split, where)
             except UserError as error:
                 if on_error == "refuse":
                     raise
@@ -171,6 +167,18 @@ def canonical_rows(
                 continue
             if found == part:
                 yield canonical, where
+
+
+def canonical_row(
+    item: RowOrError, form: RowFormat, split: HeldOutSplit, where: str
+) -> tuple[Row, int]:
+    """The canonical row and its part. UserError if it is at fault."""
+    row = decoded_row(item)
+    canonical = form.canonical(row, where)
+    part = split.part_of(row, form.identity(canonical, where), where)
+    if not form.is_chat:
+        form.segments(canonical, where)
+    return canonical, part
 
 
 def training_texts(

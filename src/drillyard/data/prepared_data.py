@@ -65,6 +65,7 @@ from drillyard.data.tokenizer import (
     configured_tokenizer,
     is_byte_level,
     start_ids_key,
+    today,
     trained_tokenizer,
 )
 from drillyard.data.tokenizer_files import tokenizer_files
@@ -148,6 +149,7 @@ def prepare(
     if_changed: str = CHANGED_DATA_ADVICE,
     only_open: bool = False,
     num_workers: int | None = None,
+    date: str | None = None,
 ) -> PreparedData:
     """Open the run's data; build the caches that are missing.
 
@@ -155,14 +157,15 @@ def prepare(
     which open without verifying checksums again and never build. `tokenizer_directory`: a saved
     tokenizer (of a checkpoint, say) that replaces the config's. `known`: the record of the data
     when this run began; changed data are refused before anything is tokenised, with `if_changed` as
-    advice, and missing data are taken from the cache. Raises UserError for every mistake in data or
-    config.
+    advice, and missing data are taken from the cache. `date`: the day that a chat template with a
+    clock sees, unless `known` has one; default: today. Raises UserError for every mistake in data
+    or config.
     """
     # The config of a finished run is read without its secrets; resolve those of its data here.
     config = resolve_section_secrets(config, "data")
     known = known or DataRecord("", "")
     return _Preparation(
-        config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers
+        config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers, date
     ).run()
 
 
@@ -185,6 +188,7 @@ def prepare_sample(config: RunConfig, num_sequences: int) -> Iterator[PreparedDa
             CHANGED_DATA_ADVICE,
             False,
             None,
+            None,
             max(1 << 20, _BYTES_PER_TOKEN * num_sequences * config.data.sequence_length),
         ).run()
 
@@ -196,7 +200,7 @@ def encoded_documents(
     order."""
     config = resolve_section_secrets(config, "data")
     preparation = _Preparation(
-        config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None
+        config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None, None
     )
     sources = preparation.open_sources()
     whole = replace(preparation.settings, sequence_length=_UNCUT)
@@ -252,6 +256,7 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
         special_tokens=tokenizer.special_tokens,
         template_origin=tokenizer.template_file or "the chat template",
         on_error=data.on_error,
+        date=tokenizer.date,
     )
 
 
@@ -271,6 +276,7 @@ class _Preparation:
     if_changed: str
     only_open: bool
     num_workers: int | None
+    date: str | None
     sample_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -289,7 +295,7 @@ class _Preparation:
             self._usable(source, self.known.training.get(source.name), trains=True)
             for source in resolve_sources(self.data.source, self.known.training)
         ]
-        self.tokenizer = self._tokenizer(training)
+        self.tokenizer = self._tokenizer(training).on(self.known.date or self.date or today())
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files,"
@@ -332,7 +338,8 @@ class _Preparation:
                 sequences,
             )
         mixture = self.megatron.mixture(trained)
-        record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
+        key, date = self.tokenizer.key, self.tokenizer.date
+        record = DataRecord(mixture.fingerprint, key, contents, held_out_contents, date)
         return PreparedData(
             mixture, held_out, self.report, self.tokenizer, record, paths, self.read_shares
         )
@@ -406,7 +413,7 @@ class _Preparation:
             "split": split.__dict__,
             "bos_id": start_ids_key(settings.start_ids),
         }
-        for key in ("start_ids", "template_origin", "on_error"):
+        for key in ("start_ids", "template_origin", "on_error", "date"):
             del described[key]
         if source.config.max_samples is not None:
             described["max_samples"] = source.config.max_samples

@@ -54,7 +54,7 @@ class RawBatch:
 
     `nbytes`: size of the undecoded rows, for progress. `rows()`: decoded rows with the numbers that
     `place` and `where` take, a UserError in the place of one that cannot be decoded; raises
-    UserError where no row can be told from the next. Picklable: `rows` is a partial of a function
+    UserError where the end of a row is not known. Picklable: `rows` is a partial of a function
     of a module.
     """
 

@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ from drillyard.config.fetch_limits import is_withheld, withheld_error
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.chat_rendering import require_valid_template
+from drillyard.data.chat_rendering import CLOCK, require_valid_template
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
 from drillyard.guarded_files import (
@@ -66,7 +67,8 @@ class TextTokenizer:
     """A fast tokenizer as data. `origin` is the id or directory that it was loaded from.
 
     chat_template: a text, or several by name (`default`, `tool_use`). template_file: the file that
-    it is from, if it is not the tokenizer's own.
+    it is from, if it is not the tokenizer's own. date: the day that a chat template with a clock
+    sees; None for other templates.
     """
 
     json: str
@@ -78,20 +80,39 @@ class TextTokenizer:
     special_tokens: dict[str, str]
     origin: str
     template_file: str | None = None
+    date: str | None = None
 
     @cached_property
     def key(self) -> str:
         """Changes when any token of any document changes."""
         start = start_ids_key(self.start_ids)
+        parts = [self.json, start, self.eos_id, self.pad_id, self.chat_template]
         return json_digest(
-            [self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
+            [*parts, self.special_tokens, *([] if self.date is None else [self.date])]
         )
+
+    def on(self, date: str) -> TextTokenizer:
+        """The tokenizer with the day `date`, as 2026-01-31, if its chat template has a clock; else
+        the same."""
+        templates = self.chat_template
+        texts = templates.values() if isinstance(templates, dict) else [templates or ""]
+        if not any(CLOCK in text for text in texts):
+            return self
+        changed = replace(self, date=date)
+        if "pretrained" in self.__dict__:
+            changed.__dict__["pretrained"] = self.pretrained
+        return changed
 
     @cached_property
     def pretrained(self) -> PreTrainedTokenizerFast:
         """The same tokenizer as an object of transformers."""
         tokenizer: PreTrainedTokenizerFast = _load_pretrained(self.origin)
         return tokenizer
+
+
+def today() -> str:
+    """The day, here, as 2026-01-31: what transformers shows a template with a clock."""
+    return time.strftime("%Y-%m-%d")
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:

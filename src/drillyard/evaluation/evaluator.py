@@ -201,6 +201,7 @@ class HeldOutEvaluator:
             text.special_tokens,
             row_format(self.config.data),
             text.template_file or "the chat template",
+            text.date,
         )
 
     def _generated(self, renderer: ChatRenderer, text: str) -> str:

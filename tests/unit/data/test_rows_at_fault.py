@@ -185,7 +185,7 @@ def test_what_a_row_at_fault_costs_may_change_between_starts(make_config: MakeCo
     ("name", "content"),
     [("a.json", b'[{"text": "a"}, {"text"'), ("a.csv", b'text\nfine\n"open, to the end\nmore\n')],
 )
-def test_a_file_in_which_no_row_can_be_told_from_the_next_is_refused(
+def test_a_file_in_which_the_end_of_a_row_is_not_known_is_refused(
     name: str, content: bytes, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)

@@ -325,7 +325,7 @@ def test_all_paths_of_a_run_are_looked_at():
     run = training(
         source="[/a.jsonl, {path: /b}]",
         tokenizer="/t",
-        chat_template="own/chat.jinja",
+        chat_template="/own/chat.jinja",
         held_out="{source: /h}",
     ).replace("org/m", "/m")
     message = " ".join(warnings(cluster(), run))
