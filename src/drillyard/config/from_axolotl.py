@@ -186,6 +186,7 @@ def _datasets(file: TrainerFile, found: ConvertedConfig) -> None:
         found.leave_out(
             "val_set_size", "is a number of rows; set data.held_out.fraction to their share"
         )
+    found.put("data.packing", file.take("sample_packing") is True)
     if file.take("train_on_inputs") is True:
         found.put("data.loss_on", "all")
     kind = str(file.take("excess_length_strategy") or "drop").lower()

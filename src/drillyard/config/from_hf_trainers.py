@@ -148,6 +148,7 @@ def _training_arguments(file: TrainerFile, found: ConvertedConfig) -> int | None
         found.put("training.device", "cpu")
     if file.take("full_determinism") is True:
         found.put("training.deterministic", True)
+    file.take("do_train"), file.take("do_eval")
     rules.output(file, found)
     if file.has("report_to") and "mlflow" not in str(file.values["report_to"]):
         tools = rules.names(file.values["report_to"])
@@ -296,7 +297,7 @@ def _named_sets(file: TrainerFile, found: ConvertedConfig, key: str, setting: st
                 f"is a name of {directory}/dataset_info.json, which is not found here or does not"
                 f" have it; set its path in {setting}",
             )
-            sources.append(Source(f"{name}.jsonl", key, "train", {}, more))
+            sources.append(Source(f"{name}.jsonl", "", more=more))
             continue
         local = entry.get("file_name")
         path = str(index[0] / local) if index and local else entry.get("hf_hub_url", name)

@@ -82,7 +82,7 @@ def schedule(file: TrainerFile, found: ConvertedConfig, key: str) -> str:
     for name, value in arguments.items():
         where = f"lr_scheduler_kwargs.{name}"
         if name in _FLOORS and kind in ("cosine_with_min_lr", "warmup_stable_decay"):
-            peak = file.take("learning_rate")
+            peak = file.value("learning_rate")
             final = value / peak if name == "min_lr" and value is not None else value
             put_value(found, "training.schedule.final_fraction", final, where)
         elif name == "num_decay_steps" and kind == "warmup_stable_decay":
@@ -168,7 +168,7 @@ def without_adapter(file: TrainerFile, found: ConvertedConfig) -> None:
     for key in file.table.keys:
         ours = file.table.keys[key].ours or ""
         if ours.startswith("model.lora") or ours == "model.quantization":
-            if file.has(key) and file.take(key) not in (False, file.default(key)):
+            if file.is_left(key) and file.values[key] not in (False, file.default(key)):
                 found.leave_out(file.spelled(key), "no adapter is trained: all weights are")
             file.take(key)
     found.settings.get("model", {}).pop("lora", None)

@@ -132,6 +132,10 @@ class TrainerFile:
         """Whether the file says something for this key."""
         return key in self.values
 
+    def is_left(self, key: str) -> bool:
+        """Whether the file says something for this key that no rule has taken."""
+        return key in self.values and key not in self._taken
+
     def spelled(self, key: str) -> str:
         """The key as the file writes it."""
         return self._spelled.get(key, key)
@@ -143,6 +147,10 @@ class TrainerFile:
     def take(self, key: str) -> Any:
         """The value of a key, or the tool's default; it counts as taken over."""
         self._taken.add(key)
+        return self.value(key)
+
+    def value(self, key: str) -> Any:
+        """The value of a key, or the tool's default."""
         return self.values.get(key, self.default(key) if key in self.table.keys else None)
 
     def move(self, key: str, found: ConvertedConfig, path: str | None = None) -> None:
@@ -157,7 +165,7 @@ class TrainerFile:
             is_moved = row.ours is not None and row.how is None and "." not in key
             if is_moved and key not in self._taken:
                 self.move(key, found)
-        for key in [key for key in self.values if key not in self._taken]:
+        for key in filter(self.is_left, self.values):
             self._report(key, found)
 
     def _report(self, key: str, found: ConvertedConfig) -> None:
