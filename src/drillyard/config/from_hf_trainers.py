@@ -141,7 +141,9 @@ def _training_arguments(file: TrainerFile, found: ConvertedConfig) -> int | None
     rules.warmup(file, found, kind, steps)
     put_value(found, "training.gradient_clipping", file.take("max_grad_norm"), "max_grad_norm")
     _strategies(file, found)
+    # The newer name of the same switch decides where a file has it.
     rules.checkpointing(file, found, "gradient_checkpointing")
+    rules.checkpointing(file, found, "activation_checkpointing")
     if file.take("torch_compile") is True:
         found.put("training.compile", True)
     if file.take("use_cpu") is True:
