@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def batch_of_trl(python: str, config: Path) -> list[Row]:
         positions = batch.get("position_ids", [list(range(len(tokens)))] * (row + 1))[row]
         inside = batch.get("attention_mask", [[1] * len(tokens)] * (row + 1))[row]
         starts = [at for at, position in enumerate(positions) if position == 0] + [len(tokens)]
-        for start, end in zip(starts, starts[1:], strict=False):
+        for start, end in pairwise(starts):
             kept = [at for at in range(start, end) if inside[at]]
             mask = tuple(labels[at] != -100 and at > start for at in kept)
             found.append((tuple(tokens[at] for at in kept), mask))

@@ -152,12 +152,11 @@ def _training_arguments(file: TrainerFile, found: ConvertedConfig) -> int | None
         found.put("training.deterministic", True)
     file.take("do_train"), file.take("do_eval")
     rules.output(file, found)
-    if file.has("report_to") and "mlflow" not in str(file.values["report_to"]):
-        tools = rules.names(file.values["report_to"])
-        if set(tools) <= {"tensorboard", "none", "wandb"}:
-            file.take("report_to")
-            if "wandb" in tools:
-                found.put("logging.wandb", {"project": "huggingface"})
+    trackers = rules.names(file.take("report_to"))
+    if "wandb" in trackers:
+        found.put("logging.wandb", {"project": "huggingface"})
+    if set(trackers) - {"tensorboard", "none", "wandb"}:
+        found.leave_out("report_to", "other trackers are not written; set logging.mlflow")
     return steps
 
 
