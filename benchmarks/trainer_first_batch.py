@@ -60,7 +60,8 @@ script, training, model = parser.parse_args_and_config(["--config", sys.argv[1]]
 rows = load_dataset(script.dataset_name, split=script.dataset_train_split)
 trainer = SFTTrainer(model.model_name_or_path, args=training, train_dataset=rows)
 batch = next(iter(trainer.get_train_dataloader()))
-print("BATCH", json.dumps({key: value.tolist() for key, value in batch.items() if hasattr(value, "tolist")}))
+tensors = {key: value.tolist() for key, value in batch.items() if hasattr(value, "tolist")}
+print("BATCH", json.dumps(tensors))
 """
 
 

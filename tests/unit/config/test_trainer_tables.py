@@ -4,6 +4,8 @@ public configs of each tool: every key is ours, none with a reason, or refused."
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +312,11 @@ def test_data_sets_of_llamafactory_are_looked_up(tmp_path: Path) -> None:
         {"path": str(tmp_path / "data/own.json"), "max_samples": 5},
         {"path": "org/far", "max_samples": 5, "options": {"name": "s"}},
     ]
+
+
+def test_the_page_of_importers_is_what_the_tables_say() -> None:
+    root = HERE.parents[2]
+    done = subprocess.run(
+        [sys.executable, root / "tools/importer_docs.py", "--check"], capture_output=True
+    )
+    assert done.returncode == 0, "run python tools/importer_docs.py"
