@@ -1,6 +1,6 @@
 """Axolotl's config as settings of a run config.
 
-What it does without a key, by its own sources (core/builders/base.py, utils/config): warm-up of 3 %
+What it does without a key, by its own trainer builder and config module: warm-up of 3 %
 of the steps but at most 100, a log line each 0.5 % of the steps, a save each epoch of which four
 are kept, AdamW's usual constants, seed 42.
 """
@@ -96,7 +96,7 @@ def _schedule(file: TrainerFile, found: ConvertedConfig, steps: int | None) -> N
             "warmup_ratio", said if share is not None else f"is not in the file: 0.03 {said}"
         )
         return
-    # Axolotl takes 2 for 1 (core/builders/base.py).
+    # Axolotl's trainer builder takes 2 for 1.
     found.put("training.schedule.warmup_steps", 2 if number == 1 else int(number))
 
 

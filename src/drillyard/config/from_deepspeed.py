@@ -1,6 +1,6 @@
 """DeepSpeed's config JSON as settings of a run config.
 
-Names and defaults: deepspeed/runtime/config.py, constants.py and lr_schedules.py. A file without
+Names and defaults: the modules config, constants and lr_schedules of deepspeed.runtime. A file without
 gradient_clipping was not clipped up to release 0.19.2, and is at 1.0 since: null is written, and
 said.
 """
