@@ -83,10 +83,11 @@ def fields(source: str, names: list[str]) -> dict[str, Any]:
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and (node.name in names or names == ["*"]):
             for each in node.body:
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                    if "init=False" not in ast.unparse(each):
-                        key, default = stated_default(each.target.id, each.value)
-                        found[key] = default
+                if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+                    continue
+                if "init=False" not in ast.unparse(each):
+                    key, default = stated_default(each.target.id, each.value)
+                    found[key] = default
     return found
 
 

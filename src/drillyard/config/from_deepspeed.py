@@ -1,8 +1,8 @@
 """DeepSpeed's config JSON as settings of a run config.
 
-Names and defaults: the modules config, constants and lr_schedules of deepspeed.runtime. A file without
-gradient_clipping was not clipped up to release 0.19.2, and is at 1.0 since: null is written, and
-said.
+Names and defaults: the modules config, constants and lr_schedules of deepspeed.runtime. A file
+without gradient_clipping was not clipped up to release 0.19.2, and is at 1.0 in 0.19.8: null is
+written, and said.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def from_deepspeed(file: TrainerFile, found: ConvertedConfig) -> None:
         found.put("training.gradient_clipping", None)
         found.leave_out(
             "gradient_clipping",
-            "is not in the file: releases up to 0.19.2 do not clip then, later ones at 1.0;"
+            "is not in the file: releases up to 0.19.2 do not clip then, 0.19.8 does at 1.0;"
             " training.gradient_clipping: null is written",
         )
     _optimizer(file, found)

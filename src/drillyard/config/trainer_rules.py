@@ -2,8 +2,8 @@
 paths.
 
 A rule takes the keys it reads from the file and writes settings; what it cannot write is reported
-under the file's own key. Sources: transformers' TrainingArguments and its module optimization (warm-up by
-share is rounded up, `constant` has no warm-up, cosine_with_min_lr ends at min_lr_rate).
+under the file's own key. Sources: transformers' TrainingArguments and its module optimization
+(warm-up by share is rounded up, `constant` has no warm-up, cosine_with_min_lr ends at min_lr_rate).
 """
 
 from __future__ import annotations
