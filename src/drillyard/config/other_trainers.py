@@ -68,7 +68,15 @@ def convert(tool: str, path: str | os.PathLike[str]) -> ConvertedConfig:
     flat = dict(nested_keys(content, _SECTIONS)) if tool == "deepspeed" else content
     file, found = TrainerFile(tool, flat, Path(path)), ConvertedConfig()
     _require_available(file)
-    _CONVERTERS[tool](file, found)
+    try:
+        _CONVERTERS[tool](file, found)
+    except (AttributeError, TypeError, ValueError) as error:
+        # The rules compute with values as the tool does; a value of another type ends here.
+        near = ", ".join(file.last_taken())
+        raise ConfigError(
+            f"{file.path}: a value at or near {near} has a type that {file.table.name} does not"
+            f" take there: {error}"
+        ) from None
     file.finish(found)
     found.settings.setdefault(
         "name", _name_of(found.settings.pop("output_dir", None) or Path(path).stem)

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from drillyard.config.trainer_table import ConvertedConfig, TrainerFile, put_value
+from drillyard.config.trainer_table import ConvertedConfig, TrainerFile, as_number, put_value
 
 ADAMW = frozenset(
     {
@@ -79,7 +79,8 @@ def schedule(file: TrainerFile, found: ConvertedConfig, key: str) -> str:
     if not isinstance(arguments, dict):
         found.leave_out("lr_scheduler_kwargs", "is not settings by name")
         return kind
-    for name, value in arguments.items():
+    for name, given in arguments.items():
+        value = as_number(given)
         where = f"lr_scheduler_kwargs.{name}"
         if name in _FLOORS and kind in ("cosine_with_min_lr", "warmup_stable_decay"):
             peak = file.value("learning_rate")

@@ -118,7 +118,7 @@ class TrainerFile:
         self.path = path
         self.values: dict[str, Any] = {}
         self._spelled: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, None] = {}
         for name, value in content.items():
             key = self.table.aliases.get(name, name)
             if value in EMPTY or (key != name and content.get(key) not in EMPTY):
@@ -136,6 +136,10 @@ class TrainerFile:
         """Whether the file says something for this key that no rule has taken."""
         return key in self.values and key not in self._taken
 
+    def last_taken(self) -> list[str]:
+        """The keys of the file that were taken last, for messages: two at most."""
+        return [self.spelled(key) for key in self._taken if key in self.values][-2:]
+
     def spelled(self, key: str) -> str:
         """The key as the file writes it."""
         return self._spelled.get(key, key)
@@ -146,7 +150,7 @@ class TrainerFile:
 
     def take(self, key: str) -> Any:
         """The value of a key, or the tool's default; it counts as taken over."""
-        self._taken.add(key)
+        self._taken[key] = None
         return self.value(key)
 
     def value(self, key: str) -> Any:

@@ -320,3 +320,20 @@ def test_the_page_of_importers_is_what_the_tables_say() -> None:
         [sys.executable, root / "tools/importer_docs.py", "--check"], capture_output=True
     )
     assert done.returncode == 0, "run python tools/importer_docs.py"
+
+
+@pytest.mark.parametrize(
+    ("tool", "content", "key"),
+    [
+        ("axolotl", {"warmup_steps": "auto", "max_steps": 10}, "warmup_steps"),
+        ("axolotl", {"micro_batch_size": "auto", "batch_size": 4}, "batch_size"),
+        ("trl", {"datasets": [3]}, "datasets"),
+        ("trl", {"warmup_steps": "x"}, "warmup_steps"),
+        ("llamafactory", {"dataset": "a", "interleave_probs": "x"}, "interleave_probs"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_key(
+    tool: str, content: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=key):
+        converted(tmp_path, tool, **content)
