@@ -305,6 +305,9 @@ def test_a_preview_reads_the_first_rows_of_a_large_source_and_writes_no_cache(
     cache = Path(str(config.data.cache_directory))
     assert not list(cache.glob("tokenized/*")) and not list(cache.glob("hashes/*"))
 
-    everything = CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--all"])
+    everything = CliRunner().invoke(
+        app,
+        ["data", "preview", str(tmp_path / "run.yaml"), "--all", "--set", "data.on_error=refuse"],
+    )
     assert isinstance(everything.exception, UserError)
     assert says(str(everything.exception), "line 20001")
