@@ -49,6 +49,12 @@ def init(
         Path | None,
         typer.Option(metavar="FILE", help="Take over the settings of an Axolotl config."),
     ] = None,
+    from_llamafactory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Take over the settings of `llamafactory-cli train FILE`."
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="PATH|ID", help="Fine-tune this model: needs --data."),
@@ -78,7 +84,12 @@ def init(
     from drillyard.config.other_trainers import convert
     from drillyard.config.starter import completed, refuse_existing, starter, write_starters
 
-    given = {"deepspeed": from_deepspeed, "trl": from_trl, "axolotl": from_axolotl}
+    given = {
+        "deepspeed": from_deepspeed,
+        "trl": from_trl,
+        "axolotl": from_axolotl,
+        "llamafactory": from_llamafactory,
+    }
     chosen = [(tool, file) for tool, file in given.items() if file is not None]
     if len(chosen) > 1:
         raise UserError(f"--from-{chosen[0][0]}, --from-{chosen[1][0]}: give one of them")

@@ -259,6 +259,20 @@ class DataConfig(StrictModel):
             "Tokenizer: null takes the model's, a path or id, or {train: bpe, vocab_size: N}."
         ),
     )
+    chat_template: Annotated[str | None, FileMark()] = Field(
+        default=None,
+        description=(
+            "File with the chat template, in Jinja, that a chat is written with and that is saved"
+            " with the tokenizer; null: the tokenizer's own."
+        ),
+    )
+    on_error: Literal["skip", "refuse"] = Field(
+        default="skip",
+        description=(
+            "What a row at fault costs: `skip` leaves it out, counts it and names the first;"
+            " `refuse` ends with it. Data of which every row is at fault are always refused."
+        ),
+    )
     megatron: MegatronConfig | None = Field(
         default=None,
         description=(

@@ -45,8 +45,8 @@ DIRECTORY_BEGINNINGS = ("/", "./", "../", "~")
 ROLES = {
     "text": ("text",),
     "prompt-completion": ("prompt", "completion"),
-    "chat": ("messages", "tools"),
-    "function-calling": ("messages", "tools"),
+    "chat": ("messages", "tools", "system"),
+    "function-calling": ("messages", "tools", "system"),
     "text-to-sql": ("schema", "question", "sql"),
 }
 
@@ -308,6 +308,18 @@ def _format(config: RunConfig) -> Iterator[Problem]:
         yield problem(
             "data.loss_on",
             "format text has no completions; write loss_on: all, or choose another format",
+        )
+    if data.chat_template is not None and data.format not in CHAT_FORMATS:
+        yield problem(
+            "data.chat_template",
+            f"a template writes chats, and the format is {data.format}; remove it, or write"
+            f" format: {CHAT_FORMATS[0]}",
+        )
+    elif data.chat_template is not None and isinstance(data.tokenizer, TrainTokenizer):
+        yield problem(
+            "data.chat_template",
+            "a tokenizer that is trained has a template of its own, for the tokens that it has;"
+            " remove it, or name a tokenizer",
         )
     if data.train_on != "all" and data.format not in CHAT_FORMATS:
         message = (

@@ -26,6 +26,7 @@ MAY_CHANGE = frozenset(
         "output",
         "model.attention",
         "data.cache_directory",
+        "data.on_error",
         "training.micro_batch_size",
         "training.gradient_accumulation",
         "training.global_batch_size",

@@ -18,11 +18,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from drillyard.config.load import config_from_options, config_model
-from drillyard.config.other_trainers import ConvertedConfig
 from drillyard.config.platforms import THIS_MACHINE
 from drillyard.config.problems import raise_all
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import NOT_AVAILABLE, check_run
+from drillyard.config.trainer_table import ConvertedConfig
 from drillyard.errors import UserError
 
 # A model of 0.3 million parameters that learns text-to-SQL on two CPU cores in minutes.

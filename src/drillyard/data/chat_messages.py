@@ -8,9 +8,11 @@ The same row has the same tokens in JSON Lines, CSV, Parquet and a saved data se
   as JSON text: those nulls are kept.
 - `messages`, `tools`, their items and `tool_calls` may be JSON text, as in CSV and in many data
   sets on the hub.
-- ShareGPT's {from, value} is read as {role, content}, and other role names (`ROLE_NAMES`) as the
-  usual ones. A row with Alpaca's `instruction` and `output` (`input`, `system` and `history` may be
-  absent) is a conversation of these.
+- ShareGPT's {from, value} is read as {role, content}, and other names of roles as the usual ones
+  (`chat_roles.py`). A row with Alpaca's `instruction` and `output` (`input`, `system` and `history`
+  may be absent) is a conversation of these. A column `system` is the first system message.
+- An assistant's thoughts are `reasoning_content`, `thinking` or `reasoning`. The first two are
+  filled in from the one that is there, as transformers 5.23 does and 5.17 does not.
 - `content` is text, or a list of parts of type text; an empty list counts as absent, and a user's
   message must have content. In a tool's result it may be any JSON value.
 - `weight: 0` on an assistant's message means that the turn is not learnt; 1 is the default.
@@ -22,26 +24,33 @@ JSON text.
 
 from __future__ import annotations
 
-import copy
-import itertools
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
+from drillyard.data.chat_roles import (
+    is_call_role,
+    joined_calls,
+    template_role,
+    with_call_ids,
+    with_parsed_calls,
+)
+from drillyard.data.message_variants import (
+    CALLS,
+    REASONING,
+    identity_forms,
+    text_of_parts,
+    text_parts,
+)
 from drillyard.data.raw_batches import Row
 from drillyard.errors import UserError
 
-ROLE_NAMES = {"human": "user", "prompter": "user"} | dict.fromkeys(
-    ("gpt", "chatgpt", "bot", "ai", "model"), "assistant"
-)
-"""Names of the two speakers in ShareGPT, OpenAssistant, LangChain and Gemini."""
 MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
 """Columns that hold a conversation, in the order in which they are looked for."""
 _ALPACA_COLUMNS = ("instruction", "output")
-_ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_KEYS = {"from": "role", "value": "content"}
-CALLS = ("tool_calls", "function_call")
-_TURN_KEYS = {"content", *CALLS, "reasoning_content", "reasoning", "thinking"}
+TOOL_COLUMNS = ("tools", "functions")
+"""Columns that hold the tools of a row, in the order in which they are looked for."""
+_TURN_KEYS = {"content", *CALLS, *REASONING}
 
 
 def without_nulls(value: Any) -> Any:
@@ -60,7 +69,22 @@ def normalised_messages(value: Any, where: str) -> list[Row]:
             f"{where}: column 'messages' must be a non-empty list of {{role, content}}; found"
             f" {value!r:.60}."
         )
-    return [_message(message, number, where) for number, message in enumerate(messages, 1)]
+    found = [_message(message, number, where) for number, message in enumerate(messages, 1)]
+    are_calls = [is_call for _, is_call in found]
+    normalised = [message for message, _ in found]
+    return with_call_ids(joined_calls(normalised, are_calls)) if any(are_calls) else normalised
+
+
+def with_system_column(messages: list[Row], value: Any, where: str) -> list[Row]:
+    """The messages after the text of the row's column `system`, unless they begin with that text.
+    UserError if it is not text."""
+    if not isinstance(value, str | None):
+        raise UserError(f"{where}: column 'system' must be text; found {value!r:.60}. Fix the row.")
+    if not value or not value.strip():
+        return messages
+    if messages[0]["role"] == "system" and text_of_parts(messages[0]).strip() == value.strip():
+        return messages
+    return [{"role": "system", "content": value}, *messages]
 
 
 def normalised_tools(value: Any, where: str) -> list[Row] | None:
@@ -118,7 +142,8 @@ def alpaca_messages(row: Row, where: str) -> list[Row]:
     ]
 
 
-def _message(value: Any, number: int, where: str) -> Row:
+def _message(value: Any, number: int, where: str) -> tuple[Row, bool]:
+    """A message in the usual form, and whether its role says that it is a call."""
     message = without_nulls(_parsed(value, f"message {number}", where))
     if isinstance(message, dict) and "role" not in message:
         message = {_SHAREGPT_KEYS.get(key, key): item for key, item in message.items()}
@@ -126,26 +151,37 @@ def _message(value: Any, number: int, where: str) -> Row:
         raise UserError(
             f"{where}: message {number} is not {{role, content}}: found {value!r:.60}. Fix the row."
         )
-    role = message["role"].strip().lower()
-    if role in ROLE_NAMES or role in _ROLES:
-        message["role"] = ROLE_NAMES.get(role, role)
+    is_call = is_call_role(message["role"])
+    message["role"] = template_role(message["role"])
     what = f"tool_calls of message {number}"
     if calls := _parsed(message.pop("tool_calls", None) or None, what, where):
         items = calls if isinstance(calls, list) else [calls]
         message["tool_calls"] = without_nulls([_parsed(call, what, where) for call in items])
+    elif is_call:
+        message = with_parsed_calls(message, _call_text(message))
+    thoughts = next((message[key] for key in REASONING if key in message), None)
+    if thoughts is not None:
+        message = {"thinking": thoughts, **message, "reasoning_content": thoughts}
     _check_json(message, number, where)
     _check_content(message, number, where)
     _check_weight(message, number, where)
-    return message
+    return message, is_call
+
+
+def _call_text(message: Row) -> str:
+    """The text of a turn that is a call, which may be an object already."""
+    content = message.get("content")
+    is_value = isinstance(content, dict | list) and not text_parts(message)
+    return json.dumps(content, default=repr) if is_value else text_of_parts(message)
 
 
 def _check_json(message: Row, number: int, where: str) -> None:
     """UserError for values that JSON does not have, such as Arrow's dates, where templates write
     JSON."""
     try:
-        for key in ("content", *CALLS):
-            if not isinstance(message.get(key), str):
-                json.dumps(message.get(key))
+        for key in ("content", *CALLS, *REASONING):
+            if not isinstance(message.get(key), str | None):
+                json.dumps(message[key])
     except TypeError as error:
         raise UserError(
             f"{where}: message {number} cannot be written as JSON ({error}). Write its arguments or"
@@ -212,142 +248,10 @@ def _parsed(value: Any, what: str, where: str) -> Any:
         raise UserError(f"{where}: {what}: expected JSON text ({error}). Fix the row.") from None
 
 
-def message_variants(messages: list[Row]) -> Iterator[list[Row]]:
-    """The variants of these messages that a template may expect, the usual one first."""
-    choices: list[tuple[Callable[[Row], Row], ...]] = []
-    if any(any(_functions(message)) or _is_data(message) for message in messages):
-        choices.append((_with_objects, _with_json_text))
-    if any(text_parts(message) for message in messages):
-        choices.append((dict, _with_joined_parts))
-    if any("content" not in message for message in messages):
-        choices.append((dict, lambda m: {"content": None, **m}))
-    for steps in itertools.product(*choices):
-        changed = messages
-        for step in steps:
-            changed = [step(message) for message in changed]
-        yield changed
-
-
 def identity_key(messages: list[Row]) -> str:
     """A key that is equal for equal conversations: it ignores the order of keys, weights, whether
     content is in parts, and whether arguments are JSON text."""
-    same = [_with_joined_parts(_with_objects(message)) for message in messages]
+    same = identity_forms(messages)
     for message in same:
         message.pop("weight", None)
     return json.dumps(same, sort_keys=True, default=repr)
-
-
-def text_parts(message: Row) -> list[Row]:
-    """The parts of a content that is a list of text parts; empty for any other content."""
-    content = message.get("content")
-    is_parts = isinstance(content, list) and all(
-        isinstance(part, dict) and "text" in part for part in content
-    )
-    return content if is_parts and content else []
-
-
-def text_of_parts(message: Row) -> str:
-    """The content as text, parts joined; empty where there is none, or other data."""
-    content = _with_joined_parts(message).get("content")
-    return content if isinstance(content, str) else ""
-
-
-def insert_probes(messages: list[Row]) -> tuple[list[Row], list[str]]:
-    """The messages with each value of contents that are not plain text replaced by a probe, and the
-    probes.
-
-    A template that renders such content renders all probes.
-    """
-    probes: list[str] = []
-
-    def probed(value: Any) -> Any:
-        if isinstance(value, dict) and value:
-            return {key: probed(item) for key, item in value.items()}
-        if isinstance(value, list) and value:
-            return [probed(item) for item in value]
-        probes.append(f"probe-{len(probes)}-text")
-        return probes[-1]
-
-    changed = []
-    for message in messages:
-        if parts := text_parts(message):
-            message = {
-                **message,
-                "content": [{**part, "text": probed(part["text"])} for part in parts],
-            }
-        elif _is_data(message):
-            message = {**message, "content": probed(message["content"])}
-        changed.append(message)
-    return changed, probes
-
-
-def _with_joined_parts(message: Row) -> Row:
-    parts = text_parts(message)
-    return {**message, "content": "".join(part["text"] for part in parts)} if parts else message
-
-
-def _is_data(message: Row) -> bool:
-    """Whether the content is a tool's result that is neither text nor parts."""
-    return isinstance(message.get("content"), (dict, list)) and not text_parts(message)
-
-
-def _functions(message: Row) -> Iterator[Row]:
-    """The {name, arguments} of the calls of a message."""
-    calls = message.get("tool_calls")
-    for call in [*(calls if isinstance(calls, list) else []), message.get("function_call")]:
-        if isinstance(call, dict):
-            function = call.get("function", call)
-            if isinstance(function, dict) and "arguments" in function:
-                yield function
-
-
-def _with_arguments(message: Row, change: Callable[[Any], Any]) -> Row:
-    """A copy of the message with changed arguments of its calls."""
-    changed = copy.deepcopy(message) if any(_functions(message)) else dict(message)
-    for function in _functions(changed):
-        function["arguments"] = change(function["arguments"])
-    return changed
-
-
-def _with_objects(message: Row) -> Row:
-    return _with_arguments(message, _decoded)
-
-
-def _with_json_text(message: Row) -> Row:
-    changed = _with_arguments(
-        message, lambda value: value if isinstance(value, str) else _json_text(value)
-    )
-    if _is_data(changed):
-        changed["content"] = _json_text(changed["content"])
-    return changed
-
-
-def _json_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _decoded(arguments: Any) -> Any:
-    """Arguments in JSON text as an object; other text, such as a program, unchanged."""
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
-def objects_in(messages: list[Row]) -> Iterator[Any]:
-    """All values in the messages whose Python and JSON notations differ."""
-    for message in messages:
-        for function in _functions(message):
-            if isinstance(function["arguments"], dict) and function["arguments"]:
-                yield function["arguments"]
-        if isinstance(message.get("content"), (dict, list)):
-            yield message["content"]
-
-
-def strings_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from strings_in(item)

@@ -14,6 +14,7 @@ there.
 
 from __future__ import annotations
 
+import datetime
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -41,12 +42,13 @@ CHANGED_DATA_ADVICE = (
 @dataclass(frozen=True)
 class DataRecord:
     """The data of a run: contents of training and held-out sources by name, tokenizer, sample
-    order."""
+    order, and the day that its chat template sees, if that has a clock."""
 
     fingerprint: str
     tokenizer: str
     training: dict[str, SourceContents] = field(default_factory=dict)
     held_out: dict[str, SourceContents] = field(default_factory=dict)
+    date: str | None = None
 
 
 def read_record(run_directory: Path) -> DataRecord | None:
@@ -54,7 +56,12 @@ def read_record(run_directory: Path) -> DataRecord | None:
     try:
         content = read_json(run_directory / DATA_RECORD)
         parts = {name: _contents(content[name]) for name in ("training", "held_out")}
-        return DataRecord(str(content["fingerprint"]), str(content["tokenizer"]), **parts)
+        date = content.get("date")
+        if date is not None:
+            datetime.date.fromisoformat(date)
+        return DataRecord(
+            str(content["fingerprint"]), str(content["tokenizer"]), **parts, date=date
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         # not written yet, or cut off by a crash: the checkpoint's fingerprint still protects the
         # order

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _COUNTED = (
+    "at_fault",
     "dropped",
     "truncated",
     "split",
@@ -38,17 +39,21 @@ _COUNTED = (
     "special_tokens_as_text",
 )
 _WARNINGS = {
-    "without_assistant_turn": (
-        "have no assistant turn, so nothing is learnt from them (known roles: system, user, "
-        "assistant, tool)"
-    ),
+    "without_assistant_turn": ("have no assistant turn, so nothing is learnt from them"),
     "without_loss": (
         "have no token that carries loss within the sequence length, so nothing is learnt from them"
     ),
     "dropped": "are longer than data.sequence_length and dropped (data.too_long: drop)",
     "begins_with_assistant": (
-        "begin with the assistant, which the chat template cannot be asked for: that turn is not "
-        "learnt"
+        "have an answer before any question, which the chat template cannot be asked for: that turn"
+        " is not learnt"
+    ),
+    "empty_answer": (
+        "have an answer of which the chat template renders nothing, so that turn is not learnt"
+    ),
+    "system_replaced": (
+        "have a system message that lists the tools: the tools are taken from it, and its text is"
+        " not used"
     ),
     "broken_call": "have a function call that cannot be read, so that turn is not learnt",
     "truncated": "are longer than data.sequence_length and truncated (data.too_long: truncate)",
@@ -58,6 +63,13 @@ _WARNINGS = {
         "became several documents, because the chat template renders a turn differently when others"
         " follow"
     ),
+}
+_NOT_RENDERED = "not_rendered:"
+_KINDS = {
+    "content": "text",
+    "reasoning": "thoughts (reasoning_content)",
+    "think": "thoughts (in <think>)",
+    "tool_calls": "function calls",
 }
 _ROWS_AT_ONCE = 1 << 22
 _BACKGROUNDS = ("", " on grey11")
@@ -99,12 +111,33 @@ def row_warnings(name: str, path: str, sequences: Sequences) -> Iterator[str]:
     """Warnings about rows of a part that are not trained as the user may expect, with their count
     and first place."""
     rows = sequences.counts.get("rows", 0)
-    for key, what in _WARNINGS.items():
+    lost = sorted(key for key in sequences.counts if key.startswith(_NOT_RENDERED))
+    if count := sequences.counts.get("at_fault", 0):
+        yield (
+            f"{name}: {count:,} of {rows:,} rows are at fault and left out; the first is"
+            f" {first_place('at_fault', path, sequences)}{sequences.first_fault}"
+        )
+    for key in (*_WARNINGS, *lost):
         if count := sequences.counts.get(key, 0):
+            what = _WARNINGS.get(key) or _lost_text(key)
             yield (
                 f"{name}: {count:,} of {rows:,} rows {what}; the first is"
-                f" {_place(path, *sequences.firsts[key])}"
+                f" {first_place(key, path, sequences)}"
             )
+
+
+def first_place(key: str, path: str, sequences: Sequences) -> str:
+    """The file and line of the first row of a count; `path` is its source's."""
+    return _place(path, *sequences.firsts[key])
+
+
+def _lost_text(key: str) -> str:
+    """What a count `not_rendered:ROLE:KIND` says of its rows."""
+    _, role, kind = key.split(":")
+    return (
+        f"have {_KINDS[kind]} of role {role} that no document has as the chat template renders it:"
+        " the model does not see it"
+    )
 
 
 def overlap_warnings(

@@ -23,12 +23,20 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from drillyard.data.raw_batches import NUMBER_BITS, Origin, RawBatch, Row
+from drillyard.data.raw_batches import (
+    NUMBER_BITS,
+    Origin,
+    RawBatch,
+    Row,
+    RowOrError,
+    decoded_row,
+)
 from drillyard.data.row_formats import RowFormat, Segments
 from drillyard.data.tokenizer import refusing_panics
 from drillyard.errors import UserError
 
 TRAIN, HELD_OUT = 0, 1
+AT_FAULT = "at_fault"
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,9 @@ class HeldOutSplit:
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """The settings that decide how rows become pieces. Picklable; also part of a cache's key."""
+    """The settings that decide how rows become pieces. Picklable; also part of a cache's key, but
+    for `template_origin`, what an error calls the template, `on_error` (`data.on_error`), and
+    `date`, which is part of the tokenizer's key."""
 
     format: RowFormat
     sequence_length: int
@@ -66,8 +76,11 @@ class EncodeSettings:
     wide: bool
     start_ids: tuple[int, ...]
     eos_id: int | None
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
     special_tokens: dict[str, str]
+    template_origin: str = "the chat template"
+    on_error: str = "skip"
+    date: str | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -92,13 +105,15 @@ class Pieces:
 @dataclass
 class EncodedPart:
     """The rows of one raw batch in one part: pieces, counts with the first and last place of each,
-    and (hash of its identity, place) of each document."""
+    (hash of its identity, place) of each document, and the error of the first row at fault after
+    its place."""
 
     pieces: Pieces | None = None
     counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, int] = field(default_factory=dict)
     lasts: dict[str, int] = field(default_factory=dict)
     documents: list[tuple[int, int]] = field(default_factory=list)
+    first_fault: str = ""
 
     def count(self, what: str, place: int) -> None:
         """Raise a count for the row at `place`, once for all documents of the row."""
@@ -106,6 +121,13 @@ class EncodedPart:
             self.lasts[what] = place
             self.counts[what] += 1
             self.firsts.setdefault(what, place)
+
+    def fault(self, place: int, error: UserError, where: str) -> None:
+        """Count the row at `place` as one at fault."""
+        self.count(AT_FAULT, place)
+        if not self.first_fault:
+            text = str(error)
+            self.first_fault = text.removeprefix(where) if text.startswith(where) else f": {text}"
 
 
 @dataclass
@@ -154,7 +176,11 @@ class Encoder:
 
             assert settings.chat_template is not None
             self.chat = chat_renderer(
-                settings.chat_template, settings.special_tokens, settings.format
+                settings.chat_template,
+                settings.special_tokens,
+                settings.format,
+                settings.template_origin,
+                settings.date,
             )
             # Without special tokens it only trims the offsets, which find the turns.
             self.tokenizer.post_processor = None
@@ -169,36 +195,52 @@ class Encoder:
         documents: list[_Document] = []
         for number, row in batch.rows():
             origin, line = batch.place(number)
-            place = origin << NUMBER_BITS | line
-            where = batch.where(number)
-            canonical = self.settings.format.canonical(row, where)
-            identity = self.settings.format.identity(canonical, where)
-            part = result.parts[self.settings.split.part_of(row, identity, where)]
-            part.counts["rows"] += 1
-            for segments in self._segments(canonical, part, place, where):
-                if not any(text for text, _ in segments):
-                    part.count("empty", place)
-                    continue
-                if self.special is not None and any(
-                    self.special.search(text) for text, _ in segments
-                ):
-                    part.count("special_tokens_as_text", place)
-                digest = xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass"))
-                documents.append(_Document(number, place, part, digest, segments))
+            documents += self._documents(
+                row, number, origin << NUMBER_BITS | line, batch.where(number), result
+            )
         if documents:
             with refusing_panics("data.tokenizer"):
                 self._place(batch, documents)
         return result
 
-    def _segments(self, row: Row, part: EncodedPart, place: int, where: str) -> list[Segments]:
-        """The documents of a canonical row."""
-        if not self.is_chat:
-            return [self.settings.format.segments(row, where)]
-        rendered = self.chat.render(row, where)
-        for count in rendered.counts:
+    def _documents(
+        self, item: RowOrError, number: int, place: int, where: str, result: Encoded
+    ) -> list[_Document]:
+        """The documents of a row, none of one at fault; its counts are raised in its part."""
+        part_number, form = TRAIN, self.settings.format
+        try:
+            row = decoded_row(item)
+            canonical = form.canonical(row, where)
+            identity = form.identity(canonical, where)
+            part_number = self.settings.split.part_of(row, identity, where)
+            found, counts = self._segments(canonical, where)
+        except UserError as error:
+            if self.settings.on_error == "refuse":
+                raise
+            result.parts[part_number].counts["rows"] += 1
+            result.parts[part_number].fault(place, error, where)
+            return []
+        part = result.parts[part_number]
+        part.counts["rows"] += 1
+        for count in counts:
             part.count(count, place)
-        documents: list[Segments] = rendered.documents
+        digest = xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass"))
+        documents = []
+        for segments in found:
+            if not any(text for text, _ in segments):
+                part.count("empty", place)
+                continue
+            if self.special is not None and any(self.special.search(text) for text, _ in segments):
+                part.count("special_tokens_as_text", place)
+            documents.append(_Document(number, place, part, digest, segments))
         return documents
+
+    def _segments(self, row: Row, where: str) -> tuple[list[Segments], list[str]]:
+        """The documents of a canonical row, and the counts to raise for it."""
+        if not self.is_chat:
+            return [self.settings.format.segments(row, where)], []
+        rendered = self.chat.render(row, where)
+        return rendered.documents, rendered.counts
 
     def _place(self, batch: RawBatch, documents: list[_Document]) -> None:
         """Tokenise the documents, cut those that are too long, drop pieces without loss, and
@@ -208,7 +250,10 @@ class Encoder:
                 self._chat_runs(documents) if self.is_chat else self._runs(documents)
             )
         except (TypeError, UnicodeEncodeError):
-            raise UserError(_lone_surrogate(batch, documents)) from None
+            documents = self._without_surrogates(batch, documents)
+            if documents:
+                self._place(batch, documents)
+            return
         tokens, loss, ends = self._joined(runs_of_documents)
         with_loss_before = np.concatenate([[0], np.cumsum(loss)])
         kept: dict[int, tuple[EncodedPart, list[tuple[int, int, int]]]] = {}
@@ -234,6 +279,21 @@ class Encoder:
                 part.count("without_loss", place)
         for part, spans in kept.values():
             part.pieces = _pieces(tokens, loss, spans)
+
+    def _without_surrogates(self, batch: RawBatch, documents: list[_Document]) -> list[_Document]:
+        """The documents of the rows whose text has a UTF-8 form."""
+        at_fault = {each.number: each for each in documents if _has_surrogate(each)}
+        assert at_fault, "the tokenizer refused text without surrogates"
+        for number, document in at_fault.items():
+            where = batch.where(number)
+            error = UserError(
+                f"{where}: the text has a lone surrogate (\\ud800 to \\udfff), which is not"
+                " Unicode text. Fix the row."
+            )
+            if self.settings.on_error == "refuse":
+                raise error
+            document.part.fault(document.place, error, where)
+        return [each for each in documents if each.number not in at_fault]
 
     def _joined(
         self, documents: list[Runs]
@@ -341,14 +401,7 @@ def _pieces(
     return Pieces(tokens, loss, lengths, np.array([place for _, _, place in spans], np.uint64))
 
 
-def _lone_surrogate(batch: RawBatch, documents: list[_Document]) -> str:
-    """The message for text that has no UTF-8 form, such as a lone \\ud800 escape in JSON."""
-    for document in documents:
-        if any(
-            "\ud800" <= character <= "\udfff" for text, _ in document.segments for character in text
-        ):
-            return (
-                f"{batch.where(document.number)}: the text has a lone surrogate (\\ud800 to"
-                " \\udfff), which is not Unicode text. Fix the row."
-            )
-    raise AssertionError("the tokenizer refused text without surrogates")
+def _has_surrogate(document: _Document) -> bool:
+    """Whether a text has no UTF-8 form, such as one with a lone \\ud800 escape in JSON."""
+    texts = (text for text, _ in document.segments)
+    return any("\ud800" <= character <= "\udfff" for text in texts for character in text)

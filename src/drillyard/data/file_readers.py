@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from drillyard.data.json_documents import array_rows, json_type, require_no_single_object
-from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, Row, batched_rows
+from drillyard.data.raw_batches import BATCH_BYTES, RawBatch, Row, RowOrError, batched_rows
 from drillyard.data.remote_objects import RemoteObject
 from drillyard.errors import UserError
 
@@ -207,12 +207,20 @@ def json_lines_batch(file: str, first_line: int, offset: int, data: bytes) -> Ra
 
 def _decoded_json_lines(
     file: str, first_line: int, offset: int, data: bytes
-) -> Iterator[tuple[int, Row]]:
-    for number, line in enumerate(
-        _decoded_utf8(data, file, first_line, offset).split("\n"), first_line
-    ):
+) -> Iterator[tuple[int, RowOrError]]:
+    lines: list[str | bytes]
+    try:
+        lines = [*data.decode("utf-8").split("\n")]
+    except UnicodeDecodeError:
+        lines = [*data.split(b"\n")]
+    for number, line in enumerate(lines, first_line):
         if line and not line.isspace():
-            yield number, _parsed_line(line, f"{file}, line {number}")
+            try:
+                text = line if isinstance(line, str) else _decoded_utf8(line, file, number, offset)
+                yield number, _parsed_line(text, f"{file}, line {number}")
+            except UserError as error:
+                yield number, error
+        offset += len(line) + 1
 
 
 def _parsed_line(line: str, where: str) -> Row:
@@ -237,29 +245,43 @@ def _read_csv(file: SourceFile) -> Iterator[RawBatch]:
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(_decoded_lines(file), strict=True)
 
-    def rows() -> Iterator[tuple[int, Row]]:
+    def next_values() -> list[str] | UserError | None:
+        """The values of the next row, or its error; None at the end. UserError where a quote is
+        open at the end: it may have begun in any row."""
         try:
-            header = next(reader, None)
-            if header is None:
-                return
-            if len(set(header)) != len(header):
-                raise UserError(
-                    f"{file}, line 1: a column name occurs twice in the header:"
-                    f" {', '.join(header)}."
-                )
-            for values in reader:
-                if not values:
-                    continue
-                if len(values) != len(header):
-                    raise UserError(
-                        f"{file}, line {reader.line_num}: {len(values)} values, but the header has"
-                        f" {len(header)} columns. Quote values with commas or line breaks."
-                    )
-                yield reader.line_num, dict(zip(header, values, strict=True))
+            return next(reader, None)
         except csv.Error as error:
-            raise UserError(
+            invalid = UserError(
                 f"{file}, line {reader.line_num}: not valid CSV ({error}). Fix this line."
-            ) from None
+            )
+            if str(error) == "unexpected end of data":
+                raise invalid from None
+            return invalid
+
+    def rows() -> Iterator[tuple[int, RowOrError]]:
+        header = next_values()
+        if header is None:
+            return
+        if isinstance(header, UserError):
+            raise header
+        if len(set(header)) != len(header):
+            raise UserError(
+                f"{file}, line 1: a column name occurs twice in the header: {', '.join(header)}."
+            )
+        while (values := next_values()) is not None:
+            number = reader.line_num
+            if isinstance(values, UserError):
+                yield number, values
+            elif values and len(values) != len(header):
+                yield (
+                    number,
+                    UserError(
+                        f"{file}, line {number}: {len(values)} values, but the header has"
+                        f" {len(header)} columns. Quote values with commas or line breaks."
+                    ),
+                )
+            elif values:
+                yield number, dict(zip(header, values, strict=True))
 
     return batched_rows(str(file), "line", rows())
 
@@ -311,10 +333,24 @@ def arrow_batches(origin: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Ra
         first += batch.num_rows
 
 
-def _decoded_arrow(origin: str, first_row: int, batch: pa.RecordBatch) -> Iterator[tuple[int, Row]]:
-    here = f"{origin}, rows {first_row} to {first_row + batch.num_rows - 1}"
+def _decoded_arrow(
+    origin: str, first_row: int, batch: pa.RecordBatch
+) -> Iterator[tuple[int, RowOrError]]:
     try:
-        rows = batch.to_pylist()
+        yield from enumerate(_arrow_rows(origin, first_row, batch), first_row)
+    except UserError as error:
+        if batch.num_rows == 1:
+            yield first_row, error
+            return
+        for number in range(batch.num_rows):
+            yield from _decoded_arrow(origin, first_row + number, batch.slice(number, 1))
+
+
+def _arrow_rows(origin: str, first_row: int, batch: pa.RecordBatch) -> list[Row]:
+    last = first_row + batch.num_rows - 1
+    here = f"{origin}, row {first_row}" + (f" to {last}" if last > first_row else "")
+    try:
+        rows: list[Row] = batch.to_pylist()
         for column in batch.schema:
             if (plain := _from_arrow(column.type)) is not None:
                 for row in rows:
@@ -328,7 +364,7 @@ def _decoded_arrow(origin: str, first_row: int, batch: pa.RecordBatch) -> Iterat
             f"{here}: a value of a JSON column is not valid JSON ({error}). Rewrite the file with"
             " valid JSON."
         ) from None
-    yield from enumerate(rows, first_row)
+    return rows
 
 
 def _from_arrow(kind: pa.DataType) -> Callable[[Any], Any] | None:
@@ -377,10 +413,15 @@ def _read_text_files(files: list[SourceFile]) -> Iterator[RawBatch]:
             group, size = [], 0
 
 
-def _decoded_texts(files: tuple[SourceFile, ...]) -> Iterator[tuple[int, Row]]:
+def _decoded_texts(files: tuple[SourceFile, ...]) -> Iterator[tuple[int, RowOrError]]:
     for number, file in enumerate(files):
-        text = _decoded_utf8(b"".join(_blocks_of(file)), str(file), 1, 0)
-        yield number, {"text": text.removeprefix("\ufeff"), "path": str(file)}
+        data = b"".join(_blocks_of(file))
+        try:
+            text = _decoded_utf8(data, str(file), 1, 0)
+        except UserError as error:
+            yield number, error
+        else:
+            yield number, {"text": text.removeprefix("\ufeff"), "path": str(file)}
 
 
 _READERS: dict[str, Callable[[SourceFile], Iterator[RawBatch]]] = {

@@ -2,18 +2,18 @@
 
 They show most mistakes in `data:` within a second (a path, a column, a format, a tokenizer that
 does not fit), while `prepared_data.prepare` hashes and tokenises all rows. A mistake further down
-in a file is not seen here.
+in a file is not seen here, nor one of some of these rows, unless it ends the run (`data.on_error`).
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 
 from drillyard.config.load import resolve_section_secrets
 from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.encoder import TRAIN, Encoder, HeldOutSplit
-from drillyard.data.held_out_parts import canonical_rows, held_out_sources, split_of
+from drillyard.data.encoder import AT_FAULT, Encoder, HeldOutSplit
+from drillyard.data.held_out_parts import canonical_row, held_out_sources, split_of
 from drillyard.data.megatron.indexed_file import open_indexed
 from drillyard.data.megatron.preparation import MegatronPreparation
 from drillyard.data.prepared_data import (
@@ -66,9 +66,23 @@ def _require_readable(
     if batch is None:
         raise UserError(f"data.source {source.name}: {source.config.path} has no rows.")
     if encoder is not None:
-        encoder.encode(batch)
+        parts = encoder.encode(batch).parts.values()
+        rows = sum(part.counts["rows"] for part in parts)
+        if rows and rows == sum(part.counts[AT_FAULT] for part in parts):
+            # Encoded once more, the first of them raises its error.
+            Encoder(replace(encoder.settings, on_error="refuse")).encode(batch)
         return
     form = row_format(config.data)
-    for row, where in islice(canonical_rows(source, form, split, TRAIN), ROWS):
-        if not form.is_chat:
-            form.segments(row, where)
+    failure: UserError | None = None
+    has_good_row = False
+    for number, item in batch.rows():
+        try:
+            canonical_row(item, form, split, batch.where(number))
+        except UserError as error:
+            failure = failure or error
+            if config.data.on_error == "refuse":
+                raise
+        else:
+            has_good_row = True
+    if failure is not None and not has_good_row:
+        raise failure

@@ -21,28 +21,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from drillyard.data.call_syntax import CALL_TAGS, FunctionCall, UnparseableCall, parse_calls
+from drillyard.data.call_syntax import CALL_TAGS, FunctionCall
 from drillyard.data.chat_messages import (
     MESSAGE_COLUMNS,
+    TOOL_COLUMNS,
     normalised_messages,
     normalised_tools,
-    text_of_parts,
+    with_system_column,
     without_nulls,
 )
+from drillyard.data.chat_roles import (
+    BROKEN_CALL,
+    SYSTEM_REPLACED,
+    calling_message,
+    with_call_ids,
+    with_parsed_calls,
+)
+from drillyard.data.message_variants import text_of_parts
 from drillyard.data.raw_batches import Row
 from drillyard.data.tool_schemas import openai_tool
 from drillyard.errors import UserError
 
-BROKEN_CALL = "broken_call"
-
-TOOL_COLUMNS = ("tools", "functions")
 LAYOUTS = (("system", "chat"), ("query", "tools", "answers"), ("question", "function"))
 """The columns by which a row's layout is known, besides those of conversations."""
 
 _GLAIVE_TURN = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
-_ROLES = {"function": "tool", "observation": "tool", "function_call": "assistant"}
-"""Of OpenAI's older rows, and of ShareGPT rows of LLaMA-Factory."""
 _GLAIVE_END = "<|endoftext|>"
 _GLAIVE_INTRODUCTION = re.compile(
     r"\s*with access to the following functions\.?\s*Use them if required\s*-?\s*\Z"
@@ -70,10 +74,16 @@ def function_calling_row(row: Row, columns: Mapping[str, str], where: str) -> Ro
     else:
         found = _openai(row, columns, where)
     tools = [openai_tool(tool, where) for tool in found["tools"]]
-    messages = _with_call_ids([_with_calls(message, where) for message in found["messages"]])
+    messages = with_call_ids([_with_calls(message, where) for message in found["messages"]])
     asked = next((message for message in messages if message.get("tool_calls")), None)
     accepted = found.get("accepted") or [_exactly(call) for call in _calls(asked)]
-    return {**row, "messages": messages, "tools": tools or None, "accepted": accepted}
+    return {
+        **row,
+        "messages": messages,
+        "tools": tools or None,
+        "accepted": accepted,
+        **({SYSTEM_REPLACED: True} if SYSTEM_REPLACED in found else {}),
+    }
 
 
 def question_of(messages: list[Row]) -> list[Row]:
@@ -96,6 +106,7 @@ def _openai(row: Row, columns: Mapping[str, str], where: str) -> Row:
             " tools: NAME}."
         )
     messages = normalised_messages(row[found], where)
+    system = row.get(columns.get("system", "system"))
     named = (columns["tools"],) if "tools" in columns else TOOL_COLUMNS
     tools = (
         normalised_tools(next((row[name] for name in named if row.get(name)), None), where) or []
@@ -106,10 +117,13 @@ def _openai(row: Row, columns: Mapping[str, str], where: str) -> Row:
     # The usual prompt names the tags, with nothing between them, before it uses them.
     listed = next((text for text in reversed(found_tools) if text.strip()), None)
     if listed is None:
-        return {"messages": messages, "tools": tools}
+        return {"messages": with_system_column(messages, system, where), "tools": tools}
     # The system message explains a notation of calls: the model's template has its own.
+    if not messages[1:]:
+        raise UserError(f"{where}: the conversation is a system message alone. Remove the row.")
     return {
-        "messages": messages[1:],
+        SYSTEM_REPLACED: True,
+        "messages": with_system_column(messages[1:], system, where),
         "tools": tools or normalised_tools(_one_list(listed), where) or [],
     }
 
@@ -135,8 +149,9 @@ def _xlam(row: Row, where: str) -> Row:
         else {"role": "assistant", "content": ""}
     )
     messages = [{"role": "user", "content": str(row["query"])}, answer]
+    messages = normalised_messages(messages, where)
     return {
-        "messages": normalised_messages(messages, where),
+        "messages": with_system_column(messages, row.get("system"), where),
         "tools": normalised_tools(row["tools"], where) or [],
     }
 
@@ -152,6 +167,7 @@ def _bfcl(row: Row, where: str) -> Row:
     messages = normalised_messages(
         [{"role": "user", "content": turn}] if isinstance(turn, str) else turn, where
     )
+    messages = with_system_column(messages, row.get("system"), where)
     accepted = []
     # Parquet's structs have the keys of all rows, with nulls.
     truth = without_nulls(_objects(row.get("ground_truth") or [], "ground_truth", where))
@@ -167,7 +183,7 @@ def _bfcl(row: Row, where: str) -> Row:
     listed = without_nulls(_objects(functions, "function", where))
     tools = [openai_tool(tool, where) for tool in listed]
     if accepted:
-        messages = [*messages, _assistant([reference_call(call, tools) for call in accepted])]
+        messages = [*messages, calling_message([reference_call(call, tools) for call in accepted])]
     return {"messages": messages, "tools": tools, "accepted": accepted}
 
 
@@ -246,15 +262,6 @@ def _calls(message: Row | None) -> list[FunctionCall]:
     return calls
 
 
-def _assistant(calls: list[FunctionCall], content: str = "") -> Row:
-    """The assistant's message with these calls. An empty content is there, since some templates
-    need one."""
-    written = [
-        {"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls
-    ]
-    return {"role": "assistant", "content": content, "tool_calls": written}
-
-
 def _with_calls(message: Row, where: str) -> Row:
     """The message with its calls in `tool_calls`, as {type, function: {name, arguments: object}}.
 
@@ -262,27 +269,18 @@ def _with_calls(message: Row, where: str) -> Row:
     weight 0.
     """
     role, text = message["role"], text_of_parts(message)
-    message = {**message, "role": _ROLES.get(role.lower(), role)}
-    if message["role"] == "tool" and (response := _HERMES_RESPONSE.match(text)):
-        message["content"] = response[1]
-    if message["role"] != "assistant":
+    if role == "tool" and (response := _HERMES_RESPONSE.match(text)):
+        return {**message, "content": response[1]}
+    if role != "assistant":
         return message
-    if (single := message.pop("function_call", None)) is not None:
-        message["tool_calls"] = [single]
+    if (single := message.get("function_call")) is not None:
+        rest = {key: value for key, value in message.items() if key != "function_call"}
+        message = {**rest, "tool_calls": [single]}
     if calls := message.get("tool_calls"):
-        message["tool_calls"] = [_openai_call(call, where) for call in calls]
+        return {**message, "tool_calls": [_openai_call(call, where) for call in calls]}
+    if BROKEN_CALL in message or not any(tag in text for tag in CALL_TAGS):
         return message
-    if role.lower() != "function_call" and not any(tag in text for tag in CALL_TAGS):
-        return message
-    try:
-        content, found = parse_calls(text)
-    except UnparseableCall:
-        found = []
-    return (
-        {**message, **_assistant(found, content)}
-        if found
-        else {**message, "weight": 0, BROKEN_CALL: True}
-    )
+    return with_parsed_calls(message, text)
 
 
 def _openai_call(call: Any, where: str) -> Row:
@@ -312,22 +310,6 @@ def _openai_call(call: Any, where: str) -> Row:
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
-
-
-def _with_call_ids(messages: list[Row]) -> list[Row]:
-    """Number the calls that have no id, and name them in the results that follow: Mistral's
-    template needs ids."""
-    number, waiting = 0, list[str]()
-    result = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            calls = [{"id": f"call{number + i:05d}", **call} for i, call in enumerate(calls)]
-            message, number = {**message, "tool_calls": calls}, number + len(calls)
-            waiting = [call["id"] for call in calls]
-        elif message["role"] == "tool" and waiting:
-            message = {"tool_call_id": waiting.pop(0), **message}
-        result.append(message)
-    return result
 
 
 def _glaive(row: Row, where: str) -> Row:

@@ -17,7 +17,7 @@ import xxhash
 
 from drillyard.config.run import DataConfig, RunConfig
 from drillyard.data.encoder import HELD_OUT, TRAIN, HeldOutSplit
-from drillyard.data.raw_batches import Row
+from drillyard.data.raw_batches import Row, RowOrError, decoded_row
 from drillyard.data.row_formats import RowFormat, row_format
 from drillyard.data.sources import DataSource, SourceContents, resolve_sources
 from drillyard.data.tokenizer import TRAINING_BYTES
@@ -114,14 +114,14 @@ def evaluation_rows(
     """
     sources = resolve_sources(config.data.source)
     form, split = row_format(config.data), split_of(config.data)
-    whole = held_out_sources(config.data, sources)
+    whole, on_error = held_out_sources(config.data, sources), config.data.on_error
     shares = {split_part_name(source): source for source in sources} if split.fraction else {}
     name = find_part(part_name, {**whole, **shares})
     at_fault = at_fault if at_fault is not None else RowsAtFault()
     if name in whole:
-        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN, at_fault)
+        rows = canonical_rows(whole[name], form, HeldOutSplit(), TRAIN, on_error, at_fault)
     elif name in shares:
-        rows = canonical_rows(shares[name], form, split, HELD_OUT, at_fault)
+        rows = canonical_rows(shares[name], form, split, HELD_OUT, on_error, at_fault)
     else:
         raise UserError(
             f"no held-out set is named {part_name!r}; the names are:"
@@ -149,33 +149,43 @@ def canonical_rows(
     form: RowFormat,
     split: HeldOutSplit,
     part: int,
+    on_error: str,
     at_fault: RowsAtFault | None = None,
 ) -> Iterator[tuple[Row, str]]:
-    """Canonical rows of one part of a source and their places. A row that cannot be read is a
-    UserError, or is left out where `at_fault` counts it."""
+    """Canonical rows of one part of a source and their places. A row at fault is a UserError where
+    `on_error` is `refuse`; otherwise it is left out, and counted in `at_fault`."""
     for batch in source.batches():
-        for number, row in batch.rows():
+        for number, item in batch.rows():
             where = batch.where(number)
             try:
-                canonical = form.canonical(row, where)
-                # A count of rows at fault is of those without an identity, too.
-                is_of_part = (at_fault is None and split.fraction == 0.0) or (
-                    split.part_of(row, form.identity(canonical, where), where) == part
-                )
+                canonical, found = canonical_row(item, form, split, where)
             except UserError as error:
-                if at_fault is None:
+                if on_error == "refuse":
                     raise
-                at_fault.add(error)
+                if at_fault is not None:
+                    at_fault.add(error)
                 continue
-            if split.fraction == 0.0 or is_of_part:
+            if found == part:
                 yield canonical, where
 
 
+def canonical_row(
+    item: RowOrError, form: RowFormat, split: HeldOutSplit, where: str
+) -> tuple[Row, int]:
+    """The canonical row and its part. UserError if it is at fault."""
+    row = decoded_row(item)
+    canonical = form.canonical(row, where)
+    part = split.part_of(row, form.identity(canonical, where), where)
+    if not form.is_chat:
+        form.segments(canonical, where)
+    return canonical, part
+
+
 def training_texts(
-    sources: list[DataSource], form: RowFormat, split: HeldOutSplit
+    sources: list[DataSource], form: RowFormat, split: HeldOutSplit, on_error: str
 ) -> Iterator[str]:
     """Texts of training documents (never held-out ones) to train a tokenizer from; equal shares up
-    to a limit."""
+    to a limit. `on_error` as for `canonical_rows`."""
     if form.is_chat:
         from drillyard.data.chat_template import trained_template_texts
 
@@ -187,8 +197,14 @@ def training_texts(
 
     for source in sources:
         room = TRAINING_BYTES // len(sources)
-        for row, where in canonical_rows(source, form, split, TRAIN):
-            for text in texts_of(row, where):
+        for row, where in canonical_rows(source, form, split, TRAIN, on_error):
+            try:
+                texts = list(texts_of(row, where))
+            except UserError:
+                if on_error == "refuse":
+                    raise
+                continue
+            for text in texts:
                 yield text
                 room -= len(text)
             if room <= 0:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from drillyard.data.raw_batches import Row
+from drillyard.data.raw_batches import RowOrError
 from drillyard.errors import UserError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -36,10 +36,11 @@ def json_type(value: Any) -> str:
     return _TYPES[type(value)]
 
 
-def array_rows(pieces: Iterator[str], file: str) -> Iterator[tuple[int, Row]]:
+def array_rows(pieces: Iterator[str], file: str) -> Iterator[tuple[int, RowOrError]]:
     """The objects of a JSON array with their numbers from 1; `pieces` are its text in order.
 
-    UserError names the row, and the line and column of what is not valid JSON or no object.
+    A value that is no object is a UserError in its place. UserError is raised, with the row, line
+    and column, for what is not valid JSON.
     """
     text = _Text(pieces, file)
     text.expect("[")
@@ -91,31 +92,40 @@ class _Text:
             raise self._invalid(f"expected {character!r}{after}", self._at, "")
         self._at += 1
 
-    def object(self, number: int) -> Row:
-        """The object that comes next."""
+    def object(self, number: int) -> RowOrError:
+        """The object that comes next, or the error of another value."""
         row_name = f"row {number}, "
         first = self.next_character()
-        if first and first != "{":
-            try:
-                found = f"found {json_type(self._decoder.raw_decode(self._text, self._at)[0])}"
-            except (json.JSONDecodeError, RecursionError):
-                found = "found an array" if first == "[" else f"found {first!r}"
-            raise UserError(
-                f"{self._file}, {row_name}{self.place()}: each row of the JSON array must be an"
-                f" object; {found}. Fix or remove this row."
-            )
+        place = self.place()
         while True:
             try:
-                row, self._at = self._decoder.raw_decode(self._text, self._at)
-                return dict(row)
+                value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
-                if not (_is_cut(error, self._text) and self._read_on()):
+                if _is_cut(error, self._text) and self._read_on():
+                    continue
+                if first in ("{", ""):
                     raise self._invalid(error.msg, error.pos, row_name) from None
+                found = "an array" if first == "[" else repr(first)
+                raise self._no_object(place, row_name, found) from None
             except RecursionError:
+                if first != "{":
+                    raise self._no_object(place, row_name, "an array") from None
                 raise UserError(
-                    f"{self._file}, {row_name}{self.place()}: JSON is nested too deeply. Fix or"
-                    " remove this row."
+                    f"{self._file}, {row_name}{place}: JSON is nested too deeply. Fix or remove"
+                    " this row."
                 ) from None
+            # A number that ends with the text may go on after it.
+            if isinstance(value, int | float) and end == len(self._text) and self._read_on():
+                continue
+            self._at = end
+            is_row = isinstance(value, dict)
+            return value if is_row else self._no_object(place, row_name, json_type(value))
+
+    def _no_object(self, place: str, row_name: str, found: str) -> UserError:
+        return UserError(
+            f"{self._file}, {row_name}{place}: each row of the JSON array must be an object; found"
+            f" {found}. Fix or remove this row."
+        )
 
     def _invalid(self, reason: str, at: int, row_name: str) -> UserError:
         if at >= len(self._text):

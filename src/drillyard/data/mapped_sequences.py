@@ -137,6 +137,7 @@ class Sequences(ABC):
     key: str
     counts: dict[str, int]
     firsts: dict[str, tuple[str, str, int]]
+    first_fault: str
     sequence_length: int
     pad_id: int
     document_bytes: int | None
@@ -190,6 +191,7 @@ class CachedSequences(Sequences):
         self.key = f"{directory.name.partition('-')[0]}/{part}"
         self._directory, self._part = directory, part
         self.counts = manifest["counts"]
+        self.first_fault = manifest.get("first_fault", "")
         self.firsts = {
             what: (name, unit, number) for what, (name, unit, number) in manifest["firsts"].items()
         }

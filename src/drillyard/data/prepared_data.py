@@ -29,8 +29,13 @@ from drillyard.data.data_changes import (
     only_removed_files,
     refuse_change,
 )
-from drillyard.data.data_report import DataReport, overlap_warnings, too_few_sequences
-from drillyard.data.encoder import HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
+from drillyard.data.data_report import (
+    DataReport,
+    first_place,
+    overlap_warnings,
+    too_few_sequences,
+)
+from drillyard.data.encoder import AT_FAULT, HELD_OUT, TRAIN, Encoded, EncodeSettings, HeldOutSplit
 from drillyard.data.encoding_pool import encode_all
 from drillyard.data.held_out_parts import (
     SPLIT_SUFFIX,
@@ -60,6 +65,7 @@ from drillyard.data.tokenizer import (
     configured_tokenizer,
     is_byte_level,
     start_ids_key,
+    today,
     trained_tokenizer,
 )
 from drillyard.data.tokenizer_files import tokenizer_files
@@ -143,6 +149,7 @@ def prepare(
     if_changed: str = CHANGED_DATA_ADVICE,
     only_open: bool = False,
     num_workers: int | None = None,
+    date: str | None = None,
 ) -> PreparedData:
     """Open the run's data; build the caches that are missing.
 
@@ -150,14 +157,15 @@ def prepare(
     which open without verifying checksums again and never build. `tokenizer_directory`: a saved
     tokenizer (of a checkpoint, say) that replaces the config's. `known`: the record of the data
     when this run began; changed data are refused before anything is tokenised, with `if_changed` as
-    advice, and missing data are taken from the cache. Raises UserError for every mistake in data or
-    config.
+    advice, and missing data are taken from the cache. `date`: the day that a chat template with a
+    clock sees, unless `known` has one; default: today. Raises UserError for every mistake in data
+    or config.
     """
     # The config of a finished run is read without its secrets; resolve those of its data here.
     config = resolve_section_secrets(config, "data")
     known = known or DataRecord("", "")
     return _Preparation(
-        config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers
+        config, tokenizer_directory, on_progress, known, if_changed, only_open, num_workers, date
     ).run()
 
 
@@ -180,6 +188,7 @@ def prepare_sample(config: RunConfig, num_sequences: int) -> Iterator[PreparedDa
             CHANGED_DATA_ADVICE,
             False,
             None,
+            None,
             max(1 << 20, _BYTES_PER_TOKEN * num_sequences * config.data.sequence_length),
         ).run()
 
@@ -191,7 +200,7 @@ def encoded_documents(
     order."""
     config = resolve_section_secrets(config, "data")
     preparation = _Preparation(
-        config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None
+        config, None, on_progress, DataRecord("", ""), CHANGED_DATA_ADVICE, False, None, None
     )
     sources = preparation.open_sources()
     whole = replace(preparation.settings, sequence_length=_UNCUT)
@@ -227,7 +236,7 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
         raise UserError(
             f"data.format: {data.format} needs a tokenizer with a chat template, and"
             f" {tokenizer.origin} has none. Set data.tokenizer to one that has (an instruct"
-            " model's), or use prompt-completion."
+            " model's), name a file by data.chat_template, or use prompt-completion."
         )
     if not form.is_chat and data.format != "text" and tokenizer.eos_id is None:
         raise UserError(
@@ -245,6 +254,9 @@ def encode_settings(data: DataConfig, tokenizer: TextTokenizer) -> EncodeSetting
         eos_id=tokenizer.eos_id,
         chat_template=tokenizer.chat_template if form.is_chat else None,
         special_tokens=tokenizer.special_tokens,
+        template_origin=tokenizer.template_file or "the chat template",
+        on_error=data.on_error,
+        date=tokenizer.date,
     )
 
 
@@ -264,6 +276,7 @@ class _Preparation:
     if_changed: str
     only_open: bool
     num_workers: int | None
+    date: str | None
     sample_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -282,12 +295,13 @@ class _Preparation:
             self._usable(source, self.known.training.get(source.name), trains=True)
             for source in resolve_sources(self.data.source, self.known.training)
         ]
-        self.tokenizer = self._tokenizer(training)
+        self.tokenizer = self._tokenizer(training).on(self.known.date or self.date or today())
         if self.known.tokenizer not in ("", self.tokenizer.key):
             raise UserError(
                 f"the tokenizer {self.tokenizer.origin} changed since this run began (its files,"
-                " the version of the tokenizers library, or what this version of drillyard puts"
-                f" before a text): the same text would give other tokens. {self.if_changed}"
+                " data.chat_template, the version of the tokenizers library, or what this version"
+                " of drillyard puts before a text): the same text would give other tokens."
+                f" {self.if_changed}"
             )
         self.vocab_size = require_fitting_tokenizer(self.config, self.tokenizer)
         self.settings = encode_settings(self.data, self.tokenizer)
@@ -304,19 +318,18 @@ class _Preparation:
         paths = {source.name: source.config.path for source in sources}
         for source in sources:
             parts = self._sequences(source, contents[source.name], self.split)
-            trained.append(_not_empty(parts[TRAIN], source.name, "training"))
+            trained.append(self._not_empty(parts[TRAIN], source, "training"))
             self.report.add(source.name, source.config.path, parts[TRAIN])
             if HELD_OUT in parts and (len(parts[HELD_OUT]) or self.sample_bytes is None):
                 name = split_part_name(source)
-                held_out[name] = _not_empty(parts[HELD_OUT], source.name, "held-out")
+                held_out[name] = self._not_empty(parts[HELD_OUT], source, "held-out")
                 paths[name] = source.config.path
         for name, listed in held_out_sources(self.data, sources, self.known.held_out).items():
             # The record has the source's name, not the part's.
             source, found = self._usable(listed, self.known.held_out.get(listed.name), trains=False)
             held_out_contents[listed.name] = found
-            held_out[name] = _not_empty(
-                self._sequences(source, found, HeldOutSplit())[TRAIN], name, "held-out"
-            )
+            (part,) = self._sequences(source, found, HeldOutSplit()).values()
+            held_out[name] = self._not_empty(part, source, "held-out")
             paths[name] = source.config.path
         for name, sequences in held_out.items():
             self.report.add(
@@ -325,7 +338,8 @@ class _Preparation:
                 sequences,
             )
         mixture = self.megatron.mixture(trained)
-        record = DataRecord(mixture.fingerprint, self.tokenizer.key, contents, held_out_contents)
+        key, date = self.tokenizer.key, self.tokenizer.date
+        record = DataRecord(mixture.fingerprint, key, contents, held_out_contents, date)
         return PreparedData(
             mixture, held_out, self.report, self.tokenizer, record, paths, self.read_shares
         )
@@ -382,7 +396,7 @@ class _Preparation:
             ]
         )
         readable = sources_with_text([source for source, _ in training])
-        texts = training_texts(readable, self.format, self.split)
+        texts = training_texts(readable, self.format, self.split, self.data.on_error)
         return trained_tokenizer(setting, key, texts, self.root, for_chats=self.format.is_chat)
 
     def _sequences(
@@ -399,7 +413,8 @@ class _Preparation:
             "split": split.__dict__,
             "bos_id": start_ids_key(settings.start_ids),
         }
-        del described["start_ids"]
+        for key in ("start_ids", "template_origin", "on_error", "date"):
+            del described[key]
         if source.config.max_samples is not None:
             described["max_samples"] = source.config.max_samples
         kind = (
@@ -500,28 +515,37 @@ class _Preparation:
                 " complete."
             )
 
+    def _not_empty(self, sequences: Sequences, source: DataSource, kind: str) -> Sequences:
+        """The sequences. UserError if there are none, or a row is at fault that costs more than
+        itself."""
+        counts = {key: value for key, value in sequences.counts.items() if value}
+        rows, at_fault = counts.get("rows", 0), counts.get(AT_FAULT, 0)
+        if at_fault and (self.data.on_error == "refuse" or at_fault == rows):
+            place = first_place(AT_FAULT, source.config.path, sequences)
+            more = f" ({at_fault:,} of {rows:,} rows are at fault)" if rows > 1 else ""
+            raise UserError(f"{place}{sequences.first_fault}{more}")
+        if len(sequences):
+            return sequences
+        name = source.name
+        if not rows:
+            advice = (
+                "raise data.held_out.fraction"
+                if kind == "held-out"
+                else "check the source (and data.held_out.fraction)"
+            )
+            raise UserError(
+                f"data.source {name}: the {kind} data set is empty (no rows); {advice}."
+            )
+        became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
+        if counts.get("without_assistant_turn") == rows:
+            raise UserError(
+                f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give"
+                " those messages the role assistant, or learn everything by data.loss_on: all."
+            )
+        raise UserError(
+            f"data.source {name}: no {kind} document is left with a token that carries loss"
+            f" ({became}). Check data.too_long, data.sequence_length and the columns."
+        )
+
     def _note(self, text: str) -> None:
         self.report.notes.append(text)
-
-
-def _not_empty(sequences: Sequences, name: str, kind: str) -> Sequences:
-    if len(sequences):
-        return sequences
-    counts = {key: value for key, value in sequences.counts.items() if value}
-    if not counts.get("rows"):
-        advice = (
-            "raise data.held_out.fraction"
-            if kind == "held-out"
-            else "check the source (and data.held_out.fraction)"
-        )
-        raise UserError(f"data.source {name}: the {kind} data set is empty (no rows); {advice}.")
-    became = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items())
-    if counts.get("without_assistant_turn") == counts["rows"]:
-        raise UserError(
-            f"data.source {name}: no {kind} row has a message of the assistant ({became}). Give"
-            " those messages the role assistant, or learn everything by data.loss_on: all."
-        )
-    raise UserError(
-        f"data.source {name}: no {kind} document is left with a token that carries loss ({became})."
-        " Check data.too_long, data.sequence_length and the columns."
-    )

@@ -26,6 +26,9 @@ from drillyard.errors import UserError
 
 Row = dict[str, Any]
 
+RowOrError = Row | UserError
+"""A row, or the error of one that cannot be decoded."""
+
 Origin = tuple[str, str]
 """(file or data set, the unit that counts its rows: line, row, or "" if it is one row)."""
 
@@ -50,13 +53,14 @@ class RawBatch:
     one row each.
 
     `nbytes`: size of the undecoded rows, for progress. `rows()`: decoded rows with the numbers that
-    `place` and `where` take; raises UserError on invalid input. Picklable: `rows` is a partial of a
-    function of a module.
+    `place` and `where` take, a UserError in the place of one that cannot be decoded; raises
+    UserError where the end of a row is not known. Picklable: `rows` is a partial of a function
+    of a module.
     """
 
     origins: tuple[Origin, ...]
     nbytes: int
-    rows: Callable[[], Iterable[tuple[int, Row]]]
+    rows: Callable[[], Iterable[tuple[int, RowOrError]]]
 
     def place(self, number: int) -> tuple[int, int]:
         """Number of the row's origin, and its line or row there."""
@@ -68,14 +72,24 @@ class RawBatch:
         return format_location(self.origins[origin], line)
 
 
-def batched_rows(origin: str, unit: str, rows: Iterator[tuple[int, Row]]) -> Iterator[RawBatch]:
+def decoded_row(item: RowOrError) -> Row:
+    """The row. Raises the error of one that could not be decoded."""
+    if isinstance(item, UserError):
+        raise item
+    return item
+
+
+def batched_rows(
+    origin: str, unit: str, rows: Iterator[tuple[int, RowOrError]]
+) -> Iterator[RawBatch]:
     """Group rows that are dictionaries already into batches of about `BATCH_BYTES` characters of
     text."""
-    held: list[tuple[int, Row]] = []
+    held: list[tuple[int, RowOrError]] = []
     size = 0
     for number, row in rows:
         held.append((number, row))
-        size += sum(len(value) for value in row.values() if isinstance(value, str)) + 64
+        values = row.values() if isinstance(row, dict) else ()
+        size += sum(len(value) for value in values if isinstance(value, str)) + 64
         if size >= BATCH_BYTES:
             yield RawBatch(((origin, unit),), size, partial(iter, held))
             held, size = [], 0

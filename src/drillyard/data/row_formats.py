@@ -31,11 +31,13 @@ from drillyard.config.run import DataConfig
 from drillyard.config.run_checks import CHAT_FORMATS
 from drillyard.data.chat_messages import (
     MESSAGE_COLUMNS,
+    TOOL_COLUMNS,
     alpaca_messages,
     identity_key,
     is_alpaca,
     normalised_messages,
     normalised_tools,
+    with_system_column,
 )
 from drillyard.data.function_rows import function_calling_row, question_of
 from drillyard.data.raw_batches import Row
@@ -57,7 +59,10 @@ COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """The columns of each format, each with the names to look for, in this order."""
 
-OPTIONAL_COLUMNS = {"chat": ("tools",), "function-calling": ("messages", "tools")}
+OPTIONAL_COLUMNS = {
+    "chat": ("tools", "system"),
+    "function-calling": ("messages", "tools", "system"),
+}
 
 
 def render_prompt(row: Mapping[str, Any]) -> str:
@@ -91,7 +96,8 @@ class RowFormat:
         if self.name == "function-calling":
             return function_calling_row(row, self.columns, where)
         canonical = dict(row)
-        if self.name == "chat" and not self.columns and is_alpaca(row):
+        is_converted = self.name == "chat" and not self.columns and is_alpaca(row)
+        if is_converted:
             row = {**row, "messages": alpaca_messages(row, where)}
         for own, names in COLUMNS[self.name].items():
             canonical[own] = row[self._column(own, names, row, where)]
@@ -99,8 +105,12 @@ class RowFormat:
             if own in self.columns:
                 canonical[own] = row[self._column(own, (own,), row, where)]
         if self.name == "chat":
-            canonical["messages"] = normalised_messages(canonical["messages"], where)
-            canonical["tools"] = normalised_tools(canonical.get("tools"), where)
+            messages = normalised_messages(canonical["messages"], where)
+            system = None if is_converted else canonical.get("system")
+            canonical["messages"] = with_system_column(messages, system, where)
+            named = ("tools",) if "tools" in self.columns else TOOL_COLUMNS
+            tools = next((canonical[name] for name in named if canonical.get(name)), None)
+            canonical["tools"] = normalised_tools(tools, where)
         return canonical
 
     def _column(self, own: str, names: tuple[str, ...], row: Row, where: str) -> str:

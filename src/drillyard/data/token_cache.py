@@ -50,7 +50,7 @@ from drillyard.errors import UserError
 from drillyard.guarded_files import LARGEST_MODEL_DOCUMENT_BYTES, read_json
 from drillyard.safe_files import ChecksummedFile, flush, publish_directory
 
-ENCODING_VERSIONS = {"chat": 3, "function-calling": 1, "no start token": 2}
+ENCODING_VERSIONS = {"chat": 4, "function-calling": 2, "no start token": 2}
 """Raised when the same source gives other sequences: then runs cannot continue in the same sample
 order. 1 for documents not named here."""
 FORMAT_VERSION = 3
@@ -92,11 +92,13 @@ class _PartWriter:
         }
         self.counts: Counter[str] = Counter()
         self.firsts: dict[str, tuple[str, str, int]] = {}
+        self.first_fault = ""
         self.origins: dict[Origin, int] = {}
         self.num_sequences = self.num_tokens = self.num_pieces = self.position = 0
 
     def add(self, encoded: Encoded, part: EncodedPart) -> None:
         self.counts.update(part.counts)
+        self.first_fault = self.first_fault or part.first_fault
         for what, place in part.firsts.items():
             name, unit = encoded.origins[place >> NUMBER_BITS]
             self.firsts.setdefault(what, (name, unit, place & (1 << NUMBER_BITS) - 1))
@@ -175,6 +177,7 @@ class _PartWriter:
             "document_bytes": self.counts["bytes"] if exact else None,
             "counts": dict(sorted(self.counts.items())),
             "firsts": self.firsts,
+            **({"first_fault": self.first_fault} if self.first_fault else {}),
         }
 
 

@@ -18,10 +18,11 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from itertools import chain, islice
@@ -31,10 +32,12 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from drillyard.config.fetch_limits import withheld_error
+from drillyard.config.environment import OPENING
+from drillyard.config.fetch_limits import is_withheld, withheld_error
 from drillyard.config.model_files import REMOTE_CODE_REFUSED, requires_remote_code
 from drillyard.config.problems import refused_address
 from drillyard.config.run import RunConfig, TrainTokenizer
+from drillyard.data.chat_rendering import CLOCK, require_valid_template
 from drillyard.data.raw_batches import json_digest
 from drillyard.errors import UserError
 from drillyard.guarded_files import (
@@ -61,30 +64,55 @@ _CHECKSUMS = "checksums.json"
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A fast tokenizer as data. `origin` is the id or directory that it was loaded from."""
+    """A fast tokenizer as data. `origin` is the id or directory that it was loaded from.
+
+    chat_template: a text, or several by name (`default`, `tool_use`). template_file: the file that
+    it is from, if it is not the tokenizer's own. date: the day that a chat template with a clock
+    sees; None for other templates.
+    """
 
     json: str
     vocab_size: int
     start_ids: tuple[int, ...]
     eos_id: int | None
     pad_id: int
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
     special_tokens: dict[str, str]
     origin: str
+    template_file: str | None = None
+    date: str | None = None
 
     @cached_property
     def key(self) -> str:
         """Changes when any token of any document changes."""
         start = start_ids_key(self.start_ids)
+        parts = [self.json, start, self.eos_id, self.pad_id, self.chat_template]
         return json_digest(
-            [self.json, start, self.eos_id, self.pad_id, self.chat_template, self.special_tokens]
+            [*parts, self.special_tokens, *([] if self.date is None else [self.date])]
         )
+
+    def on(self, date: str) -> TextTokenizer:
+        """The tokenizer with the day `date`, as 2026-01-31, if its chat template has a clock; else
+        the same."""
+        templates = self.chat_template
+        texts = templates.values() if isinstance(templates, dict) else [templates or ""]
+        if not any(CLOCK in text for text in texts):
+            return self
+        changed = replace(self, date=date)
+        if "pretrained" in self.__dict__:
+            changed.__dict__["pretrained"] = self.pretrained
+        return changed
 
     @cached_property
     def pretrained(self) -> PreTrainedTokenizerFast:
         """The same tokenizer as an object of transformers."""
         tokenizer: PreTrainedTokenizerFast = _load_pretrained(self.origin)
         return tokenizer
+
+
+def today() -> str:
+    """The day, here, as 2026-01-31: what transformers shows a template with a clock."""
+    return time.strftime("%Y-%m-%d")
 
 
 def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
@@ -164,6 +192,7 @@ def refusing_panics(tokenizer: str) -> Iterator[None]:
 
 def _opened(path: str) -> TextTokenizer:
     tokenizer = _load_pretrained(path)
+    template = tokenizer.chat_template
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -174,7 +203,7 @@ def _opened(path: str) -> TextTokenizer:
         start_ids=start_ids(tokenizer),
         eos_id=tokenizer.eos_token_id,
         pad_id=int(pad) if pad is not None else 0,
-        chat_template=tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+        chat_template=template if isinstance(template, str | dict) and template else None,
         special_tokens={
             key: str(value)
             for key, value in tokenizer.special_tokens_map.items()
@@ -222,7 +251,36 @@ def configured_tokenizer(config: RunConfig, directory: Path | None) -> TextToken
             "data.tokenizer is missing: a model given by `config` has none. "
             "Set a path, an id, or {train: bpe, vocab_size: N}."
         )
-    return open_tokenizer(path)
+    tokenizer = open_tokenizer(path)
+    named = config.data.chat_template
+    return tokenizer if named is None else _with_template_file(tokenizer, named)
+
+
+def _with_template_file(tokenizer: TextTokenizer, named: str) -> TextTokenizer:
+    """The tokenizer with the chat template of a file, which is saved with it. UserError if the
+    file cannot be read or compiled."""
+    if OPENING in named and is_withheld(named):
+        raise withheld_error(f"data.chat_template: {named}")
+    if refused := refused_address(named):
+        raise UserError(f"data.chat_template: {refused}")
+    path = Path(named).expanduser()
+    try:
+        template = read_bytes(path).decode("utf-8")
+    except OSError as error:
+        raise UserError(
+            f"data.chat_template: {path} cannot be read ({error.strerror}). Name a file with a"
+            " chat template in Jinja."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"data.chat_template: {path} is not UTF-8 text ({error.reason} at byte {error.start})."
+            " Name a file with a chat template in Jinja."
+        ) from None
+    require_valid_template(template, str(path))
+    changed = replace(tokenizer, chat_template=template, template_file=str(path))
+    changed.__dict__["pretrained"] = tokenizer.pretrained
+    tokenizer.pretrained.chat_template = template
+    return changed
 
 
 def trained_tokenizer(

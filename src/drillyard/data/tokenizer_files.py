@@ -119,9 +119,12 @@ def _readable_everywhere(files: dict[str, bytes], tokenizer: TextTokenizer) -> d
         older = wanted.get("additional_special_tokens") or []
         wanted["additional_special_tokens"] = older + [each for each in extra if each not in older]
     templates = _template_files(files)
-    if tokenizer.chat_template not in (None, _default_template(templates, config)):
-        templates["default"] = str(tokenizer.chat_template)
-        files = {**files, _CHAT_TEMPLATE: templates["default"].encode()}
+    own = tokenizer.chat_template
+    if isinstance(own, str) and own != _default_template(templates, config):
+        # One of the run's own takes the place of all that the origin has.
+        templates = {"default": own}
+        files = {n: each for n, each in files.items() if not n.startswith(f"{_MORE_TEMPLATES}/")}
+        files[_CHAT_TEMPLATE] = own.encode()
         wanted.pop("chat_template", None)
     if templates and "chat_template" not in wanted:
         wanted["chat_template"] = (

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from drillyard.data.call_syntax import TOOL_CALL, TOOL_CALL_END
-from drillyard.data.chat_messages import text_of_parts
+from drillyard.data.message_variants import text_of_parts
 from drillyard.data.raw_batches import Row
 
 _INSTRUCTIONS = """# Tools
@@ -36,7 +36,9 @@ def with_tools_as_text(
     """The conversation in messages of content alone. `system`: whether the template takes a system
     message."""
     rest = list(messages)
-    opening = [text_of_parts(rest.pop(0))] if rest and rest[0]["role"] == "system" else []
+    opening = []
+    while rest and rest[0]["role"] in ("system", "developer"):
+        opening.append(text_of_parts(rest.pop(0)))
     if tools:
         opening.append(_INSTRUCTIONS.format(tools="\n".join(map(_json_text, tools))))
     result: list[Row] = []

@@ -150,7 +150,7 @@ class HeldOutEvaluator:
         verdicts, left_out = self._answers(
             part,
             label,
-            prompts_of=lambda rows: [render_prompt(row) for row in rows],
+            prompt_of=render_prompt,
             tokens_of=lambda prompt: prompt_tokens(tokenizer, prompt),
             end=lambda: tokenizer.eos_token_id,
             skip_special_tokens=True,
@@ -168,21 +168,20 @@ class HeldOutEvaluator:
         """
         tokenizer, renderer = self.data.tokenizer, self._renderer()
 
-        def prompts_of(rows: list[Row]) -> list[str]:
+        def check(rows: list[Row]) -> None:
             unreadable = require_readable(
                 renderer, rows, part, lambda text: self._generated(renderer, text)
             )
             if unreadable and self.ranks.rank == 0:
                 self.warn(unreadable)
-            return [
-                renderer.prompt({**row, "messages": question_of(row["messages"])}, part)
-                for row in rows
-            ]
 
         verdicts, left_out = self._answers(
             part,
             label,
-            prompts_of=prompts_of,
+            check=check,
+            prompt_of=lambda row: renderer.prompt(
+                {**row, "messages": question_of(row["messages"])}, part
+            ),
             tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
             end=lambda: end_of_turn(renderer, tokenizer),
             skip_special_tokens=False,  # one may mark a call
@@ -198,7 +197,11 @@ class HeldOutEvaluator:
     def _renderer(self) -> ChatRenderer:
         text = self.data.text_tokenizer
         return chat_renderer(
-            text.chat_template or "", text.special_tokens, row_format(self.config.data)
+            text.chat_template or "",
+            text.special_tokens,
+            row_format(self.config.data),
+            text.template_file or "the chat template",
+            text.date,
         )
 
     def _generated(self, renderer: ChatRenderer, text: str) -> str:
@@ -214,8 +217,9 @@ class HeldOutEvaluator:
         part: str,
         label: str,
         *,
-        prompts_of: Callable[[list[Row]], list[str]],
+        prompt_of: Callable[[Row], str],
         tokens_of: Callable[[str], list[int]],
+        check: Callable[[list[Row]], None] = lambda rows: None,
         end: Callable[[], int | None],
         skip_special_tokens: bool,
         judge: Callable[[Row, str], Verdict],
@@ -224,15 +228,16 @@ class HeldOutEvaluator:
         """The verdicts on the answers to a part's questions, which are written with the
         predictions; and how many rows could not be read or asked, where there are any.
 
-        `end`: the token that ends an answer. `too_long`: the verdict where the prompt leaves no
-        room for an answer. Raises EvaluationFailed.
+        `check` gets the rows that are asked. `end`: the token that ends an answer. `too_long`: the
+        verdict where the prompt leaves no room for an answer. Raises EvaluationFailed.
         """
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
         at_fault = RowsAtFault()
 
         def questions() -> tuple[list[Row], list[str], list[list[int]], int | None]:
-            rows = evaluation_rows(self.config, part, evaluation.samples, at_fault)
-            prompts = prompts_of(rows)
+            found = evaluation_rows(self.config, part, evaluation.samples, at_fault)
+            rows, prompts = self._asked(found, prompt_of, at_fault)
+            check(rows)
             return rows, prompts, [tokens_of(prompt) for prompt in prompts], end()
 
         rows, prompts, tokens, end_token = self._agreement.alone(questions)
@@ -313,6 +318,26 @@ class HeldOutEvaluator:
                 f" model's context {context:,}"
             )
         return {key: count for key, count in counts.items() if count}
+
+    def _asked(
+        self, rows: list[Row], prompt_of: Callable[[Row], str], at_fault: RowsAtFault
+    ) -> tuple[list[Row], list[str]]:
+        """The rows and their prompts, without rows at fault, which are counted."""
+        asked, prompts = [], []
+        failure: UserError | None = None
+        for row in rows:
+            try:
+                prompts.append(prompt_of(row))
+            except UserError as error:
+                if self.config.data.on_error == "refuse":
+                    raise
+                failure = failure or error
+                at_fault.add(error)
+            else:
+                asked.append(row)
+        if failure is not None and not asked:
+            raise failure
+        return asked, prompts
 
     def write_predictions(self, path: Path, lines: list[dict[str, Any]]) -> None:
         """Write one JSON line per question. A failure is only a warning: the figures do not depend

@@ -387,6 +387,7 @@ def _paths(run: RunConfig) -> Iterator[tuple[str, str]]:
         ("data.held_out.source", run.data.held_out.source),
         ("model.id", run.model.id),
         ("data.tokenizer", run.data.tokenizer),
+        ("data.chat_template", run.data.chat_template),
     ]
     for key, value in named:
         many = value if isinstance(value, list) else [value]

@@ -178,9 +178,13 @@ def look_at_rows(
             " run.yaml by `drillyard init`, without --data"
         )
     batches = list(first_batches(source.batches(), SAMPLE_BYTES))
-    rows = [(batch.where(number), row) for batch in batches for number, row in batch.rows()]
+    read = [(batch.where(number), row) for batch in batches for number, row in batch.rows()]
+    rows = [(where, row) for where, row in read if not isinstance(row, UserError)]
     if not rows:
-        raise UserError(f"{source.config.path}: has no rows")
+        raise next(
+            (row for _, row in read if isinstance(row, UserError)),
+            UserError(f"{source.config.path}: has no rows"),
+        )
     found = dict(columns)
     has_template = bool(tokenizer.chat_template)
     form = format_of([row for _, row in rows], found, rows[0][0], has_template=has_template)
@@ -195,10 +199,10 @@ def look_at_rows(
             f"{source.config.path}: no token of its first rows carries loss; look at them by"
             " `drillyard data preview`"
         )
-    read = sum(batch.nbytes for batch in batches)
+    nbytes = sum(batch.nbytes for batch in batches)
     share = 1.0
-    if read >= SAMPLE_BYTES:
-        share = min(1.0, read / source.nbytes) if source.nbytes else 0.0
+    if nbytes >= SAMPLE_BYTES:
+        share = min(1.0, nbytes / source.nbytes) if source.nbytes else 0.0
     return SeenRows(form, found, np.concatenate(lengths), len(rows), share or None)
 
 

@@ -17,6 +17,7 @@ from drillyard.config.run_checks import require_valid, resolve_global_batch
 from drillyard.data import DATA_RECORD
 from drillyard.data.data_changes import read_record, write_record
 from drillyard.data.prepared_data import PreparedData, prepare
+from drillyard.data.tokenizer import today
 from drillyard.data.tokenizer_files import save_tokenizer
 from drillyard.errors import UserError
 from drillyard.evaluation.failures import EvaluationStopped
@@ -111,9 +112,15 @@ def train(
     require_trainable(config, ranks.device, needs_weights=begins)
     side.begin("data", "waiting")
     known = read_record(directory) if holds_training(directory) else None
+    # One for all ranks, whose nodes may be in other time zones.
+    date = from_first_rank(today)
     with ranks.in_turn() as is_first, side.during("data"):
         data = prepare(
-            config, on_progress=lambda *_: side.signs.show(), known=known, only_open=not is_first
+            config,
+            on_progress=lambda *_: side.signs.show(),
+            known=known,
+            only_open=not is_first,
+            date=date,
         )
     require_same_data(data)
     side.begin("model", "working")

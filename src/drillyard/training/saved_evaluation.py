@@ -91,12 +91,15 @@ def _evaluate(
 ) -> dict[str, dict[str, Any]] | None:
     """`evaluate_saved` of a checked request."""
     from drillyard.data.prepared_data import prepare
+    from drillyard.data.tokenizer import today
     from drillyard.evaluation.evaluator import HeldOutEvaluator
+    from drillyard.parallel.collectives import from_first_rank
     from drillyard.parallel.ranks import start_ranks, stop_ranks
 
     ranks = start_ranks(config.training, config.parallelism)
     try:
         known = known_data(request, saved)
+        date = from_first_rank(lambda: date_of_run(saved) or today())
         with ranks.in_turn() as is_first:
             data = prepare(
                 config,
@@ -104,6 +107,7 @@ def _evaluate(
                 known=known,
                 if_changed=OTHER_FIGURES,
                 only_open=not is_first,
+                date=date,
             )
         if ranks.rank == 0:
             for text in data.report.notes:
@@ -127,6 +131,14 @@ def _evaluate(
         return evaluated.results if ranks.rank == 0 else None
     finally:
         stop_ranks()
+
+
+def date_of_run(saved: SavedModel) -> str | None:
+    """The day that the chat template of the model's run sees; None for a template without a clock,
+    and for a model from elsewhere."""
+    owner = run_directory_above(saved.path)
+    record = None if owner is None else read_record(owner)
+    return None if record is None else record.date
 
 
 def known_data(request: EvaluationRequest, saved: SavedModel) -> DataRecord | None:
@@ -214,7 +226,7 @@ def config_of_source(request: EvaluationRequest, data: DataConfig, saved: SavedM
         "sequence_length": request.sequence_length or data.sequence_length,
     }
     if saved.tokenizer_directory is not None:
-        changes["tokenizer"] = str(saved.tokenizer_directory)
+        changes |= {"tokenizer": str(saved.tokenizer_directory), "chat_template": None}
     if request.format not in (None, data.format):
         changes |= {"format": request.format, "columns": {}, "loss_on": None, "too_long": None}
     return config_from_options(DataConfig, data.model_dump() | changes)

@@ -21,6 +21,7 @@ from drillyard.data.raw_batches import Row
 from drillyard.data.row_formats import RowFormat, row_format
 from drillyard.errors import UserError
 from drillyard.guarded_files import open_input
+from drillyard.training.saved_evaluation import date_of_run
 from drillyard.training.saved_model import (
     SavedModel,
     as_pretrained,
@@ -204,7 +205,7 @@ def open_model(
     (`stop_ranks`). Raises UserError.
     """
     from drillyard.data.chat_template import chat_renderer
-    from drillyard.data.tokenizer import configured_tokenizer
+    from drillyard.data.tokenizer import configured_tokenizer, today
     from drillyard.evaluation.evaluator import end_of_turn
     from drillyard.parallel.ranks import start_ranks
 
@@ -212,6 +213,7 @@ def open_model(
     with limited(None if trust_config or saved is None else fetch_limits_of(saved, typed={model})):
         own_tokenizer = None if saved is None else saved.tokenizer_directory
         tokenizer = configured_tokenizer(config, own_tokenizer)
+        tokenizer = tokenizer.on((saved and date_of_run(saved)) or today())
         form = _format_of(saved, tokenizer, use_template)
         renderer = None
         if form.is_chat:
@@ -220,7 +222,13 @@ def open_model(
                     f"{model}: its tokenizer has no chat template, so a prompt can only be"
                     " continued: give --no-template"
                 )
-            renderer = chat_renderer(tokenizer.chat_template, tokenizer.special_tokens, form)
+            renderer = chat_renderer(
+                tokenizer.chat_template,
+                tokenizer.special_tokens,
+                form,
+                tokenizer.template_file or "the chat template",
+                tokenizer.date,
+            )
         config = _in_own_precision(config)
         ranks = start_ranks(config.training, config.parallelism)
         sharded = load_saved_model(

@@ -306,9 +306,11 @@ def as_pretrained(config: RunConfig, saved: SavedModel) -> RunConfig:
             # The config may be of another run, for its data.
             changes["quantization"] = own.quantization
     tokenizer: Any = config.data.tokenizer if isinstance(config.data.tokenizer, str) else None
+    template = config.data.chat_template
     if saved.tokenizer_directory is not None:
-        tokenizer = str(saved.tokenizer_directory)
-    data = config.data.model_copy(update={"tokenizer": tokenizer})
+        # The template was saved with it.
+        tokenizer, template = str(saved.tokenizer_directory), None
+    data = config.data.model_copy(update={"tokenizer": tokenizer, "chat_template": template})
     return config.model_copy(
         update={"model": config.model.model_copy(update=changes), "data": data}
     )

@@ -378,7 +378,7 @@ def test_invalid_json_in_a_json_column(
 ) -> None:
     column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{bad"]))
     pq.write_table(pa.table({"messages": column}), tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=r"rows 1 to 1: .*JSON column"):
+    with pytest.raises(UserError, match=r"row 1: .*JSON column"):
         prepare(
             make_config(
                 tmp_path / "rows.parquet", format="chat", tokenizer=str(chat_tokenizer(CHATML))

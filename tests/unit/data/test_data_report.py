@@ -64,7 +64,7 @@ def test_rows_without_an_assistant_turn_are_counted_with_the_first_line(
 def test_data_without_any_assistant_turn_are_refused_with_the_role_to_use(
     make_config: MakeConfig, write_rows: WriteRows, chat: dict[str, Any]
 ) -> None:
-    path = write_rows([{"messages": talk("user", "robot")}])
+    path = write_rows([{"messages": talk("user", "system")}])
     with pytest.raises(UserError, match=r"assistant.*data\.loss_on: all"):
         prepare(make_config(path, **chat))
     assert prepare(make_config(path, **chat, loss_on="all")).train.num_sequences == 1
@@ -305,6 +305,9 @@ def test_a_preview_reads_the_first_rows_of_a_large_source_and_writes_no_cache(
     cache = Path(str(config.data.cache_directory))
     assert not list(cache.glob("tokenized/*")) and not list(cache.glob("hashes/*"))
 
-    everything = CliRunner().invoke(app, ["data", "preview", str(tmp_path / "run.yaml"), "--all"])
+    everything = CliRunner().invoke(
+        app,
+        ["data", "preview", str(tmp_path / "run.yaml"), "--all", "--set", "data.on_error=refuse"],
+    )
     assert isinstance(everything.exception, UserError)
     assert says(str(everything.exception), "line 20001")

@@ -180,6 +180,7 @@ def test_a_tool_that_is_no_schema_is_named_with_its_row(
         write_rows([OPENAI, bad]),
         format="function-calling",
         tokenizer=str(chat_tokenizer(FILES["chatml"])),
+        on_error="refuse",
     )
     with pytest.raises(UserError, match=r"data\.jsonl, line 2: tool weather: .*properties.*3"):
         prepare(config)

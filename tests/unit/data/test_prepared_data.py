@@ -289,7 +289,10 @@ def test_held_out_text_never_reaches_a_trained_tokenizer(
     held_out = {row["text"] for row in evaluation_rows(config, "data/held_out", 1000)}
     used = set(
         training_texts(
-            resolve_sources(config.data.source), row_format(config.data), split_of(config.data)
+            resolve_sources(config.data.source),
+            row_format(config.data),
+            split_of(config.data),
+            "refuse",
         )
     )
     assert held_out

@@ -95,7 +95,7 @@ def test_a_value_that_is_not_text_is_an_error(
 ) -> None:
     path = write_rows([{"text": "fine"}, {"text": value}])
     with pytest.raises(UserError, match=f"data.jsonl, line 2: .*'text'.*{found}"):
-        prepare(make_config(path))
+        prepare(make_config(path, on_error="refuse"))
 
 
 def test_half_of_a_surrogate_pair_is_an_error(
@@ -103,7 +103,7 @@ def test_half_of_a_surrogate_pair_is_an_error(
 ) -> None:
     path = write_rows([{"text": "fine"}, {"text": "bad \ud800"}])
     with pytest.raises(UserError, match=r"line 2: .*surrogate"):
-        prepare(make_config(path))
+        prepare(make_config(path, on_error="refuse"))
 
 
 def test_settings_that_do_not_fit_the_format_are_reported(make_config: MakeConfig) -> None:

@@ -25,6 +25,7 @@ from drillyard.config.run import RunConfig, SourceConfig
 from drillyard.data import file_readers, raw_batches, sources
 from drillyard.data.held_out_parts import evaluation_rows
 from drillyard.data.prepared_data import prepare
+from drillyard.data.raw_batches import decoded_row
 from drillyard.data.sources import file_hash, resolve_source, resolve_sources
 from drillyard.errors import UserError
 
@@ -35,7 +36,7 @@ ROWS = [{"text": f'row {n}, "quoted", naïve ✓\nsecond line', "other": str(n)}
 
 def read(path: Path | str, **settings: Any) -> list[dict[str, Any]]:
     source = resolve_source(SourceConfig(path=str(path), **settings))
-    return [row for batch in source.batches() for _, row in batch.rows()]
+    return [decoded_row(row) for batch in source.batches() for _, row in batch.rows()]
 
 
 def failure(path: Path | str, **settings: Any) -> str:

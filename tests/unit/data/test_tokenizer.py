@@ -124,7 +124,13 @@ def test_an_error_in_the_source_ends_the_training_of_a_tokenizer(
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": ')
     with pytest.raises(UserError, match="line 2, column 10"):
-        prepare(make_config(tmp_path / "a.jsonl", tokenizer={"train": "bpe", "vocab_size": 300}))
+        prepare(
+            make_config(
+                tmp_path / "a.jsonl",
+                tokenizer={"train": "bpe", "vocab_size": 300},
+                on_error="refuse",
+            )
+        )
 
 
 def test_a_tokenizer_that_cannot_be_had_is_reported(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from drillyard.data.held_out_parts import RowsAtFault
+from drillyard.errors import UserError
 from drillyard.evaluation.evaluator import HeldOutEvaluator
 
 
@@ -48,3 +50,26 @@ def test_a_path_that_cannot_be_looked_at_ends_no_run(
 
     monkeypatch.setattr(os, "stat", stat)
     assert write(tmp_path, "one") == []
+
+
+def test_a_question_that_the_template_refuses_is_not_asked() -> None:
+    def prompt_of(row: dict[str, Any]) -> str:
+        if row["at_fault"]:
+            raise UserError(f"row {row['n']}")
+        return f"prompt {row['n']}"
+
+    at_fault = RowsAtFault()
+
+    def asked(on_error: str, *faults: bool) -> Any:
+        held_out: Any = SimpleNamespace(
+            config=SimpleNamespace(data=SimpleNamespace(on_error=on_error))
+        )
+        rows = [{"n": n, "at_fault": at_fault} for n, at_fault in enumerate(faults)]
+        return HeldOutEvaluator._asked(held_out, rows, prompt_of, at_fault)
+
+    rows, prompts = asked("skip", False, True, False)
+    assert [row["n"] for row in rows] == [0, 2] and prompts == ["prompt 0", "prompt 2"]
+    assert (at_fault.count, at_fault.first) == (1, "row 1")
+    for on_error, faults in (("refuse", (False, True)), ("skip", (True, True))):
+        with pytest.raises(UserError, match=f"row {faults.index(True)}"):
+            asked(on_error, *faults)

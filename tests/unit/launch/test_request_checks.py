@@ -323,13 +323,17 @@ def test_data_are_looked_for_on_the_nodes_and_not_here(settings, source, said):
 
 def test_all_paths_of_a_run_are_looked_at():
     run = training(
-        source="[/a.jsonl, {path: /b}]", tokenizer="/t", held_out="{source: /h}"
+        source="[/a.jsonl, {path: /b}]",
+        tokenizer="/t",
+        chat_template="/own/chat.jinja",
+        held_out="{source: /h}",
     ).replace("org/m", "/m")
     message = " ".join(warnings(cluster(), run))
     for key in (
         "data.source.0",
         "data.source.1",
         "data.tokenizer",
+        "data.chat_template",
         "data.held_out.source",
         "model.id",
     ):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from drillyard.config.run import RunConfig, TrainTokenizer
-from drillyard.data.encoder import HELD_OUT, TRAIN
+from drillyard.data.encoder import AT_FAULT, HELD_OUT, TRAIN, Encoded
 from drillyard.data.megatron.indexed_file import IndexedFileWriter
 from drillyard.data.prepared_data import OnProgress, encoded_documents
+from drillyard.data.raw_batches import NUMBER_BITS, format_location
 from drillyard.data.tokenizer import TextTokenizer
 from drillyard.data.tokenizer_files import tokenizer_files
 from drillyard.errors import UserError
@@ -62,10 +64,14 @@ def write_megatron(
                 with contextlib.ExitStack() as stack:
                     for writer in writers.values():
                         stack.enter_context(writer)
+                    faults = _Faults(name)
                     for encoded in documents():
+                        faults.add(encoded)
                         for part, writer in writers.items():
                             if (pieces := encoded.parts[part].pieces) is not None:
                                 writer.add(pieces.tokens, pieces.lengths)
+                    faults.require_some_rows()
+                lines += faults.lines()
                 lines += [
                     f"{writer.paths[0]}: {writer.num_documents:,} documents, {writer.num_tokens:,}"
                     " tokens"
@@ -80,6 +86,37 @@ def write_megatron(
     except OSError as error:
         raise UserError(f"{directory}: cannot be written ({describe_os_error(error)}).") from None
     return lines
+
+
+@dataclass
+class _Faults:
+    """The rows of a source that are at fault and left out."""
+
+    name: str
+    rows: int = 0
+    at_fault: int = 0
+    first: str = ""
+
+    def add(self, encoded: Encoded) -> None:
+        for part in encoded.parts.values():
+            self.rows += part.counts["rows"]
+            self.at_fault += part.counts[AT_FAULT]
+            if part.first_fault and not self.first:
+                number, line = divmod(part.firsts[AT_FAULT], 1 << NUMBER_BITS)
+                file, unit = encoded.origins[number]
+                self.first = format_location((file or self.name, unit), line) + part.first_fault
+
+    def require_some_rows(self) -> None:
+        if self.at_fault and self.at_fault == self.rows:
+            raise UserError(f"data.source {self.name}: every row is at fault; {self.first}")
+
+    def lines(self) -> list[str]:
+        if not self.at_fault:
+            return []
+        return [
+            f"{self.name}: {self.at_fault:,} of {self.rows:,} rows are at fault and left out; the"
+            f" first is {self.first}"
+        ]
 
 
 def _write_tokenizer(tokenizer: TextTokenizer, directory: Path) -> None:

@@ -54,7 +54,7 @@ class MegatronSequences(Sequences):
     ) -> None:
         self.name, self.key, self._file, self._cut, self._order = name, key, file, cut, order
         self.sequence_length, self.pad_id = cut.sequence_length, cut.pad_id
-        self.firsts, self.document_bytes = {}, None
+        self.firsts, self.first_fault, self.document_bytes = {}, "", None
         self.documents = np.zeros((0, 2), np.uint64)
         itemsize = file.tokens.itemsize
         if order is None:

@@ -336,7 +336,8 @@ def test_a_build_that_fails_leaves_nothing(
     write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
 ) -> None:
     rows = write_rows([{"text": "good"}, {"wrong": "column"}], "texts.jsonl")
-    (tmp_path / "run.yaml").write_text(make_config(rows).model_dump_json())
+    config = make_config(rows, on_error="refuse")
+    (tmp_path / "run.yaml").write_text(config.model_dump_json())
     command = [
         "data",
         "build",
@@ -348,6 +349,20 @@ def test_a_build_that_fails_leaves_nothing(
     ]
     assert isinstance(CliRunner().invoke(app, command).exception, UserError)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_build_leaves_out_rows_at_fault_and_names_the_first(
+    write_rows: WriteRows, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    rows = write_rows([{"text": "good"}, {"wrong": "column"}, {"text": 3}], "texts.jsonl")
+    lines = write_megatron(make_config(rows), tmp_path / "out")
+    assert any("2 of 3 rows" in line and "line 2" in line for line in lines)
+    assert (
+        len(open_indexed(*(tmp_path / "out" / f"texts{s}" for s in (".bin", ".idx"))).lengths) == 1
+    )
+    rows = write_rows([{"wrong": "column"}], "none.jsonl")
+    with pytest.raises(UserError, match="line 1: no column 'text'"):
+        write_megatron(make_config(rows), tmp_path / "none")
 
 
 @pytest.mark.parametrize("split", ["0", "0,0", ".", "1.2.3", "1,2,3,4", ",1"])
