@@ -71,7 +71,7 @@ def test_failing_evaluations_cost_neither_checkpoints_nor_the_model(
 def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: Path) -> None:
     from drillyard.reporting.summary import closing_lines
 
-    assert "drillyard report " in reference.output.splitlines()[-2]
+    assert "drillyard report " in reference.output.splitlines()[-3]
     run = tmp_path / "runs" / "reference"
     shutil.copytree(reference.run.directory, run)
     lines = closing_lines(json.loads((run / "summary.json").read_text()), run)
@@ -81,7 +81,7 @@ def test_what_the_last_lines_tell_to_type_works(reference: Reference, tmp_path: 
     commands = [
         shlex.split(line.partition("drillyard ")[2]) for line in lines if "drillyard " in line
     ]
-    assert [command[0] for command in commands] == ["report", "eval"]
+    assert [command[0] for command in commands] == ["report", "eval", "generate"]
     for command in commands:
-        ended = drillyard(*command)
+        ended = drillyard(*command, input="CREATE TABLE t (a)")
         assert ended.returncode == 0, ended.stderr

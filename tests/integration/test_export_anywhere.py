@@ -116,8 +116,9 @@ def test_a_run_that_recorded_nothing_of_its_base_takes_it_from_there(
     code, errors = called("export", alone.checkpoint, alone.place / "model", cwd=tuned.place)
     assert code == 0, errors
     assert contents(alone.place / "model") == contents(alone.run / "final")
+    # Its path is stored absolute, so it is found from every directory.
     code, errors = called("export", alone.checkpoint, alone.place / "other", cwd=alone.place)
-    assert code == 2 and "base-model" in errors and "Traceback" not in errors
+    assert code == 0, errors
 
 
 def test_a_checkpoint_is_measured_without_its_base_model(alone: FineTuned) -> None:

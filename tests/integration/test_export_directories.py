@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 from tests.integration.fine_tuned import STEPS, FineTuned, called, fine_tune
 from tests.integration.gcs import Bucket
 from transformers import AutoModelForCausalLM
@@ -125,7 +128,7 @@ def with_a_directory_added(project: Path) -> str:
 def with_a_file_edited(project: Path) -> str:
     config = earlier_export(project) / "config.json"
     # As long as before, so that only its content tells.
-    config.write_text(config.read_text().replace("true", "null"))
+    config.write_text(config.read_text().replace('"llama"', '"llamb"'))
     return "exported"
 
 
@@ -263,13 +266,18 @@ def test_an_earlier_export_of_another_layout_is_replaced_whole(project: Path) ->
     code, errors = export(project, "exported", "--overwrite", "--dtype", "float32")
     assert code == 0, errors
     assert not (exported / "model-00001-of-00009.safetensors").exists()
-    assert json.loads((exported / "config.json").read_text())["dtype"] == "float32"
+    config = json.loads((exported / "config.json").read_text())
+    assert {config.get("dtype"), config.get("torch_dtype")} <= {"float32", None}
+    weights = load_file(exported / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_a_base_model_that_was_an_export_is_not_replaced(project: Path) -> None:
     exported = earlier_export(project)
     record = project / "runs" / "tuned" / "run.yaml"
-    record.write_text(record.read_text().replace("base-model", "exported"))
+    config = yaml.safe_load(record.read_text())
+    config["model"]["id"] = str(exported)
+    record.write_text(yaml.safe_dump(config))
     before = snapshot(project)
     code, errors = export(project, exported, "--overwrite")
     assert code == 2 and "began from" in errors and snapshot(project) == before
