@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from drillyard.data.raw_batches import Row
     from drillyard.errors import UserError
     from drillyard.evaluation.generate import Sampling
-    from drillyard.training.saved_generation import Answer, AnsweringModel, Prompt
+    from drillyard.training.saved_generation import Answer, AnsweringModel, Opening, Prompt
 
 CHAT_HELP = "Type a message. /clear forgets the conversation; /exit or Ctrl-D ends."
 
@@ -93,7 +93,11 @@ def generate(
     as it is made; a pipe gets the text alone.
     """
     from drillyard.errors import UserError
-    from drillyard.training.saved_generation import read_questions
+    from drillyard.training.saved_generation import (
+        LONGEST_PROMPT_BYTES,
+        Opening,
+        read_questions,
+    )
 
     if prompt is not None and file is not None:
         raise UserError("--prompt and --input: give one of them")
@@ -101,12 +105,15 @@ def generate(
         raise UserError("--top-p and --top-k need --temperature above 0, such as 0.7")
     if template is False and (system is not None or tools is not None):
         raise UserError("--system and --tools need the model's chat template: drop --no-template")
-    opening: Row = {"messages": [], "tools": None if tools is None else _read_tools(tools)}
-    if system is not None:
-        opening["messages"] = [{"role": "system", "content": system}]
+    opening = Opening(system, () if tools is None else tuple(_read_tools(tools)))
     names = [_model_argument(name) for name in (model, compare) if name is not None]
     if file is None and prompt is None and not sys.stdin.isatty():
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read(LONGEST_PROMPT_BYTES + 1)
+        if len(prompt) > LONGEST_PROMPT_BYTES:
+            raise UserError(
+                f"standard input has more than {LONGEST_PROMPT_BYTES >> 20} MiB, which no context"
+                " holds; give many prompts by --input FILE"
+            )
     if prompt is not None and not prompt.strip():
         raise UserError("the prompt is empty: give --prompt TEXT, or text on standard input")
     # Before torch is imported and a model loaded.
@@ -177,16 +184,9 @@ def _read_tools(path: Path) -> list[Row]:
     return [openai_tool(tool, str(path)) for tool in found]
 
 
-def _row_of(prompt: str, opening: Row) -> Row:
-    """The row of a prompt that was typed; a plain one where nothing comes before it."""
-    if not opening["messages"] and not opening["tools"]:
-        return {"prompt": prompt}
-    return {**opening, "messages": [*opening["messages"], {"role": "user", "content": prompt}]}
-
-
-def _prompt_of(model: AnsweringModel, row: Row, where: str) -> Prompt:
+def _prompt_of(model: AnsweringModel, row: Row, where: str, opening: Opening) -> Prompt:
     """The prompt of a row, whose notes are printed. Raises UserError where it does not fit."""
-    prompt = model.prompt(row, where)
+    prompt = model.prompt(row, where, opening)
     for note in prompt.notes:
         typer.echo(f"note: {note}", err=True)
     model.room(prompt, where)
@@ -194,10 +194,9 @@ def _prompt_of(model: AnsweringModel, row: Row, where: str) -> Prompt:
 
 
 def _answer_prompt(
-    models: list[AnsweringModel], text: str, opening: Row, settings: _Settings, *, as_json: bool
+    models: list[AnsweringModel], text: str, opening: Opening, settings: _Settings, *, as_json: bool
 ) -> None:
-    row = _row_of(text, opening)
-    prompts = [_prompt_of(model, row, "the prompt") for model in models]
+    prompts = [_prompt_of(model, {"prompt": text}, "the prompt", opening) for model in models]
     streamed = len(models) == 1 and not as_json and sys.stdout.isatty()
     answers = [
         _answer(model, prompt, settings, 0, _write if streamed else None)
@@ -222,7 +221,7 @@ def _answer(
         [prompt],
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
-        first_prompt=number,
+        numbers=[number],
         on_text=on_text,
     )[0]
 
@@ -271,7 +270,7 @@ def _answer_file(
     models: list[AnsweringModel],
     file: Path,
     questions: list[tuple[str, Row | UserError]],
-    opening: Row,
+    opening: Opening,
     settings: _Settings,
     batch_size: int,
 ) -> None:
@@ -281,74 +280,60 @@ def _answer_file(
     """
     from drillyard.errors import UserError
 
-    counts = {True: 0, False: 0}
-    number = 0
+    at_fault = 0
     for start in range(0, len(questions), batch_size):
         batch = questions[start : start + batch_size]
-        rows: list[tuple[str, list[Prompt] | UserError]] = []
-        for where, row in batch:
-            rows.append((where, _prompts_of_row(models, row, opening, where)))
+        rows = [(where, _prompts_of_row(models, row, opening, where)) for where, row in batch]
         good = [prompts for _, prompts in rows if not isinstance(prompts, UserError)]
+        numbers = [
+            start + place
+            for place, (_, prompts) in enumerate(rows)
+            if not isinstance(prompts, UserError)
+        ]
         by_model = [
             model.answers(
                 list(prompts),
                 max_new_tokens=settings.max_new_tokens,
                 sampling=settings.sampling,
-                first_prompt=number,
+                numbers=numbers,
             )
             for model, prompts in zip(models, zip(*good, strict=True), strict=False)
         ]
         answered = iter(zip(*by_model, strict=True))
         for where, prompts in rows:
-            counts[isinstance(prompts, UserError)] += 1
             if isinstance(prompts, UserError):
+                at_fault += 1
                 print_json({"line": _line_of(where), "error": str(prompts)}, indent=None)
             else:
                 found = _objects(models, prompts, list(next(answered)))
                 print_json({"line": _line_of(where), **found}, indent=None)
         sys.stdout.flush()
-        number += len(good)
-    if not counts[False]:
-        reason = "every line is at fault, see above" if counts[True] else "has no prompts"
+    if at_fault == len(questions):
+        reason = "every line is at fault, see above" if at_fault else "has no prompts"
         raise UserError(f"{file}: {reason}")
-    if counts[True]:
-        typer.echo(f"{file}: {counts[True]} of {sum(counts.values())} lines at fault", err=True)
+    if at_fault:
+        typer.echo(f"{file}: {at_fault} of {len(questions)} lines at fault", err=True)
 
 
 def _prompts_of_row(
-    models: list[AnsweringModel], row: Row | Exception, opening: Row, where: str
-) -> Any:
+    models: list[AnsweringModel], row: Row | UserError, opening: Opening, where: str
+) -> list[Prompt] | UserError:
+    """The prompt of a row for each model, or what is wrong with the row."""
     from drillyard.errors import UserError
 
     if isinstance(row, UserError):
         return row
-    assert isinstance(row, dict)
-    if opening["messages"] or opening["tools"]:
-        row = _with_opening(row, opening)
     try:
-        return [_prompt_of(model, row, where) for model in models]
+        return [_prompt_of(model, row, where, opening) for model in models]
     except UserError as error:
         return error
-
-
-def _with_opening(row: Row, opening: Row) -> Row:
-    """The row with the system message and tools of the command line, where it has none itself."""
-    if isinstance(row.get("prompt"), str):
-        row = {"messages": [{"role": "user", "content": row["prompt"]}], **row}
-        del row["prompt"]
-    messages = row.get("messages")
-    if isinstance(messages, list) and not any(
-        isinstance(message, dict) and message.get("role") == "system" for message in messages
-    ):
-        row = {**row, "messages": [*opening["messages"], *messages]}
-    return row if row.get("tools") else {**row, "tools": opening["tools"]}
 
 
 def _line_of(where: str) -> int:
     return int(where.rpartition(":")[2])
 
 
-def _chat(models: list[AnsweringModel], opening: Row, settings: _Settings) -> None:
+def _chat(models: list[AnsweringModel], opening: Opening, settings: _Settings) -> None:
     """A conversation in the terminal; each model goes on with its own answers. Ctrl-C ends an
     answer, or the chat."""
     import contextlib
@@ -359,7 +344,7 @@ def _chat(models: list[AnsweringModel], opening: Row, settings: _Settings) -> No
         import readline  # noqa: F401  # input() gets its line editing and history
 
     typer.echo(CHAT_HELP, err=True)
-    conversations = [list(opening["messages"]) for _ in models]
+    conversations: list[list[Row]] = [[] for _ in models]
     turn = 0
     while True:
         try:
@@ -370,14 +355,12 @@ def _chat(models: list[AnsweringModel], opening: Row, settings: _Settings) -> No
         if text == "/exit":
             return
         if text == "/clear":
-            conversations = [list(opening["messages"]) for _ in models]
+            conversations = [[] for _ in models]
         if not text or text == "/clear":
             continue
         for model, messages in zip(models, conversations, strict=True):
             messages.append({"role": "user", "content": text})
-            row = {"messages": messages, "tools": opening["tools"]}
-            if model.renderer is None:
-                row = {"prompt": text}
+            row: Row = {"prompt": text} if model.renderer is None else {"messages": messages}
             if len(models) > 1:
                 typer.echo(f"--- {model.name}")
             pieces: list[str] = []
@@ -387,7 +370,7 @@ def _chat(models: list[AnsweringModel], opening: Row, settings: _Settings) -> No
                 _write(piece)
 
             try:
-                _answer(model, _prompt_of(model, row, "the chat"), settings, turn, on_text)
+                _answer(model, _prompt_of(model, row, "the chat", opening), settings, turn, on_text)
             except UserError as error:
                 typer.echo(f"{error}, or forget the conversation: /clear", err=True)
                 messages.pop()

@@ -30,7 +30,7 @@ from drillyard.config.problems import Path, SourceLocation
 class FileMark:
     """Marks a setting whose texts are files of this machine (`local_files.py`).
 
-    `may_be_name`: a text may also be a name that is no file, such as an id of the hub. `words`:
+    `may_be_name`: a text may also be a name that is not a file, such as an id of the hub. `words`:
     texts that are never files.
     """
 
@@ -45,7 +45,7 @@ word for no file."""
 
 
 def file_mark(field: FieldInfo) -> FileMark | None:
-    """The mark of a setting, which may be left out; None where it is no file."""
+    """The mark of a setting, which may be left out; None where it is not a file."""
     kinds = [field, *(get_args(field.annotation))]
     marks = [mark for kind in kinds for mark in getattr(kind, "metadata", ())]
     marks += [mark for kind in kinds for mark in getattr(kind, "__metadata__", ())]

@@ -39,8 +39,8 @@ def json_type(value: Any) -> str:
 def array_rows(pieces: Iterator[str], file: str) -> Iterator[tuple[int, RowOrError]]:
     """The objects of a JSON array with their numbers from 1; `pieces` are its text in order.
 
-    A value that is no object is a UserError in its place. UserError is raised, with the row, line
-    and column, for what is not valid JSON.
+    A value that is not an object is a UserError in its place. UserError is raised, with the row,
+    line and column, for what is not valid JSON.
     """
     text = _Text(pieces, file)
     text.expect("[")

@@ -171,7 +171,7 @@ def _change_function(function: Row, change: Change) -> None:
 
 
 def _changed_values(value: Any, kind: str, change: Change) -> Any:
-    """The value with everything in it replaced that is no list and no object."""
+    """The value with everything in it replaced that is neither a list nor an object."""
     if isinstance(value, dict):
         return {key: _changed_values(item, kind, change) for key, item in value.items()}
     if isinstance(value, list):

@@ -73,7 +73,7 @@ def generate(
     max_new_tokens: int,
     batch_size: int,
     sampling: Sampling | None = None,
-    first_prompt: int = 0,
+    numbers: Sequence[int] | None = None,
     on_tokens: Callable[[list[int]], None] = lambda tokens: None,
     before_forward: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
@@ -81,8 +81,8 @@ def generate(
     list on every rank.
 
     Without `end_tokens` every continuation has `max_new_tokens` tokens. Greedy without `sampling`,
-    for which the prompts are numbered from `first_prompt`. `on_tokens` gets the next token of each
-    row of this rank's batch, as they come. `before_forward`: see FailureAgreement. Raises
+    which draws by the `numbers` of the prompts (default: from 0). `on_tokens` gets the next token
+    of each row of this rank's batch, as they come. `before_forward`: see FailureAgreement. Raises
     EvaluationFailed.
     """
     was_training = root.training
@@ -111,9 +111,9 @@ def generate(
                 continue
             # Every token is another shape, for which compiled blocks would be compiled again.
             with torch.compiler.set_stance("force_eager"):
-                numbers = [first_prompt + i for i in dealt]
+                own_numbers = [i if numbers is None else numbers[i] for i in dealt]
                 batch = agreement.alone(
-                    functools.partial(_Batch, root, rows, numbers, ranks, end_tokens, sampling)
+                    functools.partial(_Batch, root, rows, own_numbers, ranks, end_tokens, sampling)
                 )
                 for _ in range(room):
                     agreement.forward(batch.extend)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from drillyard.config.kernel_rules import MASTER_BYTES
 from drillyard.config.model_files import require_weight_files
 from drillyard.config.run import RunConfig
 from drillyard.config.run_checks import num_data_ranks, resolve_global_batch
@@ -41,8 +42,6 @@ from drillyard.training.run_directory import (
 )
 
 SAMPLED_SEQUENCES = 8
-DTYPE_BYTES = {"bf16": 4, "fp32": 4, "fp64": 8}
-"""Bytes of a weight in an export, at most: those of master weights."""
 
 
 def dry_run(config: RunConfig, *, num_ranks: int, num_nodes: int = 1) -> Iterator[str]:
@@ -159,7 +158,7 @@ def _length_line(config: RunConfig, setup: Setup, steps: int | None, num_ranks: 
 
 def _disk_line(config: RunConfig, setup: Setup, directory: Path) -> str:
     trained = setup.adapter_parameters or setup.spec.total_parameters
-    model = trained * DTYPE_BYTES[config.training.precision]
+    model = trained * MASTER_BYTES[setup.precision]
     # While one is written, those that are kept are still there.
     kept = config.checkpoint.keep + 1 if config.checkpoint.every_steps else 1
     needed = model + kept * saved_state(setup).value * setup.world_size

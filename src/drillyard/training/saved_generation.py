@@ -39,10 +39,18 @@ if TYPE_CHECKING:
     from drillyard.parallel.ranks import Ranks
 
 LONGEST_PROMPT_BYTES = 16 << 20
-"""Of a line of a file of prompts: far more than any context holds."""
+"""Of a line of a file of prompts, and of standard input: far more than any context holds."""
 SHORTEST_SEQUENCE = 8
 """Sequence length of a model that no run made, where nothing is packed: no model has fewer
 positions."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the user gives besides the prompts: it opens every conversation that has none itself."""
+
+    system: str | None = None
+    tools: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,19 +85,25 @@ class AnsweringModel:
     end_tokens: frozenset[int]
     positions: int | None
 
-    def prompt(self, row: Row, where: str) -> Prompt:
+    def prompt(self, row: Row, where: str, opening: Opening) -> Prompt:
         """The prompt of a row: {prompt}, {messages, tools}, or of the format that the model was
         trained on.
 
-        Answers in `row` are left out. Raises UserError for a row without a question.
+        Answers in `row` are left out. Raises UserError for a row without a question, and for an
+        opening where prompts are plain text.
         """
         from drillyard.data.tokenizer import chat_prompt_tokens, prompt_tokens
 
         tokenizer = self.tokenizer.pretrained
         if self.renderer is None:
+            if opening.system is not None or opening.tools:
+                raise UserError(
+                    f"{self.name}: continues plain text, so it takes no system message and no tools"
+                    "\nleave out --system and --tools, or give --template for its chat template"
+                )
             text = _plain_prompt(row, self.form, where)
             return Prompt(text, prompt_tokens(tokenizer, text))
-        question = _question(row, self.form, where)
+        question = _question(row, self.form, where, opening)
         text = self.renderer.prompt(question, where)
         notes = []
         if question["tools"] and text == self.renderer.prompt({**question, "tools": None}, where):
@@ -114,12 +128,12 @@ class AnsweringModel:
         *,
         max_new_tokens: int,
         sampling: Sampling | None = None,
-        first_prompt: int = 0,
+        numbers: Sequence[int] | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> list[Answer]:
         """The answers to prompts that `room` accepts, in one batch.
 
-        `on_text` gets the text of a single prompt's answer, piece by piece. `first_prompt`: see
+        `on_text` gets the text of a single prompt's answer, piece by piece. `numbers`: see
         `generate`. Raises UserError where the memory does not suffice.
         """
         from drillyard.evaluation.failures import EvaluationFailed
@@ -137,7 +151,7 @@ class AnsweringModel:
                 max_new_tokens=max(limits),
                 batch_size=len(prompts),
                 sampling=sampling,
-                first_prompt=first_prompt,
+                numbers=numbers,
                 on_tokens=(lambda tokens: None) if pieces is None else pieces.add,
             )
         except EvaluationFailed as failure:
@@ -308,7 +322,7 @@ def _in_own_precision(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def _question(row: Row, form: RowFormat, where: str) -> Row:
+def _question(row: Row, form: RowFormat, where: str, opening: Opening) -> Row:
     """The conversation {messages, tools} of a row, up to the question that the model answers."""
     from drillyard.data.function_rows import question_of
 
@@ -322,7 +336,9 @@ def _question(row: Row, form: RowFormat, where: str) -> Row:
         messages = messages[:-1]
     if not messages:
         raise UserError(f"{where}: has no message to answer. Give it a message of the role user.")
-    return {"messages": messages, "tools": canonical.get("tools")}
+    if opening.system is not None and all(each["role"] != "system" for each in messages):
+        messages = [{"role": "system", "content": opening.system}, *messages]
+    return {"messages": messages, "tools": canonical.get("tools") or list(opening.tools) or None}
 
 
 def _plain_prompt(row: Row, form: RowFormat, where: str) -> str:

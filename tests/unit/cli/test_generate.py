@@ -139,6 +139,29 @@ def test_tools_are_in_the_prompt_and_said_where_the_template_has_none(
     assert "does not render tools" in capsys.readouterr().err
 
 
+def test_a_system_message_opens_every_conversation_that_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever layout a line has; a model that continues text refuses it."""
+    directory = write_model(tmp_path / "model", plain(FILES["chatml"]))
+    user = {"role": "user", "content": "Who?"}
+    rows: list[Any] = [
+        "Who?",
+        {"prompt": "Who?"},
+        {"messages": [user]},
+        {"conversations": [{"from": "human", "value": "Who?"}]},
+        {"messages": [{"role": "system", "content": "Mine."}, user]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = answers(capsys, directory, "--input", path, "--system", "Be brief.")
+    assert ["Be brief." in each["prompt"] for each in found] == [True] * 4 + [False]
+    assert len({each["prompt"] for each in found}) == 2
+    plainly = ["--prompt", "a", "--system", "b"]
+    assert call("generate", write_model(tmp_path / "text", None), *plainly) == 2
+    assert "--system" in capsys.readouterr().err
+
+
 def test_an_adapter_and_its_base_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +216,11 @@ def test_draws_are_those_of_the_seed_whatever_the_batch(
     assert answers(capsys, directory, *drawn, "--batch-size", 3) == alone
     assert alone[0]["answer"] != alone[3]["answer"]
     assert answers(capsys, directory, *drawn, "--seed", 1) != alone
+    # A line at fault shifts no other line's draws.
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text('"a"\n[1]\n"ef"\n"a"\n')
+    kept = answers(capsys, directory, "--input", damaged, "--temperature", 2, "--batch-size", 4)
+    assert [kept[n]["answer"] for n in (0, 2, 3)] == [alone[n]["answer"] for n in (0, 2, 3)]
     greedy = answers(capsys, directory, "--input", rows)
     assert answers(capsys, directory, *drawn, "--top-k", 1) == greedy
     assert answers(capsys, directory, *drawn, "--top-p", 0) == greedy
@@ -236,6 +264,9 @@ def test_a_pipe_is_a_prompt(
 ) -> None:
     directory = write_model(tmp_path / "model", None)
     (expected,) = answers(capsys, directory, "--prompt", "once upon", "--json")
+    monkeypatch.setattr("sys.stdin", io.StringIO("long " * (4 << 20)))
+    assert call("generate", directory) == 2
+    assert "--input" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin", io.StringIO("once upon"))
     assert call("generate", directory, "--max-new-tokens", NEW) == 0
     assert capsys.readouterr().out == clean(expected["answer"]) + "\n"

@@ -66,8 +66,9 @@ exec $scope "$python" "$1/agent" start --job "$1/job.json" --node-rank "$2" --le
 """
 """Starts a node's agent in a new session, with the directory of the run's Python first on its PATH.
 Where systemd kills a login's processes at logout and this user's manager lingers (loginctl
-enable-linger), the agent gets a scope of that manager, which survives the logout. It is no login:
-with SSH_CLIENT each `bash -c` of the run would read ~/.bashrc again (bash(1), INVOCATION)."""
+enable-linger), the agent gets a scope of that manager, which survives the logout. It is not a
+login: with SSH_CLIENT each `bash -c` of the run would read ~/.bashrc again (bash(1),
+INVOCATION)."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ swift/trainers/callback.py.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -72,9 +73,9 @@ class _TrainerLines(TextFormat):
             self.facts["total_steps"] = total
         return columns
 
+    @abstractmethod
     def _step(self, record: dict[str, Any]) -> tuple[int, int]:
         """The step of a record, -1 for none, and the steps in all."""
-        raise NotImplementedError
 
 
 class LlamaFactory(_TrainerLines):
