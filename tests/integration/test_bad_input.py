@@ -167,6 +167,7 @@ CASES = [
     Case(
         "broken line of JSON",
         ["rows.jsonl", "line 7", "column 13"],
+        {"data__on_error": "refuse"},
         spoil=row_7(b'{"schema": 1oops}'),
         before_ranks=False,
     ),
@@ -179,6 +180,7 @@ CASES = [
     Case(
         "not UTF-8",
         ["rows.jsonl", "line 7", "UTF-8"],
+        {"data__on_error": "refuse"},
         spoil=row_7(b'{"text": "caf\xe9"}'),
         before_ranks=False,
     ),

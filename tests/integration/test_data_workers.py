@@ -41,6 +41,7 @@ def make_config(tmp_path: Path) -> Callable[[str], RunConfig]:
                     "sequence_length": 64,
                     "tokenizer": str(tmp_path / "tokenizer"),
                     "cache_directory": str(tmp_path / cache),
+                    "on_error": "refuse",
                 },
                 "training": {"steps": 1, "optimizer": {"learning_rate": 1e-3}},
             }
