@@ -168,6 +168,15 @@ class ChatRenderer:
         except UserError:
             return ""
 
+    def call_end(self) -> str:
+        """The text that the template puts after the arguments of a last turn that calls a tool;
+        empty where it renders no calls, or where that cannot be seen."""
+        if not self._renders_calls(True):
+            return ""
+        messages, tools = _probe_call(True)
+        chat, _ = accepted_form(Chat(self.template, messages, tools, ""))
+        return chat.text().rpartition("probe_value")[2]
+
     def _in_template_form(self, row: Row) -> tuple[list[Row], list[Row] | None]:
         """The messages and tools as the template gets them: with calls as text where it renders
         none."""
@@ -178,19 +187,7 @@ class ChatRenderer:
 
     def _are_calls_rendered(self, has_tools: bool) -> bool:
         """Whether the template for conversations with tools, or without, renders them and calls."""
-        function = {"name": "probe_name", "arguments": {"probe_argument": "probe_value"}}
-        properties = {"probe_argument": {"type": "string", "description": "probe_description"}}
-        schema = {
-            "name": "probe_name",
-            "description": "",
-            "parameters": {"type": "object", "properties": properties},
-        }
-        call = {"id": "probe0000", "type": "function", "function": function}
-        messages: list[Row] = [
-            {"role": "user", "content": "probe"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        tools = [{"type": "function", "function": schema}] if has_tools else None
+        messages, tools = _probe_call(has_tools)
         texts = ("probe_description", "probe_value") if has_tools else ("probe_value",)
         return self._renders(messages, tools, texts)
 
@@ -210,6 +207,23 @@ class ChatRenderer:
         except UserError:
             return False
         return all(text in rendered for text in texts)
+
+
+def _probe_call(has_tools: bool) -> tuple[list[Row], list[Row] | None]:
+    """A conversation that ends with a call, and the called tool where `has_tools`."""
+    function = {"name": "probe_name", "arguments": {"probe_argument": "probe_value"}}
+    properties = {"probe_argument": {"type": "string", "description": "probe_description"}}
+    schema = {
+        "name": "probe_name",
+        "description": "",
+        "parameters": {"type": "object", "properties": properties},
+    }
+    call = {"id": "probe0000", "type": "function", "function": function}
+    messages: list[Row] = [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    return messages, [{"type": "function", "function": schema}] if has_tools else None
 
 
 def chat_renderer(

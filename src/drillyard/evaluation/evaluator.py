@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -152,7 +153,7 @@ class HeldOutEvaluator:
             label,
             prompt_of=render_prompt,
             tokens_of=lambda prompt: prompt_tokens(tokenizer, prompt),
-            end=lambda: tokenizer.eos_token_id,
+            ends=lambda: {tokenizer.eos_token_id} - {None},
             skip_special_tokens=True,
             judge=judge,
             too_long=lambda reason: SqlVerdict("unjudged", reason),
@@ -183,7 +184,7 @@ class HeldOutEvaluator:
                 {**row, "messages": question_of(row["messages"])}, part
             ),
             tokens_of=lambda prompt: chat_prompt_tokens(tokenizer, prompt),
-            end=lambda: end_of_turn(renderer, tokenizer),
+            ends=lambda: turn_end_tokens(renderer, tokenizer),
             skip_special_tokens=False,  # one may mark a call
             judge=lambda row, predicted: judge_calls(
                 row["tools"] or [], row["accepted"], predicted
@@ -207,8 +208,8 @@ class HeldOutEvaluator:
     def _generated(self, renderer: ChatRenderer, text: str) -> str:
         """What is found to be the answer of a model that writes this text."""
         tokenizer = self.data.tokenizer
-        tokens, end = chat_prompt_tokens(tokenizer, text), end_of_turn(renderer, tokenizer)
-        decoded = tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+        tokens, ends = chat_prompt_tokens(tokenizer, text), turn_end_tokens(renderer, tokenizer)
+        decoded = tokenizer.decode([*takewhile(lambda token: token not in ends, tokens)])
         assert isinstance(decoded, str)
         return decoded
 
@@ -220,7 +221,7 @@ class HeldOutEvaluator:
         prompt_of: Callable[[Row], str],
         tokens_of: Callable[[str], list[int]],
         check: Callable[[list[Row]], None] = lambda rows: None,
-        end: Callable[[], int | None],
+        ends: Callable[[], Set[int]],
         skip_special_tokens: bool,
         judge: Callable[[Row, str], Verdict],
         too_long: Callable[[str], Verdict],
@@ -228,19 +229,19 @@ class HeldOutEvaluator:
         """The verdicts on the answers to a part's questions, which are written with the
         predictions; and how many rows could not be read or asked, where there are any.
 
-        `check` gets the rows that are asked. `end`: the token that ends an answer. `too_long`: the
+        `check` gets the rows that are asked. `ends`: the tokens that end an answer. `too_long`: the
         verdict where the prompt leaves no room for an answer. Raises EvaluationFailed.
         """
         tokenizer, evaluation = self.data.tokenizer, self.config.evaluation
         at_fault = RowsAtFault()
 
-        def questions() -> tuple[list[Row], list[str], list[list[int]], int | None]:
+        def questions() -> tuple[list[Row], list[str], list[list[int]], Set[int]]:
             found = evaluation_rows(self.config, part, evaluation.samples, at_fault)
             rows, prompts = self._asked(found, prompt_of, at_fault)
             check(rows)
-            return rows, prompts, [tokens_of(prompt) for prompt in prompts], end()
+            return rows, prompts, [tokens_of(prompt) for prompt in prompts], ends()
 
-        rows, prompts, tokens, end_token = self._agreement.alone(questions)
+        rows, prompts, tokens, end_tokens = self._agreement.alone(questions)
         context = context_length(self.root.causal_lm.config)
         asked = [n for n, each in enumerate(tokens) if context is None or len(each) < context]
         left_out = self._left_out(part, tokens, asked, context, at_fault)
@@ -248,7 +249,7 @@ class HeldOutEvaluator:
             self.root,
             [tokens[number] for number in asked],
             self.ranks,
-            end_tokens=[] if end_token is None else [end_token],
+            end_tokens=end_tokens,
             max_new_tokens=evaluation.max_new_tokens,
             batch_size=self.batch_size,
             before_forward=self.before_forward,
@@ -381,12 +382,18 @@ def context_length(config: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def end_of_turn(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The token that ends an assistant's turn: the first special one that the template puts there,
-    else EOS."""
+def turn_end_tokens(renderer: ChatRenderer, tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """The tokens that end an assistant's turn: the first special one that the template puts after a
+    text (EOS where it puts none), and the last one after a call, where that is another one
+    (`<|call|>` of gpt-oss); the special tokens before it may end one call of several."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    after = chat_prompt_tokens(tokenizer, renderer.turn_end())
-    return next((token for token in after if token in special), tokenizer.eos_token_id)
+
+    def ends(text: str) -> list[int]:
+        return [token for token in chat_prompt_tokens(tokenizer, text) if token in special]
+
+    after_text = ends(renderer.turn_end())[:1] or [tokenizer.eos_token_id]
+    found = {*after_text, *ends(renderer.call_end())[-1:]}
+    return frozenset(token for token in found if token is not None)
 
 
 def _holds_predictions(path: Path) -> bool:

@@ -220,7 +220,7 @@ def open_model(
     """
     from drillyard.data.chat_template import chat_renderer
     from drillyard.data.tokenizer import configured_tokenizer, today
-    from drillyard.evaluation.evaluator import end_of_turn
+    from drillyard.evaluation.evaluator import turn_end_tokens
     from drillyard.parallel.ranks import start_ranks
 
     saved, config = find_model(model)
@@ -256,7 +256,7 @@ def open_model(
     ends = causal_lm.generation_config.eos_token_id
     end_tokens = {tokenizer.eos_id, *(ends if isinstance(ends, list) else [ends])}
     if renderer is not None:
-        end_tokens.add(end_of_turn(renderer, tokenizer.pretrained))
+        end_tokens |= turn_end_tokens(renderer, tokenizer.pretrained)
     return AnsweringModel(
         model,
         sharded.root,

@@ -21,6 +21,7 @@ from drillyard.data.prepared_data import prepare
 from drillyard.data.row_formats import RowFormat
 from drillyard.data.tokenizer import chat_template
 from drillyard.errors import UserError
+from drillyard.evaluation.evaluator import turn_end_tokens
 
 MakeConfig = Callable[..., RunConfig]
 WriteRows = Callable[..., Path]
@@ -126,6 +127,30 @@ def test_the_end_of_a_turn_is_found_in_the_template() -> None:
     )
     assert ChatRenderer(FILES["chatml"], {}, "completion").turn_end() == "<|im_end|>\n"
     assert ChatRenderer("{{ raise_exception('no') }}", {}, "completion").turn_end() == ""
+
+
+TEMPLATE_WITH_A_CALL_TOKEN = """\
+{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}
+{%- for message in messages %}<|start|>{{ message.role }}
+{%- if message.tool_calls %} to={{ message.tool_calls[0].function.name }}<|message|>
+{{- message.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- else %}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"""
+
+
+def test_the_token_that_ends_a_call_ends_an_answer(chat_tokenizer: Callable[[str], Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(chat_tokenizer(FILES["chatml"]))
+    added = ["<|start|>", "<|message|>", "<|call|>", "<|end|>", "<tool_call>", "</tool_call>"]
+    tokenizer.add_tokens([*added, "<|im_end|>"], special_tokens=True)
+    for template, text, ends in (
+        (TEMPLATE_WITH_A_CALL_TOKEN, '"}<|call|>', {"<|call|>", "<|end|>"}),
+        # One turn may have several calls.
+        (FILES["qwen3"], '"}}\n</tool_call><|im_end|>\n', {"<|im_end|>"}),
+        (FILES["chatml"], "", {"<|im_end|>"}),
+    ):
+        renderer = ChatRenderer(template, {}, "completion", writes_calls=True)
+        assert renderer.call_end() == text
+        found = turn_end_tokens(renderer, tokenizer)
+        assert {tokenizer.convert_ids_to_tokens(token) for token in found} == ends
 
 
 def test_a_trained_tokenizer_has_a_template_whose_tokens_end_turns(
