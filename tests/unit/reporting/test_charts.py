@@ -48,7 +48,7 @@ def long(content, length):
     columns = {
         field.name: generator.normal(10.0, 1.0, length)
         for field in dataclasses.fields(content.curves)
-        if field.name not in ("step", "warm_up", "finite", "window_steps")
+        if field.name not in ("step", "warm_up", "finite", "window_steps", "gpus")
     }
     columns["loss"][777], columns["loss"][length // 2] = 99.0, -99.0
     none = np.zeros(length, dtype=bool)
