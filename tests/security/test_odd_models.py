@@ -62,7 +62,7 @@ def test_a_number_that_python_does_not_read_is_a_damaged_config(tmp_path: Path) 
 
 @pytest.mark.parametrize("dtype", ["nn", "load", "complex64", "no_such_dtype", 5, None, ["x"]])
 def test_a_dtype_of_the_base_is_one_of_a_list(dtype: Any) -> None:
-    from drillyard.training.saved_model import dtypes_of_record
+    from drillyard.training.base_record import dtypes_of_record
 
     with pytest.raises(UserError, match=r"base\.json"):
         dtypes_of_record({"dtypes": {"wte.weight": dtype}})

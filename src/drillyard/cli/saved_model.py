@@ -162,11 +162,8 @@ def export(
     DIRECTORY), or with --merge a model that needs no peft; both read the base model, which without
     a GPU may exceed the memory.
     """
-    from drillyard.training.saved_model import (
-        export_checkpoint,
-        fetch_limits_of,
-        find_checkpoint_to_export,
-    )
+    from drillyard.training.checkpoint_export import export_checkpoint, find_checkpoint_to_export
+    from drillyard.training.saved_model import fetch_limits_of
 
     checkpoint = _in_run(find_run(checkpoint), checkpoint_only=True)
     saved = find_checkpoint_to_export(checkpoint, directory, overwrite=overwrite, merge=merge)

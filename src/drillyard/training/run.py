@@ -37,6 +37,12 @@ from drillyard.supervise.scheduler_restarts import (
 )
 from drillyard.telemetry import RunLog
 from drillyard.telemetry.runlog import ConsoleMode
+from drillyard.training.base_record import (
+    Dtypes,
+    export_dtypes,
+    save_base_record,
+    saved_base_documents,
+)
 from drillyard.training.build import RunParts, build_callbacks, build_run, describe_length
 from drillyard.training.callbacks import StepCallbacks
 from drillyard.training.checkpoint.inventory import list_checkpoints
@@ -62,12 +68,6 @@ from drillyard.training.run_directory import (
     holds_training,
     remove_summary,
     run_directory_of,
-)
-from drillyard.training.saved_model import (
-    Dtypes,
-    export_dtypes,
-    save_base_record,
-    saved_base_documents,
 )
 
 

@@ -1,29 +1,19 @@
-"""A saved model: where it is, what it was trained with, its weights in memory, and its export.
+"""A saved model: where it is, what it was trained with, and its weights in memory.
 
-Looking a model up needs no torch, so mistakes are reported at once; `load_saved_model` and
-`export_checkpoint` import it. Models load sharded over any number of ranks: the layout of the
-training run does not matter.
-
-RUN_DIR/base/ keeps the base's config.json and generation_config.json as they were when training
-began, and base.json: what `model.id` named, and the dtype of each parameter in its files. So
-checkpoints need nothing but the run directory, and an export has the base's dtypes: a bf16 model
-comes back as bf16, except for the weights that it stored in fp32. A model with an inline config is
-exported in the dtype that its config declares, or else as it was trained.
+Looking a model up needs no torch, so mistakes are reported at once; `load_saved_model` imports it.
+Models load sharded over any number of ranks: the layout of the training run does not matter.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from drillyard import export_directory
-from drillyard.config.environment import hide_secrets
-from drillyard.config.fetch_limits import FetchLimits, limited
+from drillyard.config.fetch_limits import FetchLimits
 from drillyard.config.load import config_from_options, resolve_section_secrets
 from drillyard.config.model_files import (
     ADAPTER_CONFIG,
@@ -31,12 +21,12 @@ from drillyard.config.model_files import (
     read_adapter_config,
 )
 from drillyard.config.problems import on_one_line, shown_address
-from drillyard.config.run import LoraConfig, ModelConfig, ParallelismConfig, RunConfig
+from drillyard.config.run import LoraConfig, ParallelismConfig, RunConfig
 from drillyard.config.saved_config import load_saved_config, settings_to_fetch
 from drillyard.errors import NotFoundError, UserError
-from drillyard.guarded_files import is_there, read_json, require_usual_files
-from drillyard.safe_files import describe_os_error, make_directory
+from drillyard.guarded_files import is_there, require_usual_files
 from drillyard.telemetry.events import EVENTS_FILE
+from drillyard.training.base_record import BASE_RECORD, read_base_record
 from drillyard.training.checkpoint.inventory import (
     CHECKPOINTS_NAME,
     incomplete_error,
@@ -44,7 +34,7 @@ from drillyard.training.checkpoint.inventory import (
     list_checkpoints,
     newest_usable,
 )
-from drillyard.training.checkpoint.manifest import MANIFEST_NAME, write_durably
+from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.run_directory import (
     SAVED_BASE,
     SAVED_CONFIG,
@@ -53,16 +43,12 @@ from drillyard.training.run_directory import (
 )
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from drillyard.parallel.ranks import Ranks
     from drillyard.training.model_setup import ShardedModel
 
-BASE_RECORD = "base.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
-Dtypes: TypeAlias = "dict[str, torch.dtype]"
-"""The dtype of each parameter in an export, by name."""
 
 
 @dataclass(frozen=True)
@@ -108,21 +94,6 @@ class SavedModel:
             return resolve_section_secrets(self.config, "model")
         model = self.config.model.model_copy(update={"id": str(owner / SAVED_BASE)})
         return self.config.model_copy(update={"model": model})
-
-
-def read_base_record(run_directory: Path, model_id: str | None) -> dict[str, Any] | None:
-    """Read a run's record of the base model `model_id`; None where it has none."""
-    try:
-        record = read_json(run_directory / SAVED_BASE / BASE_RECORD)
-        is_known = (
-            record["version"] == 1
-            # Earlier versions recorded a reference to the environment as its value.
-            and record["id"] in (hide_secrets(model_id), model_id)
-            and isinstance(record["dtypes"], dict)
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return dict(record) if is_known else None
 
 
 def find_saved_model(path: Path) -> SavedModel:
@@ -211,64 +182,6 @@ def fetch_limits_of(
     return FetchLimits(settings, frozenset(typed), accepts_data)
 
 
-def find_checkpoint_to_export(
-    path: Path, destination: Path, *, overwrite: bool = False, merge: bool = False
-) -> SavedModel:
-    """The checkpoint at `path`. UserError when it is none, or when it must not be exported to
-    `destination`.
-
-    `merge`: it must be one of adapters.
-    """
-    saved = find_saved_model(path)
-    if not saved.is_checkpoint:
-        raise UserError(
-            f"{path}: is not a checkpoint; give RUN_DIR/checkpoints/step-N, or RUN_DIR for the"
-            " newest"
-        )
-    if merge and (saved.config is None or saved.config.model.lora is None):
-        raise UserError(
-            f"{path}: has no adapters to merge: its run trained all weights; leave --merge out"
-        )
-    target = Path(os.path.realpath(destination))
-    checkpoint = Path(os.path.realpath(path))
-    here = Path.cwd()
-    if target in (here, *here.parents):
-        which = "the working directory" if target == here else "above the working directory"
-        raise UserError(f"{destination}: is {which}; name a new directory, such as ./model")
-    if target in (checkpoint, *checkpoint.parents):
-        raise UserError(f"{destination}: holds the checkpoint; name a new directory")
-    if checkpoint.parent in target.parents:
-        raise UserError(
-            f"{destination}: is among the checkpoints, which a run deletes; name a directory"
-            " elsewhere"
-        )
-    if any((above / export_directory.RECORD).is_file() for above in target.parents):
-        raise UserError(f"{destination}: is inside an exported model; name a directory elsewhere")
-    assert saved.config is not None, "a checkpoint comes with its config"
-    known = [saved.config.model.id, saved.config.data.tokenizer, (saved.base or {}).get("path")]
-    for base in (
-        Path(os.path.realpath(Path(name).expanduser())) for name in known if isinstance(name, str)
-    ):
-        require_usual_files(base)
-        if base.is_dir() and target in (base, *base.parents):
-            raise UserError(
-                f"{destination}: holds the model or tokenizer that the run began from; name a new"
-                " directory"
-            )
-    try:
-        refused = export_directory.reason_to_refuse(target, overwrite=overwrite)
-    except OSError as error:
-        raise UserError(f"{destination}: cannot be read: {describe_os_error(error)}") from None
-    if refused is not None:
-        advice = (
-            "give --overwrite to replace it"
-            if refused == export_directory.EARLIER_EXPORT
-            else "move this one away"
-        )
-        raise UserError(f"{destination}: {refused}; name a new directory, or {advice}")
-    return saved
-
-
 def run_directory_above(path: Path) -> Path | None:
     """The run directory of RUN_DIR/checkpoints/step-N, of RUN_DIR/final, or of itself; None for a
     model from elsewhere.
@@ -334,96 +247,6 @@ def _lora_of(adapter: dict[str, Any], path: Path, of_run: LoraConfig | None) -> 
     return config_from_options(LoraConfig, settings)
 
 
-def save_base_record(
-    model_config: ModelConfig, model: PreTrainedModel, directory: Path, *, begins: bool
-) -> Dtypes:
-    """Record the base model of `model.id` in the run directory; returns the dtype of each parameter
-    in exports.
-
-    `begins`: training starts from the base's weights now; else an earlier record holds. Raises
-    OSError.
-    """
-    from drillyard.models.export_documents import CONFIG, GENERATION_CONFIG
-
-    if not begins and (record := read_base_record(directory, model_config.id)) is not None:
-        return dtypes_of_record(record)
-    dtypes = export_dtypes(model_config, model)
-    if model_config.id is None:
-        return dtypes
-    base = directory / SAVED_BASE
-    make_directory(base)
-    documents = _documents_of(model_config, model_config.id)
-    for name in (CONFIG, GENERATION_CONFIG):
-        if name in documents:
-            write_durably(base / name, documents[name])
-        else:
-            (base / name).unlink(missing_ok=True)
-    local = Path(model_config.id).expanduser()
-    record = {
-        "version": 1,
-        "id": hide_secrets(model_config.id),
-        "path": os.path.realpath(local) if local.is_dir() else None,
-        "dtypes": {
-            name: str(dtype).removeprefix("torch.") for name, dtype in sorted(dtypes.items())
-        },
-    }
-    write_durably(base / BASE_RECORD, f"{json.dumps(record, indent=1)}\n".encode())
-    return dtypes
-
-
-def saved_base_documents(
-    run_directory: Path, model_config: ModelConfig, source: str | None
-) -> dict[str, bytes]:
-    """The documents that an export keeps of the base model `model_config.id`, by name: those that
-    the run kept, or where it kept none those of `source`; empty without a base."""
-    if model_config.id is None or source is None:
-        return {}
-    is_kept = read_base_record(run_directory, model_config.id) is not None
-    with contextlib.suppress(OSError):
-        return _documents_of(model_config, run_directory / SAVED_BASE if is_kept else source)
-    return {}
-
-
-def _documents_of(model_config: ModelConfig, source: str | Path) -> dict[str, bytes]:
-    from drillyard.models.export_documents import GENERATION_CONFIG, base_documents
-
-    documents = base_documents(source)
-    if model_config.init != "pretrained":
-        # Settings of text generation are those of the base's weights and tokenizer.
-        documents.pop(GENERATION_CONFIG, None)
-    return documents
-
-
-def dtypes_of_record(record: dict[str, Any]) -> Dtypes:
-    """The dtypes in what `read_base_record` returned. Raises UserError for a dtype that no weight
-    is stored in."""
-    from drillyard.models.weight_layout import DTYPES
-
-    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
-    for name, dtype in record["dtypes"].items():
-        if not isinstance(dtype, str) or dtype not in known:
-            raise UserError(
-                f"{SAVED_BASE}/{BASE_RECORD}: {name} has the dtype {dtype!r:.80}; known are"
-                f" {', '.join(known)}\ncopy the file again from where the run wrote it"
-            )
-    return {name: known[dtype] for name, dtype in record["dtypes"].items()}
-
-
-def export_dtypes(model_config: ModelConfig, model: PreTrainedModel) -> Dtypes:
-    """The dtype of each parameter in the base's files, else the one that its config declares, else
-    none."""
-    from drillyard.models.meta_model import load_config
-    from drillyard.models.pretrained import stored_dtypes
-    from drillyard.models.weight_layout import named_tensors
-
-    if model_config.init == "pretrained":
-        # Where the base's files are gone, its config decides.
-        with contextlib.suppress(UserError):
-            return stored_dtypes(model, str(model_config.id))
-    declared: torch.dtype | None = load_config(model_config).dtype  # type: ignore[assignment]
-    return {} if declared is None else dict.fromkeys(named_tensors(model), declared)
-
-
 def without_training_layout(config: RunConfig) -> RunConfig:
     """`config` for another host and other ranks than those of training: leaves speed and batch
     settings open."""
@@ -481,84 +304,3 @@ def load_saved_model(
         )
     fill_frozen_weights(config, model)
     return model
-
-
-def export_checkpoint(
-    path: Path,
-    destination: Path,
-    *,
-    dtype: torch.dtype | None = None,
-    overwrite: bool = False,
-    merge: bool = False,
-    trust_config: bool = False,
-) -> None:
-    """Write the checkpoint at `path` as a Hugging Face directory, as one rank of however many there
-    are.
-
-    `dtype`: of all floating-point weights; default: what each has in the base model. Adapters are
-    written alone, in PEFT's format, or with `merge` as a model with their update added to its
-    weights. Fetches nothing that the run's files name unless `trust_config` (`fetch_limits.py`).
-    Raises UserError when `path` is no checkpoint or it must not be exported to
-    `destination`.
-    """
-    saved = find_checkpoint_to_export(path, destination, overwrite=overwrite, merge=merge)
-    with limited(None if trust_config else fetch_limits_of(saved)):
-        _export(saved, destination, dtype, overwrite=overwrite, merge=merge)
-
-
-def _export(
-    saved: SavedModel,
-    destination: Path,
-    dtype: torch.dtype | None,
-    *,
-    overwrite: bool,
-    merge: bool,
-) -> None:
-    """Export a checkpoint that `find_checkpoint_to_export` returned, as one rank."""
-    from drillyard.data.tokenizer import open_saved_tokenizer
-    from drillyard.data.tokenizer_files import tokenizer_files
-    from drillyard.models.export import export
-    from drillyard.parallel.ranks import start_ranks, stop_ranks
-
-    config = without_training_layout(saved.config_from_run())
-    has_adapters = config.model.lora is not None
-    if merge and has_adapters:
-        config = _for_merging(config, saved.base, dtype)
-    ranks = start_ranks(config.training, config.parallelism)
-    assert saved.tokenizer_directory is not None, "a checkpoint is in a run directory"
-    try:
-        tokenizer = open_saved_tokenizer(saved.tokenizer_directory)
-        model = load_saved_model(saved, config, tokenizer.pretrained, ranks, "export")
-        base = saved.base
-        kept = (
-            export_dtypes(config.model, model.causal_lm) if base is None else dtypes_of_record(base)
-        )
-        owner = run_directory_above(saved.path)
-        assert owner is not None and saved.config is not None, "a checkpoint is in a run directory"
-        documents = saved_base_documents(owner, saved.config.model, config.model.id)
-        export(
-            model.causal_lm,
-            destination,
-            tokenizer=tokenizer_files(tokenizer),
-            base=documents,
-            dtype=dtype or kept,
-            overwrite=overwrite,
-            adapters="left out" if not has_adapters else "merged" if merge else "alone",
-        )
-    finally:
-        stop_ranks()
-
-
-def _for_merging(
-    config: RunConfig, base: dict[str, Any] | None, dtype: torch.dtype | None
-) -> RunConfig:
-    """`config` with a precision in which the sum of weights and update is rounded to the exported
-    dtypes only once."""
-    import torch
-
-    written = {dtype} if dtype is not None else set(dtypes_of_record(base).values() if base else ())
-    if config.training.precision != "bf16" or written == {torch.bfloat16}:
-        return config
-    return config.model_copy(
-        update={"training": config.training.model_copy(update={"precision": "fp32"})}
-    )

@@ -17,7 +17,7 @@ from drillyard.cli.options import _MOST_SHOWN, find_run
 from drillyard.errors import NotFoundError, UserError
 from drillyard.loglines.sources import storage_client
 from drillyard.supervise import supervisor
-from drillyard.training import saved_evaluation, saved_model
+from drillyard.training import checkpoint_export, saved_evaluation, saved_model
 from drillyard.training.checkpoint.manifest import MANIFEST_NAME
 from drillyard.training.saved_evaluation import EvaluationRequest, evaluation_config
 from drillyard.training.saved_model import find_saved_model, run_directory_above
@@ -265,7 +265,7 @@ def test_export_of_a_run_writes_its_newest_checkpoint_and_says_which(
     monkeypatch.chdir(tmp_path)
     written: list[Path] = []
     monkeypatch.setattr(
-        saved_model, "export_checkpoint", lambda path, *_, **__: written.append(path)
+        checkpoint_export, "export_checkpoint", lambda path, *_, **__: written.append(path)
     )
     assert call("export", name, "model") == 0
     assert written == [newest.relative_to(tmp_path)]

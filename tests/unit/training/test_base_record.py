@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drillyard.config.run import ModelConfig
-from drillyard.training.saved_model import (
+from drillyard.training.base_record import (
     BASE_RECORD,
     SAVED_BASE,
     read_base_record,
