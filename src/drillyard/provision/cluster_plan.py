@@ -27,7 +27,8 @@ class Pool:
     zone: str
     reservations: tuple[str, ...] = ()
     key: str = ""
-    """The key of the config that describes it: empty for the first, else `cluster.pools[0]`."""
+    """The key of the config that describes it: empty for the first, else `cluster.pools.0`, as
+    after `--set`."""
 
     @property
     def region(self) -> str:
