@@ -47,6 +47,17 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class NodeInterface:
+    """One additional interface of GPU nodes: the Network object of the cluster by which pods name
+    it, its VPC and subnet, and how pods get it (NetDevice or RDMA)."""
+
+    network_object: str
+    vpc: str
+    subnet: str
+    device_mode: str
+
+
+@dataclass(frozen=True)
 class PlannedResource:
     """One thing that will exist in the cloud.
 
@@ -105,6 +116,8 @@ class ClusterPlan:
     state_bucket: str
     resources: tuple[PlannedResource, ...]
     """All that exists after `up` of this plan, in the order of creation."""
+    interfaces: tuple[NodeInterface, ...] = ()
+    """The additional interfaces of all nodes, each Network object once."""
     releases: tuple[ChartRelease, ...] = ()
     prices: tuple[PriceLine, ...] = ()
     quotas: tuple[Quota, ...] = ()

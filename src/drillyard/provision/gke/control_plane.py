@@ -40,6 +40,9 @@ def add_control_plane(
     subnet; `identity`: those of the nodes' service account and its roles."""
     vpc, subnet = network
     account, *roles = identity
+    after = [service_address("container.googleapis.com"), *roles]
+    if creation.private_nodes:
+        after.append("google_compute_router_nat.system")
     body: Body = {
         "name": named(name),
         "location": because(
@@ -115,7 +118,7 @@ def add_control_plane(
         name=name,
         location=region,
         labelled=True,
-        after=[service_address("container.googleapis.com"), *roles],
+        after=after,
     )
     _add_cpu_pool(document, region, creation, address, identity, labels)
     return address

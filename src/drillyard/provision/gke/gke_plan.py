@@ -9,7 +9,7 @@ from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem, raise_all
 from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
-from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
+from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
 from drillyard.provision.gke.address_ranges import (
     ClusterRanges,
     RangeSizes,
@@ -21,7 +21,7 @@ from drillyard.provision.gke.control_plane import add_control_plane
 from drillyard.provision.gke.gke_warnings import gke_warnings
 from drillyard.provision.gke.identities import add_node_identity, add_run_access
 from drillyard.provision.gke.names import state_bucket_name
-from drillyard.provision.gke.networks import NodeInterface, add_data_networks, add_system_network
+from drillyard.provision.gke.networks import add_data_networks, add_system_network
 from drillyard.provision.gke.node_pools import add_gpu_pool
 from drillyard.provision.gke.pool_networks import PoolNetwork, merged_needs, pool_networks
 from drillyard.provision.gke.pool_rules import pool_problems
@@ -75,6 +75,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         ),
         state_bucket=state_bucket,
         resources=(state, *document.resources),
+        interfaces=interfaces,
         quotas=tuple(quota_needed(cluster, facts)),
         services=tuple(SERVICES),
         warnings=tuple(gke_warnings(cluster, creation, region, networks)),
@@ -129,7 +130,5 @@ def _render(
     if bucket is not None:
         add_run_access(document, cluster, project, *bucket, made)
     for each in networks:
-        add_gpu_pool(
-            document, each, made, name, region, project, creation, interfaces, identity, labels
-        )
-    return document, tuple(interfaces.values())
+        add_gpu_pool(document, each, made, name, region, project, creation, identity, labels)
+    return document, interfaces

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
 from drillyard.provision.gke.names import described, named
 from drillyard.provision.gke.pool_networks import InterfaceNeed, PoolNetwork, merged_needs
@@ -13,18 +13,6 @@ from drillyard.provision.terraform_document import Body, TerraformDocument, beca
 COMPUTE = "google_project_service.compute"
 _REGION = "cluster.yaml: location.region"
 _SUBNETS = "only the subnets of this plan: no range that another network may have"
-
-
-@dataclass(frozen=True)
-class NodeInterface:
-    """One additional interface of every GPU node, with the name of its Network object."""
-
-    network_object: str
-    vpc: str
-    subnet: str
-    vpc_address: str
-    subnet_address: str
-    device_mode: str
 
 
 def add_system_network(
@@ -128,15 +116,16 @@ def add_data_networks(
     project: str,
     needs: Sequence[PoolNetwork],
     ranges: ClusterRanges,
-) -> dict[str, NodeInterface]:
-    """The VPCs, subnets and firewall rules of all additional interfaces, by Network object."""
-    vpcs: dict[str, str] = {}
-    found: dict[str, NodeInterface] = {}
+) -> tuple[NodeInterface, ...]:
+    """Add the VPCs, subnets and firewall rules of all additional interfaces."""
+    vpcs: set[str] = set()
+    found: list[NodeInterface] = []
     for (label, (need, nodes)), cidr in zip(merged_needs(needs).items(), ranges.data, strict=True):
         if need.vpc not in vpcs:
-            vpcs[need.vpc] = _add_vpc(document, name, project, need)
-        vpc = vpcs[need.vpc]
-        subnet = document.add(
+            _add_vpc(document, name, project, need)
+            vpcs.add(need.vpc)
+        vpc = need.vpc_address
+        document.add(
             "google_compute_subnetwork",
             label.replace("-", "_"),
             {
@@ -153,15 +142,15 @@ def add_data_networks(
             name=f"{name}-{label}",
             location=region,
         )
-        found[label] = NodeInterface(
-            label, f"{name}-{need.vpc}", f"{name}-{label}", vpc, subnet, need.device_mode
+        found.append(
+            NodeInterface(label, f"{name}-{need.vpc}", f"{name}-{label}", need.device_mode)
         )
         if need.firewall:
             _add_firewall(document, name, label, vpc, str(cidr), need)
-    return found
+    return tuple(found)
 
 
-def _add_vpc(document: TerraformDocument, name: str, project: str, need: InterfaceNeed) -> str:
+def _add_vpc(document: TerraformDocument, name: str, project: str, need: InterfaceNeed) -> None:
     body: Body = {
         "name": named(f"{name}-{need.vpc}"),
         "auto_create_subnetworks": because(False, _SUBNETS),
@@ -175,7 +164,7 @@ def _add_vpc(document: TerraformDocument, name: str, project: str, need: Interfa
             "the zone's profile makes it an RDMA network, and sets its MTU",
             need.source,
         )
-    return document.add(
+    document.add(
         "google_compute_network",
         need.vpc.replace("-", "_"),
         body,

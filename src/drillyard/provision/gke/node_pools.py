@@ -16,7 +16,6 @@ from drillyard.hardware.machines import Machine
 from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import labelled, node_basics
-from drillyard.provision.gke.networks import NodeInterface
 from drillyard.provision.gke.placement import add_placement
 from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.pools import key_path
@@ -37,12 +36,11 @@ def add_gpu_pool(
     region: str,
     project: str,
     creation: CreationConfig,
-    interfaces: Mapping[str, NodeInterface],
     identity: Sequence[str],
     labels: Mapping[str, str],
 ) -> None:
-    """Add the pool. `cluster`: the address of its cluster; `interfaces`: by Network object;
-    `identity`: the addresses of the nodes' service account and its roles."""
+    """Add the pool. `cluster`: the address of its cluster; `identity`: those of the nodes' service
+    account and its roles."""
     pool, (account, *roles) = network.pool, identity
     node: Body = {
         "machine_type": because(pool.machine.name, "the machine", _key(pool, "machine")),
@@ -72,7 +70,7 @@ def add_gpu_pool(
         "node_config": [node],
         **_size(pool),
         **_upkeep(pool),
-        **_network(network, interfaces),
+        **_network(network),
         **add_placement(document, pool, cluster_name, region, creation),
         "timeouts": because(
             {"create": CREATION_TIME, "update": CREATION_TIME}, "many nodes take their time"
@@ -224,7 +222,7 @@ def _upkeep(pool: Pool) -> Body:
     }
 
 
-def _network(network: PoolNetwork, interfaces: Mapping[str, NodeInterface]) -> Body:
+def _network(network: PoolNetwork) -> Body:
     if network.dranet:
         return {
             "network_config": because(
@@ -244,7 +242,7 @@ def _network(network: PoolNetwork, interfaces: Mapping[str, NodeInterface]) -> B
                             "network": reference(each.vpc_address, "name"),
                             "subnetwork": reference(each.subnet_address, "name"),
                         }
-                        for each in (interfaces[one.network_object] for one in network.interfaces)
+                        for each in network.interfaces
                     ]
                 }
             ],

@@ -32,6 +32,16 @@ class InterfaceNeed:
     device_mode: str
     source: str
 
+    @property
+    def vpc_address(self) -> str:
+        """Terraform's address of the VPC."""
+        return f"google_compute_network.{self.vpc.replace('-', '_')}"
+
+    @property
+    def subnet_address(self) -> str:
+        """Terraform's address of the subnet."""
+        return f"google_compute_subnetwork.{self.network_object.replace('-', '_')}"
+
 
 @dataclass(frozen=True)
 class PoolNetwork:
