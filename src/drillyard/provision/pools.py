@@ -68,7 +68,8 @@ def _pools(
             machine = facts.machine(given.machine or cluster.machine)
         except UserError as error:
             if given.machine is not None:
-                problems.append(Problem((*key_path_of(key), "machine"), str(error)))
+                message = str(error).replace("\n", ". ")
+                problems.append(Problem((*key_path_of(key), "machine"), message))
             continue
         pool = Pool(
             given.name or default_pool_name(cluster.name, given.consumption),

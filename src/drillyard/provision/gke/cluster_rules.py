@@ -88,7 +88,8 @@ def _buckets(
     elif creation.bucket_recover_days not in (0, *RECOVER_DAYS):
         message = f"found {creation.bucket_recover_days}; write 0, or 7 to 90"
         yield Problem(("cluster", "bucket_recover_days"), message)
-    if (wrong := bucket_name_problem(state_bucket)) is not None:
+    wrong = bucket_name_problem(state_bucket) if creation.state_bucket else None
+    if wrong is not None:
         yield Problem(("cluster", "state_bucket"), f"'{state_bucket}' {wrong}")
 
 

@@ -106,7 +106,8 @@ def network_problems(needs: Sequence[PoolNetwork]) -> Iterator[Problem]:
     for network in needs:
         for need in network.interfaces:
             earlier, pool = first.setdefault(need.network_object, (need, network.pool))
-            if (earlier.mtu, earlier.profile) != (need.mtu, need.profile):
+            same_region = pool.region == network.pool.region
+            if same_region and (earlier.mtu, earlier.profile) != (need.mtu, need.profile):
                 message = (
                     f"{network.pool.zone}: {network.pool.name} and {pool.name} share the network"
                     f" {need.network_object}, which is one zone's ({pool.zone}): use that zone, a"

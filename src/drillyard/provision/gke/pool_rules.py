@@ -19,7 +19,7 @@ from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.launch.network import stack_problem
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
-from drillyard.provision.gke.names import ZONE
+from drillyard.provision.gke.names import REGION, ZONE
 from drillyard.provision.gke.placement import compact_problem, nodes_of_domain
 from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
 from drillyard.provision.gke.versions import reaches
@@ -37,7 +37,7 @@ def pool_problems(
     for network in networks:
         pool = network.pool
         yield from _machine(cluster, network)
-        yield from _zone(pool, cluster.location.region or "")
+        yield from _zone(cluster, pool)
         yield from _reservations(pool, cluster.location.project)
         yield from _limits(cluster, pool)
         yield from _pod_network(cluster, network)
@@ -69,11 +69,16 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
         yield Problem(("network_stack",), wrong)
 
 
-def _zone(pool: Pool, region: str) -> Iterator[Problem]:
-    path = key_path(pool, "zone")
+def _zone(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
+    path, location = key_path(pool, "zone"), cluster.location
+    assert location is not None
+    region = location.region
+    if pool.key and pool.zone == location.zone:
+        # Said of the first pool already, whose zone it has.
+        return
     if ZONE.fullmatch(pool.zone) is None:
         yield Problem(path, f"'{pool.zone}' is not a zone: write one such as {region}-a")
-    elif pool.region != region:
+    elif pool.region != region and REGION.fullmatch(region or ""):
         message = (
             f"{pool.zone} is not in the cluster's region {region} (location.region): change either"
         )
