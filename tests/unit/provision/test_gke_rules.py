@@ -32,6 +32,7 @@ def refusal(tmp_path, *arguments, **settings):
 
 
 RULES = [
+    ({"name": "default"}, "name"),
     (located(project="My Project"), "location.project"),
     (located(project="123456789012"), "location.project"),
     (located(zone=None), "location.zone"),

@@ -27,6 +27,11 @@ def cluster_problems(
     cluster: ClusterConfig, creation: CreationConfig, state_bucket: str, facts: Catalog
 ) -> Iterator[Problem]:
     """What is wrong with the settings of the whole cluster."""
+    if cluster.name == "default":
+        message = (
+            "the cluster's VPC has its name, and most projects have a VPC 'default': write another"
+        )
+        yield Problem(("name",), message)
     yield from _place(cluster)
     yield from _labels(creation)
     yield from _buckets(cluster, creation, state_bucket)

@@ -88,7 +88,7 @@ def add_run_access(
         subject = f"subject/ns/{namespace}/sa/{account}"
         document.add(
             "google_storage_bucket_iam_member",
-            f"{namespace}_{account}".replace("-", "_").replace(".", "_"),
+            f"namespace_{namespace.replace('-', '_').replace('.', '__')}",
             {
                 "bucket": because(
                     bucket, "run directories and data", "cluster.yaml: storage.bucket"

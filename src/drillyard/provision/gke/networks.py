@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
 from drillyard.provision.gke.names import described, named
@@ -30,11 +31,11 @@ def add_system_network(
         "auto_create_subnetworks": because(False, _SUBNETS),
         "description": described(name),
     }
-    stacks = [each.stack for each in needs if each.stack is not None and each.stack.networks]
-    host_mtu = max((each.networks.host_mtu or 0 for each in stacks if each.networks), default=0)
-    if host_mtu:
-        why = "the nodes' first host NIC is here, and the second one's VPC has the same"
-        body["mtu"] = because(host_mtu, why, "network_stacks.yaml: networks.host_mtu")
+    for need in needs:
+        networks = need.stack.networks if need.stack else None
+        if need.stack and networks and networks.host_mtu:
+            why = "the nodes' first host NIC is here, and the second one's VPC has the same"
+            body["mtu"] = because(networks.host_mtu, why, cited(need.stack, "networks"))
     vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
     subnet = document.add(
         "google_compute_subnetwork",

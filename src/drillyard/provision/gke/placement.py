@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from drillyard.config.creation import CreationConfig
 from drillyard.hardware.machines import Machine
+from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.names import named
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
@@ -58,7 +59,8 @@ def add_placement(
         policy = _domain_policy(document, pool.machine, cluster_name, region)
         why = "all nodes in one NVLink domain"
         block = [{"type": "COMPACT", "policy_name": reference(policy, "name")}]
-        return {"placement_policy": because(block, why, "machines.yaml: link_domain_accelerators")}
+        source = cited(pool.machine, "link_domain_accelerators")
+        return {"placement_policy": because(block, why, source)}
     if is_compact(pool, creation):
         why = "fewer switches between the nodes, and labels for topology-aware scheduling"
         source = "cluster.yaml: cluster.compact_placement"
@@ -83,7 +85,7 @@ def _domain_policy(
             "workload_policy": because(
                 [{"type": "HIGH_THROUGHPUT", "accelerator_topology": topology}],
                 "nodes of one NVLink domain",
-                "machines.yaml: link_domain_accelerators",
+                cited(machine, "link_domain_accelerators"),
             ),
         },
         name=name,
