@@ -285,3 +285,36 @@ def test_the_recipe_of_64_a3_mega_nodes(tmp_path):
     )
     networks = value(found, f"{pool}.network_config.additional_node_network_configs")
     assert len(networks) == len({each["network"] for each in networks}) == 8
+
+
+def releases(found):
+    """The plan's Helm releases by name."""
+    pytest.importorskip("drillyard.provision.cluster_chart")
+    return {each.name: each for each in found.releases}
+
+
+def test_the_tutorials_queues_and_installer(tutorial):
+    """Kueue with a queue that makes nodes by DWS, one for spot nodes, and the gIB DaemonSet."""
+    made = releases(tutorial)
+    assert {"kueue", "jobset", "drillyard-cluster"} <= made.keys()
+    values = made["drillyard-cluster"].values
+    classes = {each["queue"]: each["provisioningClass"] for each in values["pools"]}
+    assert classes == {"dws-local-queue": "queued-provisioning.gke.io", "gpu-nodepool-spot": ""}
+    [installer] = values["installers"]
+    assert "nccl-plugin-gib" in installer["image"]
+    assert "nvidia-b200" in installer["accelerators"]
+    assert [each["name"] for each in values["networks"]] == [
+        *("gvnic-1", *(f"rdma-{number}" for number in range(8)))
+    ]
+
+
+def test_the_recipes_queue_and_installers(tmp_path):
+    """Topology-aware scheduling of its nodes, the TCPXO installer and the device injector."""
+    content = config("a3-megagpu-8g", "reservation", kubernetes={"queue": "a3-mega"})
+    values = releases(plan(tmp_path, content))["drillyard-cluster"].values
+    [pool] = values["pools"]
+    assert pool["queue"] == "a3-mega"
+    assert "kubernetes.io/hostname" in pool["topologyLevels"]
+    [installer] = values["installers"]
+    assert "gpudirect-tcpxo" in installer["image"]
+    assert "nri-device-injector" in values["deviceInjector"]["image"]
