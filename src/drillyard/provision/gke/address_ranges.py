@@ -5,7 +5,7 @@ A subnet has four addresses that Google keeps
 block of pod addresses of at least twice `max_pods_per_node`
 (https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr). Ranges that are not
 given have room for at least `PLANNED_NODES` nodes: a range that grows with the cluster would move
-those behind it, and a subnet that moves is made anew, with all of its nodes.
+those behind it, and a subnet that moves is replaced, with all of its nodes.
 """
 
 from __future__ import annotations

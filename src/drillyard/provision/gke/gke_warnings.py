@@ -21,7 +21,7 @@ def gke_warnings(
     """The warnings, the cluster's before those of its pools."""
     yield (
         "location, ranges and cluster.private_nodes cannot be changed later: another value makes"
-        " the cluster anew"
+        " a new cluster"
     )
     bucket = cluster.storage.bucket
     if bucket is not None and creation.existing_bucket:

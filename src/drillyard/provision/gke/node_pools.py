@@ -189,7 +189,7 @@ def _size(pool: Pool) -> Body:
             "from zero, for the runs that ask",
             nodes,
         ),
-        # GKE counts the nodes there are into it; a difference would make the pool anew.
+        # GKE counts the nodes there are into it; a difference would replace the pool.
         "lifecycle": because(
             {"ignore_changes": ["initial_node_count"]}, "it changes as the pool scales"
         ),
@@ -204,7 +204,7 @@ def _size(pool: Pool) -> Body:
 def _upkeep(pool: Pool) -> Body:
     repair = not pool.scales_from_zero
     why = (
-        "a broken node is made anew"
+        "a broken node is replaced"
         if repair
         else "flex-start nodes are not repaired: that would ask for a new one"
     )
