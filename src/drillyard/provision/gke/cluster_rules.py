@@ -51,8 +51,8 @@ def _place(cluster: ClusterConfig) -> Iterator[Problem]:
     assert location is not None and location.project is not None and location.region is not None
     if PROJECT_ID.fullmatch(location.project) is None:
         message = (
-            f"'{location.project}' is not the id of a project: 6 to 30 lower-case letters, digits"
-            " and '-' (not its name or number)"
+            f"'{location.project}' is not the id of a project: at most 30 lower-case letters,"
+            " digits and '-', not its name or number"
         )
         yield Problem(("location", "project"), message)
     if REGION.fullmatch(location.region) is None:

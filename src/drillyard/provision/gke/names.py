@@ -8,9 +8,9 @@ import re
 
 from drillyard.provision.terraform_document import Because, because
 
-PROJECT_ID = re.compile(r"(?:[a-z0-9.-]+\.[a-z]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+PROJECT_ID = re.compile(r"(?:[a-z0-9.-]+\.[a-z]+:)?[a-z](?:[a-z0-9-]{0,28}[a-z0-9])?")
 """https://cloud.google.com/resource-manager/docs/creating-managing-projects#before_you_begin;
-older ones begin with a domain."""
+older ones begin with a domain, and some are short."""
 ZONE = re.compile(r"[a-z]+(?:-[a-z]+)+[0-9]+-[a-z0-9]+")
 REGION = re.compile(r"[a-z]+(?:-[a-z]+)+[0-9]+")
 LONGEST_BUCKET = 63
