@@ -83,6 +83,22 @@ def test_pools_of_different_machines_share_networks_that_are_the_same(tmp_path):
     }
 
 
+@pytest.mark.parametrize("machine", ["a4-highgpu-8g", "a3-megagpu-8g", "g2-standard-8"])
+def test_a_further_pool_leaves_what_is_there_as_it_is(machine, tmp_path):
+    """Whatever is added and wherever: no resource that is there gets another value."""
+    alone = plan(tmp_path, config(machine)).terraform["resource"]
+    others = ("a3-megagpu-8g", "a3-ultragpu-8g", "a3-highgpu-8g", "g2-standard-8")
+    further = [
+        {"name": f"p{number}", "machine": each, "consumption": "spot", "nodes": 400}
+        for number, each in enumerate(others)
+    ]
+    more = plan(tmp_path, config(machine, cluster={"pools": further}))
+    for kind, named in alone.items():
+        assert bodies(more, kind) | named == bodies(more, kind)
+    backwards = plan(tmp_path, config(machine, cluster={"pools": further[::-1]}))
+    assert backwards.terraform == more.terraform
+
+
 def test_interfaces_name_what_is_made(tmp_path):
     found = plan(tmp_path, config("a4-highgpu-8g"))
     names = {each.name for each in found.resources}

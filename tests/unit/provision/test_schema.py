@@ -42,15 +42,19 @@ def ways(machine):
         yield {"kubernetes": {"pod_network": "dranet"}}
         if machine.pods is None:
             yield {"kubernetes": {"pod_network": "host"}}
-    yield {"cluster": CREATION}
-    yield {"cluster": {"existing_bucket": True, "private_nodes": False, "registry": False}}
 
 
+SETTINGS = (
+    {"cluster": CREATION},
+    {"cluster": {"existing_bucket": True, "private_nodes": False, "registry": False}},
+)
 ALLOWED = [
     (machine.name, mode, number, way)
     for machine in GOOGLE_MACHINES
     for mode in machine.consumption
-    for number, way in enumerate(ways(machine))
+    for number, way in enumerate(
+        [*ways(machine), *(SETTINGS if mode == machine.consumption[0] else ())]
+    )
 ]
 
 

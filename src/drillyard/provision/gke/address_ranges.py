@@ -4,8 +4,8 @@ A subnet has four addresses that Google keeps
 (https://cloud.google.com/vpc/docs/subnets#unusable-ip-addresses-in-every-subnet); each node takes a
 block of pod addresses of at least twice `max_pods_per_node`
 (https://cloud.google.com/kubernetes-engine/docs/how-to/flexible-pod-cidr). Ranges that are not
-given have room for at least `PLANNED_NODES` nodes: a range that grows with the cluster would move
-those behind it, and a subnet that moves is replaced, with all of its nodes.
+given have room for at least `PLANNED_NODES` nodes, and each additional subnet has a place of its
+own: a range that moves when a pool comes or grows is replaced, with all of its nodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ https://cloud.google.com/kubernetes-engine/docs/concepts/alias-ips"""
 @dataclass(frozen=True)
 class RangeSizes:
     """What the ranges must hold: addresses in the subnet of the nodes, nodes with pods, the most
-    pods of a node, and the nodes of each additional subnet."""
+    pods of a node, and the nodes of each additional subnet that any cluster may have. One without
+    nodes is not made; a computed range keeps its place free."""
 
     addresses: int
     nodes: int
@@ -62,7 +63,7 @@ class RangeSizes:
 
 @dataclass(frozen=True)
 class ClusterRanges:
-    """Computed or given ranges; `data` has one subnet per additional interface of a node."""
+    """Computed or given ranges; `data`: the additional subnets that have nodes."""
 
     nodes: IPv4Network
     pods: IPv4Network
@@ -124,14 +125,16 @@ def cluster_ranges(given: AddressRanges, sizes: RangeSizes) -> ClusterRanges:
 def _data_subnets(
     given: IPv4Network | None, sizes: RangeSizes, taken: _Taken
 ) -> Iterator[IPv4Network]:
-    if given is not None and sizes.data_nodes:
-        prefix = given.prefixlen + (len(sizes.data_nodes) - 1).bit_length()
-        yield from islice(given.subnets(new_prefix=prefix), len(sizes.data_nodes))
+    used = [nodes for nodes in sizes.data_nodes if nodes]
+    if given is not None and used:
+        prefix = given.prefixlen + (len(used) - 1).bit_length()
+        yield from islice(given.subnets(new_prefix=prefix), len(used))
         return
     for nodes in sizes.data_nodes:
         found = taken.first_free(subnet_prefix(max(nodes, PLANNED_NODES)), _ROOMS["data"])
         assert found, "refused by range_problems"
-        yield found
+        if nodes:
+            yield found
 
 
 def subnet_prefix(addresses: int) -> int:
@@ -177,9 +180,10 @@ def _too_small(fixed: dict[str, IPv4Network], sizes: RangeSizes) -> Iterator[Pro
         ),
         "services": (SMALLEST_SERVICES_PREFIX, "services"),
     }
-    if sizes.data_nodes:
+    used = [nodes for nodes in sizes.data_nodes if nodes]
+    if used:
         # All subnets are equal parts of the room.
-        count, nodes = len(sizes.data_nodes), max(sizes.data_nodes)
+        count, nodes = len(used), max(used)
         prefix = subnet_prefix(nodes) - (count - 1).bit_length()
         needed["data"] = (prefix, f"{count} subnets of {nodes} nodes")
     for key, (prefix, what) in needed.items():

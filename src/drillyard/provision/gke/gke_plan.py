@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
@@ -23,7 +23,13 @@ from drillyard.provision.gke.identities import add_node_identity, add_run_access
 from drillyard.provision.gke.names import state_bucket_name
 from drillyard.provision.gke.networks import add_data_networks, add_system_network
 from drillyard.provision.gke.node_pools import add_gpu_pool
-from drillyard.provision.gke.pool_networks import PoolNetwork, merged_needs, pool_networks
+from drillyard.provision.gke.pool_networks import (
+    InterfaceNeed,
+    PoolNetwork,
+    merged_needs,
+    network_objects,
+    pool_networks,
+)
 from drillyard.provision.gke.pool_rules import pool_problems
 from drillyard.provision.gke.project_services import SERVICES, add_project_services
 from drillyard.provision.gke.storage import add_bucket, add_registry
@@ -35,6 +41,7 @@ PROVIDER_VERSION = ">= 7.45.0, < 9.0.0"
 TERRAFORM_VERSION = ">= 1.9.0"
 ZONES_OF_A_REGION = 3
 """GKE takes three for a regional cluster."""
+Needs = Mapping[str, tuple[InterfaceNeed, int]]
 
 
 def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
@@ -47,12 +54,13 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     state_bucket = creation.state_bucket or state_bucket_name(project, cluster.name)
     pools, problems = read_pools(cluster, facts)
     networks = pool_networks(cluster, pools, facts)
-    sizes = _range_sizes(creation, networks)
+    needs = merged_needs(networks, network_objects(facts))
+    sizes = _range_sizes(creation, networks, needs, facts)
     problems += _problems(cluster, creation, state_bucket, networks, sizes, facts)
     raise_all(problems, cluster._origin.places)
     labels = {CLUSTER_LABEL: cluster.name, **creation.labels}
     document, interfaces = _render(
-        cluster, creation, networks, cluster_ranges(creation.ranges, sizes), labels
+        cluster, creation, networks, needs, cluster_ranges(creation.ranges, sizes), labels, facts
     )
     state = PlannedResource(
         "", "google_storage_bucket", state_bucket, region, labelled=True, made_by="drillyard"
@@ -99,11 +107,14 @@ def _problems(
     ]
 
 
-def _range_sizes(creation: CreationConfig, networks: Sequence[PoolNetwork]) -> RangeSizes:
+def _range_sizes(
+    creation: CreationConfig, networks: Sequence[PoolNetwork], needs: Needs, facts: Catalog
+) -> RangeSizes:
     cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION
     # An upgrade of the CPU pool adds a node; the control plane has an address in the subnet.
     nodes = sum(each.pool.nodes for each in networks) + cpu_nodes + 1
-    data_nodes = tuple(users for _, users in merged_needs(networks).values())
+    users = {name: number for name, (_, number) in needs.items()}
+    data_nodes = tuple(users.get(name, 0) for name in network_objects(facts))
     return RangeSizes(nodes + 1, nodes, creation.max_pods_per_node, data_nodes)
 
 
@@ -111,8 +122,10 @@ def _render(
     cluster: ClusterConfig,
     creation: CreationConfig,
     networks: Sequence[PoolNetwork],
+    needs: Needs,
     ranges: ClusterRanges,
     labels: dict[str, str],
+    facts: Catalog,
 ) -> tuple[TerraformDocument, tuple[NodeInterface, ...]]:
     """All resources in the order of creation, and the additional interfaces of all nodes."""
     location, name = cluster.location, cluster.name
@@ -120,8 +133,8 @@ def _render(
     project, region = location.project, location.region
     document = TerraformDocument()
     add_project_services(document)
-    network = add_system_network(document, name, region, ranges, networks, creation.private_nodes)
-    interfaces = add_data_networks(document, name, region, project, networks, ranges)
+    network = add_system_network(document, name, region, ranges, facts, creation.private_nodes)
+    interfaces = add_data_networks(document, name, region, project, needs, ranges.data)
     identity = add_node_identity(document, name, project)
     bucket = add_bucket(document, cluster, creation, project, region, labels)
     if creation.registry:

@@ -10,6 +10,7 @@ from drillyard.launch.kubernetes.pod_network import first_versions
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.gke.pool_rules import version_needs
+from drillyard.provision.gke.versions import version_numbers
 
 NODES_OF_A_POOL = 1000
 """Per zone: https://cloud.google.com/kubernetes-engine/quotas"""
@@ -34,7 +35,7 @@ def gke_warnings(
     needs = [need for network in networks for need in version_needs(network) if need[1]]
     if creation.version is None and needs:
         # The strictest is named; the others are then met, as their first versions are earlier.
-        what, versions = max(needs, key=lambda need: max(need[1]))
+        what, versions = max(needs, key=lambda need: max(map(version_numbers, need[1])))
         yield (
             f"cluster.version is not given, so channel {creation.release_channel} decides it, and"
             f" {what} needs {first_versions(versions)} or later: compare with gcloud container"

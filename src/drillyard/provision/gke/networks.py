@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 
+from drillyard.hardware.catalog import Catalog
 from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
 from drillyard.provision.gke.names import described, named
-from drillyard.provision.gke.pool_networks import InterfaceNeed, PoolNetwork, merged_needs
+from drillyard.provision.gke.pool_networks import InterfaceNeed
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
 COMPUTE = "google_project_service.compute"
@@ -21,7 +23,7 @@ def add_system_network(
     name: str,
     region: str,
     ranges: ClusterRanges,
-    needs: Sequence[PoolNetwork],
+    facts: Catalog,
     private_nodes: bool,
 ) -> tuple[str, str]:
     """The cluster's own VPC and subnet, and NAT for nodes without public addresses; the addresses
@@ -30,12 +32,9 @@ def add_system_network(
         "name": named(name),
         "auto_create_subnetworks": because(False, _SUBNETS),
         "description": described(name),
+        # The same for every machine: where a further pool changed it, the VPC would be replaced.
+        "mtu": because(*_host_mtu(facts)),
     }
-    for need in needs:
-        networks = need.stack.networks if need.stack else None
-        if need.stack and networks and networks.host_mtu:
-            why = "the nodes' first host NIC is here, and the second one's VPC has the same"
-            body["mtu"] = because(networks.host_mtu, why, cited(need.stack, "networks"))
     vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
     subnet = document.add(
         "google_compute_subnetwork",
@@ -78,6 +77,14 @@ def add_system_network(
     return vpc, subnet
 
 
+def _host_mtu(facts: Catalog) -> tuple[int, str, str]:
+    """The largest frames of the host NICs of any network stack, with the reason and source."""
+    stacks = [each for each in facts.network_stacks.values() if each.networks is not None]
+    mtu, name = max((each.networks.host_mtu or 0, each.name) for each in stacks if each.networks)
+    why = "the frames of host NICs, the same as of a second one's VPC"
+    return mtu, why, cited(facts.network_stack(name), "networks")
+
+
 def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> None:
     why = "nodes without public addresses reach images and the hub through it"
     source = "cluster.yaml: cluster.private_nodes"
@@ -115,13 +122,14 @@ def add_data_networks(
     name: str,
     region: str,
     project: str,
-    needs: Sequence[PoolNetwork],
-    ranges: ClusterRanges,
+    needs: Mapping[str, tuple[InterfaceNeed, int]],
+    subnets: Sequence[IPv4Network],
 ) -> tuple[NodeInterface, ...]:
-    """Add the VPCs, subnets and firewall rules of all additional interfaces."""
+    """Add the VPCs, subnets and firewall rules of all additional interfaces; `needs` and `subnets`
+    in one order."""
     vpcs: set[str] = set()
     found: list[NodeInterface] = []
-    for (label, (need, nodes)), cidr in zip(merged_needs(needs).items(), ranges.data, strict=True):
+    for (label, (need, nodes)), cidr in zip(needs.items(), subnets, strict=True):
         if need.vpc not in vpcs:
             _add_vpc(document, name, project, need)
             vpcs.add(need.vpc)

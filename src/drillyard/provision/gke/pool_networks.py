@@ -90,14 +90,31 @@ def _interfaces(pool: Pool, stack: NetworkStack) -> Iterator[InterfaceNeed]:
         yield InterfaceNeed(label, vpc, networks.mtu, profile, networks.firewall, mode, source)
 
 
-def merged_needs(needs: Sequence[PoolNetwork]) -> dict[str, tuple[InterfaceNeed, int]]:
-    """Each Network object with its need and the number of nodes that use it, all pools together."""
+def network_objects(facts: Catalog) -> tuple[str, ...]:
+    """The Network objects that a cluster may have, in an order that no config changes."""
+    found: list[str] = []
+    for stack in facts.network_stacks.values():
+        networks, named = stack.networks, stack.interfaces
+        if networks is None or named is None or named.network is None:
+            continue
+        machines = [each for each in facts.machines.values() if each.network_stack == stack.name]
+        most = max((each.data_nics.count for each in machines), default=0)
+        found += [f"gvnic-{number}" for number in range(1, networks.host_vpcs + 1)]
+        found += [named.network.format(named.first_network + number) for number in range(most)]
+    return tuple(dict.fromkeys(found))
+
+
+def merged_needs(
+    needs: Sequence[PoolNetwork], objects: Sequence[str]
+) -> dict[str, tuple[InterfaceNeed, int]]:
+    """Each Network object that a pool needs, in the order of `objects`, with the need and the
+    number of nodes that use it, all pools together."""
     found: dict[str, tuple[InterfaceNeed, int]] = {}
     for network in needs:
         for need in network.interfaces:
             _, nodes = found.get(need.network_object, (need, 0))
             found[need.network_object] = need, nodes + network.pool.nodes
-    return found
+    return {name: found[name] for name in objects if name in found}
 
 
 def network_problems(needs: Sequence[PoolNetwork]) -> Iterator[Problem]:
