@@ -11,9 +11,9 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.hardware.catalog import Catalog
+from drillyard.provision.gke.gke_settings import CLUSTER_LABEL
 from drillyard.provision.gke.names import PROJECT_ID, REGION, bucket_name_problem
 
-CLUSTER_LABEL = "drillyard-cluster"
 MOST_LABELS = 64
 """https://cloud.google.com/compute/docs/labeling-resources#requirements"""
 SMALLEST_DISK_GIB = 10

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from drillyard.config.creation import CreationConfig
-from drillyard.provision.gke.names import named
+from drillyard.provision.gke.gke_settings import GkeSettings
+from drillyard.provision.gke.names import labelled, named
 from drillyard.provision.gke.project_services import service_address
 from drillyard.provision.terraform_document import (
     Because,
@@ -28,23 +29,20 @@ _SETTINGS = "cluster.yaml: cluster."
 
 def add_control_plane(
     document: TerraformDocument,
-    name: str,
-    project: str,
-    region: str,
-    creation: CreationConfig,
+    settings: GkeSettings,
     network: tuple[str, str],
     identity: Sequence[str],
-    labels: Mapping[str, str],
 ) -> str:
     """The cluster with its CPU pool; the cluster's address. `network`: the addresses of VPC and
     subnet; `identity`: those of the nodes' service account and its roles."""
+    creation, region = settings.creation, settings.region
     vpc, subnet = network
     account, *roles = identity
     after = [service_address("container.googleapis.com"), *roles]
     if creation.private_nodes:
         after.append("google_compute_router_nat.system")
     body: Body = {
-        "name": named(name),
+        "name": named(settings.name),
         "location": because(
             region, "a regional control plane survives a zone", "cluster.yaml: location.region"
         ),
@@ -73,7 +71,7 @@ def add_control_plane(
             "whether `down` is refused",
             f"{_SETTINGS}deletion_protection",
         ),
-        "resource_labels": labelled(labels),
+        "resource_labels": labelled(settings.labels),
         "default_max_pods_per_node": because(
             creation.max_pods_per_node,
             "each node takes twice as many addresses",
@@ -94,7 +92,8 @@ def add_control_plane(
             f"{_SETTINGS}private_nodes",
         ),
         "workload_identity_config": because(
-            [{"workload_pool": f"{project}.svc.id.goog"}], "pods have rights that nodes have not"
+            [{"workload_pool": f"{settings.project}.svc.id.goog"}],
+            "pods have rights that nodes have not",
         ),
         "addons_config": because(
             [{"gcs_fuse_csi_driver_config": [{"enabled": True}]}], "pods mount the bucket"
@@ -115,12 +114,12 @@ def add_control_plane(
         "google_container_cluster",
         "cluster",
         body,
-        name=name,
+        name=settings.name,
         location=region,
         labelled=True,
         after=after,
     )
-    _add_cpu_pool(document, region, creation, address, identity, labels)
+    _add_cpu_pool(document, settings, address, identity)
     return address
 
 
@@ -162,14 +161,9 @@ def _upgrades(creation: CreationConfig) -> Body:
 
 
 def _add_cpu_pool(
-    document: TerraformDocument,
-    region: str,
-    creation: CreationConfig,
-    cluster: str,
-    identity: Sequence[str],
-    labels: Mapping[str, str],
+    document: TerraformDocument, settings: GkeSettings, cluster: str, identity: Sequence[str]
 ) -> None:
-    account, *roles = identity
+    creation, (account, *roles) = settings.creation, identity
     why = "controllers (Kueue, JobSet, DNS) run here, and must run before a queue can"
     document.add(
         "google_container_node_pool",
@@ -188,7 +182,7 @@ def _add_cpu_pool(
                     "disk_size_gb": because(
                         creation.disk_gib, "the boot disk", f"{_SETTINGS}disk_gib"
                     ),
-                    "resource_labels": labelled(labels),
+                    "resource_labels": labelled(settings.labels),
                     **node_basics(account),
                 }
             ],
@@ -200,7 +194,7 @@ def _add_cpu_pool(
             ),
         },
         name=CPU_POOL,
-        location=region,
+        location=settings.region,
         labelled=True,
         after=roles,
     )
@@ -216,13 +210,6 @@ def node_basics(account: str) -> Body:
             [{"mode": "GKE_METADATA"}], "pods get their own identity, not the node's"
         ),
     }
-
-
-def labelled(labels: Mapping[str, str]) -> Because:
-    """The labels of a resource."""
-    return because(
-        dict(labels), "by them it is found and billed", "cluster.yaml: name, cluster.labels"
-    )
 
 
 def _account(address: str) -> Because:

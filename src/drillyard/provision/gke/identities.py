@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import (
     LONGEST_SERVICE_ACCOUNT,
     described,
@@ -37,8 +38,9 @@ def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:
     return tuple((namespace, account) for namespace in dict.fromkeys((*RUN_NAMESPACES, *own)))
 
 
-def add_node_identity(document: TerraformDocument, name: str, project: str) -> tuple[str, ...]:
+def add_node_identity(document: TerraformDocument, settings: GkeSettings) -> tuple[str, ...]:
     """The nodes' service account and its roles: its address, then those of the roles."""
+    name, project = settings.name, settings.project
     account = shortened(name, "-nodes", LONGEST_SERVICE_ACCOUNT)
     email = service_account_email(account, project)
     why = "an account of the nodes' own: the project's default one may be an editor"
@@ -74,14 +76,14 @@ def add_node_identity(document: TerraformDocument, name: str, project: str) -> t
 
 def add_run_access(
     document: TerraformDocument,
-    cluster: ClusterConfig,
-    project: str,
+    settings: GkeSettings,
     bucket: str,
     project_number: str,
     made: str,
 ) -> None:
     """Let the runs read and write the bucket. `bucket`, `project_number`: names or expressions;
     `made`: the address of the cluster, which brings the pool of identities."""
+    cluster, project = settings.cluster, settings.project
     assert cluster.storage.bucket is not None
     pool = f"projects/{project_number}/locations/global/workloadIdentityPools/{project}.svc.id.goog"
     for namespace, account in run_identities(cluster):

@@ -1,10 +1,11 @@
-"""Names that Google Cloud limits to fewer characters than a cluster's name has, and descriptions of
-what cannot have labels."""
+"""Names that Google Cloud limits to fewer characters than a cluster's name has, labels, and
+descriptions of what cannot have labels."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 from drillyard.provision.terraform_document import Because, because
 
@@ -48,6 +49,13 @@ def described(cluster: str) -> Because:
     """The description of what cannot have labels: by it and by its name `leaks` knows it."""
     why = "it has no labels; by this and its name it is found again"
     return because(f"drillyard cluster {cluster}", why, "cluster.yaml: name")
+
+
+def labelled(labels: Mapping[str, str]) -> Because:
+    """The labels of a resource."""
+    return because(
+        dict(labels), "by them it is found and billed", "cluster.yaml: name, cluster.labels"
+    )
 
 
 def bucket_name_problem(name: str) -> str | None:

@@ -9,6 +9,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
+from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import described, named
 from drillyard.provision.gke.pool_networks import InterfaceNeed
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
@@ -19,21 +20,17 @@ _SUBNETS = "only the subnets of this plan: no range that another network may hav
 
 
 def add_system_network(
-    document: TerraformDocument,
-    name: str,
-    region: str,
-    ranges: ClusterRanges,
-    facts: Catalog,
-    private_nodes: bool,
+    document: TerraformDocument, settings: GkeSettings, ranges: ClusterRanges
 ) -> tuple[str, str]:
     """The cluster's own VPC and subnet, and NAT for nodes without public addresses; the addresses
     of both."""
+    name, region = settings.name, settings.region
     body: Body = {
         "name": named(name),
         "auto_create_subnetworks": because(False, _SUBNETS),
         "description": described(name),
         # The same for every machine: where a further pool changed it, the VPC would be replaced.
-        "mtu": because(*_host_mtu(facts)),
+        "mtu": because(*_host_mtu(settings.facts)),
     }
     vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
     subnet = document.add(
@@ -72,7 +69,7 @@ def add_system_network(
         name=name,
         location=region,
     )
-    if private_nodes:
+    if settings.creation.private_nodes:
         _add_nat(document, name, region, vpc)
     return vpc, subnet
 
@@ -119,19 +116,18 @@ def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> N
 
 def add_data_networks(
     document: TerraformDocument,
-    name: str,
-    region: str,
-    project: str,
+    settings: GkeSettings,
     needs: Mapping[str, tuple[InterfaceNeed, int]],
     subnets: Sequence[IPv4Network],
 ) -> tuple[NodeInterface, ...]:
     """Add the VPCs, subnets and firewall rules of all additional interfaces; `needs` and `subnets`
     in one order."""
+    name, region = settings.name, settings.region
     vpcs: set[str] = set()
     found: list[NodeInterface] = []
     for (label, (need, nodes)), cidr in zip(needs.items(), subnets, strict=True):
         if need.vpc not in vpcs:
-            _add_vpc(document, name, project, need)
+            _add_vpc(document, settings, need)
             vpcs.add(need.vpc)
         vpc = need.vpc_address
         document.add(
@@ -159,7 +155,8 @@ def add_data_networks(
     return tuple(found)
 
 
-def _add_vpc(document: TerraformDocument, name: str, project: str, need: InterfaceNeed) -> None:
+def _add_vpc(document: TerraformDocument, settings: GkeSettings, need: InterfaceNeed) -> None:
+    name = settings.name
     body: Body = {
         "name": named(f"{name}-{need.vpc}"),
         "auto_create_subnetworks": because(False, _SUBNETS),
@@ -169,7 +166,7 @@ def _add_vpc(document: TerraformDocument, name: str, project: str, need: Interfa
         body["mtu"] = because(need.mtu, "the frames that the network stack sends", need.source)
     if need.profile is not None:
         body["network_profile"] = because(
-            f"projects/{project}/global/networkProfiles/{need.profile}",
+            f"projects/{settings.project}/global/networkProfiles/{need.profile}",
             "the zone's profile makes it an RDMA network, and sets its MTU",
             need.source,
         )

@@ -8,14 +8,16 @@ module gke-node-pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from drillyard.config.creation import CreationConfig
 from drillyard.config.reservation_name import read_reservation
 from drillyard.hardware.machines import Machine
 from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.control_plane import labelled, node_basics
+from drillyard.provision.gke.control_plane import node_basics
+from drillyard.provision.gke.gke_settings import GkeSettings
+from drillyard.provision.gke.names import labelled
 from drillyard.provision.gke.placement import add_placement
 from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.pools import key_path
@@ -30,26 +32,22 @@ DRANET_LABEL = "cloud.google.com/gke-networking-dra-driver"
 
 def add_gpu_pool(
     document: TerraformDocument,
+    settings: GkeSettings,
     network: PoolNetwork,
     cluster: str,
-    cluster_name: str,
-    region: str,
-    project: str,
-    creation: CreationConfig,
     identity: Sequence[str],
-    labels: Mapping[str, str],
 ) -> None:
     """Add the pool. `cluster`: the address of its cluster; `identity`: those of the nodes' service
     account and its roles."""
-    pool, (account, *roles) = network.pool, identity
+    pool, creation, (account, *roles) = network.pool, settings.creation, identity
     node: Body = {
         "machine_type": because(pool.machine.name, "the machine", _key(pool, "machine")),
         **_disks(pool.machine, creation),
         "gvnic": because([{"enabled": True}], "the network card that GPU machines have"),
         "guest_accelerator": [_accelerator(network, creation)],
-        "resource_labels": labelled(labels),
+        "resource_labels": labelled(settings.labels),
         **node_basics(account),
-        **_buying(pool, project),
+        **_buying(pool, settings.project),
     }
     taints = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}]
     why = "pods without GPUs stay away"
@@ -71,7 +69,7 @@ def add_gpu_pool(
         **_size(pool),
         **_upkeep(pool),
         **_network(network),
-        **add_placement(document, pool, cluster_name, region, creation),
+        **add_placement(document, settings, pool),
         "timeouts": because(
             {"create": CREATION_TIME, "update": CREATION_TIME}, "many nodes take their time"
         ),
@@ -81,7 +79,7 @@ def add_gpu_pool(
         pool.name.replace("-", "_"),
         body,
         name=pool.name,
-        location=region,
+        location=settings.region,
         labelled=True,
         after=roles,
     )

@@ -11,6 +11,7 @@ from drillyard.config.creation import CreationConfig
 from drillyard.hardware.machines import Machine
 from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import named
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
@@ -47,41 +48,36 @@ def is_compact(pool: Pool, creation: CreationConfig) -> bool:
     return chosen and compact_problem(pool) is None
 
 
-def add_placement(
-    document: TerraformDocument,
-    pool: Pool,
-    cluster_name: str,
-    region: str,
-    creation: CreationConfig,
-) -> Body:
+def add_placement(document: TerraformDocument, settings: GkeSettings, pool: Pool) -> Body:
     """The pool's block `placement_policy`, if it has one, and the policy that it refers to."""
     if nodes_of_domain(pool.machine) is not None:
-        policy = _domain_policy(document, pool.machine, cluster_name, region)
+        policy = _domain_policy(document, settings, pool.machine)
         why = "all nodes in one NVLink domain"
         block = [{"type": "COMPACT", "policy_name": reference(policy, "name")}]
         source = cited(pool.machine, "link_domain_accelerators")
         return {"placement_policy": because(block, why, source)}
-    if is_compact(pool, creation):
+    if is_compact(pool, settings.creation):
         why = "fewer switches between the nodes, and labels for topology-aware scheduling"
         source = "cluster.yaml: cluster.compact_placement"
         return {"placement_policy": because([{"type": "COMPACT"}], why, source)}
     return {}
 
 
-def _domain_policy(
-    document: TerraformDocument, machine: Machine, cluster_name: str, region: str
-) -> str:
+def _domain_policy(document: TerraformDocument, settings: GkeSettings, machine: Machine) -> str:
     topology = f"1x{machine.link_domain_accelerators}"
-    label, name = f"domain_{topology}", f"{cluster_name}-{topology}"
+    label, name = f"domain_{topology}", f"{settings.name}-{topology}"
     address = f"google_compute_resource_policy.{label}"
     if any(each.address == address for each in document.resources):
         return address
+    source = "cluster.yaml: location.region"
     return document.add(
         "google_compute_resource_policy",
         label,
         {
             "name": named(name),
-            "region": because(region, "where the nodes are", "cluster.yaml: location.region"),
+            "region": because(
+                settings.region, "where the nodes are", "cluster.yaml: location.region"
+            ),
             "workload_policy": because(
                 [{"type": "HIGH_THROUGHPUT", "accelerator_topology": topology}],
                 "nodes of one NVLink domain",
@@ -89,6 +85,6 @@ def _domain_policy(
             ),
         },
         name=name,
-        location=region,
+        location=settings.region,
         after=["google_project_service.compute"],
     )

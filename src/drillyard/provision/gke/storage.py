@@ -9,10 +9,7 @@ object, and what is deleted or overwritten can still be restored for some days
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from drillyard.config.cluster import ClusterConfig
-from drillyard.config.creation import CreationConfig
+from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import described, named
 from drillyard.provision.gke.project_services import service_address
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
@@ -26,26 +23,19 @@ _OVERWRITTEN = (
 )
 
 
-def add_bucket(
-    document: TerraformDocument,
-    cluster: ClusterConfig,
-    creation: CreationConfig,
-    project: str,
-    region: str,
-    labels: Mapping[str, str],
-) -> tuple[str, str] | None:
+def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str, str] | None:
     """Make storage.bucket, or take it as it is: expressions of its name, and of the project's
     number. None where the config names no bucket."""
-    name = cluster.storage.bucket
+    name, creation = settings.cluster.storage.bucket, settings.creation
     body: Body
     if name is None:
         return None
     if creation.existing_bucket:
         why = "its number is part of the names of Workload Identity"
-        body = {"project_id": because(project, why, "cluster.yaml: location.project")}
+        body = {"project_id": because(settings.project, why, "cluster.yaml: location.project")}
         found = document.look_up("google_project", "this", body)
         return name, reference(found, "number")
-    location = creation.bucket_location or region
+    location = creation.bucket_location or settings.region
     body = {
         "name": because(name, "run directories and data", "cluster.yaml: storage.bucket"),
         "location": because(
@@ -56,7 +46,9 @@ def add_bucket(
         "uniform_bucket_level_access": because(True, "rights by IAM alone, not by object"),
         "public_access_prevention": because("enforced", "nobody can make it public by mistake"),
         "force_destroy": because(False, "a bucket with data is never destroyed by the way"),
-        "labels": because(dict(labels), "by them it is found", "cluster.yaml: cluster.labels"),
+        "labels": because(
+            dict(settings.labels), "by them it is found", "cluster.yaml: cluster.labels"
+        ),
         "soft_delete_policy": because(
             [{"retention_duration_seconds": creation.bucket_recover_days * SECONDS_OF_A_DAY}],
             "deleted and overwritten objects can be restored for so long",
@@ -105,10 +97,9 @@ def add_bucket(
     return reference(made, "name"), reference(made, "project_number")
 
 
-def add_registry(
-    document: TerraformDocument, name: str, region: str, labels: Mapping[str, str]
-) -> None:
+def add_registry(document: TerraformDocument, settings: GkeSettings) -> None:
     """The repository for the images of runs."""
+    name, region = settings.name, settings.region
     document.add(
         "google_artifact_registry_repository",
         "images",
@@ -117,7 +108,9 @@ def add_registry(
             "location": because(region, "near the nodes", "cluster.yaml: location.region"),
             "format": because("DOCKER", "images of containers"),
             "description": described(name),
-            "labels": because(dict(labels), "by them it is found", "cluster.yaml: cluster.labels"),
+            "labels": because(
+                dict(settings.labels), "by them it is found", "cluster.yaml: cluster.labels"
+            ),
         },
         name=name,
         location=region,
