@@ -23,7 +23,7 @@ RECOVER_DAYS = range(7, 91)
 _OF_A_NEW_BUCKET = ("bucket_location", "bucket_keep_versions", "bucket_recover_days")
 
 
-def cluster_problems(
+def setting_problems(
     cluster: ClusterConfig, creation: CreationConfig, state_bucket: str, facts: Catalog
 ) -> Iterator[Problem]:
     """What is wrong with the settings of the whole cluster."""
@@ -62,7 +62,7 @@ def _place(cluster: ClusterConfig) -> Iterator[Problem]:
 
 def _labels(creation: CreationConfig) -> Iterator[Problem]:
     if CLUSTER_LABEL in creation.labels:
-        message = "by this label the cluster's parts are found; remove it"
+        message = "this label identifies what the cluster consists of; remove it"
         yield Problem(("cluster", "labels", CLUSTER_LABEL), message)
     for key in creation.labels:
         if key.startswith("goog"):

@@ -54,9 +54,9 @@ def add_control_plane(
         ),
         "enable_multi_networking": because(True, "pods have an interface for each data NIC"),
         "remove_default_node_pool": because(True, "all pools are resources of their own"),
-        "initial_node_count": because(1, "a cluster begins with a pool, which goes at once"),
-        # Of the pool that goes at once: where the project's default account is disabled, a node
-        # without an account of its own cannot be made.
+        "initial_node_count": because(1, "GKE demands a first pool, which is removed at once"),
+        # Of the first pool: where the project's default account is disabled, a node without an
+        # account of its own cannot be made.
         "node_config": [
             {
                 "service_account": _account(account),
@@ -64,7 +64,7 @@ def add_control_plane(
             }
         ],
         "lifecycle": because(
-            {"ignore_changes": ["node_config"]}, "that of the pool which went at once"
+            {"ignore_changes": ["node_config"]}, "it was the removed first pool's"
         ),
         "deletion_protection": because(
             creation.deletion_protection,
@@ -93,7 +93,7 @@ def add_control_plane(
         ),
         "workload_identity_config": because(
             [{"workload_pool": f"{settings.project}.svc.id.goog"}],
-            "pods have rights that nodes have not",
+            "pods get rights of their own, not the node's",
         ),
         "addons_config": because(
             [{"gcs_fuse_csi_driver_config": [{"enabled": True}]}], "pods mount the bucket"
@@ -190,7 +190,8 @@ def _add_cpu_pool(
                 [{"auto_repair": True, "auto_upgrade": True}], "no run is on these nodes"
             ),
             "upgrade_settings": because(
-                [{"max_surge": 1, "max_unavailable": 0}], "a new node before an old one goes"
+                [{"max_surge": 1, "max_unavailable": 0}],
+                "a new node is ready before an old one is removed",
             ),
         },
         name=CPU_POOL,

@@ -15,7 +15,7 @@ from drillyard.provision.gke.address_ranges import (
     cluster_ranges,
     range_problems,
 )
-from drillyard.provision.gke.cluster_rules import cluster_problems
+from drillyard.provision.gke.cluster_rules import setting_problems
 from drillyard.provision.gke.control_plane import add_control_plane
 from drillyard.provision.gke.gke_settings import GkeSettings, read_settings
 from drillyard.provision.gke.gke_warnings import gke_warnings
@@ -55,7 +55,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     needs = merged_needs(networks, network_objects(facts))
     sizes = _range_sizes(settings, networks, needs)
     problems += [
-        *cluster_problems(cluster, creation, state_bucket, facts),
+        *setting_problems(cluster, creation, state_bucket, facts),
         *pool_problems(cluster, creation, networks),
         *range_problems(creation.ranges, sizes),
     ]

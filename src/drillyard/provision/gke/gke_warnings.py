@@ -19,10 +19,10 @@ NODES_OF_A_POOL = 1000
 def gke_warnings(
     cluster: ClusterConfig, creation: CreationConfig, region: str, networks: Sequence[PoolNetwork]
 ) -> Iterator[str]:
-    """The warnings, the cluster's before those of its pools."""
+    """The warnings, first those of the whole cluster."""
     yield (
-        "location, ranges and cluster.private_nodes cannot be changed later: another value makes"
-        " a new cluster"
+        "name, location and cluster.ranges cannot be changed later: another value replaces the"
+        " cluster"
     )
     bucket = cluster.storage.bucket
     if bucket is not None and creation.existing_bucket:

@@ -1,4 +1,4 @@
-"""Who nodes and runs are in Google Cloud, and what they may do.
+"""The identities of nodes and runs in Google Cloud, and their rights.
 
 Nodes have a service account with the role that Google keeps for them
 (https://cloud.google.com/kubernetes-engine/docs/how-to/service-accounts) and may read images. Runs

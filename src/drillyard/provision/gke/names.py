@@ -47,14 +47,14 @@ def named(name: str) -> Because:
 
 def described(cluster: str) -> Because:
     """The description of what cannot have labels: by it and by its name `leaks` knows it."""
-    why = "it has no labels; by this and its name it is found again"
+    why = "it has no labels: this and its name identify it"
     return because(f"drillyard cluster {cluster}", why, "cluster.yaml: name")
 
 
 def labelled(labels: Mapping[str, str]) -> Because:
     """The labels of a resource."""
     return because(
-        dict(labels), "by them it is found and billed", "cluster.yaml: name, cluster.labels"
+        dict(labels), "they identify it, also on bills", "cluster.yaml: name, cluster.labels"
     )
 
 

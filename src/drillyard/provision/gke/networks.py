@@ -16,7 +16,7 @@ from drillyard.provision.terraform_document import Body, TerraformDocument, beca
 
 COMPUTE = "google_project_service.compute"
 _REGION = "cluster.yaml: location.region"
-_SUBNETS = "only the subnets of this plan: no range that another network may have"
+_SUBNETS = "only the subnets of this plan, in ranges that are known"
 
 
 def add_system_network(
@@ -78,7 +78,7 @@ def _host_mtu(facts: Catalog) -> tuple[int, str, str]:
     """The largest frames of the host NICs of any network stack, with the reason and source."""
     stacks = [each for each in facts.network_stacks.values() if each.networks is not None]
     mtu, name = max((each.networks.host_mtu or 0, each.name) for each in stacks if each.networks)
-    why = "the frames of host NICs, the same as of a second one's VPC"
+    why = "the frame size of host NICs, as in the VPC of a second one"
     return mtu, why, cited(facts.network_stack(name), "networks")
 
 
@@ -163,7 +163,7 @@ def _add_vpc(document: TerraformDocument, settings: GkeSettings, need: Interface
         "description": described(name),
     }
     if need.mtu is not None:
-        body["mtu"] = because(need.mtu, "the frames that the network stack sends", need.source)
+        body["mtu"] = because(need.mtu, "the frame size of the network stack", need.source)
     if need.profile is not None:
         body["network_profile"] = because(
             f"projects/{settings.project}/global/networkProfiles/{need.profile}",
@@ -189,7 +189,7 @@ def _add_firewall(
             "name": named(f"{name}-{label}"),
             "network": because(reference(vpc, "name"), "the VPC of the interface", need.source),
             "direction": because("INGRESS", "what leaves is allowed already"),
-            "source_ranges": because([cidr], "the nodes of this subnet and nobody else"),
+            "source_ranges": because([cidr], "only the nodes of this subnet"),
             "allow": because(
                 [{"protocol": each} for each in ("tcp", "udp", "icmp")],
                 "NCCL opens ports as it needs them",

@@ -55,7 +55,7 @@ def add_gpu_pool(
         taints.append(
             {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NO_SCHEDULE"}
         )
-        why += ", and those that cannot bear to lose their node"
+        why += ", and those that do not tolerate preemption"
     node["taint"] = because(taints, why)
     if network.dranet:
         node["labels"] = because(
@@ -71,7 +71,7 @@ def add_gpu_pool(
         **_network(network),
         **add_placement(document, settings, pool),
         "timeouts": because(
-            {"create": CREATION_TIME, "update": CREATION_TIME}, "many nodes take their time"
+            {"create": CREATION_TIME, "update": CREATION_TIME}, "creating many nodes takes long"
         ),
     }
     document.add(
@@ -98,7 +98,7 @@ def _disks(machine: Machine, creation: CreationConfig) -> Body:
     if machine.local_disks is not None and machine.link_domain_accelerators is None:
         body["ephemeral_storage_local_ssd_config"] = because(
             [{"local_ssd_count": machine.local_disks.count}],
-            "all local disks hold the pods' files: caches and copies of data",
+            "all local disks, for the files of pods: caches and copies of data",
             cited(machine, "local_disks"),
         )
     return body
@@ -138,25 +138,25 @@ def _buying(pool: Pool, project: str) -> Body:
                         "values": values,
                     }
                 ],
-                "the nodes come out of this reservation alone",
+                "the nodes are taken from this reservation alone",
                 _key(pool, "reservations"),
             )
         }
     body: Body = {
         "reservation_affinity": because(
             [{"consume_reservation_type": "NO_RESERVATION"}],
-            "no reservation is used up by the way",
+            "these nodes must not consume a reservation",
             source,
         )
     }
     if pool.consumption == "spot":
         body["spot"] = because(True, "the cloud may take the nodes back", source)
     if pool.scales_from_zero:
-        body["flex_start"] = because(True, "nodes when there are some (DWS)", source)
+        body["flex_start"] = because(True, "nodes are provided when capacity is free (DWS)", source)
     if pool.consumption == "flex-start":
         # A queued pool's nodes live as long as the run asked for.
         body["max_run_duration"] = because(
-            LONGEST_FLEX_START, "the longest that a flex-start node may live", source
+            LONGEST_FLEX_START, "the longest life of a flex-start node", source
         )
     return body
 
@@ -215,7 +215,7 @@ def _upkeep(pool: Pool) -> Body:
         ),
         "upgrade_settings": because(
             [{"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}],
-            "there are no further GPUs for a surge: an old node goes before a new one comes",
+            "there are no spare GPUs for a surge: an old node is removed before a new one is made",
         ),
     }
 

@@ -69,7 +69,6 @@ def _domain_policy(document: TerraformDocument, settings: GkeSettings, machine: 
     address = f"google_compute_resource_policy.{label}"
     if any(each.address == address for each in document.resources):
         return address
-    source = "cluster.yaml: location.region"
     return document.add(
         "google_compute_resource_policy",
         label,

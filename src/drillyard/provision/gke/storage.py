@@ -10,7 +10,7 @@ object, and what is deleted or overwritten can still be restored for some days
 from __future__ import annotations
 
 from drillyard.provision.gke.gke_settings import GkeSettings
-from drillyard.provision.gke.names import described, named
+from drillyard.provision.gke.names import described, labelled, named
 from drillyard.provision.gke.project_services import service_address
 from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
@@ -18,14 +18,14 @@ SECONDS_OF_A_DAY = 86400
 UNFINISHED_UPLOAD_DAYS = 7
 _KEPT = "cluster.yaml: cluster.bucket_keep_versions"
 _OVERWRITTEN = (
-    "earlier versions behind this many newer ones go: a checkpoint that is written again and again"
-    " would be kept, and billed, each time"
+    "versions with more newer ones than this are deleted: each save of a checkpoint would be kept"
+    " and billed"
 )
 
 
 def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str, str] | None:
-    """Make storage.bucket, or take it as it is: expressions of its name, and of the project's
-    number. None where the config names no bucket."""
+    """Make storage.bucket, or use the existing one. Returns expressions of its name and of the
+    project's number; None where the config names no bucket."""
     name, creation = settings.cluster.storage.bucket, settings.creation
     body: Body
     if name is None:
@@ -44,11 +44,9 @@ def add_bucket(document: TerraformDocument, settings: GkeSettings) -> tuple[str,
             "cluster.yaml: cluster.bucket_location, or location.region",
         ),
         "uniform_bucket_level_access": because(True, "rights by IAM alone, not by object"),
-        "public_access_prevention": because("enforced", "nobody can make it public by mistake"),
-        "force_destroy": because(False, "a bucket with data is never destroyed by the way"),
-        "labels": because(
-            dict(settings.labels), "by them it is found", "cluster.yaml: cluster.labels"
-        ),
+        "public_access_prevention": because("enforced", "it cannot be made public by mistake"),
+        "force_destroy": because(False, "a bucket that has data is never destroyed unasked"),
+        "labels": labelled(settings.labels),
         "soft_delete_policy": because(
             [{"retention_duration_seconds": creation.bucket_recover_days * SECONDS_OF_A_DAY}],
             "deleted and overwritten objects can be restored for so long",
@@ -108,9 +106,7 @@ def add_registry(document: TerraformDocument, settings: GkeSettings) -> None:
             "location": because(region, "near the nodes", "cluster.yaml: location.region"),
             "format": because("DOCKER", "images of containers"),
             "description": described(name),
-            "labels": because(
-                dict(settings.labels), "by them it is found", "cluster.yaml: cluster.labels"
-            ),
+            "labels": labelled(settings.labels),
         },
         name=name,
         location=region,
