@@ -7,10 +7,11 @@ import time
 
 import pytest
 import yaml
-from tests.unit.launch.requests import WORKLOAD, request
+from tests.unit.launch.requests import WORKLOAD, planned, request
 from tests.unit.provision.clusters import bodies, config, gpu_pools, plan
 
 from drillyard.launch.kubernetes.gke import node_selector
+from drillyard.launch.kubernetes.release import VALUES
 from drillyard.provision.gke.names import service_account_email
 
 
@@ -332,3 +333,13 @@ def test_one_file_is_that_of_launch_too(tmp_path):
     found = request(yaml.safe_dump(content), WORKLOAD)
     labels = node_selector(found, found.facts.machine("a4-highgpu-8g"))
     assert labels["cloud.google.com/reservation-name"] == "r"
+
+
+@pytest.mark.parametrize("mode", ["spot", "flex-start", "flex-start-queued", "reservation"])
+def test_a_run_tolerates_every_taint_of_its_pool(mode, tmp_path):
+    content = config(consumption=mode, kubernetes={"queue": "q"})
+    asked = request(yaml.safe_dump(content), WORKLOAD)
+    tolerated = planned(asked).file(VALUES).content
+    [pool] = gpu_pools(plan(tmp_path, content)).values()
+    for taint in pool["node_config"][0]["taint"]:
+        assert taint["key"] in tolerated

@@ -259,6 +259,7 @@ def test_the_pool_is_what_its_way_of_buying_demands(machine, mode):
         "effect": "NO_SCHEDULE",
     }
     assert ("cloud.google.com/gke-spot" in taints) == (mode == "spot")
+    assert ("cloud.google.com/gke-queued" in taints) == (mode == "flex-start-queued")
 
 
 @pytest.mark.parametrize("machine", GOOGLE_MACHINES, ids=lambda each: each.name)

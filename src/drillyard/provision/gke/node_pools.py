@@ -8,7 +8,7 @@ module gke-node-pool.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from drillyard.config.creation import CreationConfig
 from drillyard.config.reservation_name import read_reservation
@@ -46,17 +46,14 @@ def add_gpu_pool(
         "gvnic": because([{"enabled": True}], "the network card that GPU machines have"),
         "guest_accelerator": [_accelerator(network, creation)],
         "resource_labels": labelled(settings.labels),
+        "taint": because(
+            [{"key": key, "value": value, "effect": "NO_SCHEDULE"} for key, value in _taints(pool)],
+            "pods that do not ask for such nodes stay away; runs tolerate these",
+            _key(pool, "consumption"),
+        ),
         **node_basics(account),
         **_buying(pool, settings.project),
     }
-    taints = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}]
-    why = "pods without GPUs stay away"
-    if pool.consumption == "spot":
-        taints.append(
-            {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NO_SCHEDULE"}
-        )
-        why += ", and those that do not tolerate preemption"
-    node["taint"] = because(taints, why)
     if network.dranet:
         node["labels"] = because(
             {DRANET_LABEL: "true"}, "GKE's driver gives the NICs to pods", _dranet_source(network)
@@ -83,6 +80,15 @@ def add_gpu_pool(
         labelled=True,
         after=roles,
     )
+
+
+def _taints(pool: Pool) -> Iterator[tuple[str, str]]:
+    """Those that pods of a run tolerate (`launch/kubernetes/gke.py`)."""
+    yield "nvidia.com/gpu", "present"
+    if pool.consumption == "spot":
+        yield "cloud.google.com/gke-spot", "true"
+    if pool.is_queued:
+        yield "cloud.google.com/gke-queued", "true"
 
 
 def _disks(machine: Machine, creation: CreationConfig) -> Body:
