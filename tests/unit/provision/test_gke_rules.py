@@ -256,6 +256,17 @@ def test_machines_of_ones_own_file_need_what_gke_must_know(tmp_path):
     assert gpu_pools(plan(tmp_path, config("mine", hardware="hardware.yaml")))
 
 
+def test_a_network_stack_of_ones_own_file_has_frames_that_a_vpc_can_have(tmp_path):
+    row = "network_stacks: [{name: tcpxo, networks: {vpcs_per_data_nic: 1, mtu: 9000}}]\n"
+    (tmp_path / "hardware.yaml").write_text(row, "utf-8")
+    [line] = refusal(tmp_path, "a3-megagpu-8g", hardware="hardware.yaml")
+    assert "9000" in line
+    assert "8896" in line
+    (tmp_path / "hardware.yaml").write_text(row.replace("9000", "8896"), "utf-8")
+    found = plan(tmp_path, config("a3-megagpu-8g", hardware="hardware.yaml"))
+    assert bodies(found, "google_compute_network")["vpc1"]["mtu"] == 8896
+
+
 @pytest.mark.parametrize(
     ("machine", "mode", "settings", "compact"),
     [

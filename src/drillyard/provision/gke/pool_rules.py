@@ -27,6 +27,8 @@ from drillyard.provision.pools import key_path
 
 FIRST_FLEX_START = ("1.32.2-gke.1652000",)
 """https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
+VPC_MTU = range(1300, 8897)
+"""https://cloud.google.com/vpc/docs/mtu"""
 
 
 def pool_problems(
@@ -67,6 +69,14 @@ def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
     elif network.stack is None:
         wrong = stack_problem(cluster, machine) or f"{machine.network_stack} is not known"
         yield Problem(("network_stack",), wrong)
+    else:
+        for mtu in {each.mtu for each in network.interfaces if each.mtu is not None}:
+            if mtu not in VPC_MTU:
+                message = (
+                    f"{network.stack.name} has networks of MTU {mtu}, and a VPC has"
+                    f" {VPC_MTU.start} to {VPC_MTU.stop - 1}: change it in the hardware file"
+                )
+                yield Problem(path, message)
 
 
 def _zone(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
