@@ -24,6 +24,8 @@ def gke_warnings(
         "name, location and cluster.ranges cannot be changed later: another value replaces the"
         " cluster"
     )
+    if creation.authorized_networks:
+        yield "cluster.authorized_networks: must contain this machine, or `up` cannot go on"
     bucket = cluster.storage.bucket
     if bucket is not None and creation.existing_bucket:
         yield f"storage.bucket: gs://{bucket} must exist; runs may then write to it and delete"

@@ -21,7 +21,13 @@ from drillyard.provision.gke.names import labelled
 from drillyard.provision.gke.placement import add_placement
 from drillyard.provision.gke.pool_networks import PoolNetwork
 from drillyard.provision.pools import key_path
-from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
+from drillyard.provision.terraform_document import (
+    OURS,
+    Body,
+    TerraformDocument,
+    because,
+    reference,
+)
 
 LONGEST_FLEX_START = "604800s"
 """Seven days: https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
@@ -113,7 +119,7 @@ def _disks(machine: Machine, creation: CreationConfig) -> Body:
 def _accelerator(network: PoolNetwork, creation: CreationConfig) -> Body:
     machine, stack = network.pool.machine, network.stack
     assert stack is not None
-    driver, source = "DEFAULT", "drillyard"
+    driver, source = "DEFAULT", OURS
     if creation.gpu_driver is not None:
         driver, source = creation.gpu_driver.upper(), "cluster.yaml: cluster.gpu_driver"
     elif stack.gke.driver is not None:
