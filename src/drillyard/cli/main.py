@@ -63,6 +63,9 @@ COMMANDS = {
     "train": Command(
         "drillyard.cli.train", "Train a model on this machine, or as one rank of a launcher."
     ),
+    "cluster": Command(
+        "drillyard.cli.cluster", "Create a cluster of a cloud, look at it, and remove it."
+    ),
     "launch": Command(
         "drillyard.cli.launch", "Submit a run to a cluster's scheduler, or start it on hosts."
     ),

@@ -14,13 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, PositiveInt, create_model
 from pydantic.fields import FieldInfo
 
+from drillyard.config.creation import Consumption, CreationConfig
 from drillyard.config.platforms import PlatformFacts, PlatformSection, by_use, platforms
 from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import LocalFile, StrictModel
-
-Consumption = Literal[
-    "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
-]
 
 Section = TypeVar("Section", bound=PlatformSection)
 
@@ -107,6 +104,11 @@ class ClusterConfig(StrictModel):
     network_stack: Literal["tcpx", "tcpxo", "gib", "infiniband", "efa", "ethernet"] | None = Field(
         default=None,
         description="How NCCL reaches the data NICs; default: the machine's own stack.",
+    )
+
+    cluster: CreationConfig | None = Field(
+        default=None,
+        description="What only `drillyard cluster` needs, which creates the cluster.",
     )
 
     @property

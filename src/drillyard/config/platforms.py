@@ -107,6 +107,9 @@ class PlatformFacts:
     bucket_mount: str | None = None
     """The directory below which nodes see storage.bucket; None: nodes share a file system."""
     capabilities: Capabilities = Capabilities()
+    provisioner: str = ""
+    """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
+    `drillyard cluster` cannot create one."""
     launcher: str | type[Any] = ""
     """The launcher class, or its `module:name`; empty: nothing can be launched there yet."""
 

@@ -229,7 +229,8 @@ KUBERNETES = PlatformFacts(
 GKE = replace(
     KUBERNETES,
     required=("location.project", "location.region", "machine", "consumption", "image"),
-    optional=("location", "storage", "reservation", "kubernetes", "mounts", "python"),
+    optional=("location", "storage", "reservation", "kubernetes", "mounts", "python", "cluster"),
+    provisioner="drillyard.provision.gke.gke_plan:gke_plan",
     consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
     machines="bought",
     cloud="gcp",

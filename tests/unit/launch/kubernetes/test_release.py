@@ -166,6 +166,34 @@ def test_gb300_gets_its_nics_by_dranet_and_libraries_in_the_image() -> None:
     assert any("the image must bring" in line for line in plan.warnings)
 
 
+def test_the_first_versions_of_gke_are_those_of_stack_machine_and_pod_network() -> None:
+    found = {}
+    for machine, network in (
+        ("a3-megagpu-8g", ""),
+        ("a4-highgpu-8g", ""),
+        ("a3-ultragpu-8g", ""),
+        ("a4-highgpu-8g", "pod_network: dranet, "),
+        ("a4x-maxgpu-4g-metal", ""),
+    ):
+        text = GB300.replace("a4x-maxgpu-4g-metal", machine).replace("PODS, ", network)
+        fields = {each.place: each.value for each in planned(request(text, WORKLOAD)).fields}
+        found[machine, network] = fields["GKE"]
+    assert [*found.values()] == [
+        "1.28.15-gke.3163000, 1.29.15-gke.2467000, 1.30.14-gke.1922000, 1.31.14-gke.1243000 or"
+        " 1.32.11-gke.1174000",
+        "1.32.2-gke.1475000",
+        "1.31.4-gke.1183000",
+        "1.34.1-gke.1829001",
+        "1.34.3-gke.1318000 or 1.35.0-gke.2745000",
+    ]
+
+
+def test_a_block_of_a_reservation_selects_the_nodes_of_the_reservation() -> None:
+    text = GB300.replace("PODS, ", "").replace("mine", "mine/reservationBlocks/b")
+    labels = values(text)["nodeSelector"]
+    assert labels["cloud.google.com/reservation-name"] == "mine"
+
+
 def test_an_arm_machine_gets_the_installer_for_arm() -> None:
     for machine, image in (("a4x-highgpu-4g", "gib-arm64:"), ("a4-highgpu-8g", "plugin-gib:")):
         text = GB300.replace("a4x-maxgpu-4g-metal", machine).replace("PODS, ", "")

@@ -1,0 +1,145 @@
+"""The section `cluster:` of a cluster config: what only the creation of a cluster needs.
+
+`drillyard cluster` reads it; `launch` never does, so one file serves both. The settings that both
+need (machine, nodes, consumption, location, storage) are keys of the file itself, and describe the
+first pool.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+
+from drillyard.config.strict_model import StrictModel
+
+Consumption = Literal[
+    "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
+]
+PoolName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$")]
+"""At most 40 characters: Google refuses longer names of node pools only when it makes them."""
+LabelKey = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+LabelValue = Annotated[str, Field(pattern=r"^[a-z0-9_-]{0,63}$")]
+BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$")]
+
+
+def _network(text: str) -> str:
+    try:
+        ipaddress.IPv4Network(text)
+    except ValueError as error:
+        raise ValueError(f"not an IPv4 range such as 10.0.0.0/16: {error}") from None
+    return text
+
+
+Range = Annotated[str, AfterValidator(_network)]
+"""An IPv4 range without host bits."""
+
+
+class AddressRanges(StrictModel):
+    """Ranges of addresses that the cluster uses. What is not given is computed from its size."""
+
+    nodes: Range | None = Field(default=None, description="Subnet of the nodes.")
+    pods: Range | None = Field(default=None, description="Addresses of the pods.")
+    services: Range | None = Field(default=None, description="Addresses of the services.")
+    data: Range | None = Field(
+        default=None,
+        description="Room of the additional subnets: one per data NIC and second host NIC.",
+    )
+
+
+class CpuPool(StrictModel):
+    """The pool that the controllers run on. It is never queued."""
+
+    machine: str = Field(default="e2-standard-16", description="Machine type without GPUs.")
+    nodes: PositiveInt = Field(default=1, description="Nodes in each zone of the control plane.")
+
+
+class FurtherPool(StrictModel):
+    """A pool of GPU nodes beside the first, which the file's own keys describe."""
+
+    name: PoolName | None = Field(
+        default=None, description="Name of the pool and its queue; default: NAME-CONSUMPTION."
+    )
+    machine: str | None = Field(default=None, description="Machine type; default: the first's.")
+    consumption: Consumption = Field(description="How its capacity is bought.")
+    nodes: PositiveInt = Field(description="The most nodes that it may have.")
+    reservations: list[str] = Field(
+        default=[], description="Reservations, for consumption: reservation or calendar."
+    )
+    zone: str | None = Field(default=None, description="Zone; default: the first pool's.")
+
+
+class CreationConfig(StrictModel):
+    """What only `drillyard cluster` needs to create the cluster."""
+
+    pools: list[FurtherPool] = Field(default=[], description="Further pools of GPU nodes.")
+    version: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+(-gke\.[0-9]+)?)?$")] | None = (
+        Field(
+            default=None,
+            description=(
+                "Version of Kubernetes, or its beginning: 1.34. Default: the channel's, which must"
+                " be at least what the network stack needs."
+            ),
+        )
+    )
+    release_channel: Literal["rapid", "regular", "stable"] = Field(
+        default="regular", description="Channel of GKE's versions."
+    )
+    ranges: AddressRanges = Field(
+        default=AddressRanges(), description="Ranges of addresses, where they are not computed."
+    )
+    cpu_pool: CpuPool = Field(default=CpuPool(), description="Pool of the controllers.")
+    disk_gib: PositiveInt = Field(default=200, description="Boot disk of each node, in GiB.")
+    max_pods_per_node: Annotated[int, Field(ge=8, le=256)] = Field(
+        default=32, description="Decides how many addresses each node takes from ranges.pods."
+    )
+    compact_placement: bool | None = Field(
+        default=None,
+        description="Nodes close together; default: where machine and consumption allow it.",
+    )
+    private_nodes: bool = Field(
+        default=True, description="Nodes without public addresses, behind Cloud NAT."
+    )
+    authorized_networks: list[Range] = Field(
+        default=[], description="Ranges that may reach the control plane; default: any, with login."
+    )
+    gpu_driver: Literal["default", "latest"] | None = Field(
+        default=None,
+        description="Which of GKE's GPU drivers; default: what the network stack is tested with.",
+    )
+    existing_bucket: bool = Field(
+        default=False,
+        description=(
+            "storage.bucket exists: the runs get access, and it is never changed or removed."
+            " Default: it is made."
+        ),
+    )
+    bucket_location: str | None = Field(
+        default=None, description="Location of storage.bucket; default: the region."
+    )
+    bucket_keep_versions: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Earlier versions of an object that the bucket keeps. With any it has no hierarchical"
+            " namespace, which Cloud Storage offers only without versions."
+        ),
+    )
+    bucket_recover_days: NonNegativeInt = Field(
+        default=7,
+        description="Days in which deleted and overwritten objects can be restored: 0, or 7 to 90.",
+    )
+    registry: bool = Field(
+        default=True, description="Make a repository for images in Artifact Registry."
+    )
+    state_bucket: BucketName | None = Field(
+        default=None,
+        description="Bucket of Terraform's state; default: PROJECT-NAME-tfstate, made first.",
+    )
+    labels: dict[LabelKey, LabelValue] = Field(
+        default={}, description="Further labels of everything that is made."
+    )
+    deletion_protection: bool = Field(
+        default=False,
+        description="Refuse `drillyard cluster down` until this is false again.",
+    )

@@ -1,0 +1,1 @@
+"""From a cluster config to a cluster, and back to nothing."""

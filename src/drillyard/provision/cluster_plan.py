@@ -1,0 +1,133 @@
+"""The plan of a cluster: everything that `drillyard cluster up` makes, computed first.
+
+A plan is a value: the same config and the same facts give the same plan, byte for byte. It calls no
+cloud and contains no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from drillyard.hardware.capacity import Quota
+from drillyard.hardware.facts import Fact
+from drillyard.hardware.machines import Consumption, Machine
+from drillyard.launch.plan import ExplainedField
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool of GPU nodes: all of one machine, bought in one way, in one zone."""
+
+    name: str
+    machine: Machine
+    consumption: Consumption
+    nodes: int
+    zone: str
+    reservations: tuple[str, ...] = ()
+    key: str = ""
+    """The key of the config that describes it: empty for the first, else `cluster.pools.0`, as
+    after `--set`."""
+
+    @property
+    def region(self) -> str:
+        """The region of the pool's zone: us-central1 of us-central1-b."""
+        return self.zone.rpartition("-")[0]
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether nodes come all together, on request of Kueue (DWS)."""
+        return self.consumption == "flex-start-queued"
+
+    @property
+    def scales_from_zero(self) -> bool:
+        """Whether the pool has no nodes until a run asks for them."""
+        return self.consumption in ("flex-start", "flex-start-queued")
+
+
+@dataclass(frozen=True)
+class NodeInterface:
+    """One additional interface of GPU nodes: the Network object of the cluster by which pods name
+    it, its VPC and subnet, and how pods get it (NetDevice or RDMA)."""
+
+    network_object: str
+    vpc: str
+    subnet: str
+    device_mode: str
+
+
+@dataclass(frozen=True)
+class PlannedResource:
+    """One thing that will exist in the cloud.
+
+    `address` is Terraform's (`google_compute_network.data_0`); `name` is the cloud's own. `project`
+    things have no location.
+    """
+
+    address: str
+    kind: str
+    name: str
+    location: str | None = None
+    labelled: bool = False
+    """Whether it carries the cluster's label; others are recognised by their names."""
+    made_by: str = "terraform"
+    """`terraform`, or `drillyard` for the bucket of the state."""
+
+
+@dataclass(frozen=True)
+class PriceLine:
+    """The price of one part in US dollars per hour. `usd_per_hour` None: no price is known, and
+    `missing` says which option gives it."""
+
+    what: str
+    count: int
+    usd_per_hour: Fact[float] | None
+    """Of all `count` together."""
+    missing: str = ""
+    running: bool = True
+    """False: the part exists only while a run uses it (a pool that scales from zero)."""
+
+
+@dataclass(frozen=True)
+class ChartRelease:
+    """One Helm release that `up` installs, in the order of the plan."""
+
+    name: str
+    namespace: str
+    chart: str
+    """An OCI address, or the name of a chart of ours (`drillyard-cluster`)."""
+    version: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """A cluster before it exists."""
+
+    name: str
+    platform: str
+    project: str
+    region: str
+    zone: str
+    pools: tuple[Pool, ...]
+    terraform: Mapping[str, Any]
+    """main.tf.json: one JSON document, without the state's backend."""
+    state_bucket: str
+    resources: tuple[PlannedResource, ...]
+    """All that exists after `up` of this plan, in the order of creation."""
+    interfaces: tuple[NodeInterface, ...] = ()
+    """The additional interfaces of all nodes, each Network object once."""
+    releases: tuple[ChartRelease, ...] = ()
+    prices: tuple[PriceLine, ...] = ()
+    quotas: tuple[Quota, ...] = ()
+    services: tuple[str, ...] = ()
+    """APIs of the project that must be enabled: container.googleapis.com."""
+    warnings: tuple[str, ...] = ()
+    """What cannot be undone, and what the plan cannot check."""
+    fields: tuple[ExplainedField, ...] = ()
+    """Why every field is as it is (`--explain`)."""
+    launch_settings: Mapping[str, Any] | None = None
+    """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`."""
+    labels: Mapping[str, str] | None = None
+    """The labels that everything carries which can carry labels."""

@@ -1,0 +1,1 @@
+"""Clusters of Google Kubernetes Engine."""

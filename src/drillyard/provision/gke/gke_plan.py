@@ -1,0 +1,124 @@
+"""The plan of a cluster on GKE: Terraform's resources, the charts, prices and quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.problems import raise_all
+from drillyard.hardware.capacity import quota_needed
+from drillyard.hardware.catalog import Catalog
+from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
+from drillyard.provision.gke.address_ranges import (
+    ClusterRanges,
+    RangeSizes,
+    cluster_ranges,
+    range_problems,
+)
+from drillyard.provision.gke.cluster_rules import setting_problems
+from drillyard.provision.gke.control_plane import add_control_plane
+from drillyard.provision.gke.gke_settings import GkeSettings, read_settings
+from drillyard.provision.gke.gke_warnings import gke_warnings
+from drillyard.provision.gke.identities import add_node_identity, add_run_access
+from drillyard.provision.gke.names import state_bucket_name
+from drillyard.provision.gke.networks import add_data_networks, add_system_network
+from drillyard.provision.gke.node_pools import add_gpu_pool
+from drillyard.provision.gke.pool_networks import (
+    InterfaceNeed,
+    PoolNetwork,
+    merged_needs,
+    network_objects,
+    pool_networks,
+)
+from drillyard.provision.gke.pool_rules import pool_problems
+from drillyard.provision.gke.project_services import SERVICES, add_project_services
+from drillyard.provision.gke.storage import add_bucket, add_registry
+from drillyard.provision.pools import read_pools
+from drillyard.provision.terraform_document import Body, TerraformDocument
+
+PROVIDER_VERSION = ">= 7.45.0, < 9.0.0"
+"""7.45 and 8.7 accept the same resources (terraform providers schema; tests hold both)."""
+TERRAFORM_VERSION = ">= 1.9.0"
+ZONES_OF_A_REGION = 3
+"""GKE takes three for a regional cluster."""
+Needs = Mapping[str, tuple[InterfaceNeed, int]]
+
+
+def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
+    """The plan. Raises one UserError with all that the config, the machines or GKE's rules do not
+    allow."""
+    settings = read_settings(cluster, facts)
+    creation, project, region = settings.creation, settings.project, settings.region
+    state_bucket = creation.state_bucket or state_bucket_name(project, cluster.name)
+    pools, problems = read_pools(cluster, facts)
+    networks = pool_networks(cluster, pools, facts)
+    needs = merged_needs(networks, network_objects(facts))
+    sizes = _range_sizes(settings, networks, needs)
+    problems += [
+        *setting_problems(cluster, creation, state_bucket, facts),
+        *pool_problems(cluster, creation, networks),
+        *range_problems(creation.ranges, sizes),
+    ]
+    raise_all(problems, cluster._origin.places)
+    document = TerraformDocument()
+    ranges = cluster_ranges(creation.ranges, sizes)
+    interfaces = _render(document, settings, networks, needs, ranges)
+    state = PlannedResource(
+        "", "google_storage_bucket", state_bucket, region, labelled=True, made_by="drillyard"
+    )
+    return ClusterPlan(
+        name=cluster.name,
+        platform=cluster.platform,
+        project=project,
+        region=region,
+        zone=pools[0].zone,
+        pools=pools,
+        terraform=document.as_json({"google": {"project": project, "region": region}}, _required()),
+        state_bucket=state_bucket,
+        resources=(state, *document.resources),
+        interfaces=interfaces,
+        quotas=tuple(quota_needed(cluster, facts)),
+        services=tuple(SERVICES),
+        warnings=tuple(gke_warnings(cluster, creation, region, networks)),
+        fields=tuple(document.fields),
+        labels=settings.labels,
+    )
+
+
+def _required() -> Body:
+    google = {"source": "hashicorp/google", "version": PROVIDER_VERSION}
+    return {"required_version": TERRAFORM_VERSION, "required_providers": {"google": google}}
+
+
+def _range_sizes(
+    settings: GkeSettings, networks: Sequence[PoolNetwork], needs: Needs
+) -> RangeSizes:
+    cpu_nodes = settings.creation.cpu_pool.nodes * ZONES_OF_A_REGION
+    # An upgrade of the CPU pool adds a node; the control plane has an address in the subnet.
+    nodes = sum(each.pool.nodes for each in networks) + cpu_nodes + 1
+    users = {name: number for name, (_, number) in needs.items()}
+    data_nodes = tuple(users.get(name, 0) for name in network_objects(settings.facts))
+    return RangeSizes(nodes + 1, nodes, settings.creation.max_pods_per_node, data_nodes)
+
+
+def _render(
+    document: TerraformDocument,
+    settings: GkeSettings,
+    networks: Sequence[PoolNetwork],
+    needs: Needs,
+    ranges: ClusterRanges,
+) -> tuple[NodeInterface, ...]:
+    """Add all resources in the order of creation; the additional interfaces of all nodes."""
+    add_project_services(document)
+    network = add_system_network(document, settings, ranges)
+    interfaces = add_data_networks(document, settings, needs, ranges.data)
+    identity = add_node_identity(document, settings)
+    bucket = add_bucket(document, settings)
+    if settings.creation.registry:
+        add_registry(document, settings)
+    made = add_control_plane(document, settings, network, identity)
+    if bucket is not None:
+        add_run_access(document, settings, *bucket, made)
+    for each in networks:
+        add_gpu_pool(document, settings, each, made, identity)
+    return interfaces

@@ -1,0 +1,45 @@
+"""What every part of a GKE cluster's rendering needs to know of its config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.hardware.catalog import Catalog
+
+CLUSTER_LABEL = "drillyard-cluster"
+
+
+@dataclass(frozen=True)
+class GkeSettings:
+    """A config with its defaults: `creation` where the file has no section `cluster`, and the
+    labels of everything."""
+
+    cluster: ClusterConfig
+    creation: CreationConfig
+    facts: Catalog
+
+    @property
+    def name(self) -> str:
+        return self.cluster.name
+
+    @property
+    def project(self) -> str:
+        assert self.cluster.location is not None and self.cluster.location.project is not None
+        return self.cluster.location.project
+
+    @property
+    def region(self) -> str:
+        assert self.cluster.location is not None and self.cluster.location.region is not None
+        return self.cluster.location.region
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {CLUSTER_LABEL: self.name, **self.creation.labels}
+
+
+def read_settings(cluster: ClusterConfig, facts: Catalog) -> GkeSettings:
+    """The settings of a config of platform gke, which has a project and a region."""
+    return GkeSettings(cluster, cluster.cluster or CreationConfig(), facts)

@@ -1,0 +1,36 @@
+"""The registry's view of provisioning: which function plans the clusters of a platform.
+
+A platform that `drillyard cluster` can create has `provisioner` in its facts
+(`config/platforms.py`): the `module:name` of a function `(ClusterConfig, Catalog) -> ClusterPlan`.
+"""
+
+from __future__ import annotations
+
+from pkgutil import resolve_name
+from typing import Protocol
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.platforms import platforms
+from drillyard.errors import UserError
+from drillyard.hardware import Catalog, load_catalog
+from drillyard.provision.cluster_plan import ClusterPlan
+
+
+class Provisioner(Protocol):
+    """Plans a cluster: pure, without a cloud. Raises UserError for what cannot be created."""
+
+    def __call__(self, cluster: ClusterConfig, facts: Catalog) -> ClusterPlan: ...
+
+
+def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> ClusterPlan:
+    """The plan of the cluster that the config describes, by `facts`, or ours with the config's own
+    `hardware` file over them. Raises UserError where its platform creates none, and for every
+    mistake that the platform's rules find."""
+    name = platforms()[cluster.platform].provisioner
+    if not name:
+        able = [each for each, row in platforms().items() if row.provisioner]
+        raise UserError(
+            f"platform: {cluster.platform}: drillyard cluster creates clusters of {', '.join(able)}"
+        )
+    provisioner: Provisioner = resolve_name(name)
+    return provisioner(cluster, facts or load_catalog(cluster.hardware))
