@@ -7,6 +7,7 @@ missing one.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
@@ -15,6 +16,17 @@ from drillyard.hardware.facts import CatalogRow, Fact
 
 HOURS_PER_MONTH = 730
 """https://cloud.google.com/compute/vm-instance-pricing: a month is billed as 730 hours."""
+ZONES_OF_A_REGION = 3
+"""Zones over which GKE spreads the control plane and the pools of a regional cluster, unless told
+otherwise: https://cloud.google.com/kubernetes-engine/docs/concepts/regional-clusters."""
+_NAT_PORTS, _NAT_PORTS_PER_NODE = 64_512, 64
+"""Ports of an address of Cloud NAT, and those that it keeps for each machine by default:
+https://cloud.google.com/nat/docs/ports-and-addresses."""
+
+
+def nat_addresses(nodes: int) -> int:
+    """The external addresses that Cloud NAT allocates for so many nodes."""
+    return math.ceil(nodes * _NAT_PORTS_PER_NODE / _NAT_PORTS)
 
 
 class CpuMachine(CatalogRow):
@@ -32,8 +44,8 @@ class CpuMachine(CatalogRow):
 class PartPrice(CatalogRow):
     """Price of one part, in US dollars: per hour, per GiB and month, or per GiB of traffic.
 
-    `region` None: everywhere. `vcpus`: the hour is that of a machine of so many vCPUs. `most_nodes`:
-    the price holds up to so many nodes.
+    `region` None: everywhere. `vcpus`: the hour is that of a machine of so many vCPUs.
+    `most_nodes`: the price holds up to so many nodes.
     """
 
     part: str
