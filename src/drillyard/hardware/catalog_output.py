@@ -96,9 +96,10 @@ def list_text(catalog: Catalog) -> str:
     for cpu in catalog.cpu_machines.values():
         words = (cpu.shape or cpu.name, cpu.boot_disk or "-", cpu.cpu_quota or "-")
         cpu_machines.append((cpu.name, str(cpu.vcpus), *words))
-    parts = [("part of a cluster", "$", "per", "region", "date")]
+    parts: list[tuple[str, ...]] = [("part of a cluster", "$", "per", "region", "date")]
     parts += [_part_row(row) for row in catalog.part_prices]
-    tables = map(_table, (accelerators, machines, stacks, prices, cpu_machines, parts))
+    tables = [_table(accelerators), _table(machines), _table(stacks), _table(prices)]
+    tables += [_table(cpu_machines), _table(parts)]
     note = (
         f"{len(catalog.bandwidths)} reference bandwidths: see the machine or accelerator by its"
         " name.\n? unverified"
