@@ -46,6 +46,13 @@ class Quota:
     source: FactSource
     dimensions: Mapping[str, str]
 
+    @property
+    def in_words(self) -> str:
+        """`16 GPUs of PREEMPTIBLE_NVIDIA_B200_GPUS in us-central1`."""
+        dimensions = "".join(f", {key} {value}" for key, value in self.dimensions.items())
+        region = f" in {self.region}" if self.region else ""
+        return f"{self.amount:,} {self.unit} of {self.metric}{dimensions}{region}"
+
 
 class QuotaRule(CatalogRow):
     """One rule of quotas.yaml; an empty filter matches everything."""

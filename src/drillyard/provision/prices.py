@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drillyard.config.creation import CreationConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.formatting import plural
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION, nat_addresses
@@ -72,6 +72,7 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
     names = [pool.name for pool in pools]
     for text in texts:
         name, _, number = text.rpartition("=")
+        usd = _above_zero(text, number)
         if not name:
             if len(names) > 1:
                 raise UserError(
@@ -86,7 +87,7 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
             )
         if name in found:
             raise UserError(f"--price {text}: the price of {name} is given twice; give one")
-        found[name] = _above_zero(text, number)
+        found[name] = usd
     return found
 
 
@@ -98,6 +99,27 @@ def price_totals(lines: Sequence[PriceLine]) -> PriceTotals:
         full=_sum([price for _, price in known]),
         unknown=tuple(line.what for line in lines if line.usd_per_hour is None),
     )
+
+
+@dataclass(frozen=True)
+class UsePrice:
+    """Price of what depends on use and is in no sum: US dollars per `unit`."""
+
+    what: str
+    usd: Fact[float]
+    unit: str
+
+
+def prices_of_use(facts: Catalog, region: str) -> tuple[UsePrice, ...]:
+    """The known prices of stored data and of traffic."""
+    data = facts.part_price("bucket", region)
+    traffic = facts.part_price("cloud-nat-traffic", region)
+    found = []
+    if data is not None:
+        found.append(UsePrice("data in buckets", data.fact("usd_per_gib_month"), "GiB and month"))
+    if traffic is not None:
+        found.append(UsePrice("traffic through NAT", traffic.fact("usd_per_gib"), "GiB"))
+    return tuple(found)
 
 
 def require_prices(plan: ClusterPlan) -> None:
@@ -151,7 +173,10 @@ def _gpu_pool(
 def _cpu_pool(
     creation: CreationConfig, nodes: int, facts: Catalog, region: str, own: float | None
 ) -> Iterator[PriceLine]:
-    machine = facts.cpu_machine(creation.cpu_pool.machine)
+    try:
+        machine = facts.cpu_machine(creation.cpu_pool.machine)
+    except NotFoundError as error:
+        raise UserError(f"cluster.cpu_pool.machine: {error}") from None
     listed = facts.part_price(machine.name, region) or (
         None if machine.shape is None else facts.part_price(machine.shape, region)
     )
