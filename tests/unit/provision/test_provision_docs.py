@@ -43,6 +43,5 @@ def test_the_rows_of_the_page_are_a_hardware_file(tmp_path: Path) -> None:
     price = facts.price(given["machine"], given["consumption"], given["region"])
     assert price is not None and price.usd_per_node_hour == given["usd_per_node_hour"]
     assert facts.cpu_machine("c3-standard-8").vcpus == 8
-    part = facts.part_price("e2-standard", "europe-west4")
-    assert part is not None
-    assert part.machine_hour(facts.cpu_machine("e2-standard-8")).value == 0.55 / 2
+    small = facts.cpu_machine_price(facts.cpu_machine("e2-standard-8"), "europe-west4")
+    assert small is not None and small.value == 0.55 / 2
