@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import raise_all
-from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
 from drillyard.provision.gke.address_ranges import (
     ClusterRanges,
@@ -33,14 +33,14 @@ from drillyard.provision.gke.pool_networks import (
 from drillyard.provision.gke.pool_rules import pool_problems
 from drillyard.provision.gke.project_services import SERVICES, add_project_services
 from drillyard.provision.gke.storage import add_bucket, add_registry
+from drillyard.provision.plan_quotas import plan_quotas
 from drillyard.provision.pools import read_pools
+from drillyard.provision.prices import cluster_prices
 from drillyard.provision.terraform_document import Body, TerraformDocument
 
 PROVIDER_VERSION = ">= 7.45.0, < 9.0.0"
 """7.45 and 8.7 accept the same resources (terraform providers schema; tests hold both)."""
 TERRAFORM_VERSION = ">= 1.9.0"
-ZONES_OF_A_REGION = 3
-"""GKE takes three for a regional cluster."""
 Needs = Mapping[str, tuple[InterfaceNeed, int]]
 
 
@@ -77,7 +77,8 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         state_bucket=state_bucket,
         resources=(state, *document.resources),
         interfaces=interfaces,
-        quotas=tuple(quota_needed(cluster, facts)),
+        prices=cluster_prices(pools, creation, facts),
+        quotas=plan_quotas(cluster, facts, document.resources),
         services=tuple(SERVICES),
         warnings=tuple(gke_warnings(cluster, creation, region, networks)),
         fields=tuple(document.fields),
