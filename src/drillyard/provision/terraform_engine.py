@@ -87,6 +87,8 @@ class Terraform:
         self._project, self._command = project, command
         self._report = report
         self._limits = limits or Limits()
+        self.saved_state = True
+        """Whether the last command ended by itself and saved the state: every outcome is in it."""
 
     def init(self, document: Mapping[str, Any], bucket: str, prefix: str) -> None:
         """Write the configuration and install its providers. Raises UserError."""
@@ -142,6 +144,10 @@ class Terraform:
         """Remove a resource from the state, and leave it in the cloud."""
         self._checked("state", "rm", "-lock=false", address)
 
+    def taint(self, address: str) -> None:
+        """Let the next apply replace a resource: its creation may have ended half-way."""
+        self._checked("taint", "-lock=false", address)
+
     def force_unlock(self, lock_id: str) -> None:
         """Release the state's lock with this id, whoever holds it."""
         self._checked("force-unlock", "-force", lock_id)
@@ -159,6 +165,10 @@ class Terraform:
     def _run(self, *words: str, shown: bool = False) -> _Ended:
         """Run a command to its end. Raises UnreachableError past a limit, KeyboardInterrupt where
         it was asked to stop."""
+        # Terraform writes it where the bucket does not take the state; the bucket's is older then.
+        unsaved = self.directory / "errored.tfstate"
+        unsaved.unlink(missing_ok=True)
+        self.saved_state = False
         token = secrets.token_hex(16)
         watcher = reaper.ParentWatcher(reaper.__file__, token, MARK)
         reader, writer = os.pipe()
@@ -181,6 +191,7 @@ class Terraform:
                             self._report(progress)
                 finally:
                     command.kill()
+                self.saved_state = command.ended_in_order and not unsaved.exists()
                 if command.was_stopped:
                     raise KeyboardInterrupt
                 if command.late:
@@ -212,6 +223,11 @@ class _RunningCommand:
         self._sent = 0
         self.late = ""
         """Which limit it has passed; empty: none."""
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether it ended by itself, or after being asked once."""
+        return self._requests < 2 and not self.late and (self._process.poll() or 0) >= 0
 
     @property
     def was_stopped(self) -> bool:

@@ -29,6 +29,8 @@ class Change:
     kind: str
     action: Action
     because: tuple[str, ...] = ()
+    shrinks: bool = False
+    """Whether a pool gets fewer nodes than it has, or may have."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def planned_changes(file: Path, document: Mapping[str, Any]) -> PlannedChanges:
             each["type"],
             action_of(each["change"]["actions"]),
             _because(each["change"]),
+            _shrinks(each["change"]),
         )
         for each in document.get("resource_changes", [])
         if each.get("mode", "managed") == "managed"
@@ -112,6 +115,20 @@ def _because(change: Mapping[str, Any]) -> tuple[str, ...]:
             if before.get(name) != after.get(name) and unknown.get(name) is not True
         )
     )
+
+
+_SIZES = ("node_count", "total_max_node_count", "max_node_count")
+
+
+def _shrinks(change: Mapping[str, Any]) -> bool:
+    before, after = change.get("before") or {}, change.get("after") or {}
+    scaling = [(each.get("autoscaling") or [{}])[0] for each in (before, after)]
+    sizes = [
+        (old.get(name), new.get(name))
+        for old, new in ((before, after), tuple(scaling))
+        for name in _SIZES
+    ]
+    return any(old is not None and new is not None and new < old for old, new in sizes)
 
 
 def state_resources(text: str) -> list[StateResource]:
