@@ -99,7 +99,9 @@ def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
             report=request.report,
             limits=request.limits,
         )
-        request.report(f"{program.name} {'.'.join(map(str, program.version))}: init")
+        version = ".".join(map(str, program.version))
+        request.report(f"{program.name} {version}: init")
+        bucket.begin_state(version)
         terraform.init(plan.terraform, plan.state_bucket, plan.name)
         yield Session(request, terraform, bucket, require_lock)
 

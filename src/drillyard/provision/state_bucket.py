@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +150,19 @@ class StateBucket:
             except (exceptions.NotFound, exceptions.PreconditionFailed):
                 return False
         return True
+
+    def begin_state(self, terraform_version: str) -> None:
+        """Write an empty state where there is none. Terraform would do it at init, and take the
+        lock for that, which the caller holds."""
+        empty = {
+            "version": 4,
+            "terraform_version": terraform_version,
+            "serial": 0,
+            "lineage": str(uuid.uuid4()),
+            "outputs": {},
+            "resources": [],
+        }
+        self.write("default.tfstate", json.dumps(empty).encode(), new=True)
 
     def creating(self) -> tuple[list[str], list[str]]:
         """Addresses that an apply which was killed may have created without a trace in the state;

@@ -94,7 +94,9 @@ class Terraform:
         """Write the configuration and install its providers. Raises UserError."""
         backend = {"terraform": {"backend": {"gcs": {"bucket": bucket, "prefix": prefix}}}}
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, content in (("main.tf.json", document), ("backend.tf.json", backend)):
+        # Terraform refuses a section without content.
+        filled = {key: value for key, value in document.items() if value}
+        for name, content in (("main.tf.json", filled), ("backend.tf.json", backend)):
             # Indented: errors quote the whole line.
             write_atomically(self.directory / name, json.dumps(content, indent=2) + "\n")
         self._checked("init", "-input=false", "-reconfigure", "-json")

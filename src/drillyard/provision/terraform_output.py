@@ -169,7 +169,8 @@ class EventLines:
             event = json.loads(line)
         except ValueError:
             event = None
-        if not isinstance(event, dict):
+        # A whole document may be one line, too.
+        if not isinstance(event, dict) or "@level" not in event:
             self.rest += [line] if line.strip() else []
             return None
         kind = event.get("type")
