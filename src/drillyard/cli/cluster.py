@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.cluster_changes import down, up
 from drillyard.cli.options import AsJson, print_json
 
 ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER", help="The cluster config.")]
@@ -17,6 +18,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     group = typer.Typer(help="Create a cluster, look at it, and remove it.")
     group.command()(plan)
+    group.command()(up)
+    group.command()(down)
     app.add_typer(group, name="cluster")
 
 

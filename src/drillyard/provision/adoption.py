@@ -76,7 +76,7 @@ def adopt_interrupted(
     if not recorded:
         return
     report("the last command was interrupted: looking for what it has made")
-    state = {each.address: each for each in terraform.state_resources()}
+    state = bucket.resources()
     found = [address for address in importing if address in state]
     waiting = [address for address in recorded if address not in state]
     while True:
@@ -90,27 +90,20 @@ def adopt_interrupted(
         # Before the first import: a foreign thing must not stay in the state unchecked.
         bucket.set_creating(recorded, ready)
         waiting = [each for each in waiting if each not in ready]
-        found = [each for each in ready if _adopted(plan, terraform, state, each, report)]
+        found = [each for each in ready if adopt(plan, terraform, state, each, report)]
         if found:
-            state = {each.address: each for each in terraform.state_resources()}
+            state = bucket.resources()
     bucket.set_creating([])
 
 
 def adopt(
-    plan: ClusterPlan, terraform: Terraform, address: str, report: Callable[[str], None]
-) -> bool:
-    """Import one resource of the plan that is known to exist."""
-    state = {each.address: each for each in terraform.state_resources()}
-    return _adopted(plan, terraform, state, address, report)
-
-
-def _adopted(
     plan: ClusterPlan,
     terraform: Terraform,
     state: Mapping[str, StateResource],
     address: str,
     report: Callable[[str], None],
 ) -> bool:
+    """Import one resource of the plan; whether it exists."""
     identifier = import_id(plan, address, state)
     if identifier is None or not terraform.import_resource(address, identifier):
         return False

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any
 
 from drillyard.errors import UserError
@@ -108,16 +109,57 @@ def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
 
 @dataclass(frozen=True)
 class Stages:
-    """What other parts of provisioning do for `up` and `down`; tests put their own in."""
+    """What other parts of provisioning do for `up` and `down`; tests put their own in. A context is
+    a name in the kubeconfig."""
 
     check_project: Callable[[ClusterPlan], Sequence[Any]]
     """Findings with `level` (error, warning, unknown), `what` and `fix`."""
     find_leaks: Callable[[ClusterPlan, frozenset[str]], Any]
-    """A report with `text` lines and `exit_code`."""
+    """A report with `text` and `exit_code`."""
+    require_plugin: Callable[[ClusterPlan], None]
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
-    """Writes the kubeconfig context of the cluster with these attributes; its name."""
-    check_context_tools: Callable[[ClusterPlan], None]
+    """Writes the context of the cluster with these attributes; its name."""
+    remove_context: Callable[[ClusterPlan], None]
     install_releases: Callable[[ClusterPlan, str], None]
-    write_secret: Callable[[ClusterPlan, str, str], None]
+    write_secret: Callable[[str, str], None]
+    """Writes the value of an environment variable into the cluster."""
     running_workloads: Callable[[str], Sequence[Any]]
-    delete_workloads: Callable[[str], None]
+    delete_workloads: Callable[[str], Sequence[str] | None]
+    """The disks that stay."""
+
+
+def real_stages() -> Stages:
+    """The services of Google and of the cluster's Kubernetes. Each module is imported when its
+    first function is called."""
+    google, inside = "drillyard.provision.google", "drillyard.provision.kubernetes_stage"
+
+    def lazy(module: str, name: str) -> Callable[..., Any]:
+        return lambda *arguments: resolve_name(f"{module}:{name}")(*arguments)
+
+    apis = lazy(f"{google}.api", "google_apis")
+
+    def write_secret(context: str, name: str) -> None:
+        names = "drillyard.launch.kubernetes.created_cluster"
+        namespaces = [resolve_name(f"{names}:{each}") for each in ("RESTRICTED", "PRIVILEGED")]
+        resolve_name(f"{inside}:write_secret")(context, namespaces, name)
+
+    return Stages(
+        check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
+            plan, apis(plan.project)
+        ),
+        find_leaks=lambda plan, owned: lazy(f"{google}.leaks", "find_leaks")(
+            plan, apis(plan.project), owned
+        ),
+        write_secret=write_secret,
+        **{
+            name: lazy(inside, name)
+            for name in (
+                "require_plugin",
+                "write_context",
+                "remove_context",
+                "install_releases",
+                "running_workloads",
+                "delete_workloads",
+            )
+        },
+    )

@@ -58,13 +58,14 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
             opened.require_lock()
             if (why := remove_state_bucket(plan)) is not None:
                 request.report(f"gs://{plan.state_bucket} stays: {why}")
+    stages.remove_context(plan)
     return _check_leaks(request, stages, kept)
 
 
 def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataBucket]:
     """Remove what the state has; the buckets with data that stay."""
     request, terraform = opened.request, opened.terraform
-    state = terraform.state_resources()
+    state = list(opened.bucket.resources().values())
     _require_unprotected_cluster(state)
     context = _idle_context(opened, stages, options, state)
     buckets = _data_buckets(request.plan, opened.bucket, state)
@@ -178,7 +179,8 @@ def _is_gone(opened: Session) -> bool:
 
 def _delete_workloads(request: Request, stages: Stages, options: DownOptions, context: str) -> None:
     try:
-        stages.delete_workloads(context)
+        for disk in stages.delete_workloads(context) or ():
+            request.report(f"a volume is to be kept, with its disk: {disk}")
     except UnreachableError as error:
         if not options.ignore_runs:
             raise

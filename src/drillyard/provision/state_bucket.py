@@ -20,6 +20,7 @@ from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.programs import parallel_map, shown_text
 from drillyard.launch.vertex.config import NO_CLIENT
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.terraform_output import StateResource, state_resources
 
 try:
     from google.api_core import exceptions
@@ -32,6 +33,7 @@ except ImportError as _error:
 
 CLUSTER_LABEL = "drillyard-cluster"
 LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(60.0), "timeout": 60.0}
+_STATE = "default.tfstate"
 _CREATING = "creating.json"
 _AT_ONCE = 10
 
@@ -162,7 +164,13 @@ class StateBucket:
             "outputs": {},
             "resources": [],
         }
-        self.write("default.tfstate", json.dumps(empty).encode(), new=True)
+        self.write(_STATE, json.dumps(empty).encode(), new=True)
+
+    def resources(self) -> dict[str, StateResource]:
+        """What the state has, with all attributes, by address."""
+        found = self.read(_STATE)
+        listed = state_resources("" if found is None else found[0].decode())
+        return {each.address: each for each in listed}
 
     def creating(self) -> tuple[list[str], list[str]]:
         """Addresses that an apply which was killed may have created without a trace in the state;

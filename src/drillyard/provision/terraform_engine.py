@@ -33,9 +33,7 @@ from drillyard.provision.provider_errors import Diagnostic, provider_error
 from drillyard.provision.terraform_output import (
     EventLines,
     PlannedChanges,
-    StateResource,
     planned_changes,
-    state_resources,
 )
 from drillyard.provision.terraform_program import TerraformProgram
 from drillyard.supervise import reaper
@@ -127,10 +125,6 @@ class Terraform:
         name = changes.file.name
         self._checked("apply", "-input=false", "-json", "-lock=false", name, shown=True)
 
-    def state_resources(self) -> list[StateResource]:
-        """What the state has, with all attributes."""
-        return state_resources("\n".join(self._checked("state", "pull").lines))
-
     def import_resource(self, address: str, identifier: str) -> bool:
         """Take something that exists into the state; False where it does not exist. Raises
         UserError."""
@@ -149,10 +143,6 @@ class Terraform:
     def taint(self, address: str) -> None:
         """Let the next apply replace a resource: its creation may have ended half-way."""
         self._checked("taint", "-lock=false", address)
-
-    def force_unlock(self, lock_id: str) -> None:
-        """Release the state's lock with this id, whoever holds it."""
-        self._checked("force-unlock", "-force", lock_id)
 
     def _checked(self, *words: str, shown: bool = False) -> _Ended:
         ended = self._run(*words, shown=shown)

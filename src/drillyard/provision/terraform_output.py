@@ -1,4 +1,4 @@
-"""Output of Terraform with `-json`: a line per event, and the documents of a plan and of a state.
+"""Output of Terraform with `-json`: a line per event, and the document of a plan, and the state.
 
 https://developer.hashicorp.com/terraform/internals/machine-readable-ui and .../json-format
 """
@@ -132,7 +132,8 @@ def _shrinks(change: Mapping[str, Any]) -> bool:
 
 
 def state_resources(text: str) -> list[StateResource]:
-    """The managed resources of a state as `terraform state pull` prints it; none of no state."""
+    """The managed resources of a state (version 4 of its format, which every Terraform since
+    0.12 and OpenTofu write); none of no state."""
     if not text.strip():
         return []
     found = []

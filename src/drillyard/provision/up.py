@@ -34,7 +34,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> s
     """
     plan = request.plan
     program = terraform_program(plan)
-    stages.check_context_tools(plan)
+    stages.require_plugin(plan)
     _check_project(request, stages)
     for warning in plan.warnings:
         request.report(f"warning: {warning}")
@@ -44,13 +44,13 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> s
             request.report(f"created gs://{plan.state_bucket}, the bucket of the state")
         with session(request, program) as opened:
             _apply(opened, stages)
-            state = {each.address: each for each in opened.terraform.state_resources()}
+            state = opened.bucket.resources()
             context = stages.write_context(plan, state[CLUSTER].attributes)
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
             stages.install_releases(plan, context)
             for name in secrets:
-                stages.write_secret(plan, context, name)
+                stages.write_secret(context, name)
     return context
 
 
@@ -114,12 +114,12 @@ def apply_recorded(opened: Session, changes: PlannedChanges) -> None:
 def _adopt_kept_buckets(opened: Session) -> None:
     """Take buckets that an earlier `down` kept, since they had data, into the state again."""
     request, plan = opened.request, opened.request.plan
-    known = {each.address for each in opened.terraform.state_resources()}
+    state = opened.bucket.resources()
     for each in plan.resources:
-        if each.kind != "google_storage_bucket" or each.address in known:
+        if each.kind != "google_storage_bucket" or each.address in state:
             continue
         if opened.bucket.own_bucket(body_of(plan, each.address)["name"]) is not None:
-            adopt(plan, opened.terraform, each.address, request.report)
+            adopt(plan, opened.terraform, state, each.address, request.report)
 
 
 def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
@@ -129,7 +129,7 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
         for each in changes.wanted
         if each.kind in _POOLS and (each.action in _DESTROYING or each.shrinks)
     ]
-    state = {each.address: each for each in opened.terraform.state_resources()}
+    state = opened.bucket.resources()
     # One that an interrupted command left half-made never took runs.
     endangered = [each for each in endangered if not _is_tainted(state, each.address)]
     if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):

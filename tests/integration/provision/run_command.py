@@ -48,13 +48,15 @@ class TestStages:
     def write_context(self, plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
         return f"context-{cluster['name']}"
 
-    def check_context_tools(self, plan: ClusterPlan) -> None:
+    def require_plugin(self, plan: ClusterPlan) -> None:
         pass
+
+    remove_context = require_plugin
 
     def install_releases(self, plan: ClusterPlan, context: str) -> None:
         self._log("install", context)
 
-    def write_secret(self, plan: ClusterPlan, context: str, name: str) -> None:
+    def write_secret(self, context: str, name: str) -> None:
         self._log("secret", name)
 
     def running_workloads(self, context: str) -> list[str]:
