@@ -32,8 +32,8 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """A kind of error: the texts by which it is recognised, and the advice, in which `{project}`,
-    `{command}` (the command to repeat) and the pattern's own groups are filled in."""
+    """A kind of error: the texts by which it is recognised, and the advice, in which the project,
+    the command to repeat, the API and the role are filled in."""
 
     name: str
     pattern: re.Pattern[str]
@@ -56,15 +56,14 @@ KINDS = (
     ),
     _kind(
         "api-disabled",
-        r"(?:(?P<api>[a-z]+\.googleapis\.com)[^\n]{0,200})?(?:SERVICE_DISABLED|accessNotConfigured"
-        r"|has not been used in project|API has not been enabled)"
-        r"(?:.{0,400}?(?P<api_after>[a-z]+\.googleapis\.com))?",
+        r"SERVICE_DISABLED|accessNotConfigured|has not been used in project"
+        r"|API has not been enabled",
         "Enable it: gcloud services enable {service} --project {project}",
         can_pass=True,
     ),
     _kind(
         "quota",
-        r"QUOTA_EXCEEDED|quotaExceeded|Quota '(?P<metric>[A-Z0-9_]+)' exceeded"
+        r"QUOTA_EXCEEDED|quotaExceeded|Quota '[A-Z0-9_]+' exceeded"
         r"|Insufficient (?:regional |project )?quota|RESOURCE_EXHAUSTED[^\n]*quota",
         "Ask for a higher quota, or for fewer nodes: " + CONSOLE_QUOTAS,
     ),
@@ -78,10 +77,8 @@ KINDS = (
     ),
     _kind(
         "permission",
-        r"Required ['\"](?P<permission>[\w.]+)['\"] permission"
-        r"|Permission ['\"](?P<denied>[\w.]+)['\"] denied"
-        r"|does not have (?P<missing>[\w]+\.[\w.]+) (?:access|permission)"
-        r"|PERMISSION_DENIED|IAM_PERMISSION_DENIED|Error 403",
+        r"Required ['\"][\w.]+['\"] permission|Permission ['\"]?[\w.]+['\"]? denied"
+        r"|does not have [\w.]+ (?:access|permission)|PERMISSION_DENIED|Error 403",
         "Grant it: gcloud projects add-iam-policy-binding {project} --member user:YOUR_ACCOUNT"
         " --role {role}",
     ),
@@ -126,6 +123,8 @@ KINDS = (
 )
 """Earlier rows win: a refusal by a quota is an Error 403 too."""
 
+_PERMISSION = re.compile(r"\b([a-z]+\.[a-zA-Z]+\.[a-zA-Z]+)['\"]? (?:permission|denied|access)")
+_API = re.compile(r"\b([a-z]+\.googleapis\.com)\b(?!/v)")
 ROLES = {
     "artifactregistry": "roles/artifactregistry.admin",
     "compute": "roles/compute.admin",
@@ -179,18 +178,15 @@ def provider_error(
 def _advice(found: Diagnostic, kind: ErrorKind | None, project: str, command: str) -> str:
     if kind is None:
         return f"What exists is in the state: fix the cause, then repeat {command}"
-    match = kind.pattern.search(found.text)
-    assert match is not None
-    groups = match.groupdict()
     service = next(
         (name for prefix, name in _SERVICES.items() if found.address.startswith(prefix)), "compute"
     )
-    permission = groups.get("permission") or groups.get("denied") or groups.get("missing")
-    named = (permission or service).split(".")[0]
-    api = groups.get("api") or groups.get("api_after") or f"{service}.googleapis.com"
+    permission = _PERMISSION.search(found.text)
+    named = permission[1].split(".")[0] if permission else service
+    api = _API.search(found.text)
     return kind.advice.format(
         project=project,
         command=command,
-        service=api,
-        role=ROLES.get(named, f"(one that has {permission or 'the permission'})"),
+        service=api[1] if api else f"{service}.googleapis.com",
+        role=ROLES.get(named, f"(one that has {permission[1] if permission else named})"),
     )

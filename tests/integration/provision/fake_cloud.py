@@ -77,6 +77,8 @@ class FakeCloud:
     log: list[str] = field(default_factory=list)
     on_change: Callable[[str, str, dict[str, Any]], str | None] = lambda verb, kind, value: None
     """Called for each create and delete; may refuse with a message."""
+    on_begin: Callable[..., None] = lambda *words: None
+    """Called with verb, kind and name when a change begins."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kinds(self) -> Counter[str]:
@@ -169,6 +171,7 @@ class FakeCloud:
             is_faulty = fault is not None and fault.times != 0
             if fault is not None and fault.times:
                 fault.times -= 1
+        self.on_begin(verb, kind, identity[-1])
         if is_faulty:
             assert fault is not None
             time.sleep(fault.hang_seconds)
