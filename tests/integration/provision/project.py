@@ -138,6 +138,20 @@ class Project:
     def require_whole(self) -> None:
         """The cluster is there, once, with nothing else, and the state has all of it."""
         assert self.cloud.kinds() == self.wanted
+        names = {
+            (identity[0], value["name"].rpartition("/")[2])
+            for identity, value in self.cloud.objects.items()
+            if isinstance(value.get("name"), str) and "_iam_" not in identity[0]
+        }
+        kinds = {kind for kind, _ in names}
+        assert names == {
+            (
+                each.kind,
+                each.name.partition("@")[0] if "service_account" in each.kind else each.name,
+            )
+            for each in self.plan.resources
+            if each.kind in kinds
+        }
         assert self.state == sorted(
             each.address for each in self.plan.resources if each.made_by == "terraform"
         )

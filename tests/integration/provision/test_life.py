@@ -41,6 +41,17 @@ def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> No
     ]
 
 
+def test_what_the_plan_lists_is_what_exists_on_a_machine_with_data_networks(
+    make_project: Callable[..., Project],
+) -> None:
+    project = make_project(machine="a4-highgpu-8g", consumption="flex-start-queued")
+    project.up()
+    project.require_whole()
+    assert project.cloud.kinds()["google_compute_subnetwork"] == 10
+    project.down()
+    project.require_nothing()
+
+
 def test_an_edit_is_shown_and_a_pool_with_runs_is_not_replaced(project: Project) -> None:
     project.up()
     project.cloud.replaced_by.add((POOL, "node_count"))
