@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER", help="The cluster config.")]
+from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
+
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Unlock = Annotated[
     str | None,
@@ -18,6 +18,9 @@ Unlock = Annotated[
 
 def up(
     config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    price: NodePrices = None,
+    hardware: Hardware = None,
     yes: Yes = False,
     write: Annotated[
         bool, typer.Option("--write", help="Put what `launch` needs into CLUSTER, not on stdout.")
@@ -36,15 +39,14 @@ def up(
     Prints the cluster config for `launch`. Exit codes: 0 done; 2 a mistake to fix; 130 interrupted,
     with the state saved.
     """
-    from drillyard.config.load import load_cluster_config
     from drillyard.provision.cluster_session import Request, command_line, real_stages
-    from drillyard.provision.provisioner import plan_cluster
+    from drillyard.provision.provisioner import plan_file
     from drillyard.provision.up import bring_up, launch_config
 
-    plan = plan_cluster(load_cluster_config(config, resolve_environment=False))
-    words = [*(["--write"] if write else [])]
-    for name in secret or []:
-        words += ["--secret", name]
+    plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
+    words = [*_repeated("--set", overrides), *_repeated("--price", price)]
+    words += [*(["--hardware", str(hardware)] if hardware else []), *(["--write"] if write else [])]
+    words += _repeated("--secret", secret)
     request = Request(plan, command_line("up", str(config), *words), yes=yes, unlock=unlock)
     bring_up(request, real_stages(), secret or [])
     text = launch_config(config, plan, write=write)
@@ -56,6 +58,7 @@ def up(
 
 def down(
     config: ClusterFile,
+    overrides: ClusterOverrides = None,
     yes: Yes = False,
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Delete the cluster's buckets with their data.")
@@ -70,13 +73,16 @@ def down(
     Refuses while runs go on, of any user. Buckets with data stay unless --delete-data is given.
     Exit codes: 0 nothing is left, 1 something is, 3 unknown; 2 a mistake to fix.
     """
-    from drillyard.config.load import load_cluster_config
     from drillyard.provision.cluster_session import Request, command_line, real_stages
     from drillyard.provision.down import DownOptions, take_down
-    from drillyard.provision.provisioner import plan_cluster
+    from drillyard.provision.provisioner import plan_file
 
-    plan = plan_cluster(load_cluster_config(config, resolve_environment=False))
-    words = [*(["--delete-data"] if delete_data else [])]
+    plan = plan_file(config, overrides or ()).plan
+    words = [*_repeated("--set", overrides), *(["--delete-data"] if delete_data else [])]
     request = Request(plan, command_line("down", str(config), *words), yes=yes, unlock=unlock)
     options = DownOptions(delete_data=delete_data, ignore_runs=ignore_runs)
     raise typer.Exit(take_down(request, real_stages(), options))
+
+
+def _repeated(option: str, values: list[str] | None) -> list[str]:
+    return [word for value in values or () for word in (option, value)]

@@ -18,6 +18,7 @@ from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.launch_file import with_settings
+from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.state_bucket import ensure_state_bucket
 from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
 
@@ -33,11 +34,14 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> s
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    require_prices(plan)
     program = terraform_program(plan)
     stages.require_plugin(plan)
     _check_project(request, stages)
     for warning in plan.warnings:
         request.report(f"warning: {warning}")
+    for line in _prices_text(plan):
+        request.report(line)
     request.confirm(f"Make cluster {plan.name} in project {plan.project}?")
     with _next_command(request):
         if ensure_state_bucket(plan):
@@ -75,6 +79,14 @@ def _check_project(request: Request, stages: Stages) -> None:
             "\n".join(f"{each.what}\n{each.fix}".rstrip() for each in errors)
             + "\nNothing was made."
         )
+
+
+def _prices_text(plan: ClusterPlan) -> list[str]:
+    """What the cluster costs; the parts are in `drillyard cluster plan`."""
+    total = price_totals(plan.prices)
+    idle, full = (f"${each.value:,.2f} per hour" for each in (total.idle, total.full))
+    unknown = f"; without {', '.join(total.unknown)}" if total.unknown else ""
+    return [f"price: {idle} without runs, {full} with all nodes{unknown}"]
 
 
 def _apply(opened: Session, stages: Stages) -> None:

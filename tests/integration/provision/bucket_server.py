@@ -57,8 +57,7 @@ class BucketServer:
         class Handler(_Handler):
             store = server
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -90,6 +89,13 @@ class BucketServer:
             found.live = False
             if not place.keeps_versions:
                 place.versions.remove(found)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed reads no answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -203,7 +203,10 @@ class FakeCloud:
         shape = _SCHEMA["resources"][kind]
         nothing = {
             **dict.fromkeys(shape["attributes"]),
-            **{name: [] for name in shape["blocks"]},
+            **{
+                name: None if block["nesting_mode"] == "single" else []
+                for name, block in shape["blocks"].items()
+            },
             "id": identifier,
         }
         made = MESSAGES["ImportedResource"](
