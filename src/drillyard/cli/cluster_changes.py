@@ -47,7 +47,13 @@ def up(
     words = [*_repeated("--set", overrides), *_repeated("--price", price)]
     words += [*(["--hardware", str(hardware)] if hardware else []), *(["--write"] if write else [])]
     words += _repeated("--secret", secret)
-    request = Request(plan, command_line("up", str(config), *words), yes=yes, unlock=unlock)
+    request = Request(
+        plan,
+        command_line("up", str(config), *words),
+        command_line("down", str(config), *_repeated("--set", overrides)),
+        yes=yes,
+        unlock=unlock,
+    )
     bring_up(request, real_stages(), secret or [])
     text = launch_config(config, plan, write=write)
     if write:
@@ -79,7 +85,8 @@ def down(
 
     plan = plan_file(config, overrides or ()).plan
     words = [*_repeated("--set", overrides), *(["--delete-data"] if delete_data else [])]
-    request = Request(plan, command_line("down", str(config), *words), yes=yes, unlock=unlock)
+    command = command_line("down", str(config), *words)
+    request = Request(plan, command, command, yes=yes, unlock=unlock)
     options = DownOptions(delete_data=delete_data, ignore_runs=ignore_runs)
     raise typer.Exit(take_down(request, real_stages(), options))
 

@@ -38,10 +38,12 @@ def ask_terminal(question: str) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """One `up` or `down`. `command`: what the user repeats, without --yes."""
+    """One `up` or `down`. `command`: what the user repeats, without --yes; `down_command`: what
+    removes the cluster."""
 
     plan: ClusterPlan
     command: str
+    down_command: str
     yes: bool = False
     unlock: str | None = None
     """Id of another's lock that is to be released."""

@@ -168,6 +168,6 @@ def _next_command(request: Request) -> Iterator[None]:
     except KeyboardInterrupt:
         request.report(
             "interrupted; what was made is in the state\nGo on:"
-            f" {request.command}\nOr remove it: {request.command.replace(' up ', ' down ', 1)}"
+            f" {request.command}\nOr remove it: {request.down_command}"
         )
         raise

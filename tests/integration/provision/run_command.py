@@ -78,6 +78,7 @@ def main() -> int:
     request = Request(
         plan,
         command_line(verb, config),
+        command_line("down", config),
         yes="--yes" in options,
         unlock=options[options.index("--unlock") + 1] if "--unlock" in options else None,
         limits=Limits(**settings.get("limits", {})),
