@@ -80,6 +80,7 @@ integration: setup
 	@sh .ci/tools/packages
 	@sh .ci/tools/gcsfuse
 	@sh .ci/tools/kubernetes
+	@sh .ci/tools/terraform
 	@sh .ci/tools/transformers
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target integration-runs integration-launch
 

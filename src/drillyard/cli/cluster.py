@@ -9,37 +9,19 @@ from typing import Annotated
 
 import typer
 
+from drillyard.cli.cluster_changes import down, up
+from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
 from drillyard.cli.options import AsJson
 
 SHOW = "Show the plan"
-
-ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER", help="The cluster config.")]
-ClusterOverrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting of the cluster config; repeatable."
-    ),
-]
-Hardware = Annotated[
-    Path | None,
-    typer.Option(
-        "--hardware", metavar="FILE", help="Your own hardware and prices, laid over what is known."
-    ),
-]
-NodePrices = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--price",
-        metavar="[POOL=]USD",
-        help="Dollars of a node-hour of the pool; repeatable. Default: the known price.",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
     group = typer.Typer(help="Create a cluster, look at it, and remove it.")
     group.command()(plan)
+    group.command()(up)
+    group.command()(down)
     app.add_typer(group, name="cluster")
 
 

@@ -1,0 +1,95 @@
+"""`drillyard cluster up` and `drillyard cluster down`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Unlock = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Release the state's lock of this id, which another one has."),
+]
+
+
+def up(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    price: NodePrices = None,
+    hardware: Hardware = None,
+    yes: Yes = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put what `launch` needs into CLUSTER, not on stdout.")
+    ] = False,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Put this environment variable into a Secret of the cluster; repeatable.",
+        ),
+    ] = None,
+    unlock: Unlock = None,
+) -> None:
+    """Create the cluster, or what it lacks. Can be repeated after any end.
+
+    Prints the cluster config for `launch`. Exit codes: 0 done; 2 a mistake to fix; 130 interrupted,
+    with the state saved.
+    """
+    from drillyard.provision.cluster_session import Request, command_line, real_stages
+    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.up import bring_up, launch_config
+
+    plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
+    words = [*_repeated("--set", overrides), *_repeated("--price", price)]
+    words += [*(["--hardware", str(hardware)] if hardware else []), *(["--write"] if write else [])]
+    words += _repeated("--secret", secret)
+    request = Request(
+        plan,
+        command_line("up", str(config), *words),
+        command_line("down", str(config), *_repeated("--set", overrides)),
+        yes=yes,
+        unlock=unlock,
+    )
+    bring_up(request, real_stages(), secret or [])
+    text = launch_config(config, plan, write=write)
+    if write:
+        print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
+    else:
+        typer.echo(text, nl=False)
+
+
+def down(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    yes: Yes = False,
+    delete_data: Annotated[
+        bool, typer.Option("--delete-data", help="Delete the cluster's buckets with their data.")
+    ] = False,
+    ignore_runs: Annotated[
+        bool, typer.Option("--ignore-runs", help="Do not ask the cluster what runs on it.")
+    ] = False,
+    unlock: Unlock = None,
+) -> None:
+    """Remove the cluster with all that was made for it, and prove that nothing is left.
+
+    Refuses while runs go on, of any user. Buckets with data stay unless --delete-data is given.
+    Exit codes: 0 nothing is left, 1 something is, 3 unknown; 2 a mistake to fix.
+    """
+    from drillyard.provision.cluster_session import Request, command_line, real_stages
+    from drillyard.provision.down import DownOptions, take_down
+    from drillyard.provision.provisioner import plan_file
+
+    plan = plan_file(config, overrides or ()).plan
+    words = [*_repeated("--set", overrides), *(["--delete-data"] if delete_data else [])]
+    command = command_line("down", str(config), *words)
+    request = Request(plan, command, command, yes=yes, unlock=unlock)
+    options = DownOptions(delete_data=delete_data, ignore_runs=ignore_runs)
+    raise typer.Exit(take_down(request, real_stages(), options))
+
+
+def _repeated(option: str, values: list[str] | None) -> list[str]:
+    return [word for value in values or () for word in (option, value)]

@@ -1,0 +1,167 @@
+"""What `up` and `down` share: the options of a command, the parts of other modules that it calls,
+and a session, which holds the state's lock around an initialised Terraform."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+from drillyard.errors import UserError
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.state_bucket import StateBucket
+from drillyard.provision.state_lock import HeldLock, state_lock
+from drillyard.provision.terraform_engine import Limits, Terraform, working_directory
+from drillyard.provision.terraform_program import (
+    TerraformProgram,
+    find_terraform,
+    minimum_version,
+)
+
+
+def print_progress(line: str) -> None:
+    """Progress goes to standard error: the result is on standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def ask_terminal(question: str) -> bool:
+    """Ask on the terminal. Raises UserError where there is none to ask on."""
+    if not sys.stdin.isatty():
+        raise UserError(f"{question}\nThere is no terminal to ask on: give --yes")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One `up` or `down`. `command`: what the user repeats, without --yes; `down_command`: what
+    removes the cluster."""
+
+    plan: ClusterPlan
+    command: str
+    down_command: str
+    yes: bool = False
+    unlock: str | None = None
+    """Id of another's lock that is to be released."""
+    report: Callable[[str], None] = print_progress
+    ask: Callable[[str], bool] = ask_terminal
+    limits: Limits = field(default_factory=Limits)
+
+    def confirm(self, question: str) -> None:
+        """Ask, unless --yes was given. Raises UserError where the answer is no."""
+        if not self.yes and not self.ask(question):
+            raise UserError("Nothing was changed.")
+
+
+def command_line(*words: str) -> str:
+    """The command to repeat, as it is typed."""
+    return shlex.join(["drillyard", "cluster", *words])
+
+
+@dataclass(frozen=True)
+class Session:
+    """An initialised Terraform under the lock. `require_lock` raises UserError where the lock was
+    released by somebody."""
+
+    request: Request
+    terraform: Terraform
+    bucket: StateBucket
+    require_lock: Callable[[], None]
+
+
+def terraform_program(plan: ClusterPlan) -> TerraformProgram:
+    """The program that the plan needs. Raises UserError where it is missing or too old."""
+    return find_terraform(minimum_version(plan.terraform))
+
+
+@contextlib.contextmanager
+def session(request: Request, program: TerraformProgram) -> Iterator[Session]:
+    """Lock the state, whose bucket is there, and initialise Terraform."""
+    plan = request.plan
+    bucket = StateBucket(plan)
+
+    def release_dead(held: HeldLock) -> bool:
+        question = f"The state is locked by {held.text}, which has died. Release its lock?"
+        if not request.yes and not request.ask(question):
+            return False
+        request.report(f"released the lock of {held.text}, which has died")
+        return True
+
+    with state_lock(
+        bucket, request.command, unlock=request.unlock, release_dead=release_dead
+    ) as require_lock:
+        terraform = Terraform(
+            program,
+            working_directory(plan.project, plan.name),
+            project=plan.project,
+            command=request.command,
+            report=request.report,
+            limits=request.limits,
+        )
+        version = ".".join(map(str, program.version))
+        request.report(f"{program.name} {version}: init")
+        bucket.begin_state(version)
+        terraform.init(plan.terraform, plan.state_bucket, plan.name)
+        yield Session(request, terraform, bucket, require_lock)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What other parts of provisioning do for `up` and `down`; tests put their own in. A context is
+    a name in the kubeconfig."""
+
+    check_project: Callable[[ClusterPlan], Sequence[Any]]
+    """Findings with `level` (error, warning, unknown), `what` and `fix`."""
+    find_leaks: Callable[[ClusterPlan, frozenset[str]], Any]
+    """A report with `text` and `exit_code`."""
+    require_plugin: Callable[[ClusterPlan], None]
+    write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
+    """Writes the context of the cluster with these attributes; its name."""
+    remove_context: Callable[[ClusterPlan], None]
+    install_releases: Callable[[ClusterPlan, str], None]
+    write_secret: Callable[[str, str], None]
+    """Writes the value of an environment variable into the cluster."""
+    running_workloads: Callable[[str], Sequence[Any]]
+    delete_workloads: Callable[[str], Sequence[str] | None]
+    """The disks that stay."""
+
+
+def real_stages() -> Stages:
+    """The services of Google and of the cluster's Kubernetes. Each module is imported when its
+    first function is called."""
+    google, inside = "drillyard.provision.google", "drillyard.provision.kubernetes_stage"
+
+    def lazy(module: str, name: str) -> Callable[..., Any]:
+        return lambda *arguments: resolve_name(f"{module}:{name}")(*arguments)
+
+    apis = lazy(f"{google}.api", "google_apis")
+
+    def write_secret(context: str, name: str) -> None:
+        names = "drillyard.launch.kubernetes.created_cluster"
+        namespaces = [resolve_name(f"{names}:{each}") for each in ("RESTRICTED", "PRIVILEGED")]
+        resolve_name(f"{inside}:write_secret")(context, namespaces, name)
+
+    return Stages(
+        check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
+            plan, apis(plan.project)
+        ),
+        find_leaks=lambda plan, owned: lazy(f"{google}.leaks", "find_leaks")(
+            plan, apis(plan.project), owned
+        ),
+        write_secret=write_secret,
+        **{
+            name: lazy(inside, name)
+            for name in (
+                "require_plugin",
+                "write_context",
+                "remove_context",
+                "install_releases",
+                "running_workloads",
+                "delete_workloads",
+            )
+        },
+    )

@@ -1,0 +1,217 @@
+"""`drillyard cluster down`: from a cluster to nothing, with a proof that nothing is left.
+
+Order: no run may go on; workloads and volumes go first, since their disks and load balancers belong
+to no Terraform; then what Terraform made, in the order of dependence, with repetitions for what is
+still in use; then the bucket of the state; then the check for leaks, whose exit code is ours. A
+bucket with data stays, unless `delete_data`. Each step is a search for what is left of it, so it
+goes on from wherever an earlier `down`, or `up`, ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drillyard.errors import UnreachableError, UserError
+from drillyard.formatting import plural
+from drillyard.provision.adoption import adopt_interrupted
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
+from drillyard.provision.provider_errors import kind_of
+from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
+from drillyard.provision.terraform_output import StateResource
+from drillyard.provision.up import CLUSTER
+
+BUCKET_KIND = "google_storage_bucket"
+_ATTEMPTS = 4
+_PAUSE_SECONDS = 15.0
+"""Before the second attempt, then twice as long each time: what uses a thing ends a little
+later."""
+
+
+@dataclass(frozen=True)
+class DownOptions:
+    """`ignore_runs`: do not ask the cluster what runs on it. `pause_seconds`: before the second
+    attempt to destroy."""
+
+    delete_data: bool = False
+    ignore_runs: bool = False
+    pause_seconds: float = _PAUSE_SECONDS
+
+
+def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
+    """Remove the cluster; the exit code of the check for leaks: 0 nothing is left, 1 something, 3
+    unknown. Raises UserError."""
+    plan = request.plan
+    _require_unprotected(plan)
+    program = terraform_program(plan)
+    bucket = StateBucket(plan)
+    if bucket.find() is None:
+        request.report(f"gs://{plan.state_bucket}: there is no such bucket, so no state")
+        kept = _remove_buckets(request, bucket, options, _data_buckets(plan, bucket, []))
+    else:
+        with session(request, program) as opened:
+            adopt_interrupted(plan, opened.terraform, bucket, request.report, recreate=False)
+            kept = _remove(opened, stages, options)
+            opened.require_lock()
+            if (why := remove_state_bucket(plan)) is not None:
+                request.report(f"gs://{plan.state_bucket} stays: {why}")
+    stages.remove_context(plan)
+    return _check_leaks(request, stages, kept)
+
+
+def _remove(opened: Session, stages: Stages, options: DownOptions) -> list[DataBucket]:
+    """Remove what the state has; the buckets with data that stay."""
+    request, terraform = opened.request, opened.terraform
+    state = list(opened.bucket.resources().values())
+    _require_unprotected_cluster(state)
+    context = _idle_context(opened, stages, options, state)
+    buckets = _data_buckets(request.plan, opened.bucket, state)
+    kept = [each.name for each in buckets if each.has_data and not options.delete_data]
+    in_state = {each.attributes["name"]: each.address for each in state if each.kind == BUCKET_KIND}
+    staying = [address for name, address in in_state.items() if name in kept]
+    if num := len(state) - len(staying):
+        request.confirm(
+            f"Delete {plural(num, 'resource')} of cluster {request.plan.name} in project"
+            f" {request.plan.project}?"
+        )
+    if context is not None:
+        _delete_workloads(request, stages, options, context)
+    for address in staying:
+        terraform.forget(address)
+    left = _remove_buckets(request, opened.bucket, options, buckets, by_terraform=in_state.keys())
+    _destroy(opened, options.pause_seconds)
+    return left
+
+
+def _data_buckets(
+    plan: ClusterPlan, bucket: StateBucket, state: Sequence[StateResource]
+) -> list[DataBucket]:
+    """The cluster's buckets for data that exist: of the state, of the plan, by their label."""
+    planned = plan.terraform.get("resource", {}).get(BUCKET_KIND, {}).values()
+    names = [each["name"] for each in planned]
+    names += [each.attributes["name"] for each in state if each.kind == BUCKET_KIND]
+    found = [bucket.own_bucket(name) for name in dict.fromkeys(names)]
+    return [each for each in found if each is not None]
+
+
+def _remove_buckets(
+    request: Request,
+    bucket: StateBucket,
+    options: DownOptions,
+    buckets: Sequence[DataBucket],
+    by_terraform: Collection[str] = (),
+) -> list[DataBucket]:
+    """Empty the buckets whose data may go, and delete those that Terraform does not; those that
+    stay."""
+    staying = []
+    for each in buckets:
+        if each.has_data and not options.delete_data:
+            request.report(f"gs://{each.name} has data and stays; --delete-data deletes it")
+            staying.append(each)
+            continue
+        if each.has_data:
+            request.confirm(f"Delete all data in gs://{each.name}?")
+            count = bucket.delete_objects(each.name)
+            request.report(f"deleted {plural(count, 'object')} of gs://{each.name}")
+        if each.name not in by_terraform:
+            bucket.delete_bucket(each.name)
+            request.report(f"deleted gs://{each.name}")
+    return staying
+
+
+def _require_unprotected(plan: ClusterPlan) -> None:
+    for body in plan.terraform.get("resource", {}).get("google_container_cluster", {}).values():
+        if body.get("deletion_protection"):
+            raise UserError(
+                "cluster.deletion_protection: is true\nSet it to false, run drillyard cluster up,"
+                " then this again. Nothing was changed."
+            )
+
+
+def _require_unprotected_cluster(state: Sequence[StateResource]) -> None:
+    for each in state:
+        if each.kind == "google_container_cluster" and each.attributes.get("deletion_protection"):
+            raise UserError(
+                f"{each.address}: is protected from deletion, as the last up made it\nRun drillyard"
+                " cluster up with cluster.deletion_protection: false, then this again. Nothing was"
+                " changed."
+            )
+
+
+def _idle_context(
+    opened: Session, stages: Stages, options: DownOptions, state: Sequence[StateResource]
+) -> str | None:
+    """The kubeconfig context of a cluster on which nothing runs; None: there is no cluster, or it
+    does not answer and that is ignored. Raises UserError where runs go on, or where that is
+    unknown."""
+    plan, request = opened.request.plan, opened.request
+    cluster = next((each for each in state if each.address == CLUSTER), None)
+    if cluster is None or not cluster.attributes.get("endpoint"):
+        return None
+    context = stages.write_context(plan, cluster.attributes)
+    if options.ignore_runs:
+        return context
+    try:
+        runs = list(stages.running_workloads(context))
+    except UnreachableError as error:
+        if _is_gone(opened):
+            request.report("the cluster is gone already")
+            return None
+        raise UserError(
+            f"the cluster does not say whether runs go on: {error}\nWhere none does:"
+            f" {request.command} --ignore-runs"
+        ) from None
+    if runs:
+        raise UserError(
+            f"{plural(len(runs), 'run')} on the cluster: {', '.join(map(str, runs[:5]))}\nWait for"
+            " them, or cancel them: drillyard runs cancel RUN. Nothing was changed."
+        )
+    return context
+
+
+def _is_gone(opened: Session) -> bool:
+    """Whether the cloud no longer has the cluster of the state."""
+    return opened.terraform.plan().drift.get(CLUSTER) == "delete"
+
+
+def _delete_workloads(request: Request, stages: Stages, options: DownOptions, context: str) -> None:
+    try:
+        for disk in stages.delete_workloads(context) or ():
+            request.report(f"a volume is to be kept, with its disk: {disk}")
+    except UnreachableError as error:
+        if not options.ignore_runs:
+            raise
+        request.report(f"warning: workloads and volumes were not deleted: {error}")
+
+
+def _destroy(opened: Session, pause_seconds: float) -> None:
+    """Destroy what the state has. What is still in use is tried again, each time by a new plan."""
+    request = opened.request
+    for attempt in range(_ATTEMPTS):
+        changes = opened.terraform.plan(destroy=True)
+        if changes.is_empty:
+            return
+        opened.require_lock()
+        try:
+            opened.terraform.apply(changes)
+        except UserError as error:
+            kind = kind_of(str(error))
+            if attempt == _ATTEMPTS - 1 or kind is None or not kind.can_pass:
+                raise
+            pause = pause_seconds * 2**attempt
+            request.report(f"{error}\ntrying again in {pause:.0f} s")
+            time.sleep(pause)
+            continue
+        return
+
+
+def _check_leaks(request: Request, stages: Stages, kept: Sequence[DataBucket]) -> int:
+    """Show what is left in the cloud; the exit code. Buckets that were kept are no leak."""
+    owned = frozenset(f"{BUCKET_KIND}/{each.location}/{each.name}" for each in kept)
+    report: Any = stages.find_leaks(request.plan, owned)
+    request.report(report.text)
+    code: int = report.exit_code
+    return code

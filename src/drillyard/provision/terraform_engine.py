@@ -1,0 +1,334 @@
+"""Drives Terraform or OpenTofu: init, plan, apply of exactly what was planned, destroy, import.
+
+Every command runs in a session of its own and dies with this process: the kernel kills the program
+(PR_SET_PDEATHSIG), and a watcher the providers that it has started. It also has two limits of its
+own, in all and without a line of output, after which it gets SIGTERM and then its group SIGKILL:
+with a backend that does not answer, Terraform ignores SIGTERM for minutes.
+
+The state is in a bucket, under the lock that the caller holds (`state_lock.py`, in Terraform's own
+format), so commands run with -lock=false. Nothing in the directory is the only copy of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import selectors
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from drillyard.errors import UnreachableError, UserError
+from drillyard.launch.completion_cache import write_atomically
+from drillyard.provision.provider_errors import Diagnostic, provider_error
+from drillyard.provision.terraform_output import (
+    EventLines,
+    PlannedChanges,
+    planned_changes,
+)
+from drillyard.provision.terraform_program import TerraformProgram
+from drillyard.supervise import reaper
+from drillyard.supervise.rank_process import start_process
+
+MARK = "DRILLYARD_TERRAFORM"
+"""In the environment of everything that one command of Terraform starts: a token of its own."""
+_NOT_INHERITED = re.compile(r"TF_CLI_ARGS.*|TF_(DATA_DIR|WORKSPACE|INPUT|LOG.*|VAR_.*)")
+"""Variables that would move the state, change a command, or write secrets to a log."""
+_EMULATED = "STORAGE_EMULATOR_HOST"
+"""Google's own variable, by which its clients find a bucket for tests: it has no accounts."""
+_TEXT_ERROR = re.compile(
+    r"Error: (?P<summary>[^\n]+)\n+(?P<detail>.*?)(?=\n\s*Error: |\Z)", re.DOTALL
+)
+_BOX = re.compile(r"^[│╷╵] ?", re.MULTILINE)
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long commands may take, in seconds."""
+
+    total: float = 3 * 3600.0
+    """A control plane takes 10 minutes, a pool of many nodes an hour."""
+    silent: float = 600.0
+    """Without a line of output: running changes print one every 10 s, downloads of init none."""
+    stop: float = 1200.0
+    """From the first Ctrl-C until what is in progress has ended."""
+    kill: float = 30.0
+    """From SIGTERM to SIGKILL."""
+
+
+class Terraform:
+    """One configuration in `directory`, whose state is in a bucket. `report` gets lines of
+    progress; `command` is what the user repeats after an error."""
+
+    def __init__(
+        self,
+        program: TerraformProgram,
+        directory: Path,
+        *,
+        project: str,
+        command: str,
+        report: Callable[[str], None],
+        limits: Limits | None = None,
+    ) -> None:
+        self._program = program
+        self.directory = directory
+        self._project, self._command = project, command
+        self._report = report
+        self._limits = limits or Limits()
+        self.saved_state = True
+        """Whether the last command ended by itself and saved the state: every outcome is in it."""
+
+    def init(self, document: Mapping[str, Any], bucket: str, prefix: str) -> None:
+        """Write the configuration and install its providers. Raises UserError."""
+        backend = {"terraform": {"backend": {"gcs": {"bucket": bucket, "prefix": prefix}}}}
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Terraform refuses a section without content.
+        filled = {key: value for key, value in document.items() if value}
+        for name, content in (("main.tf.json", filled), ("backend.tf.json", backend)):
+            # Indented: errors quote the whole line.
+            write_atomically(self.directory / name, json.dumps(content, indent=2) + "\n")
+        self._checked("init", "-input=false", "-reconfigure", "-json")
+
+    def validate(self) -> None:
+        """Check the configuration against the providers. Raises UserError with the first error."""
+        ended = self._run("validate", "-json")
+        report = json.loads("\n".join(ended.lines) or "{}")
+        errors = [
+            Diagnostic(row.get("summary", ""), row.get("detail", ""), row.get("address", ""))
+            for row in report.get("diagnostics", [])
+            if row.get("severity") == "error"
+        ]
+        if errors or ended.code:
+            raise self._error("validate", errors or ended.errors)
+
+    def plan(self, *, destroy: bool = False) -> PlannedChanges:
+        """Compare configuration, state and cloud; the saved plan. Raises UserError."""
+        file = self.directory / ("destroy.tfplan" if destroy else "up.tfplan")
+        options = [*(["-destroy"] if destroy else []), "-lock=false", f"-out={file.name}"]
+        self._checked("plan", "-input=false", "-json", *options)
+        shown = self._checked("show", "-json", file.name)
+        return planned_changes(file, json.loads("\n".join(shown.lines)))
+
+    def apply(self, changes: PlannedChanges) -> None:
+        """Apply exactly the saved plan. Raises UserError, KeyboardInterrupt after Ctrl-C: what
+        ended until then is in the state."""
+        name = changes.file.name
+        self._checked("apply", "-input=false", "-json", "-lock=false", name, shown=True)
+
+    def import_resource(self, address: str, identifier: str) -> bool:
+        """Take something that exists into the state; False where it does not exist. Raises
+        UserError."""
+        options = ("-input=false", "-lock=false", "-no-color")
+        ended = self._run("import", *options, address, identifier)
+        if ended.code == 0:
+            return True
+        if any("non-existent remote object" in each.summary for each in ended.errors):
+            return False
+        raise self._error(f"import {address}", ended.errors)
+
+    def forget(self, address: str) -> None:
+        """Remove a resource from the state, and leave it in the cloud."""
+        self._checked("state", "rm", "-lock=false", address)
+
+    def taint(self, address: str) -> None:
+        """Let the next apply replace a resource: its creation may have ended half-way."""
+        self._checked("taint", "-lock=false", address)
+
+    def _checked(self, *words: str, shown: bool = False) -> _Ended:
+        ended = self._run(*words, shown=shown)
+        if ended.code:
+            raise self._error(words[0], ended.errors)
+        return ended
+
+    def _error(self, what: str, errors: Sequence[Diagnostic]) -> UserError:
+        doing = f"{self._program.name} {what}"
+        return provider_error(errors, project=self._project, command=self._command, doing=doing)
+
+    def _run(self, *words: str, shown: bool = False) -> _Ended:
+        """Run a command to its end. Raises UnreachableError past a limit, KeyboardInterrupt where
+        it was asked to stop."""
+        # Terraform writes it where the bucket does not take the state; the bucket's is older then.
+        unsaved = self.directory / "errored.tfstate"
+        unsaved.unlink(missing_ok=True)
+        self.saved_state = False
+        token = secrets.token_hex(16)
+        watcher = reaper.ParentWatcher(reaper.__file__, token, MARK)
+        reader, writer = os.pipe()
+        try:
+            with tempfile.TemporaryFile() as stderr, open(reader, "rb", buffering=0) as stdout:
+                try:
+                    process = start_process(
+                        [self._program.path, f"-chdir={self.directory}", *words],
+                        _environment(token),
+                        writer,
+                        stderr.fileno(),
+                    )
+                finally:
+                    os.close(writer)
+                events = EventLines()
+                command = _RunningCommand(process, self._limits, self._report)
+                try:
+                    for line in command.lines(stdout):
+                        if (progress := events.read(line)) and shown:
+                            self._report(progress)
+                finally:
+                    command.kill()
+                self.saved_state = command.ended_in_order and not unsaved.exists()
+                if command.was_stopped:
+                    raise KeyboardInterrupt
+                if command.late:
+                    raise UnreachableError(
+                        f"{self._program.name} {words[0]}: {command.late}; it was ended\nThe state"
+                        f" may lack what was in progress; {self._command} finds it"
+                    )
+                return _ended(process.returncode, events, stderr)
+        finally:
+            watcher.close()
+
+
+@dataclass(frozen=True)
+class _Ended:
+    code: int
+    lines: list[str]
+    """Output that is not events: a document."""
+    errors: list[Diagnostic]
+
+
+class _RunningCommand:
+    """A program whose output is read, with limits, and with Ctrl-C passed on to it once."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], limits: Limits, report: Callable[[str], None]
+    ) -> None:
+        self._process, self._limits, self._report = process, limits, report
+        self._requests = 0
+        self._sent = 0
+        self.late = ""
+        """Which limit it has passed; empty: none."""
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether it ended by itself, or after being asked once."""
+        return self._requests < 2 and not self.late and (self._process.poll() or 0) >= 0
+
+    @property
+    def was_stopped(self) -> bool:
+        return self._requests > 0
+
+    def lines(self, stdout: IO[bytes]) -> Iterator[str]:
+        """Its lines of output as they come, until it has ended."""
+        begun = last = time.monotonic()
+        deadline: float | None = None
+        buffer = b""
+        with self._signals(), selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while True:
+                if selector.select(_POLL_SECONDS):
+                    if not (data := os.read(stdout.fileno(), 1 << 16)):
+                        break
+                    last = time.monotonic()
+                    *complete, buffer = (buffer + data).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in complete)
+                now = time.monotonic()
+                deadline = self._pass_on(now, deadline)
+                if deadline is None and (late := self._passed(begun, last, now)):
+                    self.late, deadline = late, now + self._limits.kill
+                    self._send(signal.SIGTERM)
+                if deadline is not None and now > deadline:
+                    self.kill()
+                    break
+            yield from ([buffer.decode(errors="replace")] if buffer else [])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(self._limits.kill)
+
+    def _passed(self, begun: float, last: float, now: float) -> str:
+        if now - begun > self._limits.total:
+            return f"not done after {self._limits.total:.0f} s"
+        silent = now - last > self._limits.silent
+        return f"no output for {self._limits.silent:.0f} s" if silent else ""
+
+    def _pass_on(self, now: float, deadline: float | None) -> float | None:
+        """Send on each request to stop; returns the time at which the command is killed."""
+        if self._sent == self._requests:
+            return deadline
+        self._sent = self._requests
+        self._send(signal.SIGINT)
+        if self._requests > 1:
+            # Terraform exits at once, without waiting for what is in progress.
+            return now + self._limits.kill
+        self._report(
+            "stopping: what is in progress ends first, and the state is saved; Ctrl-C again stops"
+            " at once"
+        )
+        return now + self._limits.stop
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill its whole group, if it still runs."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Count requests to stop instead of ending this process: its death would kill the program
+        before it has saved the state."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def count(number: int, frame: object) -> None:
+            self._requests += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, count)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _ended(code: int, events: EventLines, stderr: IO[bytes]) -> _Ended:
+    errors = list(events.errors)
+    if code and not errors:
+        stderr.seek(0)
+        text = _BOX.sub("", stderr.read().decode(errors="replace"))
+        said = [*events.rest, text]
+        found = [match for each in said for match in _TEXT_ERROR.finditer(each)]
+        errors = [Diagnostic(row["summary"].strip(), row["detail"].strip()) for row in found]
+        errors = errors or [Diagnostic("\n".join(said).strip() or f"exit code {code}")]
+    return _Ended(code, events.rest, errors)
+
+
+def _environment(token: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not _NOT_INHERITED.fullmatch(key)}
+    emulated = {"GOOGLE_OAUTH_ACCESS_TOKEN": "emulator"} if _EMULATED in os.environ else {}
+    own = {"TF_IN_AUTOMATION": "1", "TF_INPUT": "0", "CHECKPOINT_DISABLE": "1", MARK: token}
+    return {**kept, **emulated, **own}
+
+
+def working_directory(project: str, cluster: str) -> Path:
+    """The directory of a cluster's configuration, providers and saved plans: made again whenever it
+    is missing."""
+    root = os.environ.get("DRILLYARD_CACHE") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "drillyard"
+    )
+    return Path(root).expanduser() / "clusters" / project / cluster

@@ -1,0 +1,173 @@
+"""`drillyard cluster up`: from a cluster config to a cluster that takes runs.
+
+Each step can be repeated, and the command continues wherever an earlier one ended: what exists is
+in Terraform's state, or found again (`adoption.py`), and charts are installed over themselves. The
+lock of the state is held from the first change to the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from drillyard.errors import UserError
+from drillyard.launch.completion_cache import write_atomically
+from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
+from drillyard.provision.launch_file import with_settings
+from drillyard.provision.prices import price_totals, require_prices
+from drillyard.provision.state_bucket import ensure_state_bucket
+from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
+
+_POOLS = ("google_container_node_pool", "google_container_cluster")
+_DESTROYING: tuple[Action, ...] = ("replace", "delete")
+CLUSTER = "google_container_cluster.cluster"
+
+
+def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> str:
+    """Make the cluster, or what it lacks; the name of its kubeconfig context.
+
+    Raises UserError for the first mistake, before anything is made where it can be found then;
+    KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
+    """
+    plan = request.plan
+    require_prices(plan)
+    program = terraform_program(plan)
+    stages.require_plugin(plan)
+    _check_project(request, stages)
+    for warning in plan.warnings:
+        request.report(f"warning: {warning}")
+    for line in _prices_text(plan):
+        request.report(line)
+    request.confirm(f"Make cluster {plan.name} in project {plan.project}?")
+    with _next_command(request):
+        if ensure_state_bucket(plan):
+            request.report(f"created gs://{plan.state_bucket}, the bucket of the state")
+        with session(request, program) as opened:
+            _apply(opened, stages)
+            state = opened.bucket.resources()
+            context = stages.write_context(plan, state[CLUSTER].attributes)
+            request.report(f"context {context} is in your kubeconfig")
+            opened.require_lock()
+            stages.install_releases(plan, context)
+            for name in secrets:
+                stages.write_secret(context, name)
+    return context
+
+
+def launch_config(path: Path, plan: ClusterPlan, *, write: bool) -> str:
+    """The cluster config for `launch`: that at `path` with the settings that it lacks. `write`: put
+    them into the file."""
+    text = path.read_text(encoding="utf-8")
+    complete = with_settings(text, plan.launch_settings or {})
+    if write and complete != text:
+        write_atomically(path, complete)
+    return complete
+
+
+def _check_project(request: Request, stages: Stages) -> None:
+    findings = stages.check_project(request.plan)
+    for each in findings:
+        if each.level != "error":
+            request.report(f"{each.level}: {each.what}" + (f": {each.fix}" if each.fix else ""))
+    errors = [each for each in findings if each.level == "error"]
+    if errors:
+        raise UserError(
+            "\n".join(f"{each.what}\n{each.fix}".rstrip() for each in errors)
+            + "\nNothing was made."
+        )
+
+
+def _prices_text(plan: ClusterPlan) -> list[str]:
+    """What the cluster costs; the parts are in `drillyard cluster plan`."""
+    total = price_totals(plan.prices)
+    idle, full = (f"${each.value:,.2f} per hour" for each in (total.idle, total.full))
+    unknown = f"; without {', '.join(total.unknown)}" if total.unknown else ""
+    return [f"price: {idle} without runs, {full} with all nodes{unknown}"]
+
+
+def _apply(opened: Session, stages: Stages) -> None:
+    """Bring Terraform's resources to what the plan says."""
+    request, terraform, bucket = opened.request, opened.terraform, opened.bucket
+    adopt_interrupted(request.plan, terraform, bucket, request.report, recreate=True)
+    _adopt_kept_buckets(opened)
+    request.report(f"comparing {len(request.plan.resources)} resources with what exists")
+    changes = terraform.plan()
+    if changes.is_empty:
+        request.report("nothing to change")
+        return
+    for address, action in changes.drift.items():
+        request.report(f"changed by others: {address} ({'gone' if action == 'delete' else action})")
+    for line in changes_text(changes.wanted):
+        request.report(line)
+    _guard_runs(opened, stages, changes)
+    if changes.addresses("update", "replace", "delete"):
+        destroyed = changes.addresses(*_DESTROYING)
+        cost = f", which destroys {len(destroyed)} of them" if destroyed else ""
+        request.confirm(f"Change what exists{cost}?")
+    opened.require_lock()
+    apply_recorded(opened, changes)
+
+
+def apply_recorded(opened: Session, changes: PlannedChanges) -> None:
+    """Apply a saved plan, with a record of what it creates until every outcome is in the state."""
+    creating = changes.addresses("create", "replace")
+    opened.bucket.set_creating(creating)
+    try:
+        opened.terraform.apply(changes)
+    finally:
+        if creating and opened.terraform.saved_state:
+            opened.bucket.set_creating([])
+
+
+def _adopt_kept_buckets(opened: Session) -> None:
+    """Take buckets that an earlier `down` kept, since they had data, into the state again."""
+    request, plan = opened.request, opened.request.plan
+    state = opened.bucket.resources()
+    for each in plan.resources:
+        if each.kind != "google_storage_bucket" or each.address in state:
+            continue
+        if opened.bucket.own_bucket(body_of(plan, each.address)["name"]) is not None:
+            adopt(plan, opened.terraform, state, each.address, request.report)
+
+
+def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> None:
+    """Raise UserError where runs would lose their nodes."""
+    endangered = [
+        each
+        for each in changes.wanted
+        if each.kind in _POOLS and (each.action in _DESTROYING or each.shrinks)
+    ]
+    state = opened.bucket.resources()
+    # One that an interrupted command left half-made never took runs.
+    endangered = [each for each in endangered if not _is_tainted(state, each.address)]
+    if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
+        return
+    context = stages.write_context(opened.request.plan, state[CLUSTER].attributes)
+    if runs := list(stages.running_workloads(context)):
+        pools = ", ".join(each.address.partition(".")[2] for each in endangered)
+        raise UserError(
+            f"{pools}: would be replaced or get fewer nodes, while {len(runs)} runs use the"
+            f" cluster: {', '.join(map(str, runs[:5]))}\nWait for them, or cancel them: drillyard"
+            " runs cancel RUN. Nothing was changed."
+        )
+
+
+def _is_tainted(state: dict[str, Any], address: str) -> bool:
+    found = state.get(address)
+    return bool(found and found.tainted)
+
+
+@contextlib.contextmanager
+def _next_command(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        request.report(
+            "interrupted; what was made is in the state\nGo on:"
+            f" {request.command}\nOr remove it: {request.down_command}"
+        )
+        raise

@@ -1,0 +1,101 @@
+"""`up` and `down` as a process of their own, with stages of the tests in place of Google's and
+Kubernetes' services:
+
+    python -m tests.integration.provision.run_command up|down CLUSTER.yaml STAGES.json [OPTION...]
+
+STAGES.json: {"log": FILE, "findings": [...], "runs": [...], "unreachable": bool, "leaks": CODE};
+each call of a stage appends a line to the log.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from drillyard.cli.main import print_error
+from drillyard.config.load import load_cluster_config
+from drillyard.errors import UnreachableError, UserError
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.cluster_session import Request, Stages, command_line
+from drillyard.provision.down import DownOptions, take_down
+from drillyard.provision.provisioner import plan_cluster
+from drillyard.provision.terraform_engine import Limits
+from drillyard.provision.up import bring_up
+
+
+@dataclass
+class TestStages:
+    """Stages that log their calls and answer what the file says."""
+
+    settings: dict[str, Any]
+
+    def _log(self, *words: str) -> None:
+        with open(self.settings["log"], "a", encoding="utf-8") as file:
+            file.write(" ".join(words) + "\n")
+
+    def check_project(self, plan: ClusterPlan) -> list[Any]:
+        return [SimpleNamespace(**each) for each in self.settings.get("findings", [])]
+
+    def find_leaks(self, plan: ClusterPlan, owned: frozenset[str]) -> Any:
+        self._log("leaks", *sorted(owned))
+        return SimpleNamespace(text="leaks", exit_code=self.settings.get("leaks", 0))
+
+    def write_context(self, plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
+        return f"context-{cluster['name']}"
+
+    def require_plugin(self, plan: ClusterPlan) -> None:
+        pass
+
+    remove_context = require_plugin
+
+    def install_releases(self, plan: ClusterPlan, context: str) -> None:
+        self._log("install", context)
+
+    def write_secret(self, context: str, name: str) -> None:
+        self._log("secret", name)
+
+    def running_workloads(self, context: str) -> list[str]:
+        if self.settings.get("unreachable"):
+            raise UnreachableError("the API server does not answer")
+        found: list[str] = self.settings.get("runs", [])
+        return found
+
+    def delete_workloads(self, context: str) -> None:
+        self._log("delete workloads", context)
+
+
+def main() -> int:
+    verb, config, stages, *options = sys.argv[1:]
+    settings = json.loads(Path(stages).read_text(encoding="utf-8"))
+    plan = plan_cluster(load_cluster_config(Path(config), resolve_environment=False))
+    made = TestStages(settings)
+    named = {name: getattr(made, name) for name in Stages.__dataclass_fields__}
+    request = Request(
+        plan,
+        command_line(verb, config),
+        command_line("down", config),
+        yes="--yes" in options,
+        unlock=options[options.index("--unlock") + 1] if "--unlock" in options else None,
+        limits=Limits(**settings.get("limits", {})),
+    )
+    try:
+        if verb == "up":
+            secrets = ["HF_TOKEN"] if "--secret" in options else []
+            print(bring_up(request, Stages(**named), secrets))
+            return 0
+        chosen = DownOptions("--delete-data" in options, "--ignore-runs" in options, 0.05)
+        return take_down(request, Stages(**named), chosen)
+    except UserError as error:
+        print_error(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
