@@ -1,0 +1,399 @@
+"""Which things of a project belong to a cluster, and by what that is known.
+
+Evidence, strongest first: what is attached to the cluster's VPCs; the label of the cluster or GKE's
+own (`goog-k8s-cluster-name` with its location); the exact name and place of the plan; a description
+of ours; GKE's names (`gke-NAME-HASH...`). Then what uses, or was made by the same controller as, a
+thing that is recognised. A label of another cluster outranks names, so `train` never takes what
+`train-2` has, nor a cluster `train` of another region.
+
+Names of load balancers contain a hash of the Kubernetes cluster that made them (`k8s1-HASH-...`,
+`k8s-be-PORT--HASH`: https://github.com/kubernetes/ingress-gce, pkg/utils/namer): one of them on the
+cluster's VPC tells whose the others are. What has such a name and no evidence at all is doubtful.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
+from drillyard.provision.gke.gke_plan import CLUSTER_LABEL
+from drillyard.provision.google.inventory import Inventory, Thing, path_in
+
+GKE_NAME_LABEL = "goog-k8s-cluster-name"
+"""On nodes, their disks and volumes
+(https://cloud.google.com/kubernetes-engine/docs/how-to/creating-managing-labels)."""
+GKE_LOCATION_LABEL = "goog-k8s-cluster-location"
+GKE_POOL_LABEL = "goog-k8s-node-pool-name"
+_NETWORK = "google_compute_network"
+_DISK = "google_compute_disk"
+_OF_NODES = (
+    "google_compute_instance",
+    "google_compute_instance_group_manager",
+    "google_compute_instance_template",
+    "google_compute_firewall",
+    "google_compute_route",
+    "google_compute_resource_policy",
+    _DISK,
+)
+"""What GKE makes for nodes and deletes with them."""
+_HEX = "[0-9a-f]{8}"
+_CONTROLLER_TOKENS = (
+    re.compile(r"^k8s1-(?P<token>[0-9a-z]{8})-"),
+    re.compile(r"^k8s2-(?:[a-z]{2}-)?(?P<token>[0-9a-z]{8})-"),
+    re.compile(r"--(?P<token>[0-9a-f]{8})[0-9a-f]{8}(?:--|$)"),
+    re.compile(r"^k8s-(?P<token>[0-9a-f]{8})[0-9a-f]{8}-node"),
+    re.compile(r"^(?P<token>gkegw\d-[0-9a-z]{4})-"),
+    re.compile(r"(?:^|-)(?P<token>a[0-9a-f]{31})(?:-|$)"),
+)
+_MADE_BY_KUBERNETES = re.compile(
+    r"^(pvc-|snapshot-[0-9a-f]{8}-|k8s\d?-|k8s-|gkegw\d-|mcrt-|a[0-9a-f]{31}$)"
+)
+_USED = ("sslCertificates", "healthChecks", "securityPolicy", "sslPolicy")
+"""Fields by which a load balancer uses what Kubernetes made with it."""
+Verdict = Literal["ours", "foreign"]
+
+
+@dataclass
+class Recognised:
+    """Paths of the cluster's things with the reason, and what may be its own or another's."""
+
+    ours: dict[str, str] = field(default_factory=dict)
+    doubtful: dict[str, str] = field(default_factory=dict)
+
+
+def plain_kind(kind: str) -> str:
+    """Terraform's name of a kind wherever it lies: google_compute_region_disk is a disk."""
+    return re.sub(r"^google_compute_(region|global)_", "google_compute_", kind)
+
+
+def region_of(location: str | None) -> str:
+    """The region of a zone or region, in lower case; empty for what is global."""
+    place = (location or "").lower()
+    if place in ("global", "-"):
+        return ""
+    return re.sub(r"^([a-z]+-[a-z]+\d+)-[a-z]$", r"\1", place)
+
+
+class Ownership:
+    """The evidence of one plan about one inventory."""
+
+    def __init__(self, plan: ClusterPlan, inventory: Inventory, number: str | None) -> None:
+        self._plan = plan
+        self._number = number
+        self._things = {
+            thing.path: thing
+            for thing in inventory.things
+            if not thing.row.never_ours and not _is_system_route(thing)
+        }
+        self._planned: dict[tuple[str, str], list[PlannedResource]] = {}
+        for each in plan.resources:
+            key = plain_kind(each.kind), each.name.partition("@")[0]
+            self._planned.setdefault(key, []).append(each)
+        clusters = [each for each in plan.resources if each.kind == "google_container_cluster"]
+        self.cluster_location = (clusters[0].location if clusters else None) or plan.region
+        self.cluster_path = f"locations/{self.cluster_location}/clusters/{plan.name}"
+        self._networks = set(self._own_networks())
+        self._gke_name = re.compile(
+            rf"^gke-{re.escape(plan.name)}-(?:(?:{'|'.join(self._pool_names())})-)?"
+            rf"(?:{_HEX}(?:-|$)|pvc-)"
+        )
+
+    def recognise(self) -> Recognised:
+        """Sort the things. Repeats until nothing new follows: a proxy is ours by its URL map, that
+        by a backend service, that by the group of our nodes."""
+        found = Recognised()
+        foreign: set[str] = set()
+        for path, thing in self._things.items():
+            verdict, why = self._own_evidence(thing)
+            if verdict == "ours":
+                found.ours[path] = why
+            elif verdict == "foreign":
+                foreign.add(path)
+        while new := self._follow(found.ours, foreign):
+            found.ours.update(new)
+        for path, thing in self._things.items():
+            if path in found.ours or path in foreign:
+                continue
+            if self._is_doubtful(thing, foreign):
+                found.doubtful[path] = "made by some Kubernetes cluster: no label, not attached"
+        return found
+
+    def holder(self, thing: Thing, ours: Mapping[str, str]) -> Thing | None:
+        """The thing whose deletion deletes this one, where that is one of `ours`."""
+        if thing.part is not None:
+            return self._things.get(thing.parent) if thing.part.goes_with_parent else None
+        kind = plain_kind(thing.kind)
+        if kind == _DISK and (node := self._instance_of(thing, ours)) is not None:
+            return node
+        if kind in _OF_NODES and not thing.name.startswith("pvc-") and "-pvc-" not in thing.name:
+            cluster = self._things.get(self._gke_cluster(thing) or "")
+            if cluster is not None and cluster.path in ours:
+                pool = f"{cluster.path}/nodePools/{_labels(thing).get(GKE_POOL_LABEL)}"
+                return self._things.get(pool, cluster)
+        if kind == "google_compute_instance":
+            made_by = self._path(_metadata(thing.body).get("created-by", ""))
+            if made_by is not None and made_by in ours:
+                return self._things.get(made_by)
+        return None
+
+    def is_planned(self, thing: Thing) -> bool:
+        """Whether the plan makes a thing of this kind, name and place."""
+        planned = self._planned.get((plain_kind(thing.kind), thing.name.partition("@")[0]), [])
+        return any(_same_place(each.location, thing.location) for each in planned)
+
+    def has_foreign_mark(self, thing: Thing) -> bool:
+        """Whether a label or description says that something else made it."""
+        return self._by_label(thing) == "foreign" or self._is_described_otherwise(thing)
+
+    def _own_networks(self) -> Iterator[str]:
+        for (kind, name), _ in self._planned.items():
+            if kind == _NETWORK:
+                path = f"global/networks/{name}"
+                thing = self._things.get(path)
+                if thing is None or not self.has_foreign_mark(thing):
+                    yield path
+        for path, thing in self._things.items():
+            if thing.kind == _NETWORK and self._is_described_as_ours(thing):
+                yield path
+
+    def _pool_names(self) -> list[str]:
+        names = {each.name for each in self._plan.pools} | {"default-pool"}
+        names |= {
+            each.name for each in self._plan.resources if each.kind == "google_container_node_pool"
+        }
+        names |= {
+            each.name
+            for each in self._things.values()
+            if each.part is not None and each.parent == self.cluster_path
+        }
+        # GKE cuts long names of pools in the names of nodes.
+        cut = {name[:length] for name in names for length in range(8, len(name))}
+        return [re.escape(name.rstrip("-")) for name in sorted(names | cut, key=len, reverse=True)]
+
+    def _own_evidence(self, thing: Thing) -> tuple[Verdict | None, str]:
+        """What the thing alone says. Networks it is attached to come first: they decide."""
+        if thing.part is not None:
+            return None, ""
+        if thing.kind == _NETWORK:
+            if thing.path in self._networks:
+                return "ours", "a network of the plan, or described as one of this cluster"
+            return "foreign", ""
+        if thing.kind == "google_project_iam_member":
+            return self._by_member(thing)
+        attached = {path for path in self._linked(thing) if "/networks/" in f"/{path}"}
+        if own := attached & self._networks:
+            return "ours", f"attached to network {_last(min(own))}"
+        if thing.path == self.cluster_path and self._by_label(thing) != "foreign":
+            return "ours", "the cluster of the plan"
+        label = self._by_label(thing)
+        if label == "ours":
+            return "ours", "labelled as this cluster's"
+        if label == "foreign" or any("/networks/" in f"/{each}" for each in self._links(thing)):
+            return "foreign", ""
+        return self._by_name(thing)
+
+    def _by_name(self, thing: Thing) -> tuple[Verdict | None, str]:
+        if thing.kind == "google_storage_bucket":
+            own = thing.name == self._plan.state_bucket
+            return ("ours", "the bucket of Terraform's state") if own else (None, "")
+        if self._is_described_otherwise(thing):
+            return "foreign", ""
+        if self.is_planned(thing):
+            return "ours", "named as the plan names it"
+        if self._is_described_as_ours(thing):
+            return "ours", "described as a part of this cluster"
+        if self._is_gke_name(thing.name):
+            return "ours", "named by GKE for this cluster"
+        return None, ""
+
+    def _is_gke_name(self, name: str) -> bool:
+        longer = (
+            f"gke-{other}-"
+            for other in self._other_clusters
+            if other.startswith(f"{self._plan.name}-")
+        )
+        return bool(self._gke_name.match(name)) and not any(map(name.startswith, longer))
+
+    @property
+    def _other_clusters(self) -> set[str]:
+        if not hasattr(self, "_others"):
+            things = self._things.values()
+            self._others = {
+                each.name for each in things if each.kind == "google_container_cluster"
+            } | {name for each in things if (name := _labels(each).get(GKE_NAME_LABEL))}
+            self._others.discard(self._plan.name)
+        return self._others
+
+    def _by_label(self, thing: Thing) -> Verdict | None:
+        labels = _labels(thing)
+        if (marked := labels.get(CLUSTER_LABEL)) is not None:
+            return "ours" if marked == self._plan.name else "foreign"
+        if (path := self._gke_cluster(thing)) is not None:
+            return "ours" if path == self.cluster_path else "foreign"
+        return None
+
+    def _gke_cluster(self, thing: Thing) -> str | None:
+        """The path of the GKE cluster that made it, by GKE's own marks."""
+        marks = _labels(thing)
+        name, location = marks.get(GKE_NAME_LABEL), marks.get(GKE_LOCATION_LABEL)
+        if name is None:
+            marks = _metadata(thing.body) or _metadata(thing.body.get("properties") or {})
+            name, location = marks.get("cluster-name"), marks.get("cluster-location")
+        if name is not None:
+            return f"locations/{location or self.cluster_location}/clusters/{name}"
+        if plain_kind(thing.kind) in _OF_NODES and self._is_gke_name(thing.name):
+            return self.cluster_path
+        return None
+
+    def _by_member(self, thing: Thing) -> tuple[Verdict | None, str]:
+        """A grant to a service account of the plan; one that is deleted leaves
+        `deleted:serviceAccount:EMAIL?uid=...` (https://cloud.google.com/iam/docs/principal-identifiers)."""
+        found = re.match(
+            r"(?P<deleted>deleted:)?serviceAccount:(?P<email>[^?]+)", str(thing.body.get("member"))
+        )
+        email = found["email"] if found else ""
+        name = email.partition("@")[0]
+        planned = self._planned.get(("google_service_account", name), [])
+        own = {each.name if "@" in each.name else self._email(name) for each in planned}
+        account = self._things.get(f"iam:serviceAccounts/{email}")
+        if found is None or email not in own or (account and self.has_foreign_mark(account)):
+            return "foreign", ""
+        kind = "deleted service account" if found["deleted"] else "service account"
+        return "ours", f"granted to the {kind} {name} of the plan"
+
+    def _email(self, account: str) -> str:
+        return f"{account}@{self._plan.project}.iam.gserviceaccount.com"
+
+    def _follow(self, ours: Mapping[str, str], foreign: set[str]) -> dict[str, str]:
+        new: dict[str, str] = {}
+        tokens = {token for path in ours for token in _tokens(_last(path))}
+        tokens -= {token for path in foreign for token in _tokens(_last(path))}
+        used = set(self._used_by(ours))
+        for path, thing in self._things.items():
+            if path in ours or path in foreign:
+                continue
+            if thing.part is not None:
+                if self._part_is_ours(thing, ours):
+                    new[path] = f"part of {_last(thing.parent)}"
+                continue
+            linked = [each for each in self._linked(thing) if self._is_ours(each, ours)]
+            if linked:
+                new[path] = f"uses {_last(min(linked))}"
+            elif path in used and _MADE_BY_KUBERNETES.match(thing.name):
+                new[path] = "used by a load balancer of this cluster"
+            elif not self._by_other_place(thing) and tokens & set(_tokens(thing.name)):
+                new[path] = "made by this cluster's Kubernetes, by the hash in its name"
+        return new
+
+    def _part_is_ours(self, thing: Thing, ours: Mapping[str, str]) -> bool:
+        if thing.kind.endswith("_association"):
+            return any(each in self._networks for each in self._linked(thing))
+        return thing.parent in ours
+
+    def _is_ours(self, path: str, ours: Mapping[str, str]) -> bool:
+        """Also of things that are gone: a target pool names nodes that no longer exist."""
+        if path in ours or path == self.cluster_path or path in self._networks:
+            return True
+        return path not in self._things and self._is_gke_name(_last(path))
+
+    def _used_by(self, ours: Mapping[str, str]) -> Iterator[str]:
+        for path in ours:
+            thing = self._things.get(path)
+            for key in _USED if thing else ():
+                value = thing.body.get(key) if thing else None
+                for each in value if isinstance(value, list) else [value]:
+                    if isinstance(each, str) and (found := self._path(each)):
+                        yield found
+
+    def _is_doubtful(self, thing: Thing, foreign: set[str]) -> bool:
+        if thing.part is not None or self._by_other_place(thing):
+            return False
+        if not _MADE_BY_KUBERNETES.match(thing.name):
+            return False
+        theirs = {token for path in foreign for token in _tokens(_last(path))}
+        known = any(path in self._things for path in self._linked(thing))
+        return not known and not theirs & set(_tokens(thing.name))
+
+    def _by_other_place(self, thing: Thing) -> bool:
+        region = region_of(thing.location)
+        return bool(region) and region != region_of(self.cluster_location)
+
+    def _instance_of(self, disk: Thing, ours: Mapping[str, str]) -> Thing | None:
+        for user in self._linked(disk):
+            node = self._things.get(user)
+            for each in node.body.get("disks") or () if node and node.path in ours else ():
+                if each.get("autoDelete") and self._path(str(each.get("source"))) == disk.path:
+                    return node
+        return None
+
+    def _is_described_as_ours(self, thing: Thing) -> bool:
+        return thing.body.get("description") == f"drillyard cluster {self._plan.name}"
+
+    def _is_described_otherwise(self, thing: Thing) -> bool:
+        """Whether its description is not the one that the plan gives what has this name."""
+        given = thing.body.get("description")
+        planned = self._planned.get((plain_kind(thing.kind), thing.name.partition("@")[0]), [])
+        described = {self._description(each) for each in planned} - {None}
+        if given and described:
+            return given not in described
+        return (
+            bool(given)
+            and bool(re.fullmatch(r"drillyard cluster \S+", str(given)))
+            and not self._is_described_as_ours(thing)
+        )
+
+    def _description(self, planned: PlannedResource) -> str | None:
+        kind, _, label = planned.address.partition(".")
+        body = self._plan.terraform.get("resource", {}).get(kind, {}).get(label, {})
+        found = body.get("description")
+        return found if isinstance(found, str) and "${" not in found else None
+
+    def _links(self, thing: Thing) -> list[str]:
+        """Addresses that it names, as paths; those of other projects as they are."""
+        return [self._path(each) or each for each in thing.linked()]
+
+    def _linked(self, thing: Thing) -> list[str]:
+        return [path for each in thing.linked() if (path := self._path(each))]
+
+    def _path(self, address: str) -> str | None:
+        return path_in(self._plan.project, self._number, address)
+
+
+def _same_place(planned: str | None, found: str) -> bool:
+    return not planned or not found or region_of(planned) == region_of(found)
+
+
+def _labels(thing: Thing) -> Mapping[str, str]:
+    body = thing.body
+    for holder in (body, body.get("properties") or {}):
+        for key in ("labels", "resourceLabels", "userLabels"):
+            if isinstance(found := holder.get(key), Mapping):
+                return found
+    return {}
+
+
+def _metadata(body: Mapping[str, Any]) -> Mapping[str, str]:
+    items = (body.get("metadata") or {}).get("items") or ()
+    return {str(each.get("key")): str(each.get("value")) for each in items}
+
+
+def _tokens(name: str) -> Iterator[str]:
+    for pattern in _CONTROLLER_TOKENS:
+        if found := pattern.search(name):
+            yield found["token"]
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _is_system_route(thing: Thing) -> bool:
+    """Routes that belong to the network itself: nobody can delete them, and they block nothing."""
+    return thing.kind == "google_compute_route" and bool(
+        thing.body.get("nextHopNetwork")
+        or thing.body.get("nextHopPeering")
+        or thing.name.startswith("default-route-")
+    )
