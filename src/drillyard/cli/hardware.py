@@ -35,8 +35,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show the facts behind estimates and plans; `?` and `unverified` mark unconfirmed ones.
 
-        A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths and
-        prices, such as
+        A hardware FILE is YAML with lists of accelerators, machines, network_stacks, bandwidths,
+        prices, cpu_machines and part_prices, such as
 
         machines: [{name: my-node, accelerator: h100, num_accelerators: 8, network_stack:
         infiniband}]

@@ -13,8 +13,8 @@ are not counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -22,11 +22,13 @@ from pydantic import Field, PositiveInt
 
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog, catalog, packaged_rows
-from drillyard.hardware.facts import CatalogRow, FactSource
+from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION, CpuMachine, nat_addresses
+from drillyard.hardware.facts import CatalogRow, FactSource, combine
 from drillyard.hardware.machines import Consumption, Machine
 
 if TYPE_CHECKING:
     from drillyard.config.cluster import ClusterConfig
+    from drillyard.config.creation import CreationConfig
 
 CLOUD_TITLES = {"gcp": "Google Cloud", "aws": "AWS", "nebius": "Nebius"}
 
@@ -52,8 +54,11 @@ class QuotaRule(CatalogRow):
     platforms: tuple[str, ...]
     metric: str
     amount: Literal[
-        "gpus", "nodes", "vcpus", "local_ssd_gib", "vpcs", "subnets", "gpu_clusters", "one"
-    ]
+        "gpus", "nodes", "vcpus", "local_ssd_gib", "boot_disk_gib", "one",
+        "vpcs", "subnets", "gpu_clusters",
+        "networks", "subnetworks", "firewalls", "routers", "addresses",
+        "cpu_pool_vcpus", "cpu_pool_disk_gib",
+    ]  # fmt: skip
     unit: str
     reason: str
     consumption: tuple[Consumption, ...] = ()
@@ -102,43 +107,41 @@ def consumption_problem(consumption: str | None, machine: Machine) -> str | None
     )
 
 
-def quota_needed(cluster: ClusterConfig, facts: Catalog | None = None) -> list[Quota]:
-    """List what the cluster counts against its cloud's quotas; empty for machines outside clouds.
+def quota_needed(
+    cluster: ClusterConfig, facts: Catalog | None = None, planned: Mapping[str, int] | None = None
+) -> list[Quota]:
+    """List what the cluster counts against its cloud's quotas, one entry for each metric and place:
+    all pools, and what it has beside them. Empty for machines outside clouds.
 
-    `facts` is the catalog (ours by default). Raises UserError for a machine unknown to it or to the
+    `facts` is the catalog (ours by default). `planned` are the numbers of a plan's own things, in
+    place of those that follow from the network stack of the first pool: `networks`, `subnetworks`,
+    `firewalls`, `routers`. Raises UserError for a machine unknown to the catalog or to the
     platform's cloud.
     """
     if cluster.machine is None or cluster.has_own_machines:
         return []
     known = facts or catalog()
-    machine = known.machine(cluster.machine)
-    if cluster.cloud is not None and machine.cloud not in (None, cluster.cloud):
+    pools = list(_pools(cluster, known))
+    first = pools[0].machine
+    if cluster.cloud is not None and first.cloud not in (None, cluster.cloud):
         raise UserError(
-            f"machine {machine.name} is one of {CLOUD_TITLES[machine.cloud]}; platform"
+            f"machine {first.name} is one of {CLOUD_TITLES[first.cloud]}; platform"
             f" {cluster.platform} is of {CLOUD_TITLES[cluster.cloud]}: change `platform` or"
             " `machine`"
         )
-    region = region_of(cluster)
-    quantities = _quantities(machine, cluster.nodes, known)
-    words = {
-        "gpu": machine.gpu_quota,
-        "gpu_lower": (machine.gpu_quota or "").lower(),
-        "vm_family": machine.name.split("-")[0].upper(),
-        "cpu_quota": machine.cpu_quota,
-    }
-    return [
-        Quota(
-            metric=rule.metric.format(**words),
-            region=region if rule.scope == "region" else None,
-            amount=quantities[rule.amount] * rule.times,
-            unit=rule.unit,
-            reason=rule.reason,
-            source=rule.provenance.of("metric"),
-            dimensions={name: text.format(**words) for name, text in rule.dimensions.items()},
-        )
-        for rule in _rules()
-        if rule.holds(cluster.platform, cluster.consumption, machine) and quantities[rule.amount]
-    ]
+    whole = _quantities_of_cluster(cluster, pools, known) | dict(planned or {})
+    parts = [(pool, _quantities_of_pool(cluster, pool)) for pool in pools]
+    cpu_pool = _cpu_machine(cluster, known)
+    words = {"cpu_pool_quota": cpu_pool.cpu_quota if cpu_pool else None}
+    found: dict[tuple[object, ...], Quota] = {}
+    for rule in _rules():
+        for pool, amounts in [(pools[0], whole)] if rule.amount in whole else parts:
+            amount = amounts[rule.amount] * rule.times
+            if amount and rule.holds(cluster.platform, pool.consumption, pool.machine):
+                quota = _counted(rule, amount, pool.machine, region_of(cluster), words)
+                key = (quota.metric, quota.region, *sorted(quota.dimensions.items()))
+                found[key] = _sum(found[key], quota) if key in found else quota
+    return list(found.values())
 
 
 def region_of(cluster: ClusterConfig) -> str | None:
@@ -151,18 +154,103 @@ def region_of(cluster: ClusterConfig) -> str | None:
     return cluster.location.region
 
 
-def _quantities(machine: Machine, nodes: int, known: Catalog) -> dict[str, int]:
-    stack = known.network_stack(machine.network_stack)
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    machine: Machine
+    consumption: str | None
+    nodes: int
+
+
+def _pools(cluster: ClusterConfig, known: Catalog) -> Iterator[_Pool]:
+    assert cluster.machine is not None
+    yield _Pool(known.machine(cluster.machine), cluster.consumption, cluster.nodes)
+    for pool in cluster.cluster.pools if cluster.cluster else ():
+        machine = known.machine(pool.machine or cluster.machine)
+        yield _Pool(machine, pool.consumption, pool.nodes)
+
+
+def _quantities_of_pool(cluster: ClusterConfig, pool: _Pool) -> dict[str, int]:
+    machine, nodes = pool.machine, pool.nodes
     return {
         "gpus": nodes * machine.num_accelerators,
         "nodes": nodes,
         "vcpus": nodes * (machine.vcpus or 0),
         "local_ssd_gib": round(nodes * machine.local_ssd_gib),
-        "vpcs": stack.additional_vpcs(machine),
-        "subnets": stack.additional_subnets(machine),
-        "gpu_clusters": int(nodes > 1 and machine.data_nics.count > 0),
+        "boot_disk_gib": nodes * _creation(cluster).disk_gib,
         "one": 1,
     }
+
+
+def _quantities_of_cluster(
+    cluster: ClusterConfig, pools: Sequence[_Pool], known: Catalog
+) -> dict[str, int]:
+    machine, nodes = pools[0].machine, sum(pool.nodes for pool in pools)
+    stack = known.network_stack(machine.network_stack)
+    vpcs, subnets = stack.additional_vpcs(machine), stack.additional_subnets(machine)
+    creation = _creation(cluster)
+    cpu_nodes = creation.cpu_pool.nodes * ZONES_OF_A_REGION
+    cpu_pool = _cpu_machine(cluster, known)
+    every = nodes + cpu_nodes
+    return {
+        "vpcs": vpcs,
+        "subnets": subnets,
+        "gpu_clusters": int(nodes > 1 and machine.data_nics.count > 0),
+        "networks": vpcs + 1,
+        "subnetworks": subnets + 1,
+        "firewalls": 0,
+        "routers": int(creation.private_nodes),
+        "addresses": nat_addresses(every) if creation.private_nodes else every,
+        "cpu_pool_vcpus": cpu_nodes * cpu_pool.vcpus if cpu_pool and cpu_pool.cpu_quota else 0,
+        "cpu_pool_disk_gib": cpu_nodes * creation.disk_gib,
+    }
+
+
+def _creation(cluster: ClusterConfig) -> CreationConfig:
+    """What only the creation of a cluster needs, with defaults where the config says nothing."""
+    # Imported here, as our own catalog does not need the models of configs.
+    from drillyard.config.creation import CreationConfig
+
+    return cluster.cluster or CreationConfig()
+
+
+def _cpu_machine(cluster: ClusterConfig, known: Catalog) -> CpuMachine | None:
+    return known.cpu_machines.get(_creation(cluster).cpu_pool.machine)
+
+
+def _counted(
+    rule: QuotaRule,
+    amount: int,
+    machine: Machine,
+    region: str | None,
+    words: Mapping[str, str | None],
+) -> Quota:
+    filled = {
+        "gpu": machine.gpu_quota,
+        "gpu_lower": (machine.gpu_quota or "").lower(),
+        "vm_family": machine.name.split("-")[0].upper(),
+        "cpu_quota": machine.cpu_quota,
+        **words,
+    }
+    return Quota(
+        metric=rule.metric.format(**filled),
+        region=region if rule.scope == "region" else None,
+        amount=amount,
+        unit=rule.unit,
+        reason=rule.reason,
+        source=rule.provenance.of("metric"),
+        dimensions={name: text.format(**filled) for name, text in rule.dimensions.items()},
+    )
+
+
+def _sum(one: Quota, other: Quota) -> Quota:
+    """Both of one metric, with the reasons and sources of both."""
+    fact = combine(one.amount + other.amount, one.source, other.source)
+    return replace(
+        one,
+        amount=fact.value,
+        reason="; ".join(dict.fromkeys([*one.reason.split("; "), other.reason])),
+        source=FactSource(fact.source, fact.date, fact.unverified),
+    )
 
 
 @cache

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
+from drillyard.hardware.cluster_parts import CpuMachine, PartPrice
 from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, FactSource, read_row
 from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
@@ -42,12 +43,18 @@ def _by_offer(row: Mapping[str, Any]) -> object:
     return tuple(str(row.get(field)) for field in ("machine", "consumption", "region"))
 
 
+def _by_part(row: Mapping[str, Any]) -> object:
+    return tuple(str(row.get(field)) for field in ("part", "region"))
+
+
 KINDS: dict[str, tuple[type[CatalogRow], Key]] = {
     "accelerators": (Accelerator, _by_name),
     "machines": (Machine, _by_name),
     "network_stacks": (NetworkStack, _by_name),
     "bandwidths": (Bandwidth, _by_measurement),
     "prices": (Price, _by_offer),
+    "cpu_machines": (CpuMachine, _by_name),
+    "part_prices": (PartPrice, _by_part),
 }
 """Sections of a hardware file: the class of their rows, and the key that identifies a row."""
 
@@ -92,6 +99,16 @@ class Catalog:
         """Prices, a user's own first."""
         return tuple(self._rows("prices", Price))
 
+    @cached_property
+    def cpu_machines(self) -> dict[str, CpuMachine]:
+        """Machines without GPUs by name."""
+        return {row.name: row for row in self._rows("cpu_machines", CpuMachine)}
+
+    @cached_property
+    def part_prices(self) -> tuple[PartPrice, ...]:
+        """Prices of what a cluster has beside its GPU nodes, a user's own first."""
+        return tuple(self._rows("part_prices", PartPrice))
+
     def find_accelerator(self, name: str) -> Accelerator | None:
         """The accelerator with our name (`h100`) or the driver's (`NVIDIA H100 80GB HBM3`); never
         `cpu`.
@@ -128,6 +145,11 @@ class Catalog:
         """The network stack called `name`. UserError with the nearest names when there is none."""
         return self.network_stacks.get(name) or _missing("network stack", name, self.network_stacks)
 
+    def cpu_machine(self, name: str) -> CpuMachine:
+        """The machine without GPUs called `name`. UserError with the nearest names when there is
+        none."""
+        return self.cpu_machines.get(name) or _missing("CPU machine", name, self.cpu_machines)
+
     def accelerator_of(self, machine: Machine) -> Accelerator:
         """The accelerator of `machine`; checked rows name a known one."""
         return self.accelerators[machine.accelerator]
@@ -148,6 +170,14 @@ class Catalog:
                 return price
         return None
 
+    def part_price(self, part: str, region: str) -> PartPrice | None:
+        """The price of `part` in `region`; None if unknown. One without a region is valid
+        everywhere."""
+        return next(
+            (row for row in self.part_prices if row.part == part and row.region in (None, region)),
+            None,
+        )
+
     def _rows(self, kind: str, cls: type[R]) -> list[R]:
         raws, own = raw_rows(kind), self._own.get(kind, [])
         key = KINDS[kind][1]
@@ -161,7 +191,7 @@ class Catalog:
             for raw, its in zip(raws, keys, strict=True)
             if its not in replaced
         ]
-        return [*laid_over, *kept] if kind in ("prices", "bandwidths") else [*kept, *laid_over]
+        return [*laid_over, *kept] if key is not _by_name else [*kept, *laid_over]
 
 
 def nearest_names(name: str, names: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import HARDWARE_FILE_HINT, Catalog, nearest_names
+from drillyard.hardware.cluster_parts import PartPrice
 from drillyard.hardware.facts import CatalogRow, Fact, Record
 from drillyard.hardware.machines import Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
@@ -91,7 +92,14 @@ def list_text(catalog: Catalog) -> str:
         prices.append(
             (price.machine, price.consumption, region, _cell(node), gpu_hour, node.date or "-")
         )
+    cpu_machines = [("CPU machine", "vCPUs", "priced as", "boot disk", "quota")]
+    for cpu in catalog.cpu_machines.values():
+        words = (cpu.shape or cpu.name, cpu.boot_disk or "-", cpu.cpu_quota or "-")
+        cpu_machines.append((cpu.name, str(cpu.vcpus), *words))
+    parts: list[tuple[str, ...]] = [("part of a cluster", "$", "per", "region", "date")]
+    parts += [_part_row(row) for row in catalog.part_prices]
     tables = [_table(accelerators), _table(machines), _table(stacks), _table(prices)]
+    tables += [_table(cpu_machines), _table(parts)]
     note = (
         f"{len(catalog.bandwidths)} reference bandwidths: see the machine or accelerator by its"
         " name.\n? unverified"
@@ -155,6 +163,8 @@ def list_json(catalog: Catalog) -> dict[str, Any]:
         "network_stacks": catalog.network_stacks.values(),
         "bandwidths": catalog.bandwidths,
         "prices": catalog.prices,
+        "cpu_machines": catalog.cpu_machines.values(),
+        "part_prices": catalog.part_prices,
     }
     return {
         "version": JSON_VERSION,
@@ -246,6 +256,15 @@ def _price_line(row: Price, machine: Machine) -> str:
     return (
         f"{row.consumption}, {row.region or 'any region'}: {dollars}  ({_source_text(node)}){sign}"
     )
+
+
+def _part_row(row: PartPrice) -> tuple[str, ...]:
+    hour = "hour" if row.vcpus is None else f"hour of {row.vcpus} vCPUs"
+    units = {"usd_per_hour": hour, "usd_per_gib_month": "GiB and month", "usd_per_gib": "GiB"}
+    field = next(name for name in units if getattr(row, name) is not None)
+    price = row.fact(field)
+    dollars = f"{price.value:g}{'?' if price.unverified else ''}"
+    return (row.part, dollars, units[field], row.region or "any", price.date or "-")
 
 
 def _source_text(fact: Fact[Any]) -> str:

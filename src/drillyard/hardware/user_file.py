@@ -26,6 +26,7 @@ from drillyard.config.yaml_document import YamlDocument, read_document
 from drillyard.errors import NotFoundError
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.catalog import KINDS, Catalog, merged, raw_rows, sources
+from drillyard.hardware.cluster_parts import PartPrice
 from drillyard.hardware.facts import CatalogRow, Citations, FactSource, read_row, split_row
 from drillyard.hardware.machines import Machine, Price
 
@@ -99,6 +100,14 @@ def contradictions(row: CatalogRow, catalog: Catalog) -> Iterator[tuple[str, str
             yield (
                 "machine",
                 "a price is either usd_per_node_hour or usd_per_gpu_hour: give one of them",
+            )
+    if isinstance(row, PartPrice):
+        given = [row.usd_per_hour, row.usd_per_gib_month, row.usd_per_gib]
+        if sum(value is not None for value in given) != 1:
+            yield (
+                "part",
+                "a price is one of usd_per_hour, usd_per_gib_month and usd_per_gib: give one of"
+                " them",
             )
     if isinstance(row, Bandwidth):
         if (row.machine is None) == (row.accelerator is None):

@@ -12,7 +12,8 @@ from typing import Protocol
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
-from drillyard.hardware.catalog import Catalog, catalog
+from drillyard.hardware import load_catalog
+from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 
 
@@ -23,8 +24,9 @@ class Provisioner(Protocol):
 
 
 def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> ClusterPlan:
-    """The plan of the cluster that the config describes. Raises UserError where its platform
-    creates none, and for every mistake that the platform's rules find."""
+    """The plan of the cluster that the config describes, by `facts`: default the catalog with the
+    config's own hardware file. Raises UserError where its platform creates none, and for every
+    mistake that the platform's rules find."""
     name = platforms()[cluster.platform].provisioner
     if not name:
         able = [each for each, row in platforms().items() if row.provisioner]
@@ -32,4 +34,4 @@ def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> Cluste
             f"platform: {cluster.platform}: drillyard cluster creates clusters of {', '.join(able)}"
         )
     provisioner: Provisioner = resolve_name(name)
-    return provisioner(cluster, facts or catalog())
+    return provisioner(cluster, facts or load_catalog(cluster.hardware))

@@ -158,7 +158,7 @@ def test_on_demand_of_older_gpus_has_a_metric_of_its_own_and_counts_vcpus():
 def test_what_a_reservation_holds_is_not_counted_again(consumption):
     quotas = needed(consumption=consumption, reservation="mine")
     assert not any("GPU" in metric for metric in quotas)
-    assert quotas["NETWORKS"].amount == 2
+    assert quotas["NETWORKS"].amount == 3
 
 
 @pytest.mark.parametrize(
@@ -170,19 +170,85 @@ def test_what_a_reservation_holds_is_not_counted_again(consumption):
         ("a4x-highgpu-4g", 2, 5),
     ],
 )
-def test_data_nics_need_networks_of_their_own(machine, networks, subnets):
-    quotas = needed(machine, "reservation", reservation="mine")
-    assert (quotas["NETWORKS"].amount, quotas["SUBNETWORKS"].amount) == (networks, subnets)
-    assert quotas["NETWORKS"].region is None
+def test_data_nics_need_networks_of_their_own_and_gke_one_more(machine, networks, subnets):
+    for platform, own in (("gce", 0), ("gke", 1)):
+        quotas = needed(machine, "reservation", platform, reservation="mine")
+        amounts = (quotas["NETWORKS"].amount, quotas["SUBNETWORKS"].amount)
+        assert amounts == (networks + own, subnets + own)
+        assert quotas["NETWORKS"].region is None
 
 
 def test_disks_and_addresses_grow_with_the_nodes():
     quotas = needed(nodes=10)
     assert quotas["PREEMPTIBLE_LOCAL_SSD_GB"].amount == 10 * 12000
-    assert quotas["HDB_TOTAL_GB"].amount == 1000
-    assert quotas["IN_USE_ADDRESSES"].amount == 10
-    assert needed("g2-standard-96")["SSD_TOTAL_GB"].amount == 200
+    assert quotas["HDB_TOTAL_GB"].amount == 10 * 200
+    on_machines = needed(nodes=10, platform="gce")
+    assert on_machines["HDB_TOTAL_GB"].amount == 10 * 500
+    assert on_machines["IN_USE_ADDRESSES"].amount == 10
     assert "PREEMPTIBLE_LOCAL_SSD_GB" not in needed("a2-highgpu-8g")
+
+
+CPU_NODES = 3
+"""Of the pool of the controllers, one in each zone of the control plane."""
+
+
+def test_private_nodes_of_gke_share_the_addresses_of_nat():
+    assert needed(nodes=10)["IN_USE_ADDRESSES"].amount == 1
+    # An address of Cloud NAT serves 64,512 / 64 = 1,008 machines.
+    assert needed(nodes=1008 - CPU_NODES)["IN_USE_ADDRESSES"].amount == 1
+    assert needed(nodes=1009 - CPU_NODES)["IN_USE_ADDRESSES"].amount == 2
+    assert needed(nodes=10)["ROUTERS"].amount == 1
+    public = needed(nodes=10, cluster={"private_nodes": False})
+    assert public["IN_USE_ADDRESSES"].amount == 10 + CPU_NODES
+    assert "ROUTERS" not in public
+
+
+def test_the_pool_of_the_controllers_counts_by_its_machine_and_its_disks():
+    assert needed()["CPUS"].amount == CPU_NODES * 16
+    assert needed()["SSD_TOTAL_GB"].amount == CPU_NODES * 200
+    other = needed(cluster={"cpu_pool": {"machine": "n2-standard-8", "nodes": 2}, "disk_gib": 100})
+    assert other["N2_CPUS"].amount == 2 * CPU_NODES * 8
+    assert "CPUS" not in other
+    assert other["SSD_TOTAL_GB"].amount == 2 * CPU_NODES * 100
+    assert other["HDB_TOTAL_GB"].amount == 2 * 100
+
+
+def test_all_pools_are_summed_by_metric():
+    quotas = needed(
+        "a3-megagpu-8g",
+        "flex-start-queued",
+        cluster={
+            "pools": [
+                {"consumption": "spot", "nodes": 3},
+                {"name": "other", "consumption": "flex-start-queued", "nodes": 1},
+                {"consumption": "on-demand", "nodes": 5, "machine": "g2-standard-96"},
+            ]
+        },
+    )
+    assert quotas["PREEMPTIBLE_NVIDIA_H100_MEGA_GPUS"].amount == (2 + 3 + 1) * 8
+    assert quotas["NVIDIA_L4_GPUS"].amount == quotas["GPUS_ALL_REGIONS"].amount == 5 * 8
+    assert quotas["ACTIVE_RESIZE_REQUESTS"].amount == 2
+    assert quotas["HDB_TOTAL_GB"].amount == (2 + 3 + 1) * 200
+    assert quotas["SSD_TOTAL_GB"].amount == (5 + CPU_NODES) * 200
+    assert quotas["SSD_TOTAL_GB"].reason.count("boot disks") == 2
+    assert quotas["NETWORKS"].amount == 9
+
+
+def test_a_plan_knows_its_own_networks():
+    known = {"networks": 5, "subnetworks": 7, "firewalls": 4, "routers": 1}
+    quotas = {quota.metric: quota.amount for quota in quota_needed(cluster(), planned=known)}
+    assert [quotas[each] for each in ("NETWORKS", "SUBNETWORKS", "FIREWALLS", "ROUTERS")] == [
+        5,
+        7,
+        4,
+        1,
+    ]
+
+
+def test_each_metric_is_listed_once_for_each_place():
+    quotas = quota_needed(cluster("g2-standard-96", "on-demand", nodes=2))
+    keys = [(each.metric, each.region, str(each.dimensions)) for each in quotas]
+    assert len(set(keys)) == len(keys)
 
 
 def test_vertex_counts_training_gpus_and_says_which_names_are_unverified():

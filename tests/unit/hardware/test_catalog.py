@@ -187,13 +187,29 @@ def test_prices_are_positive_and_spot_is_cheaper():
             assert price.node_hour(machine).value < on_demand.node_hour(machine).value
 
 
+def test_every_machine_without_gpus_has_a_price_a_quota_and_a_disk_that_has_a_price():
+    for machine in catalog().cpu_machines.values():
+        price = catalog().part_price(machine.shape, "us-central1")
+        assert 0.02 < price.machine_hour(machine).value / machine.vcpus < 0.06
+        assert machine.cpu_quota
+        assert catalog().part_price(machine.boot_disk, "us-central1") is not None
+
+
+def test_the_price_of_a_part_is_that_of_its_region_or_of_everywhere():
+    assert catalog().part_price("gke-control-plane", "europe-west4").usd_per_hour == 0.10
+    assert catalog().part_price("pd-balanced", "us-central1").disk_hour(730).value == pytest.approx(
+        0.10
+    )
+    assert catalog().part_price("pd-balanced", "europe-west4") is None
+
+
 def test_quota_rules_are_read_and_name_known_words():
     rules = packaged_rows(QuotaRule, "quotas")
     assert {rule.cloud for rule in rules} == {"gcp", "aws", "nebius"}
     clouds = {machine.cloud: machine.gpu_quota for machine in catalog().machines.values()}
     assert set(clouds) == {"gcp", "aws", "nebius"}
     for rule in rules:
-        rule.metric.format(gpu="X", gpu_lower="x", vm_family="A", cpu_quota="C")
+        rule.metric.format(gpu="X", gpu_lower="x", vm_family="A", cpu_quota="C", cpu_pool_quota="C")
 
 
 def test_stacks_carry_the_versions_that_their_images_have():

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
-from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.gke.address_ranges import cluster_ranges
 from drillyard.provision.gke.control_plane import add_control_plane
 from drillyard.provision.gke.networks import add_data_networks, add_system_network
 from drillyard.provision.gke.node_pools import add_gpu_pool
+from drillyard.provision.plan_quotas import plan_quotas
 from drillyard.provision.pools import pools_of
+from drillyard.provision.prices import cluster_prices
 from drillyard.provision.terraform_document import TerraformDocument
 
 CLUSTER_LABEL = "drillyard-cluster"
@@ -25,7 +27,6 @@ SERVICES = (
     "iam.googleapis.com",
     "storage.googleapis.com",
 )
-_ZONES_OF_A_REGION = 3
 
 
 def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
@@ -41,7 +42,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
     ranges = cluster_ranges(
         creation.ranges,
         sum(pool.nodes for pool in pools),
-        creation.cpu_pool.nodes * _ZONES_OF_A_REGION,
+        creation.cpu_pool.nodes * ZONES_OF_A_REGION,
         creation.max_pods_per_node,
         stack.additional_subnets(machine),
     )
@@ -70,7 +71,8 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         ),
         state_bucket=creation.state_bucket or f"{location.project}-{cluster.name}-tfstate"[:63],
         resources=tuple(document.resources),
-        quotas=tuple(quota_needed(cluster, facts)),
+        prices=cluster_prices(pools, creation, facts),
+        quotas=plan_quotas(cluster, facts, document.resources),
         services=SERVICES,
         labels=labels,
     )

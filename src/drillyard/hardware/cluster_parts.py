@@ -1,0 +1,66 @@
+"""What a cluster has beside its GPU nodes: machines without GPUs, and the prices of the other
+parts.
+
+The facts are in cpu_machines.yaml and part_prices.yaml. A price of another region never replaces a
+missing one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from drillyard.hardware.facts import CatalogRow, Fact
+
+HOURS_PER_MONTH = 730
+"""https://cloud.google.com/compute/vm-instance-pricing: a month is billed as 730 hours."""
+ZONES_OF_A_REGION = 3
+"""Zones over which GKE spreads the control plane and the pools of a regional cluster, unless told
+otherwise: https://cloud.google.com/kubernetes-engine/docs/concepts/regional-clusters."""
+_NAT_PORTS, _NAT_PORTS_PER_NODE = 64_512, 64
+"""Ports of an address of Cloud NAT, and those that it keeps for each machine by default:
+https://cloud.google.com/nat/docs/ports-and-addresses."""
+
+
+def nat_addresses(nodes: int) -> int:
+    """The external addresses that Cloud NAT allocates for so many nodes."""
+    return math.ceil(nodes * _NAT_PORTS_PER_NODE / _NAT_PORTS)
+
+
+class CpuMachine(CatalogRow):
+    """A machine type without GPUs. `shape`: the part whose price per vCPU it has; None: its own
+    name. `cpu_quota`: the cloud's metric that counts its vCPUs."""
+
+    name: str
+    vcpus: PositiveInt
+    cloud: Literal["gcp", "aws", "nebius"] | None = None
+    shape: str | None = None
+    cpu_quota: str | None = None
+    boot_disk: str | None = None
+
+
+class PartPrice(CatalogRow):
+    """Price of one part, in US dollars: per hour, per GiB and month, or per GiB of traffic.
+
+    `region` None: everywhere. `vcpus`: the hour is that of a machine of so many vCPUs.
+    `most_nodes`: the price holds up to so many nodes.
+    """
+
+    part: str
+    region: str | None = None
+    usd_per_hour: PositiveFloat | None = None
+    usd_per_gib_month: PositiveFloat | None = None
+    usd_per_gib: PositiveFloat | None = None
+    vcpus: PositiveInt | None = None
+    most_nodes: PositiveInt | None = None
+
+    def machine_hour(self, machine: CpuMachine) -> Fact[float]:
+        """Dollars for one hour of one `machine`: of the row's shape, or the row's own."""
+        hour = self.fact("usd_per_hour")
+        return hour if self.vcpus is None else hour * machine.vcpus / self.vcpus
+
+    def disk_hour(self, gib: float) -> Fact[float]:
+        """Dollars for one hour of a disk of `gib` GiB."""
+        return self.fact("usd_per_gib_month") * gib / HOURS_PER_MONTH
