@@ -160,15 +160,32 @@ class GoogleApis:
 
         Raises ApiError for a refusal and CredentialsError.
         """
+        answer = self._ask(service, method, parameters)
+        if not isinstance(answer, dict):
+            raise ApiError(service, "other", f"{service}: {method}: the answer is not JSON")
+        return answer
+
+    def read_object(self, bucket: str, name: str) -> bytes | None:
+        """An object of a bucket; None where there is none, or no bucket."""
+        try:
+            content = self._ask("storage", "objects.get_media", {"bucket": bucket, "object": name})
+        except ApiError as error:
+            if error.refusal == "absent":
+                return None
+            raise
+        return content if isinstance(content, bytes) else str(content).encode()
+
+    def _ask(self, service: str, method: str, parameters: Mapping[str, Any]) -> Any:
+        """One request, repeated while that may help."""
         resource = self._service(service)
         *names, last = method.split(".")
         for name in names:
             resource = getattr(resource, name)()
         request = getattr(resource, last)(**parameters)
 
-        def ask() -> dict[str, Any]:
+        def ask() -> Any:
             try:
-                answer = request.execute(http=self._http())
+                return request.execute(http=self._http())
             except HttpError as error:
                 if _is_transient(error):
                     raise _TransientError(_said(error)) from None
@@ -177,9 +194,6 @@ class GoogleApis:
                 raise _not_accepted(_first_line(error)) from None
             except _LOST as error:
                 raise _TransientError(_first_line(error)) from None
-            if not isinstance(answer, dict):
-                raise ApiError(service, "other", f"{service}: {method}: the answer is not JSON")
-            return answer
 
         repeated = retry.Retry(
             predicate=retry.if_exception_type(_TransientError),

@@ -95,7 +95,7 @@ class Ownership:
         clusters = [each for each in plan.resources if each.kind == "google_container_cluster"]
         self.cluster_location = (clusters[0].location if clusters else None) or plan.region
         self.cluster_path = f"locations/{self.cluster_location}/clusters/{plan.name}"
-        self._networks = set(self._own_networks())
+        self._networks = dict(self._own_networks())
         self._gke_name = re.compile(
             rf"^gke-{re.escape(plan.name)}-(?:(?:{'|'.join(self._pool_names())})-)?"
             rf"(?:{_HEX}(?:-|$)|pvc-)"
@@ -148,16 +148,16 @@ class Ownership:
         """Whether a label or description says that something else made it."""
         return self._by_label(thing) == "foreign" or self._is_described_otherwise(thing)
 
-    def _own_networks(self) -> Iterator[str]:
+    def _own_networks(self) -> Iterator[tuple[str, str]]:
         for (kind, name), _ in self._planned.items():
             if kind == _NETWORK:
                 path = f"global/networks/{name}"
                 thing = self._things.get(path)
                 if thing is None or not self.has_foreign_mark(thing):
-                    yield path
+                    yield path, "named as the plan names it"
         for path, thing in self._things.items():
             if thing.kind == _NETWORK and self._is_described_as_ours(thing):
-                yield path
+                yield path, "described as a part of this cluster"
 
     def _pool_names(self) -> list[str]:
         names = {each.name for each in self._plan.pools} | {"default-pool"}
@@ -179,12 +179,12 @@ class Ownership:
             return None, ""
         if thing.kind == _NETWORK:
             if thing.path in self._networks:
-                return "ours", "a network of the plan, or described as one of this cluster"
+                return "ours", self._networks[thing.path]
             return "foreign", ""
         if thing.kind == "google_project_iam_member":
             return self._by_member(thing)
         attached = {path for path in self._linked(thing) if "/networks/" in f"/{path}"}
-        if own := attached & self._networks:
+        if own := attached & self._networks.keys():
             return "ours", f"attached to network {_last(min(own))}"
         if thing.path == self.cluster_path and self._by_label(thing) != "foreign":
             return "ours", "the cluster of the plan"
