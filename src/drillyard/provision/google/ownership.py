@@ -102,18 +102,21 @@ class Ownership:
         )
 
     def recognise(self) -> Recognised:
-        """Sort the things. Repeats until nothing new follows: a proxy is ours by its URL map, that
-        by a backend service, that by the group of our nodes."""
+        """Sort the things: by evidence, then by what follows from it until nothing new does. A
+        proxy is ours by its URL map, that by a backend service, that by the group of our nodes."""
         found = Recognised()
         foreign: set[str] = set()
-        for path, thing in self._things.items():
-            verdict, why = self._own_evidence(thing)
-            if verdict == "ours":
-                found.ours[path] = why
-            elif verdict == "foreign":
-                foreign.add(path)
-        while new := self._follow(found.ours, foreign):
-            found.ours.update(new)
+        for evidence in (self._own_evidence, self._by_name):
+            for path, thing in self._things.items():
+                if path in found.ours or path in foreign:
+                    continue
+                verdict, why = evidence(thing)
+                if verdict == "ours":
+                    found.ours[path] = why
+                elif verdict == "foreign":
+                    foreign.add(path)
+            while self._spread(found.ours, foreign):
+                pass
         for path, thing in self._things.items():
             if path in found.ours or path in foreign:
                 continue
@@ -193,9 +196,12 @@ class Ownership:
             return "ours", "labelled as this cluster's"
         if label == "foreign" or any("/networks/" in f"/{each}" for each in self._links(thing)):
             return "foreign", ""
-        return self._by_name(thing)
+        return None, ""
 
     def _by_name(self, thing: Thing) -> tuple[Verdict | None, str]:
+        """What its name says, where nothing stronger does."""
+        if thing.part is not None:
+            return None, ""
         if thing.kind == "google_storage_bucket":
             own = thing.name == self._plan.state_bucket
             return ("ours", "the bucket of Terraform's state") if own else (None, "")
@@ -231,12 +237,18 @@ class Ownership:
         labels = _labels(thing)
         if (marked := labels.get(CLUSTER_LABEL)) is not None:
             return "ours" if marked == self._plan.name else "foreign"
-        if (path := self._gke_cluster(thing)) is not None:
+        if (path := self._marked_cluster(thing)) is not None:
             return "ours" if path == self.cluster_path else "foreign"
         return None
 
     def _gke_cluster(self, thing: Thing) -> str | None:
-        """The path of the GKE cluster that made it, by GKE's own marks."""
+        """The path of the GKE cluster that deletes it."""
+        if (path := self._marked_cluster(thing)) is None and self._is_gke_name(thing.name):
+            return self.cluster_path
+        return path
+
+    def _marked_cluster(self, thing: Thing) -> str | None:
+        """The path of the GKE cluster that made it, by GKE's labels and metadata."""
         marks = _labels(thing)
         name, location = marks.get(GKE_NAME_LABEL), marks.get(GKE_LOCATION_LABEL)
         if name is None:
@@ -244,8 +256,6 @@ class Ownership:
             name, location = marks.get("cluster-name"), marks.get("cluster-location")
         if name is not None:
             return f"locations/{location or self.cluster_location}/clusters/{name}"
-        if plain_kind(thing.kind) in _OF_NODES and self._is_gke_name(thing.name):
-            return self.cluster_path
         return None
 
     def _by_member(self, thing: Thing) -> tuple[Verdict | None, str]:
@@ -267,8 +277,10 @@ class Ownership:
     def _email(self, account: str) -> str:
         return f"{account}@{self._plan.project}.iam.gserviceaccount.com"
 
-    def _follow(self, ours: Mapping[str, str], foreign: set[str]) -> dict[str, str]:
+    def _spread(self, ours: dict[str, str], foreign: set[str]) -> bool:
+        """What follows from what is known: one step. Whether it was something new."""
         new: dict[str, str] = {}
+        theirs: set[str] = set()
         tokens = {token for path in ours for token in _tokens(_last(path))}
         tokens -= {token for path in foreign for token in _tokens(_last(path))}
         used = set(self._used_by(ours))
@@ -279,14 +291,18 @@ class Ownership:
                 if self._part_is_ours(thing, ours):
                     new[path] = f"part of {_last(thing.parent)}"
                 continue
-            linked = [each for each in self._linked(thing) if self._is_ours(each, ours)]
-            if linked:
-                new[path] = f"uses {_last(min(linked))}"
+            linked = self._linked(thing)
+            if own := [each for each in linked if self._is_ours(each, ours)]:
+                new[path] = f"uses {_last(min(own))}"
+            elif any(each in foreign for each in linked):
+                theirs.add(path)
             elif path in used and _MADE_BY_KUBERNETES.match(thing.name):
                 new[path] = "used by a load balancer of this cluster"
             elif not self._by_other_place(thing) and tokens & set(_tokens(thing.name)):
                 new[path] = "made by this cluster's Kubernetes, by the hash in its name"
-        return new
+        ours.update(new)
+        foreign |= theirs
+        return bool(new or theirs)
 
     def _part_is_ours(self, thing: Thing, ours: Mapping[str, str]) -> bool:
         if thing.kind.endswith("_association"):

@@ -65,7 +65,7 @@ class GoogleCloud:
     requests: list[str] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
 
-    def add(self, service: str, path: str, **body: Any) -> str:
+    def add(self, service: str, path: str, /, **body: Any) -> str:
         """Make a thing; its address, as others refer to it."""
         name = path.rpartition("/")[2]
         address = f"https://www.googleapis.com/compute/v1/projects/{PROJECT}/{path}"
