@@ -104,11 +104,30 @@ class CreationConfig(StrictModel):
     authorized_networks: list[Range] = Field(
         default=[], description="Ranges that may reach the control plane; default: any, with login."
     )
+    gpu_driver: Literal["default", "latest"] | None = Field(
+        default=None,
+        description="Which of GKE's GPU drivers; default: what the network stack is tested with.",
+    )
+    existing_bucket: bool = Field(
+        default=False,
+        description=(
+            "storage.bucket exists: the runs get access, and it is never changed or removed."
+            " Default: it is made."
+        ),
+    )
     bucket_location: str | None = Field(
         default=None, description="Location of storage.bucket; default: the region."
     )
     bucket_keep_versions: NonNegativeInt = Field(
-        default=1, description="Earlier versions of an object that the bucket keeps."
+        default=0,
+        description=(
+            "Earlier versions of an object that the bucket keeps. With any it has no hierarchical"
+            " namespace, which Cloud Storage offers only without versions."
+        ),
+    )
+    bucket_recover_days: NonNegativeInt = Field(
+        default=7,
+        description="Days in which deleted and overwritten objects can be restored: 0, or 7 to 90.",
     )
     registry: bool = Field(
         default=True, description="Make a repository for images in Artifact Registry."

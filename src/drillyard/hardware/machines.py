@@ -8,7 +8,7 @@ another region never replaces a missing one.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -17,6 +17,7 @@ from drillyard.hardware.facts import CatalogRow, Fact, Record, combine
 Consumption = Literal[
     "on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"
 ]
+GkeVersion = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+-gke\.[0-9]+$")]
 BITS_PER_BYTE = 8
 BILLED_AS = {"flex-start-queued": "flex-start"}
 """Ways of buying that a cloud bills as another one."""
@@ -49,13 +50,15 @@ class PodNeeds(Record):
     """What pods on a machine need where the ways of its network stack are not all open to them.
 
     `network`: the only way to the data NICs; `volumes`: names of the stack's volumes that nodes
-    have (all other libraries are in the image); `node_selector`: labels of the nodes; `requires`:
-    takes precedence over the stack's.
+    have (all other libraries are in the image); `node_selector`: labels of the nodes;
+    `gke_versions` (the first of each minor version) and `requires`: take precedence over the
+    stack's.
     """
 
     network: Literal["dranet"]
     volumes: tuple[str, ...] = ()
     node_selector: dict[str, str] = Field(default={})
+    gke_versions: tuple[GkeVersion, ...] = ()
     requires: dict[str, str] = Field(default={})
 
 

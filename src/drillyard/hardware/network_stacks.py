@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from drillyard.hardware.facts import CatalogRow, Record
-from drillyard.hardware.machines import Machine
+from drillyard.hardware.machines import GkeVersion, Machine
 
 
 class Volume(Record):
@@ -65,6 +65,16 @@ class Networks(Record):
     device_mode: Literal["NetDevice", "RDMA"] | None = None
 
 
+class GkeRequirements(Record):
+    """What GKE must have for a stack. `versions`: the first version of each minor version that
+    works, by machine or for `any`; `dranet_versions`: the same where pods get the NICs by DRANET;
+    `driver`: which of GKE's drivers, its default or its latest one."""
+
+    versions: dict[str, tuple[GkeVersion, ...]] = Field(default={})
+    dranet_versions: tuple[GkeVersion, ...] = ()
+    driver: Literal["DEFAULT", "LATEST"] | None = None
+
+
 class NetworkStack(CatalogRow):
     """One stack. `environment` is complete where `profile_script` is None; else sourcing the script
     sets the rest.
@@ -75,7 +85,7 @@ class NetworkStack(CatalogRow):
     aborts a job with another value; those in `superseded` belong to an earlier set. `versions` are
     those of `images`; each row of `coupled_versions` is a plugin and the daemon (`rxdm`) that works
     with it, with its `arguments` where they differ. `device_class` gives pods the data NICs as
-    devices (DRANET).
+    devices (DRANET). `gke`: versions and driver of GKE; `requires`: what else must be there.
     """
 
     name: str
@@ -102,8 +112,17 @@ class NetworkStack(CatalogRow):
     networks: Networks | None = None
     kubernetes_resource: str | None = None
     device_class: str | None = None
+    gke: GkeRequirements = GkeRequirements()
     requires: dict[str, str] = Field(default={})
     notes: tuple[str, ...] = ()
+
+    def gke_versions(self, machine: Machine, *, dranet: bool) -> tuple[tuple[str, ...], str]:
+        """The first GKE versions for pods on `machine`, one of each minor version, and the path of
+        the fact; empty: no minimum is known."""
+        if dranet:
+            return self.gke.dranet_versions, "gke.dranet_versions"
+        by_machine = self.gke.versions
+        return by_machine.get(machine.name, by_machine.get("any", ())), "gke.versions"
 
     def environment_on(self, machine: str) -> dict[str, str]:
         """The settings for a container on `machine`."""

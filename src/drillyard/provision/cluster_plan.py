@@ -27,7 +27,8 @@ class Pool:
     zone: str
     reservations: tuple[str, ...] = ()
     key: str = ""
-    """The key of the config that describes it: empty for the first, else `cluster.pools[0]`."""
+    """The key of the config that describes it: empty for the first, else `cluster.pools.0`, as
+    after `--set`."""
 
     @property
     def region(self) -> str:
@@ -43,6 +44,17 @@ class Pool:
     def scales_from_zero(self) -> bool:
         """Whether the pool has no nodes until a run asks for them."""
         return self.consumption in ("flex-start", "flex-start-queued")
+
+
+@dataclass(frozen=True)
+class NodeInterface:
+    """One additional interface of GPU nodes: the Network object of the cluster by which pods name
+    it, its VPC and subnet, and how pods get it (NetDevice or RDMA)."""
+
+    network_object: str
+    vpc: str
+    subnet: str
+    device_mode: str
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,8 @@ class ClusterPlan:
     state_bucket: str
     resources: tuple[PlannedResource, ...]
     """All that exists after `up` of this plan, in the order of creation."""
+    interfaces: tuple[NodeInterface, ...] = ()
+    """The additional interfaces of all nodes, each Network object once."""
     releases: tuple[ChartRelease, ...] = ()
     prices: tuple[PriceLine, ...] = ()
     quotas: tuple[Quota, ...] = ()

@@ -5,23 +5,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import FurtherPool
+from drillyard.config.problems import Path, Problem, raise_all
 from drillyard.errors import UserError
-from drillyard.hardware.capacity import consumption_problem, machine_of
+from drillyard.hardware.capacity import consumption_problem
 from drillyard.hardware.catalog import Catalog
 from drillyard.provision.cluster_plan import Pool
 
+_OF_THE_FILE: dict[str, Path] = {"zone": ("location", "zone"), "reservations": ("reservation",)}
+"""Keys of the file itself that mean what a key of `cluster.pools` means, where they differ."""
+
 
 def pools_of(cluster: ClusterConfig, facts: Catalog) -> tuple[Pool, ...]:
-    """The pools in the order of the file. Raises UserError for a machine that is unknown or not
-    sold in this way, a name given twice, and a missing zone."""
-    found = tuple(_pools(cluster, facts))
-    names = [pool.name for pool in found]
-    for pool in found[1:]:
-        if names.count(pool.name) > 1:
-            raise UserError(
-                f"{pool.key}.name: two pools are called {pool.name}; give this one a name"
-            )
+    """The pools in the order of the file. Raises one UserError with every machine that is unknown
+    or not sold in this way, every name given twice, and a missing zone."""
+    found, problems = read_pools(cluster, facts)
+    raise_all(problems, cluster._origin.places)
     return found
+
+
+def read_pools(cluster: ClusterConfig, facts: Catalog) -> tuple[tuple[Pool, ...], list[Problem]]:
+    """The pools whose machines are known, and what is wrong with any."""
+    zone = cluster.location.zone if cluster.location else None
+    if zone is None:
+        message = "missing: a GPU pool is made in one zone: write one, such as us-central1-b"
+        return (), [Problem(("location", "zone"), message)]
+    problems: list[Problem] = []
+    found = tuple(_pools(cluster, zone, facts, problems))
+    names: set[str] = set()
+    for pool in found:
+        if pool.name in names:
+            message = f"two pools are called {pool.name}; give this one another name"
+            problems.append(Problem(key_path(pool, "name"), message))
+        names.add(pool.name)
+    return found, problems
 
 
 def default_pool_name(cluster_name: str, consumption: str) -> str:
@@ -29,35 +46,45 @@ def default_pool_name(cluster_name: str, consumption: str) -> str:
     return f"{cluster_name[: 39 - len(consumption)].rstrip('-')}-{consumption}"
 
 
-def _pools(cluster: ClusterConfig, facts: Catalog) -> Iterator[Pool]:
-    zone = cluster.location.zone if cluster.location else None
-    if zone is None:
-        raise UserError(
-            "location.zone: missing: a GPU pool is made in one zone, such as us-central1-b"
-        )
-    assert cluster.consumption is not None
-    yield Pool(
-        default_pool_name(cluster.name, cluster.consumption),
-        machine_of(cluster, facts),
-        cluster.consumption,
-        cluster.nodes,
-        zone,
-        (cluster.reservation,) if cluster.reservation else (),
-    )
+def key_path(pool: Pool, key: str) -> Path:
+    """The path in the config of one of the pool's keys, named as in `cluster.pools`."""
+    return (*key_path_of(pool.key), key) if pool.key else _OF_THE_FILE.get(key, (key,))
+
+
+def _pools(
+    cluster: ClusterConfig, zone: str, facts: Catalog, problems: list[Problem]
+) -> Iterator[Pool]:
+    assert cluster.consumption is not None and cluster.machine is not None
     further = cluster.cluster.pools if cluster.cluster else []
-    for number, pool in enumerate(further):
-        key = f"cluster.pools[{number}]"
-        machine = (
-            machine_of(cluster, facts) if pool.machine is None else facts.machine(pool.machine)
-        )
-        if (unsold := consumption_problem(pool.consumption, machine)) is not None:
-            raise UserError(f"{key}.consumption: {unsold}")
-        yield Pool(
-            pool.name or default_pool_name(cluster.name, pool.consumption),
+    first = FurtherPool(
+        machine=cluster.machine,
+        consumption=cluster.consumption,
+        nodes=cluster.nodes,
+        reservations=[cluster.reservation] if cluster.reservation else [],
+    )
+    for number, given in enumerate([first, *further]):
+        key = f"cluster.pools.{number - 1}" if number else ""
+        try:
+            machine = facts.machine(given.machine or cluster.machine)
+        except UserError as error:
+            if given.machine is not None:
+                message = str(error).replace("\n", ". ")
+                problems.append(Problem((*key_path_of(key), "machine"), message))
+            continue
+        pool = Pool(
+            given.name or default_pool_name(cluster.name, given.consumption),
             machine,
-            pool.consumption,
-            pool.nodes,
-            pool.zone or zone,
-            tuple(pool.reservations),
+            given.consumption,
+            given.nodes,
+            given.zone or zone,
+            tuple(given.reservations),
             key,
         )
+        if (unsold := consumption_problem(pool.consumption, machine)) is not None:
+            problems.append(Problem(key_path(pool, "consumption"), unsold))
+        yield pool
+
+
+def key_path_of(key: str) -> Path:
+    """`cluster.pools.0` as a path, and the empty key of the first pool as the top of the file."""
+    return tuple(int(part) if part.isdigit() else part for part in key.split(".")) if key else ()

@@ -12,8 +12,7 @@ from typing import Protocol
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
-from drillyard.hardware import load_catalog
-from drillyard.hardware.catalog import Catalog
+from drillyard.hardware import Catalog, load_catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 
 
@@ -24,8 +23,8 @@ class Provisioner(Protocol):
 
 
 def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> ClusterPlan:
-    """The plan of the cluster that the config describes, by `facts`: default the catalog with the
-    config's own hardware file. Raises UserError where its platform creates none, and for every
+    """The plan of the cluster that the config describes, by `facts`, or ours with the config's own
+    `hardware` file over them. Raises UserError where its platform creates none, and for every
     mistake that the platform's rules find."""
     name = platforms()[cluster.platform].provisioner
     if not name:

@@ -7,10 +7,10 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/provisioningrequest, .../
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
+from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
 from drillyard.hardware.machines import Machine
 from drillyard.launch.kubernetes import pod_network
 from drillyard.launch.kubernetes.config import KubernetesConfig
@@ -19,9 +19,6 @@ from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 LONGEST_FLEX_START_HOURS = 168
 """https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
 _LABEL = "cloud.google.com/"
-_RESERVATION = re.compile(
-    r"(?:projects/(?P<project>[^/]+)/reservations/)?(?P<name>[a-z]([a-z0-9-]*[a-z0-9])?)"
-)
 
 
 def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[LaunchFinding]:
@@ -41,13 +38,8 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
             " hours"
         )
         yield error("cluster", "kubernetes.max_run_hours", message)
-    if cluster.reservation is not None and _RESERVATION.fullmatch(cluster.reservation) is None:
-        message = (
-            f"'{cluster.reservation}': write NAME or projects/PROJECT/reservations/NAME; a block"
-            " belongs to the node pool, which kubernetes.node_selector selects by"
-            " cloud.google.com/gke-nodepool"
-        )
-        yield error("cluster", "reservation", message)
+    if cluster.reservation is not None and read_reservation(cluster.reservation) is None:
+        yield error("cluster", "reservation", f"'{cluster.reservation}': write {RESERVATION_FORMS}")
 
 
 def node_selector(request: LaunchRequest, machine: Machine | None) -> dict[str, str]:
@@ -61,13 +53,13 @@ def node_selector(request: LaunchRequest, machine: Machine | None) -> dict[str, 
         found |= machine.pods.node_selector if machine is not None and machine.pods else {}
     if cluster.consumption in ("spot", "flex-start"):
         found[f"{_LABEL}gke-{cluster.consumption}"] = "true"
-    if cluster.reservation is not None and (named := _RESERVATION.fullmatch(cluster.reservation)):
+    if cluster.reservation is not None and (named := read_reservation(cluster.reservation)):
         found |= {
-            f"{_LABEL}reservation-name": named["name"],
+            f"{_LABEL}reservation-name": named.name,
             f"{_LABEL}reservation-affinity": "specific",
         }
-        if named["project"]:
-            found[f"{_LABEL}reservation-project"] = named["project"]
+        if named.project:
+            found[f"{_LABEL}reservation-project"] = named.project
     return found
 
 

@@ -7,7 +7,7 @@ Facts are those of `hardware/network_stacks.yaml`; the environment and its scrip
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drillyard.hardware.machines import Machine, PodNeeds
@@ -245,6 +245,12 @@ def privileges(values: Mapping[str, Any]) -> list[str]:
     return [*found, *(["a privileged container"] if values.get("privileged") else [])]
 
 
+def first_versions(versions: Sequence[str]) -> str:
+    """The first GKE versions of several minor versions, for people: `1.28.15-gke.1, ... or ...`."""
+    *others, last = versions
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def fields(request: LaunchRequest, machine: Machine | None) -> Iterator[ExplainedField]:
     """What the cluster must have for the pods' network."""
     stack = pod_stack(request, machine)
@@ -252,12 +258,15 @@ def fields(request: LaunchRequest, machine: Machine | None) -> Iterator[Explaine
         return
     section = request.cluster.section_as(KubernetesConfig)
     mode, own = network_mode(request, machine), _pod_needs(request, machine)
-    titles = {
-        "gke_dranet" if mode == "dranet" else "gke": "GKE",
-        "daemonset": "DaemonSet",
-        "image": "in the image",
-    }
-    for name, title in titles.items():
+    if machine is not None:
+        versions, path = stack.gke_versions(machine, dranet=mode == "dranet")
+        why, source = f"for {stack.title}", cited(stack, path)
+        if own is not None and own.gke_versions:
+            versions, why = own.gke_versions, f"for {machine.name}"
+            source = cited(machine, "pods.gke_versions")
+        if versions:
+            yield ExplainedField("GKE", first_versions(versions), why, source)
+    for name, title in {"daemonset": "DaemonSet", "image": "in the image"}.items():
         if own is not None and machine is not None and name in own.requires:
             source = cited(machine, f"pods.requires.{name}")
             yield ExplainedField(title, own.requires[name], f"for {machine.name}", source)

@@ -1,71 +1,93 @@
-"""The VPCs of a GKE cluster: its own with router and NAT, and those of the data NICs.
-
-What a network stack needs is in `hardware/network_stacks.yaml` (`networks`).
-"""
+"""The VPCs of a GKE cluster: its own with router and NAT, and those of the data NICs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from drillyard.hardware.machines import Machine
-from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
-from drillyard.provision.terraform_document import TerraformDocument, reference
+from drillyard.provision.gke.names import described, named
+from drillyard.provision.gke.pool_networks import InterfaceNeed, PoolNetwork, merged_needs
+from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
 
-
-@dataclass(frozen=True)
-class NodeInterface:
-    """One additional interface of every GPU node, with the name of its Network object."""
-
-    network_object: str
-    vpc: str
-    subnet: str
-    vpc_address: str
-    subnet_address: str
-    device_mode: str
+COMPUTE = "google_project_service.compute"
+_REGION = "cluster.yaml: location.region"
+_SUBNETS = "only the subnets of this plan: no range that another network may have"
 
 
 def add_system_network(
-    document: TerraformDocument, name: str, region: str, ranges: ClusterRanges
+    document: TerraformDocument,
+    name: str,
+    region: str,
+    ranges: ClusterRanges,
+    needs: Sequence[PoolNetwork],
+    private_nodes: bool,
 ) -> tuple[str, str]:
     """The cluster's own VPC and subnet, and NAT for nodes without public addresses; the addresses
     of both."""
-    vpc = document.add(
-        "google_compute_network",
-        "system",
-        {
-            "name": name,
-            "auto_create_subnetworks": False,
-            "description": _description(name),
-        },
-        name=name,
-    )
+    body: Body = {
+        "name": named(name),
+        "auto_create_subnetworks": because(False, _SUBNETS),
+        "description": described(name),
+    }
+    stacks = [each.stack for each in needs if each.stack is not None and each.stack.networks]
+    host_mtu = max((each.networks.host_mtu or 0 for each in stacks if each.networks), default=0)
+    if host_mtu:
+        why = "the nodes' first host NIC is here, and the second one's VPC has the same"
+        body["mtu"] = because(host_mtu, why, "network_stacks.yaml: networks.host_mtu")
+    vpc = document.add("google_compute_network", "system", body, name=name, after=[COMPUTE])
     subnet = document.add(
         "google_compute_subnetwork",
         "system",
         {
-            "name": name,
-            "network": reference(vpc),
-            "region": region,
-            "ip_cidr_range": str(ranges.nodes),
-            "private_ip_google_access": True,
-            "description": _description(name),
+            "name": named(name),
+            "network": because(reference(vpc), "the cluster's own VPC"),
+            "region": because(region, "where the nodes are", _REGION),
+            "ip_cidr_range": because(
+                str(ranges.nodes),
+                "addresses of nodes and control plane, apart from all others",
+                "cluster.yaml: cluster.ranges.nodes, or computed from the nodes",
+            ),
+            "private_ip_google_access": because(True, "nodes reach Google's APIs without NAT"),
+            "description": described(name),
             "secondary_ip_range": [
-                {"range_name": "pods", "ip_cidr_range": str(ranges.pods)},
-                {"range_name": "services", "ip_cidr_range": str(ranges.services)},
+                {
+                    "range_name": because("pods", "as the cluster refers to it"),
+                    "ip_cidr_range": because(
+                        str(ranges.pods),
+                        "a block of twice the most pods for each node",
+                        "cluster.yaml: cluster.ranges.pods, or computed from the nodes",
+                    ),
+                },
+                {
+                    "range_name": because("services", "as the cluster refers to it"),
+                    "ip_cidr_range": because(
+                        str(ranges.services),
+                        "addresses of services",
+                        "cluster.yaml: cluster.ranges.services, or 4,096 addresses",
+                    ),
+                },
             ],
         },
         name=name,
         location=region,
     )
+    if private_nodes:
+        _add_nat(document, name, region, vpc)
+    return vpc, subnet
+
+
+def _add_nat(document: TerraformDocument, name: str, region: str, vpc: str) -> None:
+    why = "nodes without public addresses reach images and the hub through it"
+    source = "cluster.yaml: cluster.private_nodes"
     router = document.add(
         "google_compute_router",
         "system",
         {
-            "name": name,
-            "network": reference(vpc),
-            "region": region,
-            "description": _description(name),
+            "name": named(name),
+            "network": because(reference(vpc), why, source),
+            "region": because(region, "where the nodes are", _REGION),
+            "description": described(name),
         },
         name=name,
         location=region,
@@ -74,106 +96,100 @@ def add_system_network(
         "google_compute_router_nat",
         "system",
         {
-            "name": name,
-            "router": reference(router, "name"),
-            "region": region,
-            "nat_ip_allocate_option": "AUTO_ONLY",
-            "source_subnetwork_ip_ranges_to_nat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+            "name": named(name),
+            "router": because(reference(router, "name"), why, source),
+            "region": because(region, "where the nodes are", _REGION),
+            "nat_ip_allocate_option": because("AUTO_ONLY", "addresses as many as are needed"),
+            "source_subnetwork_ip_ranges_to_nat": because(
+                "ALL_SUBNETWORKS_ALL_IP_RANGES", "nodes and pods"
+            ),
         },
         name=name,
         location=region,
     )
-    return vpc, subnet
 
 
 def add_data_networks(
     document: TerraformDocument,
     name: str,
     region: str,
-    zone: str,
-    machine: Machine,
-    stack: NetworkStack,
+    project: str,
+    needs: Sequence[PoolNetwork],
     ranges: ClusterRanges,
 ) -> tuple[NodeInterface, ...]:
-    """The VPCs and subnets of the stack, in the order of the nodes' interfaces.
-
-    Raises nothing: `additional_subnets` of the stack says how many ranges there must be.
-    """
-    networks, interfaces = stack.networks, stack.interfaces
-    if networks is None or interfaces is None or interfaces.network is None:
-        return ()
+    """Add the VPCs, subnets and firewall rules of all additional interfaces."""
+    vpcs: set[str] = set()
     found: list[NodeInterface] = []
-    free = iter(ranges.data)
-
-    def vpc(label: str, mtu: int | None, profile: str | None) -> str:
-        body: dict[str, object] = {
-            "name": f"{name}-{label}",
-            "auto_create_subnetworks": False,
-            "description": _description(name),
-        }
-        if mtu is not None:
-            body["mtu"] = mtu
-        if profile is not None:
-            body["network_profile"] = f"global/networkProfiles/{zone}-{profile}"
-        return document.add(
-            "google_compute_network", label.replace("-", "_"), body, name=f"{name}-{label}"
-        )
-
-    def interface(label: str, network_object: str, vpc_label: str, address: str, mode: str) -> None:
-        cidr = next(free)
-        subnet = document.add(
+    for (label, (need, nodes)), cidr in zip(merged_needs(needs).items(), ranges.data, strict=True):
+        if need.vpc not in vpcs:
+            _add_vpc(document, name, project, need)
+            vpcs.add(need.vpc)
+        vpc = need.vpc_address
+        document.add(
             "google_compute_subnetwork",
             label.replace("-", "_"),
             {
-                "name": f"{name}-{label}",
-                "network": reference(address),
-                "region": region,
-                "ip_cidr_range": str(cidr),
-                "description": _description(name),
+                "name": named(f"{name}-{label}"),
+                "network": because(reference(vpc), "the VPC of the interface", need.source),
+                "region": because(region, "where the nodes are", _REGION),
+                "ip_cidr_range": because(
+                    str(cidr),
+                    f"an address for each of {nodes} nodes, with room to grow",
+                    "cluster.yaml: cluster.ranges.data, or computed from the nodes",
+                ),
+                "description": described(name),
             },
             name=f"{name}-{label}",
             location=region,
         )
         found.append(
-            NodeInterface(
-                network_object, f"{name}-{vpc_label}", f"{name}-{label}", address, subnet, mode
-            )
+            NodeInterface(label, f"{name}-{need.vpc}", f"{name}-{label}", need.device_mode)
         )
-
-    def firewall(label: str, address: str, source: str) -> None:
-        document.add(
-            "google_compute_firewall",
-            label.replace("-", "_"),
-            {
-                "name": f"{name}-{label}",
-                "network": reference(address, "name"),
-                "direction": "INGRESS",
-                "source_ranges": [source],
-                "allow": [{"protocol": each} for each in ("tcp", "udp", "icmp")],
-                "description": _description(name),
-            },
-            name=f"{name}-{label}",
-        )
-
-    for number in range(networks.host_vpcs):
-        label = f"gvnic-{number + 1}"
-        address = vpc(label, networks.host_mtu, None)
-        interface(label, label, label, address, "NetDevice")
-        firewall(label, address, str(ranges.data[len(found) - 1]))
-    mode = networks.device_mode or "NetDevice"
-    if networks.shared_vpcs:
-        shared = vpc("rdma", networks.mtu, networks.profile)
-    for number in range(machine.data_nics.count):
-        label = interfaces.network.format(interfaces.first_network + number)
-        if networks.shared_vpcs:
-            interface(label, label, "rdma", shared, mode)
-            continue
-        address = vpc(label, networks.mtu, networks.profile)
-        interface(label, label, label, address, mode)
-        if networks.firewall:
-            firewall(label, address, str(ranges.data[len(found) - 1]))
+        if need.firewall:
+            _add_firewall(document, name, label, vpc, str(cidr), need)
     return tuple(found)
 
 
-def _description(name: str) -> str:
-    return f"drillyard cluster {name}"
+def _add_vpc(document: TerraformDocument, name: str, project: str, need: InterfaceNeed) -> None:
+    body: Body = {
+        "name": named(f"{name}-{need.vpc}"),
+        "auto_create_subnetworks": because(False, _SUBNETS),
+        "description": described(name),
+    }
+    if need.mtu is not None:
+        body["mtu"] = because(need.mtu, "the frames that the network stack sends", need.source)
+    if need.profile is not None:
+        body["network_profile"] = because(
+            f"projects/{project}/global/networkProfiles/{need.profile}",
+            "the zone's profile makes it an RDMA network, and sets its MTU",
+            need.source,
+        )
+    document.add(
+        "google_compute_network",
+        need.vpc.replace("-", "_"),
+        body,
+        name=f"{name}-{need.vpc}",
+        after=[COMPUTE],
+    )
+
+
+def _add_firewall(
+    document: TerraformDocument, name: str, label: str, vpc: str, cidr: str, need: InterfaceNeed
+) -> None:
+    document.add(
+        "google_compute_firewall",
+        label.replace("-", "_"),
+        {
+            "name": named(f"{name}-{label}"),
+            "network": because(reference(vpc, "name"), "the VPC of the interface", need.source),
+            "direction": because("INGRESS", "what leaves is allowed already"),
+            "source_ranges": because([cidr], "the nodes of this subnet and nobody else"),
+            "allow": because(
+                [{"protocol": each} for each in ("tcp", "udp", "icmp")],
+                "NCCL opens ports as it needs them",
+                need.source,
+            ),
+            "description": described(name),
+        },
+        name=f"{name}-{label}",
+    )

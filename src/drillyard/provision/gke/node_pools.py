@@ -1,82 +1,263 @@
-"""A pool of GPU nodes for each way of buying them."""
+"""A pool of GPU nodes for each way of buying them.
+
+What each way demands is that of
+https://cloud.google.com/kubernetes-engine/docs/how-to/provisioningrequest, .../concepts/dws,
+.../concepts/spot-vms and .../how-to/consuming-reservations, and of the checks of Cluster Toolkit's
+module gke-node-pool.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from drillyard.config.creation import CreationConfig
+from drillyard.config.reservation_name import read_reservation
+from drillyard.hardware.machines import Machine
+from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
-from drillyard.provision.gke.control_plane import SCOPES
-from drillyard.provision.gke.networks import NodeInterface
-from drillyard.provision.terraform_document import Body, TerraformDocument, reference
+from drillyard.provision.gke.control_plane import labelled, node_basics
+from drillyard.provision.gke.placement import add_placement
+from drillyard.provision.gke.pool_networks import PoolNetwork
+from drillyard.provision.pools import key_path
+from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
+
+LONGEST_FLEX_START = "604800s"
+"""Seven days: https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
+CREATION_TIME = "60m"
+RESERVATION_KEY = "compute.googleapis.com/reservation-name"
+DRANET_LABEL = "cloud.google.com/gke-networking-dra-driver"
 
 
 def add_gpu_pool(
     document: TerraformDocument,
-    pool: Pool,
+    network: PoolNetwork,
     cluster: str,
+    cluster_name: str,
+    region: str,
+    project: str,
     creation: CreationConfig,
-    interfaces: Sequence[NodeInterface],
+    identity: Sequence[str],
     labels: Mapping[str, str],
 ) -> None:
-    """Add the pool. `cluster` is the address of its cluster."""
-    machine = pool.machine
+    """Add the pool. `cluster`: the address of its cluster; `identity`: those of the nodes' service
+    account and its roles."""
+    pool, (account, *roles) = network.pool, identity
     node: Body = {
-        "machine_type": machine.name,
-        "disk_size_gb": creation.disk_gib,
-        "disk_type": machine.boot_disk,
-        "oauth_scopes": SCOPES,
-        "resource_labels": dict(labels),
-        "gvnic": [{"enabled": True}],
-        "workload_metadata_config": [{"mode": "GKE_METADATA"}],
-        "guest_accelerator": [
-            {
-                "type": machine.accelerator_type,
-                "count": machine.num_accelerators,
-                "gpu_driver_installation_config": [{"gpu_driver_version": "LATEST"}],
-            }
-        ],
+        "machine_type": because(pool.machine.name, "the machine", _key(pool, "machine")),
+        **_disks(pool.machine, creation),
+        "gvnic": because([{"enabled": True}], "the network card that GPU machines have"),
+        "guest_accelerator": [_accelerator(network, creation)],
+        "resource_labels": labelled(labels),
+        **node_basics(account),
+        **_buying(pool, project),
     }
+    taints = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}]
+    why = "pods without GPUs stay away"
+    if pool.consumption == "spot":
+        taints.append(
+            {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NO_SCHEDULE"}
+        )
+        why += ", and those that cannot bear to lose their node"
+    node["taint"] = because(taints, why)
+    if network.dranet:
+        node["labels"] = because(
+            {DRANET_LABEL: "true"}, "GKE's driver gives the NICs to pods", _dranet_source(network)
+        )
     body: Body = {
-        "name": pool.name,
-        "cluster": reference(cluster),
-        "node_locations": [pool.zone],
+        "name": because(pool.name, "the pool and its queue", _key(pool, "name")),
+        "cluster": because(reference(cluster), "its cluster"),
+        "node_locations": because([pool.zone], "one zone", _key(pool, "zone")),
         "node_config": [node],
-        "management": [{"auto_repair": True, "auto_upgrade": True}],
+        **_size(pool),
+        **_upkeep(pool),
+        **_network(network),
+        **add_placement(document, pool, cluster_name, region, creation),
+        "timeouts": because(
+            {"create": CREATION_TIME, "update": CREATION_TIME}, "many nodes take their time"
+        ),
     }
-    if pool.scales_from_zero:
-        node["flex_start"] = True
-        node["reservation_affinity"] = [{"consume_reservation_type": "NO_RESERVATION"}]
-        body["management"] = [{"auto_repair": False, "auto_upgrade": True}]
-        body["initial_node_count"] = 0
-        body["autoscaling"] = [
-            {
-                "total_min_node_count": 0,
-                "total_max_node_count": pool.nodes,
-                "location_policy": "ANY",
-            }
-        ]
-        if pool.is_queued:
-            body["queued_provisioning"] = [{"enabled": True}]
-    else:
-        body["node_count"] = pool.nodes
-    if interfaces:
-        body["network_config"] = [
-            {
-                "additional_node_network_configs": [
-                    {
-                        "network": reference(each.vpc_address, "name"),
-                        "subnetwork": reference(each.subnet_address, "name"),
-                    }
-                    for each in interfaces
-                ]
-            }
-        ]
     document.add(
         "google_container_node_pool",
         pool.name.replace("-", "_"),
         body,
         name=pool.name,
-        location=pool.zone,
+        location=region,
         labelled=True,
+        after=roles,
     )
+
+
+def _disks(machine: Machine, creation: CreationConfig) -> Body:
+    body: Body = {
+        "disk_size_gb": because(
+            creation.disk_gib, "the boot disk", "cluster.yaml: cluster.disk_gib"
+        )
+    }
+    if machine.boot_disk is not None:
+        why = "a boot disk that the machine can have"
+        body["disk_type"] = because(machine.boot_disk, why, cited(machine, "boot_disk"))
+    # The disks of NVLink domains are of another size; GKE counts them itself.
+    if machine.local_disks is not None and machine.link_domain_accelerators is None:
+        body["ephemeral_storage_local_ssd_config"] = because(
+            [{"local_ssd_count": machine.local_disks.count}],
+            "all local disks hold the pods' files: caches and copies of data",
+            cited(machine, "local_disks"),
+        )
+    return body
+
+
+def _accelerator(network: PoolNetwork, creation: CreationConfig) -> Body:
+    machine, stack = network.pool.machine, network.stack
+    assert stack is not None
+    driver, source = "DEFAULT", "drillyard"
+    if creation.gpu_driver is not None:
+        driver, source = creation.gpu_driver.upper(), "cluster.yaml: cluster.gpu_driver"
+    elif stack.gke.driver is not None:
+        driver, source = stack.gke.driver, cited(stack, "gke.driver")
+    return {
+        "type": because(
+            machine.accelerator_type, "the machine's GPU", cited(machine, "accelerator_type")
+        ),
+        "count": because(
+            machine.num_accelerators, "the machine's GPUs", cited(machine, "num_accelerators")
+        ),
+        "gpu_driver_installation_config": because(
+            [{"gpu_driver_version": driver}], "GKE installs the driver", source
+        ),
+    }
+
+
+def _buying(pool: Pool, project: str) -> Body:
+    source = _key(pool, "consumption")
+    if pool.consumption in ("reservation", "calendar"):
+        values = [reservation_value(each, project) for each in pool.reservations]
+        return {
+            "reservation_affinity": because(
+                [
+                    {
+                        "consume_reservation_type": "SPECIFIC_RESERVATION",
+                        "key": RESERVATION_KEY,
+                        "values": values,
+                    }
+                ],
+                "the nodes come out of this reservation alone",
+                _key(pool, "reservations"),
+            )
+        }
+    body: Body = {
+        "reservation_affinity": because(
+            [{"consume_reservation_type": "NO_RESERVATION"}],
+            "no reservation is used up by the way",
+            source,
+        )
+    }
+    if pool.consumption == "spot":
+        body["spot"] = because(True, "the cloud may take the nodes back", source)
+    if pool.scales_from_zero:
+        body["flex_start"] = because(True, "nodes when there are some (DWS)", source)
+    if pool.consumption == "flex-start":
+        # A queued pool's nodes live as long as the run asked for.
+        body["max_run_duration"] = because(
+            LONGEST_FLEX_START, "the longest that a flex-start node may live", source
+        )
+    return body
+
+
+def reservation_value(text: str, project: str) -> str:
+    """The reservation as a node pool names it: a block by its path, others' by their project."""
+    found = read_reservation(text)
+    assert found is not None, "refused by pool_problems"
+    if found.project in (None, project):
+        return f"{found.name}{found.block}"
+    return text
+
+
+def _size(pool: Pool) -> Body:
+    nodes = _key(pool, "nodes")
+    if not pool.scales_from_zero:
+        return {"node_count": because(pool.nodes, "as many nodes, all the time", nodes)}
+    body: Body = {
+        "initial_node_count": because(0, "no nodes until a run asks for them"),
+        "autoscaling": because(
+            [
+                {
+                    "total_min_node_count": 0,
+                    "total_max_node_count": pool.nodes,
+                    "location_policy": "ANY",
+                }
+            ],
+            "from zero, for the runs that ask",
+            nodes,
+        ),
+        # GKE counts the nodes there are into it; a difference would make the pool anew.
+        "lifecycle": because(
+            {"ignore_changes": ["initial_node_count"]}, "it changes as the pool scales"
+        ),
+    }
+    if pool.is_queued:
+        body["queued_provisioning"] = because(
+            [{"enabled": True}], "all nodes of a run at once, or none", _key(pool, "consumption")
+        )
+    return body
+
+
+def _upkeep(pool: Pool) -> Body:
+    repair = not pool.scales_from_zero
+    why = (
+        "a broken node is made anew"
+        if repair
+        else "flex-start nodes are not repaired: that would ask for a new one"
+    )
+    return {
+        "management": because(
+            [{"auto_repair": repair, "auto_upgrade": True}],
+            f"{why}; a release channel demands auto_upgrade, and the maintenance exclusion of the"
+            " cluster keeps node upgrades away",
+            _key(pool, "consumption"),
+        ),
+        "upgrade_settings": because(
+            [{"strategy": "SURGE", "max_surge": 0, "max_unavailable": 1}],
+            "there are no further GPUs for a surge: an old node goes before a new one comes",
+        ),
+    }
+
+
+def _network(network: PoolNetwork) -> Body:
+    if network.dranet:
+        return {
+            "network_config": because(
+                [{"accelerator_network_profile": "auto"}],
+                "GKE makes the data networks, and devices of the NICs",
+                _dranet_source(network),
+            )
+        }
+    if not network.interfaces:
+        return {}
+    return {
+        "network_config": because(
+            [
+                {
+                    "additional_node_network_configs": [
+                        {
+                            "network": reference(each.vpc_address, "name"),
+                            "subnetwork": reference(each.subnet_address, "name"),
+                        }
+                        for each in network.interfaces
+                    ]
+                }
+            ],
+            "an interface for each further NIC, in the order of the NICs",
+            network.interfaces[0].source,
+        )
+    }
+
+
+def _dranet_source(network: PoolNetwork) -> str:
+    machine = network.pool.machine
+    if machine.pods is not None:
+        return cited(machine, "pods")
+    return "cluster.yaml: kubernetes.pod_network"
+
+
+def _key(pool: Pool, key: str) -> str:
+    return f"cluster.yaml: {'.'.join(map(str, key_path(pool, key)))}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
-from drillyard.provision.gke.gke_plan import CLUSTER_LABEL
+from drillyard.provision.gke.cluster_rules import CLUSTER_LABEL
 from drillyard.provision.google.inventory import Inventory, Thing, path_in
 
 GKE_NAME_LABEL = "goog-k8s-cluster-name"

@@ -1,0 +1,67 @@
+"""What cannot be undone of a GKE cluster, and what its plan cannot check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.launch.kubernetes.pod_network import first_versions
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gke.pool_networks import PoolNetwork
+from drillyard.provision.gke.pool_rules import version_needs
+
+NODES_OF_A_POOL = 1000
+"""Per zone: https://cloud.google.com/kubernetes-engine/quotas"""
+
+
+def gke_warnings(
+    cluster: ClusterConfig, creation: CreationConfig, region: str, networks: Sequence[PoolNetwork]
+) -> Iterator[str]:
+    """The warnings, the cluster's before those of its pools."""
+    yield (
+        "location, ranges and cluster.private_nodes cannot be changed later: another value makes"
+        " the cluster anew"
+    )
+    bucket = cluster.storage.bucket
+    if bucket is not None and creation.existing_bucket:
+        yield f"storage.bucket: gs://{bucket} must exist; runs may then write to it and delete"
+    elif bucket is not None:
+        yield (
+            "cluster.bucket_keep_versions: a bucket gets its hierarchical namespace when it is"
+            f" made, or never: gs://{bucket} {_namespace(creation)}"
+        )
+    needs = [need for network in networks for need in version_needs(network) if need[1]]
+    if creation.version is None and needs:
+        # The strictest is named; the others are then met, as their first versions are earlier.
+        what, versions = max(needs, key=lambda need: max(need[1]))
+        yield (
+            f"cluster.version is not given, so channel {creation.release_channel} decides it, and"
+            f" {what} needs {first_versions(versions)} or later: compare with gcloud container"
+            f" get-server-config --location {region}"
+        )
+    for network in networks:
+        yield from _of_pool(network.pool)
+        if network.dranet:
+            yield f"{network.pool.name}: GKE makes its data networks, and removes them with it"
+
+
+def _of_pool(pool: Pool) -> Iterator[str]:
+    if pool.consumption == "calendar":
+        yield (
+            f"{pool.name}: a reservation of calendar mode must be asked for 87 hours ahead, and"
+            " cannot be cancelled or changed"
+        )
+    if pool.scales_from_zero:
+        yield f"{pool.name}: its nodes end after seven days, whatever runs on them"
+    if pool.consumption in ("on-demand", "reservation", "calendar", "spot"):
+        yield f"{pool.name}: its {pool.nodes} nodes are billed from `up` to `down`, used or not"
+    if pool.nodes > NODES_OF_A_POOL:
+        yield (
+            f"{pool.name}: more than {NODES_OF_A_POOL} nodes in one zone of a pool must be granted"
+            " by Google"
+        )
+
+
+def _namespace(creation: CreationConfig) -> str:
+    return "gets none" if creation.bucket_keep_versions else "gets one"

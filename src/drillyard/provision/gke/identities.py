@@ -1,0 +1,105 @@
+"""Who nodes and runs are in Google Cloud, and what they may do.
+
+Nodes have a service account with the role that Google keeps for them
+(https://cloud.google.com/kubernetes-engine/docs/how-to/service-accounts) and may read images. Runs
+are not the node: their Kubernetes service account is a principal of Workload Identity with rights
+on the bucket alone (https://cloud.google.com/kubernetes-engine/docs/how-to/workload-identity).
+"""
+
+from __future__ import annotations
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.provision.gke.names import (
+    LONGEST_SERVICE_ACCOUNT,
+    described,
+    service_account_email,
+    shortened,
+)
+from drillyard.provision.gke.project_services import service_address
+from drillyard.provision.terraform_document import TerraformDocument, because, reference
+
+RUN_NAMESPACES = ("runs", "runs-privileged")
+RUN_SERVICE_ACCOUNT = "trainer"
+NODE_ROLES = {
+    "roles/container.defaultNodeServiceAccount": "logs, metrics and what else every node does",
+    "roles/artifactregistry.reader": "images of any repository of the project",
+}
+BUCKET_ROLE = "roles/storage.objectUser"
+
+
+def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:
+    """The Kubernetes service accounts of runs, as namespace and name: those that a cluster of ours
+    has, and the one that the config names."""
+    section = cluster.section_as(KubernetesConfig)
+    account = section.service_account or RUN_SERVICE_ACCOUNT
+    own = (section.namespace,) if "namespace" in section.model_fields_set else ()
+    return tuple((namespace, account) for namespace in dict.fromkeys((*RUN_NAMESPACES, *own)))
+
+
+def add_node_identity(document: TerraformDocument, name: str, project: str) -> tuple[str, ...]:
+    """The nodes' service account and its roles: its address, then those of the roles."""
+    account = shortened(name, "-nodes", LONGEST_SERVICE_ACCOUNT)
+    email = service_account_email(account, project)
+    why = "an account of the nodes' own: the project's default one may be an editor"
+    address = document.add(
+        "google_service_account",
+        "nodes",
+        {
+            "account_id": because(account, why, "cluster.yaml: name"),
+            "display_name": because(f"Nodes of {name}", "for people"),
+            "description": described(name),
+        },
+        name=email,
+        after=[service_address("iam.googleapis.com")],
+    )
+    roles = [
+        document.add(
+            "google_project_iam_member",
+            role.partition("/")[2].replace(".", "_"),
+            {
+                "project": because(
+                    project, "where the nodes are", "cluster.yaml: location.project"
+                ),
+                "role": because(role, need),
+                "member": because(reference(address, "member"), "the nodes"),
+            },
+            name=f"{role} serviceAccount:{email}",
+            after=[service_address("cloudresourcemanager.googleapis.com")],
+        )
+        for role, need in NODE_ROLES.items()
+    ]
+    return (address, *roles)
+
+
+def add_run_access(
+    document: TerraformDocument,
+    cluster: ClusterConfig,
+    project: str,
+    bucket: str,
+    project_number: str,
+    made: str,
+) -> None:
+    """Let the runs read and write the bucket. `bucket`, `project_number`: names or expressions;
+    `made`: the address of the cluster, which brings the pool of identities."""
+    assert cluster.storage.bucket is not None
+    pool = f"projects/{project_number}/locations/global/workloadIdentityPools/{project}.svc.id.goog"
+    for namespace, account in run_identities(cluster):
+        subject = f"subject/ns/{namespace}/sa/{account}"
+        document.add(
+            "google_storage_bucket_iam_member",
+            f"{namespace}_{account}".replace("-", "_").replace(".", "_"),
+            {
+                "bucket": because(
+                    bucket, "run directories and data", "cluster.yaml: storage.bucket"
+                ),
+                "role": because(BUCKET_ROLE, "read, write and delete objects, and nothing else"),
+                "member": because(
+                    f"principal://iam.googleapis.com/{pool}/{subject}",
+                    "pods of this service account and of no other, by Workload Identity",
+                    "cluster.yaml: kubernetes.namespace, kubernetes.service_account",
+                ),
+            },
+            name=f"{BUCKET_ROLE} {subject} on {cluster.storage.bucket}",
+            after=[made],
+        )

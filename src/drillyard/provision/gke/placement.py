@@ -1,0 +1,92 @@
+"""Where the nodes of a pool are, relative to each other.
+
+Near each other they have fewer switches between them, and labels by which Kueue places pods. Rules:
+the checks of Cluster Toolkit's module gke-node-pool, and
+https://cloud.google.com/kubernetes-engine/docs/how-to/compact-placement.
+"""
+
+from __future__ import annotations
+
+from drillyard.config.creation import CreationConfig
+from drillyard.hardware.machines import Machine
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gke.names import named
+from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
+
+FLEX_START_MACHINES = ("a3-ultragpu-8g", "a4-highgpu-8g")
+"""Machines whose flex-start nodes may be placed compactly."""
+
+
+def nodes_of_domain(machine: Machine) -> int | None:
+    """The most nodes of a pool whose GPUs are one NVLink domain: 18 of four GPUs each; None for
+    machines without domains over nodes."""
+    domain = machine.link_domain_accelerators
+    if domain is None or domain <= machine.num_accelerators:
+        return None
+    return domain // machine.num_accelerators
+
+
+def compact_problem(pool: Pool) -> str | None:
+    """Why `cluster.compact_placement: true` cannot be had for the pool, or None."""
+    if pool.is_queued:
+        return "flex-start-queued nodes are placed by DWS, near each other already"
+    if pool.consumption == "flex-start" and pool.machine.name not in FLEX_START_MACHINES:
+        return f"flex-start nodes can be placed so on {', '.join(FLEX_START_MACHINES)} alone"
+    if nodes_of_domain(pool.machine) is not None:
+        return f"{pool.machine.name} is placed by its NVLink domain"
+    return None
+
+
+def is_compact(pool: Pool, creation: CreationConfig) -> bool:
+    """Whether the pool has compact placement. By default where there is more than one node, the
+    nodes are not spot's (which would be harder to get), and no reservation has placed them."""
+    if creation.compact_placement is not None:
+        return creation.compact_placement and compact_problem(pool) is None
+    chosen = pool.consumption in ("on-demand", "flex-start") and pool.nodes > 1
+    return chosen and compact_problem(pool) is None
+
+
+def add_placement(
+    document: TerraformDocument,
+    pool: Pool,
+    cluster_name: str,
+    region: str,
+    creation: CreationConfig,
+) -> Body:
+    """The pool's block `placement_policy`, if it has one, and the policy that it refers to."""
+    if nodes_of_domain(pool.machine) is not None:
+        policy = _domain_policy(document, pool.machine, cluster_name, region)
+        why = "all nodes in one NVLink domain"
+        block = [{"type": "COMPACT", "policy_name": reference(policy, "name")}]
+        return {"placement_policy": because(block, why, "machines.yaml: link_domain_accelerators")}
+    if is_compact(pool, creation):
+        why = "fewer switches between the nodes, and labels for topology-aware scheduling"
+        source = "cluster.yaml: cluster.compact_placement"
+        return {"placement_policy": because([{"type": "COMPACT"}], why, source)}
+    return {}
+
+
+def _domain_policy(
+    document: TerraformDocument, machine: Machine, cluster_name: str, region: str
+) -> str:
+    topology = f"1x{machine.link_domain_accelerators}"
+    label, name = f"domain_{topology}", f"{cluster_name}-{topology}"
+    address = f"google_compute_resource_policy.{label}"
+    if any(each.address == address for each in document.resources):
+        return address
+    return document.add(
+        "google_compute_resource_policy",
+        label,
+        {
+            "name": named(name),
+            "region": because(region, "where the nodes are", "cluster.yaml: location.region"),
+            "workload_policy": because(
+                [{"type": "HIGH_THROUGHPUT", "accelerator_topology": topology}],
+                "nodes of one NVLink domain",
+                "machines.yaml: link_domain_accelerators",
+            ),
+        },
+        name=name,
+        location=region,
+        after=["google_project_service.compute"],
+    )

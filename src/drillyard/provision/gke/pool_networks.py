@@ -1,0 +1,117 @@
+"""Which networks the nodes of a pool need beside the cluster's own: one need for each interface.
+
+Network objects are the cluster's, so pools whose interfaces have the same object share its subnet,
+also pools of different machines. The facts are `networks` in `hardware/network_stacks.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.problems import Problem
+from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.network_stacks import NetworkStack
+from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.network import cited
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.pools import key_path
+
+
+@dataclass(frozen=True)
+class InterfaceNeed:
+    """One additional interface of each node of a pool. `vpc` is the last part of its VPC's name;
+    `profile`: the network profile that the VPC is made from, and then has its MTU."""
+
+    network_object: str
+    vpc: str
+    mtu: int | None
+    profile: str | None
+    firewall: bool
+    device_mode: str
+    source: str
+
+    @property
+    def vpc_address(self) -> str:
+        """Terraform's address of the VPC."""
+        return f"google_compute_network.{self.vpc.replace('-', '_')}"
+
+    @property
+    def subnet_address(self) -> str:
+        """Terraform's address of the subnet."""
+        return f"google_compute_subnetwork.{self.network_object.replace('-', '_')}"
+
+
+@dataclass(frozen=True)
+class PoolNetwork:
+    """How the nodes of a pool are connected. `stack`: None where the machine lacks the one that the
+    config names; `dranet`: GKE makes the data networks, so `interfaces` is empty."""
+
+    pool: Pool
+    stack: NetworkStack | None
+    dranet: bool
+    interfaces: tuple[InterfaceNeed, ...]
+
+
+def pool_networks(
+    cluster: ClusterConfig, pools: Sequence[Pool], facts: Catalog
+) -> tuple[PoolNetwork, ...]:
+    """The networks of every pool, in the order of the pools."""
+    return tuple(_pool_network(cluster, pool, facts) for pool in pools)
+
+
+def _pool_network(cluster: ClusterConfig, pool: Pool, facts: Catalog) -> PoolNetwork:
+    machine = pool.machine
+    same_machine = facts.find_machine(cluster.machine or "") is machine
+    named = cluster.network_stack if same_machine else None
+    stack = facts.network_stacks.get(named or machine.network_stack)
+    if stack is None or named not in (None, "ethernet", machine.network_stack):
+        return PoolNetwork(pool, None, False, ())
+    own = machine.pods if stack.name == machine.network_stack else None
+    asked = cluster.section_as(KubernetesConfig).pod_network
+    dranet = bool(stack.device_class) and (own is not None or asked == "dranet")
+    return PoolNetwork(pool, stack, dranet, () if dranet else tuple(_interfaces(pool, stack)))
+
+
+def _interfaces(pool: Pool, stack: NetworkStack) -> Iterator[InterfaceNeed]:
+    networks, named = stack.networks, stack.interfaces
+    if networks is None or named is None or named.network is None:
+        return
+    source = cited(stack, "networks")
+    for number in range(1, networks.host_vpcs + 1):
+        label = f"gvnic-{number}"
+        yield InterfaceNeed(label, label, networks.host_mtu, None, True, "NetDevice", source)
+    profile = None if networks.profile is None else f"{pool.zone}-{networks.profile}"
+    mode = networks.device_mode or "NetDevice"
+    for number in range(pool.machine.data_nics.count):
+        label = named.network.format(named.first_network + number)
+        vpc = "rdma" if networks.shared_vpcs else label
+        yield InterfaceNeed(label, vpc, networks.mtu, profile, networks.firewall, mode, source)
+
+
+def merged_needs(needs: Sequence[PoolNetwork]) -> dict[str, tuple[InterfaceNeed, int]]:
+    """Each Network object with its need and the number of nodes that use it, all pools together."""
+    found: dict[str, tuple[InterfaceNeed, int]] = {}
+    for network in needs:
+        for need in network.interfaces:
+            _, nodes = found.get(need.network_object, (need, 0))
+            found[need.network_object] = need, nodes + network.pool.nodes
+    return found
+
+
+def network_problems(needs: Sequence[PoolNetwork]) -> Iterator[Problem]:
+    """Pools that would share a Network object and need different VPCs behind it."""
+    first: dict[str, tuple[InterfaceNeed, Pool]] = {}
+    for network in needs:
+        for need in network.interfaces:
+            earlier, pool = first.setdefault(need.network_object, (need, network.pool))
+            same_region = pool.region == network.pool.region
+            if same_region and (earlier.mtu, earlier.profile) != (need.mtu, need.profile):
+                message = (
+                    f"{network.pool.zone}: {network.pool.name} and {pool.name} share the network"
+                    f" {need.network_object}, which is one zone's ({pool.zone}): use that zone, a"
+                    " cluster of its own, or kubernetes.pod_network: dranet"
+                )
+                yield Problem(key_path(network.pool, "zone"), message)
+                break

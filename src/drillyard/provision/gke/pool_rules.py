@@ -1,0 +1,166 @@
+"""Rules of GPU pools on GKE: what each way of buying and each machine allow.
+
+They are those of Cluster Toolkit's module gke-node-pool, and of Google's pages on node pools. What
+the rendering decides itself (repair, surge, autoscaling limits, affinity) needs no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.config.problems import Problem
+from drillyard.config.reservation_name import RESERVATION_FORMS, read_reservation
+from drillyard.hardware.capacity import CLOUD_TITLES
+from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.gke import LONGEST_FLEX_START_HOURS
+from drillyard.launch.kubernetes.pod_network import first_versions
+from drillyard.launch.network import stack_problem
+from drillyard.provision.cluster_plan import Pool
+from drillyard.provision.gke.control_plane import CPU_POOL, DEFAULT_POOL
+from drillyard.provision.gke.names import REGION, ZONE
+from drillyard.provision.gke.placement import compact_problem, nodes_of_domain
+from drillyard.provision.gke.pool_networks import PoolNetwork, network_problems
+from drillyard.provision.gke.versions import reaches
+from drillyard.provision.pools import key_path
+
+FIRST_FLEX_START = ("1.32.2-gke.1652000",)
+"""https://cloud.google.com/kubernetes-engine/docs/concepts/dws"""
+
+
+def pool_problems(
+    cluster: ClusterConfig, creation: CreationConfig, networks: Sequence[PoolNetwork]
+) -> Iterator[Problem]:
+    """What is wrong with any pool."""
+    assert cluster.location is not None and cluster.location.project is not None
+    for network in networks:
+        pool = network.pool
+        yield from _machine(cluster, network)
+        yield from _zone(cluster, pool)
+        yield from _reservations(pool, cluster.location.project)
+        yield from _limits(cluster, pool)
+        yield from _pod_network(cluster, network)
+        if pool.name in (CPU_POOL, DEFAULT_POOL):
+            message = f"{pool.name} is the name of another pool of the cluster; give another"
+            yield Problem(key_path(pool, "name"), message)
+        if creation.compact_placement and (wrong := compact_problem(pool)) is not None:
+            message = f"{pool.name}: {wrong}; remove it"
+            yield Problem(("cluster", "compact_placement"), message)
+        yield from _version(creation, network)
+    yield from network_problems(networks)
+
+
+def _machine(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
+    machine = network.pool.machine
+    path = key_path(network.pool, "machine")
+    if machine.cloud != "gcp":
+        whose = CLOUD_TITLES.get(machine.cloud or "", "no cloud")
+        message = f"{machine.name} is one of {whose}, and GKE has Google Cloud's: write another"
+        yield Problem(path, message)
+    elif machine.accelerator_type is None:
+        message = (
+            f"{machine.name} has no accelerator_type, by which GKE knows its GPU: give it in the"
+            " hardware file"
+        )
+        yield Problem(path, message)
+    elif network.stack is None:
+        wrong = stack_problem(cluster, machine) or f"{machine.network_stack} is not known"
+        yield Problem(("network_stack",), wrong)
+
+
+def _zone(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
+    path, location = key_path(pool, "zone"), cluster.location
+    assert location is not None
+    region = location.region
+    if pool.key and pool.zone == location.zone:
+        # Said of the first pool already, whose zone it has.
+        return
+    if ZONE.fullmatch(pool.zone) is None:
+        yield Problem(path, f"'{pool.zone}' is not a zone: write one such as {region}-a")
+    elif pool.region != region and REGION.fullmatch(region or ""):
+        message = (
+            f"{pool.zone} is not in the cluster's region {region} (location.region): change either"
+        )
+        yield Problem(path, message)
+
+
+def _reservations(pool: Pool, project: str) -> Iterator[Problem]:
+    path = key_path(pool, "reservations")
+    if pool.consumption not in ("reservation", "calendar"):
+        if pool.reservations:
+            yield Problem(path, f"{pool.consumption} uses no reservation: remove it")
+        return
+    if len(pool.reservations) != 1:
+        message = (
+            f"found {len(pool.reservations)}; a pool of {pool.consumption} is made from exactly"
+            " one: give each reservation a pool of its own"
+        )
+        # Of the first pool, the config's own check names the missing key.
+        if pool.key:
+            yield Problem(path, message)
+    for text in pool.reservations:
+        found = read_reservation(text)
+        if found is None:
+            yield Problem(path, f"'{text}': write {RESERVATION_FORMS}")
+        elif found.block and found.project not in (None, project):
+            message = (
+                f"{text}: GKE takes no block of a reservation that another project shares: name"
+                " the reservation alone"
+            )
+            yield Problem(path, message)
+
+
+def _limits(cluster: ClusterConfig, pool: Pool) -> Iterator[Problem]:
+    most = nodes_of_domain(pool.machine)
+    if most is not None and pool.nodes > most:
+        message = (
+            f"found {pool.nodes}; a pool of {pool.machine.name} is one NVLink domain of {most}"
+            " nodes: give each domain a pool (cluster.pools)"
+        )
+        yield Problem(key_path(pool, "nodes"), message)
+    hours = cluster.section_as(KubernetesConfig).max_run_hours
+    if not pool.key and pool.scales_from_zero and (hours or 0) > LONGEST_FLEX_START_HOURS:
+        message = (
+            f"{hours:g}: nodes of {pool.consumption} exist for at most"
+            f" {LONGEST_FLEX_START_HOURS} hours"
+        )
+        yield Problem(("kubernetes", "max_run_hours"), message)
+
+
+def _pod_network(cluster: ClusterConfig, network: PoolNetwork) -> Iterator[Problem]:
+    pool, stack = network.pool, network.stack
+    asked = cluster.section_as(KubernetesConfig).pod_network
+    if pool.key or stack is None or (asked in (None, "interfaces") and not network.dranet):
+        return
+    path = ("kubernetes", "pod_network")
+    if stack.device_class is None:
+        yield Problem(path, f"{asked}: {stack.name} of {pool.machine.name} has no such way")
+    elif asked != "dranet" and asked is not None and network.dranet:
+        message = f"{asked}: {pool.machine.name} has its data NICs by dranet alone: remove it"
+        yield Problem(path, message)
+
+
+def version_needs(network: PoolNetwork) -> Iterator[tuple[str, Sequence[str]]]:
+    """What of the pool needs a version of GKE, and the first of each minor version."""
+    pool, stack = network.pool, network.stack
+    if stack is not None:
+        versions, _ = stack.gke_versions(pool.machine, dranet=network.dranet)
+        if network.dranet and pool.machine.pods is not None:
+            versions = pool.machine.pods.gke_versions or versions
+        way = "managed DRANET" if network.dranet else stack.title
+        yield f"{way} on {pool.machine.name}", versions
+    if pool.scales_from_zero:
+        yield pool.consumption, FIRST_FLEX_START
+
+
+def _version(creation: CreationConfig, network: PoolNetwork) -> Iterator[Problem]:
+    if creation.version is None:
+        return
+    for what, versions in version_needs(network):
+        if not reaches(creation.version, versions):
+            message = (
+                f"{creation.version}: {what} needs {first_versions(versions)} or later: write a"
+                " later version, or leave it out"
+            )
+            yield Problem(("cluster", "version"), message)

@@ -1,0 +1,126 @@
+"""The bucket of run directories, and the repository of images.
+
+A bucket has a hierarchical namespace, or keeps earlier versions: Cloud Storage does not offer both
+(https://cloud.google.com/storage/docs/hns-overview#limitations). The namespace is the default:
+checkpoints are directories, which it lists and renames in one operation instead of one for each
+object, and what is deleted or overwritten can still be restored for some days
+(https://cloud.google.com/storage/docs/soft-delete).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.provision.gke.names import described, named
+from drillyard.provision.gke.project_services import service_address
+from drillyard.provision.terraform_document import Body, TerraformDocument, because, reference
+
+SECONDS_OF_A_DAY = 86400
+UNFINISHED_UPLOAD_DAYS = 7
+_KEPT = "cluster.yaml: cluster.bucket_keep_versions"
+_OVERWRITTEN = (
+    "earlier versions behind this many newer ones go: a checkpoint that is written again and again"
+    " would be kept, and billed, each time"
+)
+
+
+def add_bucket(
+    document: TerraformDocument,
+    cluster: ClusterConfig,
+    creation: CreationConfig,
+    project: str,
+    region: str,
+    labels: Mapping[str, str],
+) -> tuple[str, str] | None:
+    """Make storage.bucket, or take it as it is: expressions of its name, and of the project's
+    number. None where the config names no bucket."""
+    name = cluster.storage.bucket
+    body: Body
+    if name is None:
+        return None
+    if creation.existing_bucket:
+        why = "its number is part of the names of Workload Identity"
+        body = {"project_id": because(project, why, "cluster.yaml: location.project")}
+        found = document.look_up("google_project", "this", body)
+        return name, reference(found, "number")
+    location = creation.bucket_location or region
+    body = {
+        "name": because(name, "run directories and data", "cluster.yaml: storage.bucket"),
+        "location": because(
+            location,
+            "near the nodes",
+            "cluster.yaml: cluster.bucket_location, or location.region",
+        ),
+        "uniform_bucket_level_access": because(True, "rights by IAM alone, not by object"),
+        "public_access_prevention": because("enforced", "nobody can make it public by mistake"),
+        "force_destroy": because(False, "a bucket with data is never destroyed by the way"),
+        "labels": because(dict(labels), "by them it is found", "cluster.yaml: cluster.labels"),
+        "soft_delete_policy": because(
+            [{"retention_duration_seconds": creation.bucket_recover_days * SECONDS_OF_A_DAY}],
+            "deleted and overwritten objects can be restored for so long",
+            "cluster.yaml: cluster.bucket_recover_days",
+        ),
+        "lifecycle_rule": [
+            {
+                "action": because(
+                    [{"type": "AbortIncompleteMultipartUpload"}],
+                    "the parts of an upload that never ended are billed and cannot be seen",
+                ),
+                "condition": because([{"age": UNFINISHED_UPLOAD_DAYS}], "in days"),
+            }
+        ],
+    }
+    if creation.bucket_keep_versions:
+        body["versioning"] = because([{"enabled": True}], "earlier versions are kept", _KEPT)
+        body["lifecycle_rule"].append(
+            {
+                "action": because([{"type": "Delete"}], _OVERWRITTEN, _KEPT),
+                "condition": because(
+                    [
+                        {
+                            "num_newer_versions": creation.bucket_keep_versions,
+                            "with_state": "ARCHIVED",
+                        }
+                    ],
+                    "earlier versions alone",
+                    _KEPT,
+                ),
+            }
+        )
+    else:
+        body["hierarchical_namespace"] = because(
+            [{"enabled": True}], "checkpoints are directories; it needs that no versions are kept"
+        )
+    made = document.add(
+        "google_storage_bucket",
+        "runs",
+        body,
+        name=name,
+        location=location,
+        labelled=True,
+        after=[service_address("storage.googleapis.com")],
+    )
+    return reference(made, "name"), reference(made, "project_number")
+
+
+def add_registry(
+    document: TerraformDocument, name: str, region: str, labels: Mapping[str, str]
+) -> None:
+    """The repository for the images of runs."""
+    document.add(
+        "google_artifact_registry_repository",
+        "images",
+        {
+            "repository_id": named(name),
+            "location": because(region, "near the nodes", "cluster.yaml: location.region"),
+            "format": because("DOCKER", "images of containers"),
+            "description": described(name),
+            "labels": because(dict(labels), "by them it is found", "cluster.yaml: cluster.labels"),
+        },
+        name=name,
+        location=region,
+        labelled=True,
+        after=[service_address("artifactregistry.googleapis.com")],
+    )
