@@ -142,10 +142,10 @@ class Ownership:
                 return self._things.get(made_by)
         return None
 
-    def is_planned(self, thing: Thing) -> bool:
-        """Whether the plan makes a thing of this kind, name and place."""
-        planned = self._planned.get((plain_kind(thing.kind), thing.name.partition("@")[0]), [])
-        return any(_same_place(each.location, thing.location) for each in planned)
+    def planned(self, thing: Thing) -> list[PlannedResource]:
+        """What the plan makes of this kind, name and place."""
+        named = self._planned.get((plain_kind(thing.kind), thing.name.partition("@")[0]), [])
+        return [each for each in named if _same_place(each.location, thing.location)]
 
     def has_foreign_mark(self, thing: Thing) -> bool:
         """Whether a label or description says that something else made it."""
@@ -207,7 +207,7 @@ class Ownership:
             return ("ours", "the bucket of Terraform's state") if own else (None, "")
         if self._is_described_otherwise(thing):
             return "foreign", ""
-        if self.is_planned(thing):
+        if self.planned(thing):
             return "ours", "named as the plan names it"
         if self._is_described_as_ours(thing):
             return "ours", "described as a part of this cluster"
@@ -352,7 +352,7 @@ class Ownership:
         """Whether its description is not the one that the plan gives what has this name."""
         given = thing.body.get("description")
         planned = self._planned.get((plain_kind(thing.kind), thing.name.partition("@")[0]), [])
-        described = {self._description(each) for each in planned} - {None}
+        described = {self.description(each) for each in planned} - {None}
         if given and described:
             return given not in described
         return (
@@ -361,7 +361,8 @@ class Ownership:
             and not self._is_described_as_ours(thing)
         )
 
-    def _description(self, planned: PlannedResource) -> str | None:
+    def description(self, planned: PlannedResource) -> str | None:
+        """The description that the plan gives a resource."""
         kind, _, label = planned.address.partition(".")
         body = self._plan.terraform.get("resource", {}).get(kind, {}).get(label, {})
         found = body.get("description")
