@@ -51,10 +51,13 @@ class Thing:
             "project": project,
             "condition": "--all" if self.body.get("condition") else "--condition=None",
         }
-        argv = ["gcloud", *(word.format_map(words) for word in template.split())]
-        if "{project}" not in template:
-            argv.append(f"--project={project}")
-        return shlex.join(argv)
+        commands = []
+        for each in template.split(" && "):
+            argv = ["gcloud", *(word.format_map(words) for word in each.split())]
+            if "{project}" not in each:
+                argv.append(f"--project={project}")
+            commands.append(shlex.join(argv))
+        return " && ".join(commands)
 
     def linked(self) -> Iterator[str]:
         """The addresses of what it is attached to, as the service writes them."""

@@ -27,7 +27,7 @@ class Listing:
 
     `links` are the fields by which a thing is attached to another: `networkInterfaces[].network`;
     `a|b`: the second where the first is missing.
-    `delete` is the gcloud command. Its words are filled in: {name}, {parent} (the name of what a
+    `delete` is the gcloud command, or two with && between them. Its words are filled in: {name}, {parent} (the name of what a
     part is in), {place} (--zone=, --region= or --global), {location}, {project}, body fields.
     """
 
@@ -172,6 +172,39 @@ LISTINGS: tuple[Listing, ...] = (
     _compute("sslCertificates", "ssl_certificate", "ssl-certificates delete {name} {place}"),
     _compute("sslPolicies", "ssl_policy", "ssl-policies delete {name} {place}"),
     _compute("securityPolicies", "security_policy", "security-policies delete {name} {place}"),
+    # Names: a zone goes when it is empty, a policy when nothing uses it.
+    Listing(
+        "dns",
+        "managedZones.list",
+        "managedZones",
+        "google_dns_managed_zone",
+        "dns record-sets import /dev/null --zone={name} --delete-all-existing"
+        " && dns managed-zones delete {name}",
+        (
+            "privateVisibilityConfig.networks[].networkUrl",
+            "privateVisibilityConfig.gkeClusters[].gkeClusterName",
+        ),
+        {"project": "{project}"},
+    ),
+    Listing(
+        "dns",
+        "policies.list",
+        "policies",
+        "google_dns_policy",
+        "dns policies update {name} --networks= && dns policies delete {name}",
+        ("networks[].networkUrl",),
+        {"project": "{project}"},
+    ),
+    Listing(
+        "dns",
+        "responsePolicies.list",
+        "responsePolicies",
+        "google_dns_response_policy",
+        "dns response-policies update {name} --networks= --gkeclusters="
+        " && dns response-policies delete {name}",
+        ("networks[].networkUrl", "gkeClusters[].gkeClusterName"),
+        {"project": "{project}"},
+    ),
     # The cluster and its nodes.
     Listing(
         "container",
@@ -248,36 +281,6 @@ LISTINGS: tuple[Listing, ...] = (
         _ANYWHERE,
     ),
     # Networks, from what is attached to the network itself.
-    Listing(
-        "dns",
-        "managedZones.list",
-        "managedZones",
-        "google_dns_managed_zone",
-        "dns managed-zones delete {name}",
-        (
-            "privateVisibilityConfig.networks[].networkUrl",
-            "privateVisibilityConfig.gkeClusters[].gkeClusterName",
-        ),
-        {"project": "{project}"},
-    ),
-    Listing(
-        "dns",
-        "policies.list",
-        "policies",
-        "google_dns_policy",
-        "dns policies delete {name}",
-        ("networks[].networkUrl",),
-        {"project": "{project}"},
-    ),
-    Listing(
-        "dns",
-        "responsePolicies.list",
-        "responsePolicies",
-        "google_dns_response_policy",
-        "dns response-policies delete {name}",
-        ("networks[].networkUrl", "gkeClusters[].gkeClusterName"),
-        {"project": "{project}"},
-    ),
     _compute(
         "packetMirrorings",
         "packet_mirroring",

@@ -32,9 +32,14 @@ class Fault:
     reason: str = DENIED
     times: int | None = None
     consumer: str = f"projects/{NUMBER}"
+    skip: int = 0
+    """So many requests are answered first."""
 
     def takes(self, service: str, path: str) -> bool:
         if self.times == 0 or service != self.service or not re.search(self.pattern, path):
+            return False
+        if self.skip:
+            self.skip -= 1
             return False
         if self.times is not None:
             self.times -= 1
@@ -267,15 +272,43 @@ class GoogleCloud:
 
     def _delete(self, service: str, path: str) -> Any:
         path = re.sub(f"^(compute/v1|v1|storage/v1|dns/v1)/(projects/{PROJECT}/)?", "", path)
+        return self.delete(service, path)
+
+    def delete(self, service: str, path: str) -> Body | None:
+        """Delete a thing. Refused where another one uses it; the answer says done, also where the
+        deletion is lost."""
+        owner, _, name = path.rpartition("/")
+        holder, _, key = owner.rpartition("/")
+        if (service, holder) in self.things:
+            parts = self.things[service, holder][key]
+            parts[:] = [each for each in parts if each["name"] != name]
+            return {"status": "DONE"}
         if (service, path) not in self.things:
             return None
-        if path.rpartition("/")[2] not in self.lost_deletes:
+        if users := self.users(path):
+            raise AssertionError(f"{path} is in use by {users}")
+        if name not in self.lost_deletes:
             del self.things[service, path]
         return {"kind": "compute#operation", "status": "DONE"}
+
+    def users(self, path: str) -> list[str]:
+        """What else names this thing: it must go first."""
+        ending = f'/{path}"'
+        found = []
+        for (_, other), body in self.things.items():
+            shown = {key: value for key, value in body.items() if key not in _NOT_HELD}
+            system_route = "nextHopNetwork" in body or "nextHopGateway" in body
+            if other != path and not system_route and ending in json.dumps(shown):
+                found.append(other)
+        return found
 
 
 def _scope(path: str) -> str:
     return path if path == "global" else path.rsplit("/", 2)[0]
+
+
+_NOT_HELD = ("selfLink", "users", "peerings", "sourceDisk", "sourceInstance", "sourceSnapshot")
+"""Fields that name another thing and do not keep it from being deleted."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ GKE_OTHERS = (
     {"goog-k8s-cluster-name": "train", "goog-k8s-cluster-location": ZONE},
     {"goog-k8s-cluster-name": "train", "goog-k8s-cluster-location": "europe-west4"},
 )
+DESCRIBED = "drillyard cluster train"
 ACCOUNT = f"train-nodes@{PROJECT}.iam.gserviceaccount.com"
 
 
@@ -71,8 +72,9 @@ class Seeds:
     def fill(self, count: int) -> None:
         """Seed the VPC and at least `count` leaks, and a decoy for each."""
         self.vpc = self.leak(
-            "compute", "global/networks/train", description="drillyard cluster train"
+            "compute", "global/networks/train", description=DESCRIBED, peerings=[{"name": "to-hub"}]
         )
+        self.expected.add(("compute", "global/networks/train/peerings/to-hub"))
         self.subnet = self.leak("compute", f"regions/{REGION}/subnetworks/train", network=self.vpc)
         for name in ("train-2", "training", "default"):
             self.cloud.add("compute", f"global/networks/{name}")
@@ -127,7 +129,9 @@ def _nodes(s: Seeds) -> None:
 
 def _attached(s: Seeds) -> None:
     nic = [{"network": network("default")}, {"network": s.vpc}]
-    s.leak("compute", f"zones/{ZONE}/instances/{s.name('bastion-')}", networkInterfaces=nic)
+    node = s.leak("compute", f"zones/{ZONE}/instances/{s.name('bastion-')}", networkInterfaces=nic)
+    s.leak("compute", f"zones/{ZONE}/targetInstances/{s.name('to-')}", instance=node)
+    s.leak("compute", f"global/machineImages/{s.name('copy-')}", sourceInstance=node)
     s.leak(
         "compute",
         f"regions/{REGION}/instanceTemplates/{s.name('hand-')}",
@@ -142,7 +146,7 @@ def _attached(s: Seeds) -> None:
     old = s.leak(
         "compute",
         f"global/networks/{s.name('train-net-')}",
-        description="drillyard cluster train",
+        description=DESCRIBED,
     )
     s.leak("compute", f"global/firewalls/{s.name('old-')}", network=old)
     nats = s.name("nat-")
@@ -171,6 +175,7 @@ def _attached(s: Seeds) -> None:
     policy = f"global/firewallPolicies/{s.name('policy-')}"
     s.cloud.add("compute", policy, associations=[{"name": "to-train", "attachmentTarget": s.vpc}])
     s.expected.add(("compute", f"{policy}/associations/to-train"))
+    s.leak("compute", f"global/firewallPolicies/{s.name('own-')}", description=DESCRIBED)
 
 
 def _web_load_balancer(s: Seeds) -> None:
@@ -198,6 +203,15 @@ def _web_load_balancer(s: Seeds) -> None:
     s.leak("compute", f"global/targetSslProxies/{s.name('ssl-')}", service=backend)
     s.leak("compute", f"global/targetGrpcProxies/{s.name('grpc-')}", urlMap=urls)
     s.leak("compute", f"global/targetTcpProxies/{s.name('tcp-')}", service=backend)
+    s.leak("compute", f"global/backendBuckets/{s.name('static-')}", description=DESCRIBED)
+    s.leak("compute", f"global/networkEndpointGroups/{s.name('outside-')}", network=s.vpc)
+    s.cloud.things["compute", f"global/backendServices/k8s1-{uid}-runs-web-80-{end}"].update(
+        securityPolicy=s.leak("compute", f"global/securityPolicies/k8s1-{uid}-{s.hash()}")
+    )
+    s.cloud.things["compute", f"global/targetHttpsProxies/k8s2-ts-{uid}-runs-web-{end}"].update(
+        sslPolicy=s.leak("compute", f"global/sslPolicies/k8s2-sp-{uid}-{s.hash()}")
+    )
+    s.leak("compute", f"global/httpsHealthChecks/k8s-be-30123--{uid}{s.hash()}")
     # Found by its hash alone: nothing names it any more.
     s.leak("compute", f"global/urlMaps/k8s2-um-{uid}-runs-gone-{s.hash()}")
 
@@ -256,6 +270,13 @@ def _clusters(s: Seeds) -> None:
     )
 
 
+def _requests(s: Seeds) -> None:
+    name = f"gke-train-cpu-{s.hash()}-grp"
+    group = f"zones/{ZONE}/instanceGroupManagers/{name}"
+    s.leak("compute", group)
+    s.leak("compute", f"{group}/resizeRequests/{s.name('gke-request-')}", state="ACCEPTED")
+
+
 def _grants(s: Seeds) -> None:
     role = s.name("roles/custom.role")
     member = s.draw.choice(
@@ -274,6 +295,7 @@ _LEAKS: tuple[Callable[[Seeds], None], ...] = (
     _storage,
     _clusters,
     _grants,
+    _requests,
 )
 
 
@@ -399,7 +421,3 @@ def address(thing_kind: str, path: str) -> tuple[str, str]:
             return service, rest.partition("/")[2]
         return service, rest
     return ("container" if "/clusters/" in path else "compute"), path
-
-
-def every(cloud: GoogleCloud) -> Iterator[tuple[str, str]]:
-    yield from cloud.things
