@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any, Literal
@@ -104,6 +105,8 @@ _RATE_LIMITS = ("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEED
 """Reasons by which a 403 is a limit of speed, not of rights."""
 _LOST = (OSError, HTTPException, httplib2.HttpLib2Error, auth_exceptions.TransportError)
 
+_BUILDING = threading.Lock()
+
 Refusal = Literal["denied", "disabled", "absent", "unreachable", "other"]
 
 
@@ -147,7 +150,6 @@ class GoogleApis:
         self.project = project
         self._endpoint = endpoint
         self._credentials = credentials
-        self._services: dict[str, Any] = {}
         self._numbers: dict[str, str | None] = {}
         self._lock = threading.RLock()
         self._number_lock = threading.RLock()
@@ -246,26 +248,10 @@ class GoogleApis:
 
     def _service(self, key: str) -> Any:
         name, _, version = key.partition("/")
-        with self._lock:
-            if key not in self._services:
-                options = None
-                if self._endpoint is not None:
-                    base = address_of(name, self._endpoint) + _PATHS.get(name, "")
-                    options = {"api_endpoint": base}
-                if name == "lustre":
-                    self._services[key] = discovery.build_from_document(
-                        _LUSTRE, http=httplib2.Http(), client_options=options
-                    )
-                else:
-                    self._services[key] = discovery.build(
-                        name,
-                        version or _VERSIONS[name],
-                        http=httplib2.Http(),
-                        client_options=options,
-                        static_discovery=True,
-                        cache_discovery=False,
-                    )
-            return self._services[key]
+        base = None
+        if self._endpoint is not None:
+            base = address_of(name, self._endpoint) + _PATHS.get(name, "")
+        return _service(name, version or _VERSIONS[name], base)
 
     def _http(self) -> Any:
         """This thread's connections: those of httplib2 cannot be shared."""
@@ -326,6 +312,23 @@ class GoogleApis:
                     found = self.call("cloudresourcemanager", "projects.get", name=name)
                     self._numbers[self.project] = str(found["name"]).removeprefix("projects/")
             return self._numbers[self.project]
+
+
+def _service(name: str, version: str, base: str | None) -> Any:
+    """The client of a service. Reading the description of the largest takes half a second."""
+    with _BUILDING:
+        return _built(name, version, base)
+
+
+@cache
+def _built(name: str, version: str, base: str | None) -> Any:
+    options: dict[str, Any] = {
+        "http": httplib2.Http(),
+        "client_options": None if base is None else {"api_endpoint": base},
+    }
+    if name == "lustre":
+        return discovery.build_from_document(_LUSTRE, **options)
+    return discovery.build(name, version, static_discovery=True, cache_discovery=False, **options)
 
 
 def _default_credentials(project: str) -> Any:

@@ -27,8 +27,9 @@ class Listing:
 
     `links` are the fields by which a thing is attached to another: `networkInterfaces[].network`;
     `a|b`: the second where the first is missing.
-    `delete` is the gcloud command, or two with && between them. Its words are filled in: {name}, {parent} (the name of what a
-    part is in), {place} (--zone=, --region= or --global), {location}, {project}, body fields.
+    `delete` is the gcloud command, or two with && between them. Its words are filled in: {name},
+    {parent} (the name of what a part is in), {place} (--zone=, --region= or --global),
+    {policy_place}, {location}, {project}, {condition} and fields of the body.
     """
 
     service: str

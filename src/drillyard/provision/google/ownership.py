@@ -134,13 +134,19 @@ class Ownership:
         if kind in _OF_NODES and not thing.name.startswith("pvc-") and "-pvc-" not in thing.name:
             cluster = self._things.get(self._gke_cluster(thing) or "")
             if cluster is not None and cluster.path in ours:
-                pool = f"{cluster.path}/nodePools/{_labels(thing).get(GKE_POOL_LABEL)}"
+                pool = f"{cluster.path}/nodePools/{self._pool_of(thing)}"
                 return self._things.get(pool, cluster)
         if kind == "google_compute_instance":
             made_by = self._path(_metadata(thing.body).get("created-by", ""))
             if made_by is not None and made_by in ours:
                 return self._things.get(made_by)
         return None
+
+    def _pool_of(self, thing: Thing) -> str | None:
+        """The node pool that a thing is of; a group has only the template that it uses."""
+        linked = [self._things[path] for path in self._linked(thing) if path in self._things]
+        names = (_labels(each).get(GKE_POOL_LABEL) for each in (thing, *linked))
+        return next((name for name in names if name), None)
 
     def planned(self, thing: Thing) -> list[PlannedResource]:
         """What the plan makes of this kind, name and place."""

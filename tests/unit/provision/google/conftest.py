@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.provision.google.google_cloud import PROJECT, GoogleCloud
+from tests.unit.provision.google.google_cloud import PROJECT, GoogleCloud, LocalServer
 
 from drillyard.config.load import load_cluster_config
 from drillyard.provision.cluster_plan import ClusterPlan
@@ -25,15 +25,21 @@ image: us-docker.pkg.dev/{PROJECT}/train/drillyard:1
 """
 
 
+@pytest.fixture(scope="session")
+def local_server() -> Iterator[LocalServer]:
+    server = LocalServer()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+def cloud(local_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> GoogleCloud:
     monkeypatch.setattr(api, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(api, "RETRY_SECONDS", 2.0)
+    monkeypatch.setenv(api.ENDPOINT_VARIABLE, local_server.address)
     made = GoogleCloud()
-    address = made.start()
-    monkeypatch.setenv(api.ENDPOINT_VARIABLE, address)
-    yield made
-    made.stop()
+    local_server.serve(made)
+    return made
 
 
 @pytest.fixture

@@ -87,21 +87,6 @@ class GoogleCloud:
     def refuse(self, service: str, pattern: str = ".", **how: Any) -> None:
         self.faults.append(Fault(service, pattern, **how))
 
-    def start(self) -> str:
-        """Serve; the address for DRILLYARD_GOOGLE_ENDPOINT."""
-        cloud = self
-
-        class Handler(_Handler):
-            owner = cloud
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
     # Answers
 
     def answer(
@@ -293,7 +278,7 @@ class GoogleCloud:
 
     def users(self, path: str) -> list[str]:
         """What else names this thing: it must go first."""
-        ending = f'/{path}"'
+        ending = f'projects/{PROJECT}/{path}"'
         found = []
         for (_, other), body in self.things.items():
             shown = {key: value for key, value in body.items() if key not in _NOT_HELD}
@@ -309,6 +294,26 @@ def _scope(path: str) -> str:
 
 _NOT_HELD = ("selfLink", "users", "peerings", "sourceDisk", "sourceInstance", "sourceSnapshot")
 """Fields that name another thing and do not keep it from being deleted."""
+
+
+class LocalServer:
+    """Serves one project after another; `address` is for DRILLYARD_GOOGLE_ENDPOINT."""
+
+    def __init__(self) -> None:
+        class Handler(_Handler):
+            owner = GoogleCloud()
+
+        self._handler = Handler
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+
+    def serve(self, cloud: GoogleCloud) -> None:
+        self._handler.owner = cloud
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
