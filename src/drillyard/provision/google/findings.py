@@ -21,17 +21,9 @@ class ProjectFinding:
     fix: str = ""
 
 
-def known(
-    what: str, check: Callable[[], Iterator[ProjectFinding]], fix: str = ""
-) -> Iterator[ProjectFinding]:
+def known(what: str, check: Callable[[], Iterator[ProjectFinding]]) -> Iterator[ProjectFinding]:
     """The findings of a check; where the cloud does not answer it, that `what` is unknown."""
     try:
         yield from check()
     except ApiError as error:
-        yield ProjectFinding("unknown", f"{what}: {error}", fix or _fix_of(error))
-
-
-def _fix_of(error: ApiError) -> str:
-    if error.refusal == "disabled":
-        return f"gcloud services enable {error.service}.googleapis.com"
-    return ""
+        yield ProjectFinding("unknown", f"{what}: {error}")

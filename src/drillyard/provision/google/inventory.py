@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +91,9 @@ class Inventory:
     disabled: tuple[str, ...]
 
 
-def take_inventory(apis: GoogleApis, region: str) -> Inventory:
+def take_inventory(apis: GoogleApis, region: str, rows: Sequence[Listing] = LISTINGS) -> Inventory:
     """Ask every list, several at a time. Raises CredentialsError."""
-    return _joined(parallel_map(lambda row: _listed(apis, row, region), LISTINGS, _AT_ONCE))
+    return _joined(parallel_map(lambda row: _listed(apis, row, region), rows, _AT_ONCE))
 
 
 def resize_requests(apis: GoogleApis, groups: Iterable[Thing]) -> Inventory:

@@ -167,7 +167,9 @@ def _permissions(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
 
 def _taken_names(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding]:
     """Names of the plan that something else has already."""
-    taken = take_inventory(apis, plan.region)
+    kinds = {plain_kind(each.kind) for each in plan.resources}
+    rows = [row for row in LISTINGS if plain_kind(row.kind) in kinds]
+    taken = take_inventory(apis, plan.region, rows)
     ownership = Ownership(plan, taken, apis.number())
     for thing in taken.things:
         if thing.kind == "google_storage_bucket" or not ownership.planned(thing):
@@ -179,7 +181,8 @@ def _taken_names(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
                 "choose another `name`, or look at it, and delete it:"
                 f" {thing.command(plan.project)}",
             )
-    yield from _gaps(plan, taken)
+    for gap in taken.gaps:
+        yield ProjectFinding("unknown", f"whether names are free: {gap.why}")
     number = apis.number()
     for bucket in (each for each in plan.resources if each.kind == "google_storage_bucket"):
         check = partial(_bucket, plan, apis, bucket, taken, number)
@@ -198,16 +201,6 @@ def _is_of_others(plan: ClusterPlan, ownership: Ownership, thing: Thing) -> bool
         return bool(labels.get(CLUSTER_LABEL) != plan.name)
     described = {ownership.description(each) for each in planned} - {None}
     return bool(described) and thing.body.get("description") not in described
-
-
-def _gaps(plan: ClusterPlan, taken: Inventory) -> Iterator[ProjectFinding]:
-    kinds = {plain_kind(each.kind) for each in plan.resources}
-    methods = {
-        (row.service, row.method): row.kind for row in LISTINGS if plain_kind(row.kind) in kinds
-    }
-    for gap in taken.gaps:
-        if (kind := methods.get((gap.service, gap.method))) is not None:
-            yield ProjectFinding("unknown", f"whether names are free ({kind}): {gap.why}")
 
 
 def _bucket(

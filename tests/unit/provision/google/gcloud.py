@@ -18,10 +18,12 @@ def shape(command: str) -> str:
     argv = shlex.split(command)
     flags = [each if each in _FIXED else re.sub("(?<==).+", "x1", each) for each in argv]
     end = next(index for index, word in enumerate(flags) if word in _VERBS) + 1
-    return " ".join(
+    words = [
         word if index < end or word.startswith("--") else _value(word)
         for index, word in enumerate(flags)
-    )
+    ]
+    # However many names there are.
+    return re.sub(r"( x1)+( --|$)", r" x1\2", " ".join(words))
 
 
 def _value(word: str) -> str:

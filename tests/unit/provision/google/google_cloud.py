@@ -77,6 +77,8 @@ class GoogleCloud:
         made: Body = {"name": name, **body}
         if service == "compute":
             made = {"selfLink": address, **made}
+        elif service == "container":
+            made = {"location": path.split("/")[1], **made}
         elif service in ("file", "lustre", "parallelstore", "artifactregistry"):
             made = {**made, "name": f"projects/{PROJECT}/{path}"}
         elif service == "iam":
@@ -136,7 +138,7 @@ class GoogleCloud:
             return {"name": path, "quotas": self.quotas.get(path.partition("/")[2], [])}
         if ("compute", path) in self.things:
             return self.things["compute", path]
-        if path.count("/") in (1, 4):
+        if re.fullmatch("global/[^/]+|(zones|regions)/[^/]+/[^/]+|.*/resizeRequests", path):
             return self._page(self._below("compute", path), "items", query, "global")
         return None
 
@@ -179,10 +181,9 @@ class GoogleCloud:
         if (service, path) in self.things:
             return self.things[service, path]
         collection = path.rpartition("/")[2]
+        if collection not in _COLLECTIONS:
+            return None
         key = {"serviceAccounts": "accounts"}.get(collection, collection)
-        pattern = (
-            "[^/]+".join(map(re.escape, path.split("-/"))) if "/-/" in path else re.escape(path)
-        )
         pattern = path.replace("/-/", "/[^/]+/")
         found = [
             (each, body)
@@ -199,7 +200,7 @@ class GoogleCloud:
 
     def _services(self, path: str, query: Mapping[str, str]) -> Any:
         if "consumerQuotaMetrics/" in path:
-            return self.quota_metrics.get(urllib.parse.unquote(path).rpartition("/")[2])
+            return self.quota_metrics.get(urllib.parse.unquote(path.rpartition("/")[2]))
         return {
             "services": [
                 {"name": name, "state": self._state(name.rpartition("/")[2])}
@@ -292,6 +293,8 @@ def _scope(path: str) -> str:
     return path if path == "global" else path.rsplit("/", 2)[0]
 
 
+_COLLECTIONS = ("clusters", "repositories", "instances", "serviceAccounts")
+_COLLECTIONS += ("managedZones", "policies", "responsePolicies")
 _NOT_HELD = ("selfLink", "users", "peerings", "sourceDisk", "sourceInstance", "sourceSnapshot")
 """Fields that name another thing and do not keep it from being deleted."""
 
