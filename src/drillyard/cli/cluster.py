@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,29 @@ import typer
 
 from drillyard.cli.options import AsJson, print_json
 
+SHOW = "Show the plan"
+
 ClusterFile = Annotated[Path, typer.Argument(metavar="CLUSTER", help="The cluster config.")]
+ClusterOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting of the cluster config; repeatable."
+    ),
+]
+Hardware = Annotated[
+    Path | None,
+    typer.Option(
+        "--hardware", metavar="FILE", help="Your own hardware and prices, laid over what is known."
+    ),
+]
+NodePrices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price",
+        metavar="[POOL=]USD",
+        help="Dollars of a node-hour of the pool; repeatable. Default: the known price.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,32 +44,107 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="cluster")
 
 
-def plan(config: ClusterFile, as_json: AsJson = False) -> None:
-    """Show what `up` would make."""
-    from drillyard.config.load import load_cluster_config
-    from drillyard.provision.provisioner import plan_cluster
+def plan(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    price: NodePrices = None,
+    hardware: Hardware = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Print the reason of each generated field, and stop.",
+            rich_help_panel=SHOW,
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write everything as files, with apply.sh, and stop.",
+            rich_help_panel=SHOW,
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Ask the project as well: rights, quotas, reservations, zone, versions, names."
+            " Exit code 1: `up` would fail, 3: something is unknown.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what `up` would make: pools, networks, prices and quotas. Asks no cloud without --check,
+    changes nothing, and needs no terraform.
 
-    found = plan_cluster(load_cluster_config(config, resolve_environment=False))
-    if as_json:
-        print_json(found.terraform)
-    else:
-        typer.echo(json.dumps(found.terraform, indent=2))
-
-
-def leaks(config: ClusterFile, as_json: AsJson = False) -> None:
-    """List what of the cluster is left in its project, besides what the state has.
-
-    Deletes nothing. Exit code 0: nothing, 1: something, 3: unknown, as a list was refused.
+    --json prints it for programs (`drillyard schema cluster-plan`), Terraform's main.tf.json
+    included.
     """
-    from drillyard.config.load import load_cluster_config
+    from drillyard.errors import UserError
+    from drillyard.plan_files import explanation
+    from drillyard.provision.plan_directory import write_cluster_plan
+    from drillyard.provision.plan_document import plan_document
+    from drillyard.provision.plan_text import plan_text
+    from drillyard.provision.prices import prices_of_use
+    from drillyard.provision.provisioner import plan_file
+
+    if overwrite and output is None:
+        raise UserError("--overwrite belongs to --output DIR")
+    if (output is not None) + explain + as_json + check > 1:
+        raise UserError("--output, --explain, --json and --check: give one of them")
+    planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
+    found = planned.plan
+    of_use = prices_of_use(planned.facts, found.region)
+    if output is not None:
+        written = write_cluster_plan(found, of_use, output, overwrite=overwrite)
+        print(
+            f"{len(written)} files in {output}; {output / 'apply.sh'} executes them",
+            file=sys.stderr,
+        )
+    elif explain:
+        print(explanation(f"cluster {found.name}", found.fields), end="")
+    elif as_json:
+        print(plan_document(found, of_use).as_text())
+    else:
+        given = [("--set", each) for each in overrides or ()]
+        given += [("--hardware", str(hardware))] if hardware else []
+        given += [("--price", each) for each in price or ()]
+        options = "".join(f" {shlex.join(pair)}" for pair in given)
+        print(plan_text(found, of_use, str(config), options), end="")
+    if check:
+        from drillyard.provision.google.api import google_apis
+        from drillyard.provision.google.preflight import check_project, findings_text
+
+        findings = check_project(found, google_apis(found.project), planned.facts)
+        print(f"\n{findings_text(found.project, findings)}")
+        levels = {each.level for each in findings}
+        raise typer.Exit(1 if "error" in levels else 3 if "unknown" in levels else 0)
+
+
+def leaks(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    hardware: Hardware = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what of the cluster is left in its project, besides what Terraform's state has.
+
+    Deletes nothing. Exit code 0: nothing, 1: something, 3: unknown, since a list was refused.
+    """
     from drillyard.provision.google.api import google_apis
     from drillyard.provision.google.leaks import find_leaks
     from drillyard.provision.google.terraform_state import owned_by_state
-    from drillyard.provision.provisioner import plan_cluster
+    from drillyard.provision.provisioner import plan_file
 
-    found = plan_cluster(load_cluster_config(config, resolve_environment=False))
-    apis = google_apis(found.project)
-    report = find_leaks(found, apis, owned_by_state(found, apis))
+    planned = plan_file(config, overrides or (), hardware=hardware)
+    apis = google_apis(planned.plan.project)
+    owned = owned_by_state(planned.plan, apis)
+    report = find_leaks(planned.plan, apis, owned, planned.facts)
     if as_json:
         print_json(report.as_json())
     else:

@@ -1,8 +1,8 @@
 """`drillyard init [DIR]` writes commented configs to start from; `drillyard schema` prints JSON
 Schemas.
 
-The schemas of configs are for editors that complete and check YAML, that of estimates for programs
-that read them.
+The schemas of configs are for editors that complete and check YAML, those of estimates and plans
+for programs that read them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from drillyard.errors import UserError
 
 
 class SchemaKind(StrEnum):
-    """The files a user writes, and the output of `drillyard estimate --json`."""
+    """The files a user writes, and the output of `drillyard estimate --json` and `drillyard cluster
+    plan --json`."""
 
     run = "run"
     cluster = "cluster"
     workload = "workload"
     estimate = "estimate"
+    cluster_plan = "cluster-plan"
 
 
 def register(app: typer.Typer) -> None:
@@ -152,10 +154,12 @@ def _absolute(path: str) -> str:
 
 
 def schema(
-    which: Annotated[SchemaKind, typer.Argument(help="run, cluster, workload or estimate.")],
+    which: Annotated[
+        SchemaKind, typer.Argument(help="run, cluster, workload, estimate or cluster-plan.")
+    ],
 ) -> None:
-    """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, or `drillyard
-    estimate --json`.
+    """Print the JSON Schema of run.yaml, cluster.yaml, a run.yaml with `workload:`, `drillyard
+    estimate --json`, or `drillyard cluster plan --json`.
 
     In an editor with the YAML language server: save it as run.schema.json and begin run.yaml with
     `# yaml-language-server: $schema=run.schema.json`.
@@ -164,6 +168,10 @@ def schema(
         from drillyard.estimation.document import estimate_schema
 
         document = estimate_schema()
+    elif which is SchemaKind.cluster_plan:
+        from drillyard.provision.plan_document import plan_schema
+
+        document = plan_schema()
     else:
         from drillyard.config.load import json_schema
 

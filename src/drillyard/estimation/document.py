@@ -8,39 +8,16 @@ name, or from that of `read_from`.
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema
+from pydantic import Field, TypeAdapter
 
 from drillyard.estimation.run_estimate import RunEstimate
 from drillyard.estimation.simulation_estimate import SimulatedRun
 from drillyard.estimation.sweep import SweepEstimate, SweepResult
+from drillyard.json_document import DocumentPart, FactEntry, Number, QuotaEntry, read_from
 
 VERSION = 1
-Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
-"""A whole number is printed without a point."""
-
-
-def read_from(path: str, description: str | None = None) -> Any:
-    """A field that is read from the attribute at `path`."""
-    return Field(validation_alias=AliasPath(*path.split(".")), description=description)
-
-
-class DocumentPart(BaseModel):
-    """Part of the document. It has exactly the fields described; the schema lets readers accept
-    fields added later."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        from_attributes=True,
-        populate_by_name=True,
-        json_schema_extra=lambda schema: schema.pop("additionalProperties"),
-    )
-
-    def as_text(self) -> str:
-        return json.dumps(self.model_dump(), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 class QuantityEntry(DocumentPart):
@@ -55,15 +32,6 @@ class QuantityEntry(DocumentPart):
     unverified: bool = Field(
         description="Whether anything it rests on is an assumption or unconfirmed."
     )
-
-
-class FactEntry(DocumentPart):
-    """A value with its sources."""
-
-    value: Number
-    source: str
-    date: str | None
-    unverified: bool
 
 
 class RangeEntry(DocumentPart):
@@ -220,18 +188,6 @@ class CostEntry(DocumentPart):
     usd_per_step: RangeEntry = read_from("of_step")
     usd_per_million_tokens: RangeEntry = read_from("of_million_tokens")
     usd_per_run: RangeEntry | None = read_from("of_run")
-
-
-class QuotaEntry(DocumentPart):
-    """Amount that the cluster counts against a quota of its cloud."""
-
-    metric: str
-    region: str | None
-    amount: int
-    unit: str
-    reason: str
-    dimensions: dict[str, str]
-    source: str = read_from("source.text")
 
 
 class MissingEntry(DocumentPart):

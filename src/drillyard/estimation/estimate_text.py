@@ -42,7 +42,7 @@ from drillyard.formatting import (
     rounded_percent,
     three_digits,
 )
-from drillyard.hardware import FactSource, Quota
+from drillyard.hardware import FactSource
 
 STYLES = {
     "fits": "bold green",
@@ -172,13 +172,7 @@ def _rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:
         )
         yield "missing", Text(f"{missing.what}: {missing.why}{give}", style="yellow")
     if estimate.quotas:
-        yield "quota", "\n".join(map(_quota_text, estimate.quotas))
-
-
-def _quota_text(quota: Quota) -> str:
-    dimensions = "".join(f", {key} {value}" for key, value in quota.dimensions.items())
-    region = f" in {quota.region}" if quota.region else ""
-    return f"{quota.amount:,} {quota.unit} of {quota.metric}{dimensions}{region}"
+        yield "quota", "\n".join(quota.in_words for quota in estimate.quotas)
 
 
 def _memory_rows(estimate: RunEstimate) -> Iterator[tuple[str, RenderableType]]:

@@ -46,6 +46,13 @@ class Quota:
     source: FactSource
     dimensions: Mapping[str, str]
 
+    @property
+    def in_words(self) -> str:
+        """`16 GPUs of PREEMPTIBLE_NVIDIA_B200_GPUS in us-central1`."""
+        dimensions = "".join(f", {key} {value}" for key, value in self.dimensions.items())
+        region = f" in {self.region}" if self.region else ""
+        return f"{self.amount:,} {self.unit} of {self.metric}{dimensions}{region}"
+
 
 class QuotaRule(CatalogRow):
     """One rule of quotas.yaml; an empty filter matches everything."""
@@ -122,13 +129,13 @@ def quota_needed(
         return []
     known = facts or catalog()
     pools = list(_pools(cluster, known))
-    first = pools[0].machine
-    if cluster.cloud is not None and first.cloud not in (None, cluster.cloud):
-        raise UserError(
-            f"machine {first.name} is one of {CLOUD_TITLES[first.cloud]}; platform"
-            f" {cluster.platform} is of {CLOUD_TITLES[cluster.cloud]}: change `platform` or"
-            " `machine`"
-        )
+    for pool in pools:
+        if cluster.cloud is not None and pool.machine.cloud not in (None, cluster.cloud):
+            raise UserError(
+                f"{pool.key}machine {pool.machine.name} is one of"
+                f" {CLOUD_TITLES[pool.machine.cloud]}; platform {cluster.platform} is of"
+                f" {CLOUD_TITLES[cluster.cloud]}: change `platform` or `machine`"
+            )
     whole = _quantities_of_cluster(cluster, pools, known) | dict(planned or {})
     parts = [(pool, _quantities_of_pool(cluster, pool)) for pool in pools]
     cpu_pool = _cpu_machine(cluster, known)
@@ -159,14 +166,16 @@ class _Pool:
     machine: Machine
     consumption: str | None
     nodes: int
+    key: str = ""
+    """Beginning of an error about it: `cluster.pools[0]: ` of a further pool."""
 
 
 def _pools(cluster: ClusterConfig, known: Catalog) -> Iterator[_Pool]:
     assert cluster.machine is not None
     yield _Pool(known.machine(cluster.machine), cluster.consumption, cluster.nodes)
-    for pool in cluster.cluster.pools if cluster.cluster else ():
+    for number, pool in enumerate(cluster.cluster.pools if cluster.cluster else ()):
         machine = known.machine(pool.machine or cluster.machine)
-        yield _Pool(machine, pool.consumption, pool.nodes)
+        yield _Pool(machine, pool.consumption, pool.nodes, f"cluster.pools[{number}]: ")
 
 
 def _quantities_of_pool(cluster: ClusterConfig, pool: _Pool) -> dict[str, int]:

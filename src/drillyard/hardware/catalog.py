@@ -21,7 +21,7 @@ from drillyard.errors import NotFoundError
 from drillyard.hardware.accelerators import Accelerator
 from drillyard.hardware.bandwidths import Bandwidth
 from drillyard.hardware.cluster_parts import CpuMachine, PartPrice
-from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, FactSource, read_row
+from drillyard.hardware.facts import PROVENANCE_KEYS, CatalogRow, Fact, FactSource, read_row
 from drillyard.hardware.machines import BILLED_AS, Machine, Price
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.packaged_yaml import read_packaged_yaml
@@ -170,11 +170,33 @@ class Catalog:
                 return price
         return None
 
-    def part_price(self, part: str, region: str) -> PartPrice | None:
-        """The price of `part` in `region`; None if unknown. One without a region is valid
-        everywhere."""
+    def part_price(self, part: str, region: str, field: str = "usd_per_hour") -> Fact[float] | None:
+        """The price of `part` in `region`, in the unit that `field` names (`PartPrice`); None if
+        unknown. One without a region is valid everywhere."""
+        row = self.part_row(part, region, field)
+        return None if row is None else row.fact(field)
+
+    def cpu_machine_price(self, machine: CpuMachine, region: str) -> Fact[float] | None:
+        """Dollars for one hour of `machine` in `region`: its own, or by its share of the vCPUs of a
+        machine of its shape; None if unknown."""
+        own = self.part_row(machine.name, region, "usd_per_hour")
+        if own is not None:
+            return own.fact("usd_per_hour")
+        row = self.part_row(machine.shape or "", region, "usd_per_hour")
+        if row is None or row.vcpus is None:
+            return None
+        return row.fact("usd_per_hour") * machine.vcpus / row.vcpus
+
+    def part_row(self, part: str, region: str, field: str) -> PartPrice | None:
+        """The row of `part_price`."""
         return next(
-            (row for row in self.part_prices if row.part == part and row.region in (None, region)),
+            (
+                row
+                for row in self.part_prices
+                if row.part == part
+                and row.region in (None, region)
+                and getattr(row, field) is not None
+            ),
             None,
         )
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from drillyard.hardware.facts import CatalogRow, Fact
+from drillyard.hardware.facts import CatalogRow
 
 HOURS_PER_MONTH = 730
 """https://cloud.google.com/compute/vm-instance-pricing: a month is billed as 730 hours."""
@@ -55,12 +55,3 @@ class PartPrice(CatalogRow):
     usd_per_gib: PositiveFloat | None = None
     vcpus: PositiveInt | None = None
     most_nodes: PositiveInt | None = None
-
-    def machine_hour(self, machine: CpuMachine) -> Fact[float]:
-        """Dollars for one hour of one `machine`: of the row's shape, or the row's own."""
-        hour = self.fact("usd_per_hour")
-        return hour if self.vcpus is None else hour * machine.vcpus / self.vcpus
-
-    def disk_hour(self, gib: float) -> Fact[float]:
-        """Dollars for one hour of a disk of `gib` GiB."""
-        return self.fact("usd_per_gib_month") * gib / HOURS_PER_MONTH

@@ -11,16 +11,15 @@ write_plan(plan, DIR)   `--output DIR`: the launch directory's files in DIR/laun
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.launch.plan import Call, Plan, PlanFile, Program, Step, secret_names
 from drillyard.launch.programs import comment_safe, input_for_login
+from drillyard.plan_files import explanation, write_plan_files
 
 _AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."
@@ -105,12 +104,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def explain_text(plan: Plan) -> str:
     """Every generated field of the plan as `--explain` prints it: where it is, its value, reason
     and source."""
-    lines = [f"# {plan.handle}: why every generated field is as it is"]
-    for field in plan.fields:
-        first, *more = field.value.splitlines() or [""]
-        lines += ["", f"{field.place} = {first}", *(f"    | {line}" for line in more)]
-        lines += [f"    why:    {field.reason}", f"    source: {field.source}"]
-    return "\n".join(lines) + "\n"
+    return explanation(str(plan.handle), plan.fields)
 
 
 def _step_lines(number: int, step: Step, before: Step | None) -> list[str]:
@@ -153,10 +147,7 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
     Raises UserError, with nothing written, where `directory` contains anything but a plan, or,
     unless `overwrite`, a file with other content.
     """
-    script = directory / "apply.sh"
-    files: dict[Path, tuple[str, int]] = {
-        directory / "launch" / file.path: (file.content, file.mode) for file in plan.files
-    }
+    files = {f"launch/{file.path}": (file.content, file.mode) for file in plan.files}
     names = secret_names(plan.files)
     checks = "\n".join(
         f': "${{{name}?is not set, and the configs refer to it; nothing was sent}}"'
@@ -166,45 +157,14 @@ def write_plan(plan: Plan, directory: Path, *, overwrite: bool = False) -> list[
     has_agents = any(file.path.startswith(_AGENT) for file in plan.files)
     lines = [_HEADER.format(handle=plan.handle) + (_AGENTS_SECRET + secrets if has_agents else "")]
     for number, step in enumerate(plan.steps, 1):
-        request = directory / "requests" / f"{number:02}.json"
+        request = f"requests/{number:02}.json"
         if isinstance(step, Call):
             files[request] = (json.dumps(step.body, indent=2) + "\n", 0o644)
-        lines.append(
-            f"# {comment_safe(step.purpose)}\n{_line(step, f'../requests/{request.name}')}\n"
-        )
-    files[script] = ("\n".join(lines), 0o755)
-    try:
-        is_plan = script.is_file() and _MADE_BY in script.read_text(
-            encoding="utf-8", errors="replace"
-        )
-        if not is_plan and directory.exists() and any(directory.iterdir()):
-            raise UserError(f"{directory}: is not empty and contains no plan; name a new directory")
-        changed = [
-            path
-            for path, (content, _) in files.items()
-            if path.exists() and path.read_bytes() != content.encode()
-        ]
-    except OSError as error:
-        raise UserError(
-            f"{error.filename}: cannot be read ({error.strerror}); name a new directory"
-        ) from None
-    if changed and not overwrite:
-        raise UserError(
-            f"{changed[0]}: exists with other content; give --overwrite to replace this plan, or"
-            " name a new directory"
-        )
-    for path, (content, mode) in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A new file, so that the umask applies and a link is replaced.
-            path.unlink(missing_ok=True)
-            with open(
-                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8"
-            ) as file:
-                file.write(content)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    return list(files)
+        lines.append(f"# {comment_safe(step.purpose)}\n{_line(step, f'../{request}')}\n")
+    files["apply.sh"] = ("\n".join(lines), 0o755)
+    return write_plan_files(
+        directory, files, script="apply.sh", made_by=_MADE_BY, overwrite=overwrite
+    )
 
 
 def _line(step: Step, request: str) -> str:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drillyard.config.creation import CreationConfig
-from drillyard.errors import UserError
+from drillyard.errors import NotFoundError, UserError
 from drillyard.formatting import plural
 from drillyard.hardware.catalog import Catalog
-from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION, nat_addresses
+from drillyard.hardware.cluster_parts import HOURS_PER_MONTH, ZONES_OF_A_REGION, nat_addresses
 from drillyard.hardware.facts import Fact, FactSource, combine
 from drillyard.provision.cluster_plan import ClusterPlan, Pool, PriceLine
 
@@ -72,6 +72,7 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
     names = [pool.name for pool in pools]
     for text in texts:
         name, _, number = text.rpartition("=")
+        usd = _above_zero(text, number)
         if not name:
             if len(names) > 1:
                 raise UserError(
@@ -86,7 +87,7 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
             )
         if name in found:
             raise UserError(f"--price {text}: the price of {name} is given twice; give one")
-        found[name] = _above_zero(text, number)
+        found[name] = usd
     return found
 
 
@@ -98,6 +99,25 @@ def price_totals(lines: Sequence[PriceLine]) -> PriceTotals:
         full=_sum([price for _, price in known]),
         unknown=tuple(line.what for line in lines if line.usd_per_hour is None),
     )
+
+
+@dataclass(frozen=True)
+class UsePrice:
+    """Price of what depends on use and is in no sum: US dollars per `unit`."""
+
+    what: str
+    usd: Fact[float]
+    unit: str
+
+
+def prices_of_use(facts: Catalog, region: str) -> tuple[UsePrice, ...]:
+    """The known prices of stored data and of traffic."""
+    found = (
+        ("data in buckets", "bucket", "usd_per_gib_month", "GiB and month"),
+        ("traffic through NAT", "cloud-nat-traffic", "usd_per_gib", "GiB"),
+    )
+    priced = [(what, facts.part_price(part, region, by), unit) for what, part, by, unit in found]
+    return tuple(UsePrice(what, price, unit) for what, price, unit in priced if price is not None)
 
 
 def require_prices(plan: ClusterPlan) -> None:
@@ -129,21 +149,9 @@ def _gpu_pool(
     running = not pool.scales_from_zero
     what = f"{pool.name}: {pool.nodes} x {pool.machine.name}, {pool.consumption}"
     listed = facts.price(pool.machine.name, pool.consumption, pool.region)
-    node = (
-        Fact(own, (GIVEN,))
-        if own is not None
-        else listed.node_hour(pool.machine)
-        if listed is not None
-        else None
-    )
-    yield PriceLine(
-        what,
-        pool.nodes,
-        None if node is None else node * pool.nodes,
-        "" if node is not None else missing_price(pool),
-        running,
-        pool.name,
-    )
+    node = _own_or(own, None if listed is None else listed.node_hour(pool.machine))
+    line = _line(what, pool.nodes, node, missing_price(pool), running)
+    yield replace(line, pool=pool.name)
     disk = pool.machine.boot_disk or _DEFAULT_DISK
     yield _disks(pool.name, pool.nodes, creation, disk, facts, pool.region, running)
 
@@ -151,24 +159,13 @@ def _gpu_pool(
 def _cpu_pool(
     creation: CreationConfig, nodes: int, facts: Catalog, region: str, own: float | None
 ) -> Iterator[PriceLine]:
-    machine = facts.cpu_machine(creation.cpu_pool.machine)
-    listed = facts.part_price(machine.name, region) or (
-        None if machine.shape is None else facts.part_price(machine.shape, region)
-    )
-    node = (
-        Fact(own, (GIVEN,))
-        if own is not None
-        else listed.machine_hour(machine)
-        if listed is not None
-        else None
-    )
+    try:
+        machine = facts.cpu_machine(creation.cpu_pool.machine)
+    except NotFoundError as error:
+        raise UserError(f"cluster.cpu_pool.machine: {error}") from None
     what = f"{CPU_POOL}: {nodes} x {machine.name}, for the controllers"
-    missing = (
-        f"no price of {machine.name} in {region} is known; give --price {CPU_POOL}=USD, or"
-        f" --hardware FILE with a row\n"
-        f"  part_prices: [{{part: {machine.name}, region: {region}, usd_per_hour: USD}}]"
-    )
-    yield PriceLine(what, nodes, None if node is None else node * nodes, "" if node else missing)
+    missing = _missing_part(machine.name, region, "hour", f"--price {CPU_POOL}=USD, or ")
+    yield _line(what, nodes, _own_or(own, facts.cpu_machine_price(machine, region)), missing)
     disk = machine.boot_disk or _DEFAULT_DISK
     yield _disks(CPU_POOL, nodes, creation, disk, facts, region, True)
 
@@ -183,40 +180,29 @@ def _disks(
     running: bool,
 ) -> PriceLine:
     what = f"{pool}: boot disks, {nodes} x {creation.disk_gib} GiB of {disk}"
-    listed = facts.part_price(disk, region)
-    if listed is None:
-        return PriceLine(what, nodes, None, _missing_part(disk, region, "gib_month"), running)
-    return PriceLine(what, nodes, listed.disk_hour(creation.disk_gib) * nodes, "", running)
+    gib = facts.part_price(disk, region, "usd_per_gib_month")
+    hour = None if gib is None else gib * creation.disk_gib / HOURS_PER_MONTH
+    return _line(what, nodes, hour, _missing_part(disk, region, "gib_month"), running)
 
 
 def _nat(running: int, every: int, facts: Catalog, region: str) -> Iterator[PriceLine]:
     """Cloud NAT: a price for each machine behind it, above a number of them one for all, and its
     addresses. What more machines add exists only while runs use them."""
     idle, full = (_gateway(nodes, facts, region) for nodes in (running, every))
-    what = f"NAT gateway, {plural(running, 'node')}"
-    if idle is None or full is None:
-        missing = _missing_part("cloud-nat-gateway", region, "hour")
-        yield PriceLine(what, 1, None, missing)
-    else:
-        yield PriceLine(what, 1, idle)
-        if full.value > idle.value:
-            yield PriceLine(
-                f"NAT gateway, {plural(every - running, 'node')} more", 1, full - idle, "", False
-            )
-    yield from _addresses(
-        "addresses of the NAT gateway", nat_addresses(running), nat_addresses(every), facts, region
-    )
+    missing = _missing_part("cloud-nat-gateway", region, "hour")
+    yield _line(f"NAT gateway, {plural(running, 'node')}", 1, idle, missing)
+    if idle is not None and full is not None and full.value > idle.value:
+        more = f"NAT gateway, {plural(every - running, 'node')} more"
+        yield _line(more, 1, full - idle, "", running=False)
+    what = "addresses of the NAT gateway"
+    yield from _addresses(what, nat_addresses(running), nat_addresses(every), facts, region)
 
 
 def _gateway(nodes: int, facts: Catalog, region: str) -> Fact[float] | None:
-    per_node, whole = (
-        facts.part_price(f"cloud-nat-{part}", region) for part in ("node", "gateway")
-    )
-    if per_node is None or whole is None:
-        return None
-    if per_node.most_nodes is not None and nodes > per_node.most_nodes:
-        return whole.fact("usd_per_hour")
-    return per_node.fact("usd_per_hour") * nodes
+    row = facts.part_row("cloud-nat-node", region, "usd_per_hour")
+    if row is not None and nodes <= (row.most_nodes or nodes):
+        return row.fact("usd_per_hour") * nodes
+    return facts.part_price("cloud-nat-gateway", region)
 
 
 def _addresses(
@@ -231,17 +217,28 @@ def _addresses(
 def _part(
     what: str, count: int, facts: Catalog, part: str, region: str, running: bool = True
 ) -> PriceLine:
-    listed = facts.part_price(part, region)
-    if listed is None:
-        return PriceLine(what, count, None, _missing_part(part, region, "hour"), running)
-    return PriceLine(what, count, listed.fact("usd_per_hour") * count, "", running)
+    price = facts.part_price(part, region)
+    return _line(what, count, price, _missing_part(part, region, "hour"), running)
 
 
-def _missing_part(part: str, region: str, unit: str) -> str:
+def _line(
+    what: str, count: int, each: Fact[float] | None, missing: str, running: bool = True
+) -> PriceLine:
+    """The price of `count` parts at the price of `each`, or what to do where there is none."""
+    if each is None:
+        return PriceLine(what, count, None, missing, running)
+    return PriceLine(what, count, each * count, "", running)
+
+
+def _missing_part(part: str, region: str, unit: str, otherwise: str = "") -> str:
     return (
-        f"no price of {part} in {region} is known; give --hardware FILE with a row\n"
+        f"no price of {part} in {region} is known; give {otherwise}--hardware FILE with a row\n"
         f"  part_prices: [{{part: {part}, region: {region}, usd_per_{unit}: USD}}]"
     )
+
+
+def _own_or(own: float | None, listed: Fact[float] | None) -> Fact[float] | None:
+    return listed if own is None else Fact(own, (GIVEN,))
 
 
 def _sum(prices: Sequence[Fact[float]]) -> Fact[float]:

@@ -6,14 +6,20 @@ A platform that `drillyard cluster` can create has `provisioner` in its facts
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Protocol
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
+from drillyard.config.load import load_cluster_config
 from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.hardware import Catalog, load_catalog
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.prices import cluster_prices, prices_given
 
 
 class Provisioner(Protocol):
@@ -34,3 +40,31 @@ def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> Cluste
         )
     provisioner: Provisioner = resolve_name(name)
     return provisioner(cluster, facts or load_catalog(cluster.hardware))
+
+
+@dataclass(frozen=True)
+class PlannedCluster:
+    """A cluster config, the catalog with the user's hardware, and the plan of both."""
+
+    cluster: ClusterConfig
+    facts: Catalog
+    plan: ClusterPlan
+
+
+def plan_file(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    hardware: Path | None = None,
+    prices: Sequence[str] = (),
+) -> PlannedCluster:
+    """The plan of the config at `path` with `overrides` (KEY=VALUE), the user's `hardware` in place
+    of the config's own, and the user's `prices` (`--price`). Raises UserError."""
+    cluster = load_cluster_config(path, overrides, resolve_environment=False)
+    facts = load_catalog(hardware or cluster.hardware)
+    plan = plan_cluster(cluster, facts)
+    if prices:
+        given = prices_given(prices, plan.pools)
+        creation = cluster.cluster or CreationConfig()
+        plan = replace(plan, prices=cluster_prices(plan.pools, creation, facts, given))
+    return PlannedCluster(cluster, facts, plan)

@@ -305,6 +305,12 @@ def test_a_machine_of_another_cloud_is_an_error():
         quota_needed(cluster("p5.48xlarge"))
 
 
+def test_a_machine_of_another_cloud_in_a_further_pool_is_an_error_that_names_the_pool():
+    pools = {"pools": [{"consumption": "spot", "nodes": 1, "machine": "p5.48xlarge"}]}
+    with pytest.raises(UserError, match=r"cluster\.pools\[0\].*p5\.48xlarge.*AWS.*gke"):
+        quota_needed(cluster(cluster=pools))
+
+
 def test_an_unknown_machine_is_reported_with_the_nearest():
     with pytest.raises(UserError, match="mean a4-highgpu-8g"):
         quota_needed(cluster("a4-highgpu"))

@@ -189,18 +189,21 @@ def test_prices_are_positive_and_spot_is_cheaper():
 
 def test_every_machine_without_gpus_has_a_price_a_quota_and_a_disk_that_has_a_price():
     for machine in catalog().cpu_machines.values():
-        price = catalog().part_price(machine.shape, "us-central1")
-        assert 0.02 < price.machine_hour(machine).value / machine.vcpus < 0.06
+        price = catalog().cpu_machine_price(machine, "us-central1")
+        assert 0.02 < price.value / machine.vcpus < 0.06
         assert machine.cpu_quota
-        assert catalog().part_price(machine.boot_disk, "us-central1") is not None
+        disk = catalog().part_price(machine.boot_disk, "us-central1", "usd_per_gib_month")
+        assert disk.value == 0.10
 
 
 def test_the_price_of_a_part_is_that_of_its_region_or_of_everywhere():
-    assert catalog().part_price("gke-control-plane", "europe-west4").usd_per_hour == 0.10
-    assert catalog().part_price("pd-balanced", "us-central1").disk_hour(730).value == pytest.approx(
-        0.10
-    )
-    assert catalog().part_price("pd-balanced", "europe-west4") is None
+    assert catalog().part_price("gke-control-plane", "europe-west4").value == 0.10
+    assert catalog().part_price("pd-balanced", "europe-west4", "usd_per_gib_month") is None
+    # Another unit is another price.
+    assert catalog().part_price("pd-balanced", "us-central1") is None
+    small = catalog().cpu_machine("e2-standard-4")
+    assert catalog().cpu_machine_price(small, "asia-southeast1").value == pytest.approx(2 * 0.08267)
+    assert catalog().cpu_machine_price(small, "asia-southeast2") is None
 
 
 def test_quota_rules_are_read_and_name_known_words():

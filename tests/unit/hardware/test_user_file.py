@@ -326,3 +326,52 @@ def test_any_row_is_either_read_or_refused_at_its_keys(tmp_path, raw):
         assert all(
             re.match(r".*own\.yaml:\d+: machines\.0", line) for line in str(error).splitlines()
         )
+
+
+PARTS = """
+cpu_machines:
+  - {name: c3-standard-8, cloud: gcp, vcpus: 8, cpu_quota: C3_CPUS}
+part_prices:
+  - {part: gke-control-plane, usd_per_hour: 0.08}
+  - {part: c3-standard-8, region: us-central1, usd_per_hour: 0.4}
+  - {part: e2-standard, region: us-central1, usd_per_hour: 9}
+"""
+
+
+def test_parts_of_a_cluster_have_rows_of_ones_own(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text(PARTS)
+    facts = load_catalog(own)
+    assert facts.part_price("gke-control-plane", "europe-west4").value == 0.08
+    assert facts.part_price("gke-control-plane", "europe-west4").source == str(own)
+    machine = facts.cpu_machine("c3-standard-8")
+    assert facts.cpu_machine_price(machine, "us-central1").value == 0.4
+    assert facts.cpu_machine_price(machine, "us-east1") is None
+    # The price of a shape is nobody's without its vCPUs.
+    assert facts.cpu_machine_price(facts.cpu_machine("e2-standard-4"), "us-central1") is None
+
+
+@pytest.mark.parametrize(
+    ("row", "facts"),
+    [
+        ("part_prices: [{part: pd-ssd, usd_per_hour: 0}]", "usd_per_hour ... 0"),
+        ("part_prices: [{part: pd-ssd, usd_per_gib_month: -1}]", "usd_per_gib_month ... -1"),
+        ("part_prices: [{part: pd-ssd}]", "usd_per_hour ... usd_per_gib_month"),
+        (
+            "part_prices: [{part: pd-ssd, usd_per_hour: 1, usd_per_gib: 1}]",
+            "usd_per_hour ... give one",
+        ),
+        ("cpu_machines: [{name: mine, vcpus: 0}]", "vcpus ... 0"),
+        ("cpu_machines: [{name: mine}]", "vcpus"),
+        (
+            "prices: [{machine: a4-highgpu-8g, consumption: spot, usd_per_node_hour: 0}]",
+            "usd_per_node_hour ... 0",
+        ),
+    ],
+)
+def test_a_part_without_a_price_is_a_mistake_of_the_file(tmp_path, row, facts):
+    own = tmp_path / "own.yaml"
+    own.write_text(row)
+    with pytest.raises(UserError) as caught:
+        load_catalog(own)
+    assert says(str(caught.value), f"{own}:1 ... {facts}")

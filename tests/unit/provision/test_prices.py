@@ -9,7 +9,7 @@ from tests.facts import says
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
-from drillyard.errors import NotFoundError, UserError
+from drillyard.errors import UserError
 from drillyard.estimation.cost import PriceOptions, hourly_price
 from drillyard.estimation.target import cluster_target
 from drillyard.hardware import catalog, load_catalog
@@ -195,7 +195,7 @@ def test_the_price_of_one_of_several_pools_names_it() -> None:
 
 
 def test_a_cpu_machine_that_is_not_known_is_refused_with_the_nearest() -> None:
-    with pytest.raises(NotFoundError, match="e2-standard-16"):
+    with pytest.raises(UserError, match=r"cluster\.cpu_pool\.machine: .*e2-standard-16"):
         lines_of(pool(), cpu_pool={"machine": "e2-standard-15"})
 
 

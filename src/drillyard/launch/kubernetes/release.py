@@ -13,9 +13,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any
 
 from drillyard.config.environment import REFERENCE
@@ -29,6 +26,7 @@ from drillyard.launch.network import NETWORK_FILE
 from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, explained
 from drillyard.launch.prepared_run import ClusterPaths, prepare
 from drillyard.launch.request import LaunchRequest
+from drillyard.plan_files import packaged_chart
 
 CHART, VALUES = "chart/drillyard-run", "values.json"
 CLUSTER_LABEL, RUN_LABEL = "drillyard/cluster", "drillyard/run"
@@ -170,18 +168,10 @@ def install_argv(section: KubernetesConfig, cluster: str, run: str) -> tuple[str
 
 def chart_files() -> tuple[PlanFile, ...]:
     """The chart's files, in order of their paths."""
-    packaged: Traversable = files("drillyard").joinpath("charts/drillyard-run")
-    found = packaged if packaged.is_dir() else Path(__file__).parents[4] / "charts/drillyard-run"
-    return tuple(sorted(_below(found, CHART), key=lambda file: file.path))
-
-
-def _below(directory: Traversable, path: str) -> Iterator[PlanFile]:
-    for each in directory.iterdir():
-        inside = f"{path}/{each.name}"
-        if each.is_dir():
-            yield from _below(each, inside)
-        else:
-            yield PlanFile(inside, each.read_text(encoding="utf-8"))
+    return tuple(
+        PlanFile(f"{CHART}/{path}", content)
+        for path, content in packaged_chart("drillyard-run").items()
+    )
 
 
 def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -> dict[str, Any]:

@@ -57,7 +57,7 @@ Verdict = Literal["ours", "foreign"]
 
 
 @dataclass
-class Recognised:
+class Recognition:
     """Paths of the cluster's things with the reason, and what may be its own or another's."""
 
     ours: dict[str, str] = field(default_factory=dict)
@@ -101,10 +101,10 @@ class Ownership:
             rf"(?:{_HEX}(?:-|$)|pvc-)"
         )
 
-    def recognise(self) -> Recognised:
+    def recognise(self) -> Recognition:
         """Sort the things: by evidence, then by what follows from it until nothing new does. A
         proxy is ours by its URL map, that by a backend service, that by the group of our nodes."""
-        found = Recognised()
+        found = Recognition()
         foreign: set[str] = set()
         for evidence in (self._own_evidence, self._by_name):
             for path, thing in self._things.items():

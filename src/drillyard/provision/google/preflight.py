@@ -5,7 +5,7 @@ Nothing is changed. What cannot be found out is said as `unknown`, with the reas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drillyard.hardware.catalog import Catalog, catalog
@@ -50,6 +50,17 @@ def check_project(
         return [ProjectFinding("unknown", f"nothing of the project was checked: {error}", LOGIN)]
     order = ("error", "warning", "unknown")
     return sorted(dict.fromkeys(found), key=lambda each: order.index(each.level))
+
+
+def findings_text(project: str, findings: Sequence[ProjectFinding]) -> str:
+    """The findings for a person."""
+    if not findings:
+        return f"Project {project} has what the cluster needs."
+    lines = [f"Project {project}:"]
+    for each in findings:
+        lines.append(f"  {each.level}: {each.what}")
+        lines += [f"    {each.fix}"] if each.fix else []
+    return "\n".join(lines)
 
 
 def _findings(plan: ClusterPlan, apis: GoogleApis, facts: Catalog) -> Iterator[ProjectFinding]:

@@ -1,0 +1,172 @@
+"""The plan of a cluster as a directory that needs no Drillyard: `plan --output DIR`.
+
+main.tf.json     what Terraform makes; backend.tf.json: where its state is kept
+values/*.json    values of the charts; charts/NAME/: the charts that come with Drillyard
+apply.sh         the steps of `up` in order, as a shell script that asks before Terraform makes anything
+README.md        the same steps for a reader, with prices and the way back
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from drillyard.plan_files import packaged_chart, write_plan_files
+from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
+from drillyard.provision.plan_text import plan_text
+from drillyard.provision.prices import UsePrice
+
+_MADE_BY = "Made by `drillyard cluster plan --output`."
+_HEADER = """\
+#!/bin/sh
+# Cluster {name}: what `drillyard cluster up` does, in order. Made by `drillyard cluster plan --output`.
+# Needs gcloud (gcloud auth login; gcloud auth application-default login), terraform, helm and
+# gke-gcloud-auth-plugin. It can be run again after an error.
+set -eu
+cd "$(dirname -- "$0")"
+"""  # noqa: E501
+_README = """\
+# Cluster {name}
+
+{made_by}
+
+`sh apply.sh` makes the cluster in project {project}. It asks before Terraform makes anything, and
+can be run again after an error. `drillyard cluster up` of the same config continues where it ended:
+both keep the state in gs://{bucket}.
+
+The way back, from this directory, once no run is left; the bucket of the state remains:
+
+{back}
+
+## The plan
+
+```
+{text}```
+"""
+
+
+def plan_directory(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> dict[str, tuple[str, int]]:
+    """The files of the directory by their paths in it: text and mode."""
+    backend = {"gcs": {"bucket": plan.state_bucket, "prefix": plan.name}}
+    files = {
+        "main.tf.json": _json(plan.terraform),
+        "backend.tf.json": _json({"terraform": {"backend": backend}}),
+    }
+    for release in plan.releases:
+        files[_values(release)] = _json(release.values)
+        if _is_ours(release):
+            for path, content in packaged_chart(release.chart).items():
+                files[f"charts/{release.chart}/{path}"] = content
+    files["README.md"] = _readme(plan, of_use)
+    script = "\n".join(_steps(plan))
+    return {**{path: (text, 0o644) for path, text in files.items()}, "apply.sh": (script, 0o755)}
+
+
+def write_cluster_plan(
+    plan: ClusterPlan, of_use: Sequence[UsePrice], directory: Path, *, overwrite: bool = False
+) -> list[Path]:
+    """Write the directory; returns the paths of its files. UserError, with nothing written, where
+    it contains anything but a plan, or, unless `overwrite`, a file with other content."""
+    return write_plan_files(
+        directory,
+        plan_directory(plan, of_use),
+        script="apply.sh",
+        made_by=_MADE_BY,
+        overwrite=overwrite,
+    )
+
+
+def _steps(plan: ClusterPlan) -> Iterator[str]:
+    project, bucket = f"--project={plan.project}", f"gs://{plan.state_bucket}"
+    yield _HEADER.format(name=plan.name)
+    if plan.services:
+        yield "# The APIs of the project."
+        yield f"{_shell('gcloud', 'services', 'enable', *plan.services, project)}\n"
+    yield "# The bucket of Terraform's state, with versions."
+    describe = _shell("gcloud", "storage", "buckets", "describe", bucket, project)
+    create = _shell(
+        "gcloud",
+        "storage",
+        "buckets",
+        "create",
+        bucket,
+        project,
+        f"--location={plan.region}",
+        "--uniform-bucket-level-access",
+        "--public-access-prevention",
+    )
+    yield f"{describe} >/dev/null 2>&1 || {create}"
+    yield f"{_shell('gcloud', 'storage', 'buckets', 'update', bucket, '--versioning')}\n"
+    yield "# Everything in the cloud; Terraform shows it and asks."
+    yield "terraform init -input=false"
+    yield "terraform apply\n"
+    yield "# Access to the cluster."
+    location = f"--location={_cluster_location(plan)}"
+    yield _shell("gcloud", "container", "clusters", "get-credentials", plan.name, location, project)
+    for release in plan.releases:
+        yield f"\n# {release.name} {release.version}"
+        yield _install(plan, release)
+    yield ""
+
+
+def _install(plan: ClusterPlan, release: ChartRelease) -> str:
+    chart = f"charts/{release.chart}" if _is_ours(release) else release.chart
+    # A chart of a directory or an archive has the version that it has.
+    version = ("--version", release.version) if chart.startswith("oci://") else ()
+    where = ("--namespace", release.namespace, "--create-namespace")
+    values = ("--values", _values(release), "--wait")
+    context = ("--kube-context", _context(plan))
+    return _shell(
+        "helm", "upgrade", "--install", release.name, chart, *version, *where, *values, *context
+    )
+
+
+def _readme(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> str:
+    back = [
+        _shell(
+            "helm",
+            "uninstall",
+            release.name,
+            "--namespace",
+            release.namespace,
+            "--kube-context",
+            _context(plan),
+        )
+        for release in reversed(plan.releases)
+    ]
+    return _README.format(
+        name=plan.name,
+        made_by=_MADE_BY,
+        project=plan.project,
+        bucket=plan.state_bucket,
+        back="\n".join(f"    {line}" for line in (*back, "terraform destroy")),
+        text=plan_text(plan, of_use, "CLUSTER.yaml"),
+    )
+
+
+def _cluster_location(plan: ClusterPlan) -> str:
+    places = [each.location for each in plan.resources if each.kind == "google_container_cluster"]
+    return places[0] or plan.region
+
+
+def _context(plan: ClusterPlan) -> str:
+    """The context that gcloud writes."""
+    return f"gke_{plan.project}_{_cluster_location(plan)}_{plan.name}"
+
+
+def _is_ours(release: ChartRelease) -> bool:
+    return "://" not in release.chart
+
+
+def _values(release: ChartRelease) -> str:
+    return f"values/{release.name}.json"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _shell(*words: str) -> str:
+    return shlex.join(words)

@@ -1,0 +1,187 @@
+"""The plan of a cluster for a person: what will exist, what it costs, what it counts against
+quotas, and what to do next. It depends on the plan alone, byte for byte."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from drillyard.formatting import plural
+from drillyard.hardware.facts import Fact
+from drillyard.provision.cluster_plan import ClusterPlan, Pool, PriceLine
+from drillyard.provision.plan_document import ranges_of
+from drillyard.provision.prices import HOURS_PER_DAY, UsePrice, price_totals
+
+_WIDTH = 100
+_TITLES = {
+    "google_project_service": "APIs of the project",
+    "google_compute_network": "networks",
+    "google_compute_subnetwork": "subnets",
+    "google_compute_router": "routers",
+    "google_compute_router_nat": "NAT gateways",
+    "google_compute_firewall": "firewall rules",
+    "google_compute_resource_policy": "placement policies",
+    "google_container_cluster": "clusters",
+    "google_container_node_pool": "node pools",
+    "google_service_account": "service accounts",
+    "google_storage_bucket": "buckets",
+    "google_artifact_registry_repository": "image repositories",
+}
+"""What a kind of resource is called; others by their own name in words."""
+
+
+def plan_text(plan: ClusterPlan, of_use: Sequence[UsePrice], config: str, options: str = "") -> str:
+    """The plan in sections, at most 100 columns where names allow it. `config` and `options` are
+    those of the command, for the one that comes next."""
+    sections = (
+        _pools(plan),
+        _existing(plan),
+        _ranges(plan),
+        _releases(plan),
+        _prices(plan, of_use),
+        _quotas(plan),
+        _warnings(plan),
+        _next(plan, config, options),
+    )
+    title = f"cluster {plan.name}: {plan.platform}, project {plan.project}, {plan.zone}"
+    texts = ["\n".join(lines) for lines in sections]
+    return "\n\n".join([title, *filter(None, texts)]) + "\n"
+
+
+def _pools(plan: ClusterPlan) -> Iterator[str]:
+    rows = [("pool", "machine", "bought", "nodes", "zone", "$ per node-hour")]
+    for pool in plan.pools:
+        line = next((each for each in plan.prices if each.pool == pool.name), None)
+        node = None if line is None or line.usd_per_hour is None else line.usd_per_hour / line.count
+        names = ", ".join(pool.reservations)
+        rows.append(
+            (
+                pool.name,
+                pool.machine.name,
+                f"{pool.consumption}{f' ({names})' if names else ''}",
+                _nodes(pool),
+                pool.zone,
+                "not known" if node is None else _dollars(node),
+            )
+        )
+    yield from _table(rows)
+
+
+def _nodes(pool: Pool) -> str:
+    return f"0 to {pool.nodes}" if pool.scales_from_zero else str(pool.nodes)
+
+
+def _existing(plan: ClusterPlan) -> Iterator[str]:
+    by_title: dict[str, list[str]] = {}
+    for resource in plan.resources:
+        words = resource.kind.removeprefix("google_").replace("_", " ")
+        by_title.setdefault(_TITLES.get(resource.kind, words), []).append(resource.name)
+    things = {"state": [plan.state_bucket], **by_title}
+    yield f"will exist: {plural(len(plan.resources), 'thing')}, and the bucket of the state"
+    width = max(map(len, things))
+    for title, names in things.items():
+        head = f"  {title:<{width}} {len(names):>3}  "
+        yield from _wrapped(head, ", ".join(names))
+
+
+def _ranges(plan: ClusterPlan) -> Iterator[str]:
+    if ranges := ranges_of(plan):
+        yield "address ranges"
+        yield from _table([(f"  {each.name}", each.range) for each in ranges])
+
+
+def _releases(plan: ClusterPlan) -> Iterator[str]:
+    if plan.releases:
+        yield "charts, in this order"
+        yield from _table(
+            [(f"  {each.name}", each.version, each.namespace, each.chart) for each in plan.releases]
+        )
+
+
+def _prices(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> Iterator[str]:
+    totals = price_totals(plan.prices)
+    at_least = "at least " if totals.unknown else ""
+    rows = [("price in US dollars", "per hour", "per day")]
+    rows += [_price_row(line) for line in plan.prices]
+    rows += [
+        (f"{at_least}{title}", *_hour_and_day(price))
+        for title, price in (("while idle", totals.idle), ("at full size", totals.full))
+    ]
+    yield from _table(rows, numbers=2)
+    notes = []
+    if not all(line.running for line in plan.prices):
+        notes.append("* only while runs use it.")
+    if totals.full.unverified:
+        notes.append("? no primary source confirms it.")
+    if totals.full.date is not None:
+        notes.append(f"The oldest price is of {totals.full.date}.")
+    prices = [f"{each.what} ({_usd(each.usd.value)} per {each.unit})" for each in of_use]
+    notes.append(f"Not counted: {', '.join([*prices, 'images, logs, discounts, taxes'])}.")
+    yield from textwrap.wrap(" ".join(notes), _WIDTH)
+    for line in plan.prices:
+        if line.usd_per_hour is None:
+            yield f"{line.what}:"
+            yield from (f"  {part}" for part in line.missing.splitlines())
+
+
+def _price_row(line: PriceLine) -> tuple[str, str, str]:
+    what = f"{'  ' if line.running else '* '}{line.what}"
+    if line.usd_per_hour is None:
+        return what, "not known", ""
+    return what, *_hour_and_day(line.usd_per_hour)
+
+
+def _hour_and_day(price: Fact[float]) -> tuple[str, str]:
+    return _dollars(price), _dollars(price * HOURS_PER_DAY)
+
+
+def _dollars(price: Fact[float]) -> str:
+    """Cents, or three digits below 10 cents; `?`: no primary source confirms it."""
+    return f"{_usd(price.value)}{'?' if price.unverified else ''}"
+
+
+def _usd(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.3g}"
+
+
+def _quotas(plan: ClusterPlan) -> Iterator[str]:
+    if plan.quotas:
+        yield "quotas needed"
+        for quota in plan.quotas:
+            yield from _wrapped("  ", f"{quota.in_words} ({quota.reason})", "    ")
+
+
+def _warnings(plan: ClusterPlan) -> Iterator[str]:
+    for warning in plan.warnings:
+        yield from _wrapped("warning: ", warning, "  ")
+
+
+def _next(plan: ClusterPlan, config: str, options: str) -> Iterator[str]:
+    command = f"drillyard cluster up {shlex.quote(config)}{options}"
+    missing = [line.pool for line in plan.prices if line.pool and line.usd_per_hour is None]
+    yield f"next: {command}{''.join(f' --price {pool}=USD' for pool in missing)}"
+
+
+def _wrapped(head: str, text: str, indent: str | None = None) -> list[str]:
+    after = " " * len(head) if indent is None else indent
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=after,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _table(rows: Iterable[tuple[str, ...]], numbers: int = 0) -> Iterator[str]:
+    """Columns side by side; the last `numbers` of them are aligned at the right."""
+    every = list(rows)
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    for row in every:
+        cells = [
+            cell.rjust(width) if index >= len(row) - numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
