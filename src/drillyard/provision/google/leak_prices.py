@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.cluster_parts import HOURS_PER_MONTH
 from drillyard.hardware.facts import Fact
 from drillyard.provision.google.inventory import Thing
 from drillyard.provision.google.ownership import plain_kind, region_of
@@ -71,11 +72,13 @@ def _usd_per_hour(kind: str, thing: Thing, facts: Catalog) -> float | None:
                 return 0.0
             return _part("external-address", region, facts)
         case "google_compute_disk":
-            price = facts.part_price(str(body.get("type")).rpartition("/")[2], region)
-            if price is None or price.usd_per_gib_month is None:
+            disk = str(body.get("type")).rpartition("/")[2]
+            gib_month = facts.part_price(disk, region, "usd_per_gib_month")
+            if gib_month is None:
                 return None
             copies = 2 if thing.path.startswith("regions/") else 1
-            return copies * price.disk_hour(float(body.get("sizeGb") or 0)).value
+            gib = copies * float(body.get("sizeGb") or 0)
+            return gib_month.value * gib / HOURS_PER_MONTH
         case "google_compute_instance":
             return _instance(thing, region, facts)
     return None
@@ -91,11 +94,10 @@ def _instance(thing: Thing, region: str, facts: Catalog) -> float | None:
         price = facts.price(name, _CONSUMPTION.get(model, ""), region)
         hour = None if price is None else price.node_hour(machine)
     elif (cpu := facts.cpu_machines.get(name)) is not None:
-        part = facts.part_price(cpu.shape or cpu.name, region)
-        hour = None if part is None else part.machine_hour(cpu)
+        hour = facts.cpu_machine_price(cpu, region)
     return None if hour is None else hour.value
 
 
 def _part(part: str, region: str, facts: Catalog) -> float | None:
     price = facts.part_price(part, region)
-    return None if price is None else price.usd_per_hour
+    return None if price is None else price.value

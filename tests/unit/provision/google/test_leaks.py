@@ -258,10 +258,10 @@ def test_prices_are_those_of_the_catalog(
     report = find_leaks(plan, apis)
     prices = {each.name: each.usd_per_day for each in report.leaks}
     facts = catalog()
-    disk = facts.part_price("pd-ssd", REGION)
+    disk = facts.part_price("pd-ssd", REGION, "usd_per_gib_month")
     node = facts.price("a3-highgpu-8g", "on-demand", REGION)
     assert disk is not None and node is not None
-    assert prices["a"] == pytest.approx(disk.disk_hour(730).value * 24)
+    assert prices["a"] == pytest.approx(disk.value * 24)
     assert prices["c"] == pytest.approx(0.005 * 24)
     assert prices["d"] == pytest.approx(node.node_hour(facts.machine("a3-highgpu-8g")).value * 24)
     assert (prices["b"], prices["e"], prices["f"], prices["train"]) == (None, 0.0, None, 0.0)
