@@ -303,7 +303,7 @@ class GoogleApis:
         return project == self.project or (project.isdigit() and project == self.number())
 
     def number(self) -> str | None:
-        """The project's number, by which some answers name it. None where it is not told."""
+        """The project's number, by which some answers name it. None where it is unknown."""
         with self._number_lock:
             if self.project not in self._numbers:
                 self._numbers[self.project] = None  # The answer to a refusal of this very call.

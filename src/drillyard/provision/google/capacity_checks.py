@@ -145,7 +145,7 @@ def _reservation(
             "error",
             f"{key}: {name} can be used without naming it, so other VMs take it, and nodes cannot"
             " ask for it by name",
-            f"make it anew with --require-specific-reservation; {look}",
+            f"create another one with --require-specific-reservation; {look}",
         )
     if (status := found.get("status")) not in (None, "READY"):
         yield ProjectFinding("error", f"{key}: {name} is {status}", look)
@@ -250,7 +250,7 @@ def check_quotas(plan: ClusterPlan, apis: GoogleApis) -> Iterator[ProjectFinding
 
 
 def _of_family(plan: ClusterPlan, apis: GoogleApis, quota: Quota) -> Iterator[ProjectFinding]:
-    """By Service Usage, which tells limits and no usage."""
+    """By Service Usage, which reports limits and no usage."""
     metric = f"compute.googleapis.com/{quota.metric.lower()}"
     parent = f"projects/{plan.project}/services/compute.googleapis.com/consumerQuotaMetrics"
     try:
@@ -268,14 +268,14 @@ def _of_family(plan: ClusterPlan, apis: GoogleApis, quota: Quota) -> Iterator[Pr
         return
     limit = _limit(body, {**quota.dimensions, **({"region": quota.region} if quota.region else {})})
     if limit is None:
-        yield ProjectFinding("unknown", f"{_metric(quota)}: no limit is told", _quota_page(plan))
+        yield ProjectFinding("unknown", f"{_metric(quota)}: it reports no limit", _quota_page(plan))
     elif limit != _UNLIMITED and limit < quota.amount:
-        yield _short_of(plan, quota, limit, "its use is not told", False)
+        yield _short_of(plan, quota, limit, "its use is not reported", False)
     elif limit != _UNLIMITED:
         yield ProjectFinding(
             "unknown",
             f"{_metric(quota)}: {quota.amount:,} {quota.unit} of {limit:,.0f} are needed, and how"
-            " many are in use is not told",
+            " many are in use is not reported",
             _quota_page(plan),
         )
 

@@ -6,7 +6,7 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import HOURS_PER_MONTH
 from drillyard.hardware.facts import Fact
 from drillyard.provision.google.inventory import Thing
-from drillyard.provision.google.ownership import plain_kind, region_of
+from drillyard.provision.google.resource_marks import plain_kind, region_of
 
 HOURS_PER_DAY = 24
 _NOT_BILLED = frozenset(

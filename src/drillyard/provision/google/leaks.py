@@ -27,7 +27,8 @@ from drillyard.provision.google.inventory import (
 from drillyard.provision.google.leak_prices import usd_per_day
 from drillyard.provision.google.leak_report import Leak, LeakReport, kind_title
 from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS
-from drillyard.provision.google.ownership import Ownership, plain_kind, region_of
+from drillyard.provision.google.ownership import Ownership
+from drillyard.provision.google.resource_marks import plain_kind, region_of
 
 _GROUP = "google_compute_instance_group_manager"
 

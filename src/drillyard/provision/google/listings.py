@@ -44,9 +44,13 @@ class Listing:
     """Reservations: bought for longer than a cluster, so no command deletes them."""
 
     @property
-    def title(self) -> str:
-        """Service and method, as an error names them."""
-        return f"{self.service}: {self.method}"
+    def permission(self) -> str:
+        """The right that the list needs
+        (https://cloud.google.com/iam/docs/permissions-reference)."""
+        if self.method == "projects.getIamPolicy":
+            return "resourcemanager.projects.getIamPolicy"
+        resource = self.method.split(".")[-2]
+        return f"{self.service}.{_PERMISSIONS.get(resource, resource)}.list"
 
 
 def _compute(
@@ -80,6 +84,8 @@ def _global(
     )
 
 
+_PERMISSIONS = {"networkFirewallPolicies": "firewallPolicies"}
+"""Resources that permissions name otherwise."""
 _RESOURCES = {"firewallPolicies": "networkFirewallPolicies"}
 """Lists whose key is not their resource's name."""
 _INTERFACES = ("networkInterfaces[].network", "networkInterfaces[].subnetwork")

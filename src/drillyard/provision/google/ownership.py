@@ -16,17 +16,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
 from drillyard.provision.gke.cluster_rules import CLUSTER_LABEL
 from drillyard.provision.google.inventory import Inventory, Thing, path_in
+from drillyard.provision.google.resource_marks import (
+    GKE_LOCATION_LABEL,
+    GKE_NAME_LABEL,
+    GKE_POOL_LABEL,
+    MADE_BY_KUBERNETES,
+    labels_of,
+    metadata_of,
+    plain_kind,
+    region_of,
+    tokens_of,
+)
 
-GKE_NAME_LABEL = "goog-k8s-cluster-name"
-"""On nodes, their disks and volumes
-(https://cloud.google.com/kubernetes-engine/docs/how-to/creating-managing-labels)."""
-GKE_LOCATION_LABEL = "goog-k8s-cluster-location"
-GKE_POOL_LABEL = "goog-k8s-node-pool-name"
 _NETWORK = "google_compute_network"
 _DISK = "google_compute_disk"
 _OF_NODES = (
@@ -40,17 +46,6 @@ _OF_NODES = (
 )
 """What GKE makes for nodes and deletes with them."""
 _HEX = "[0-9a-f]{8}"
-_CONTROLLER_TOKENS = (
-    re.compile(r"^k8s1-(?P<token>[0-9a-z]{8})-"),
-    re.compile(r"^k8s2-(?:[a-z]{2}-)?(?P<token>[0-9a-z]{8})-"),
-    re.compile(r"--(?P<token>[0-9a-f]{8})[0-9a-f]{8}(?:--|$)"),
-    re.compile(r"^k8s-(?P<token>[0-9a-f]{8})[0-9a-f]{8}-node"),
-    re.compile(r"^(?P<token>gkegw\d-[0-9a-z]{4})-"),
-    re.compile(r"(?:^|-)(?P<token>a[0-9a-f]{31})(?:-|$)"),
-)
-_MADE_BY_KUBERNETES = re.compile(
-    r"^(pvc-|snapshot-[0-9a-f]{8}-|k8s\d?-|k8s-|gkegw\d-|mcrt-|a[0-9a-f]{31}$)"
-)
 _USED = ("sslCertificates", "healthChecks", "securityPolicy", "sslPolicy")
 """Fields by which a load balancer uses what Kubernetes made with it."""
 Verdict = Literal["ours", "foreign"]
@@ -62,19 +57,6 @@ class Recognition:
 
     ours: dict[str, str] = field(default_factory=dict)
     doubtful: dict[str, str] = field(default_factory=dict)
-
-
-def plain_kind(kind: str) -> str:
-    """Terraform's name of a kind wherever it lies: google_compute_region_disk is a disk."""
-    return re.sub(r"^google_compute_(region|global)_", "google_compute_", kind)
-
-
-def region_of(location: str | None) -> str:
-    """The region of a zone or region, in lower case; empty for what is global."""
-    place = (location or "").lower()
-    if place in ("global", "-"):
-        return ""
-    return re.sub(r"^([a-z]+-[a-z]+\d+)-[a-z]$", r"\1", place)
 
 
 class Ownership:
@@ -137,7 +119,7 @@ class Ownership:
                 pool = f"{cluster.path}/nodePools/{self._pool_of(thing)}"
                 return self._things.get(pool, cluster)
         if kind == "google_compute_instance":
-            made_by = self._path(_metadata(thing.body).get("created-by", ""))
+            made_by = self._path(metadata_of(thing.body).get("created-by", ""))
             if made_by is not None and made_by in ours:
                 return self._things.get(made_by)
         return None
@@ -145,7 +127,7 @@ class Ownership:
     def _pool_of(self, thing: Thing) -> str | None:
         """The node pool that a thing is of; a group has only the template that it uses."""
         linked = [self._things[path] for path in self._linked(thing) if path in self._things]
-        names = (_labels(each).get(GKE_POOL_LABEL) for each in (thing, *linked))
+        names = (labels_of(each).get(GKE_POOL_LABEL) for each in (thing, *linked))
         return next((name for name in names if name), None)
 
     def planned(self, thing: Thing) -> list[PlannedResource]:
@@ -235,12 +217,12 @@ class Ownership:
             things = self._things.values()
             self._others = {
                 each.name for each in things if each.kind == "google_container_cluster"
-            } | {name for each in things if (name := _labels(each).get(GKE_NAME_LABEL))}
+            } | {name for each in things if (name := labels_of(each).get(GKE_NAME_LABEL))}
             self._others.discard(self._plan.name)
         return self._others
 
     def _by_label(self, thing: Thing) -> Verdict | None:
-        labels = _labels(thing)
+        labels = labels_of(thing)
         if (marked := labels.get(CLUSTER_LABEL)) is not None:
             return "ours" if marked == self._plan.name else "foreign"
         if (path := self._marked_cluster(thing)) is not None:
@@ -255,10 +237,10 @@ class Ownership:
 
     def _marked_cluster(self, thing: Thing) -> str | None:
         """The path of the GKE cluster that made it, by GKE's labels and metadata."""
-        marks = _labels(thing)
+        marks = labels_of(thing)
         name, location = marks.get(GKE_NAME_LABEL), marks.get(GKE_LOCATION_LABEL)
         if name is None:
-            marks = _metadata(thing.body) or _metadata(thing.body.get("properties") or {})
+            marks = metadata_of(thing.body) or metadata_of(thing.body.get("properties") or {})
             name, location = marks.get("cluster-name"), marks.get("cluster-location")
         if name is not None:
             return f"locations/{location or self.cluster_location}/clusters/{name}"
@@ -287,8 +269,8 @@ class Ownership:
         """What follows from what is known: one step. Whether it was something new."""
         new: dict[str, str] = {}
         theirs: set[str] = set()
-        tokens = {token for path in ours for token in _tokens(_last(path))}
-        tokens -= {token for path in foreign for token in _tokens(_last(path))}
+        tokens = {token for path in ours for token in tokens_of(_last(path))}
+        tokens -= {token for path in foreign for token in tokens_of(_last(path))}
         used = set(self._used_by(ours))
         for path, thing in self._things.items():
             if path in ours or path in foreign:
@@ -302,9 +284,9 @@ class Ownership:
                 new[path] = f"uses {_last(min(own))}"
             elif any(each in foreign for each in linked):
                 theirs.add(path)
-            elif path in used and _MADE_BY_KUBERNETES.match(thing.name):
+            elif path in used and MADE_BY_KUBERNETES.match(thing.name):
                 new[path] = "used by a load balancer of this cluster"
-            elif not self._by_other_place(thing) and tokens & set(_tokens(thing.name)):
+            elif not self._by_other_place(thing) and tokens & set(tokens_of(thing.name)):
                 new[path] = "made by this cluster's Kubernetes, by the hash in its name"
         ours.update(new)
         foreign |= theirs
@@ -333,11 +315,11 @@ class Ownership:
     def _is_doubtful(self, thing: Thing, foreign: set[str]) -> bool:
         if thing.part is not None or self._by_other_place(thing):
             return False
-        if not _MADE_BY_KUBERNETES.match(thing.name):
+        if not re.match("pvc-|snapshot-|mcrt-", thing.name) and not any(tokens_of(thing.name)):
             return False
-        theirs = {token for path in foreign for token in _tokens(_last(path))}
+        theirs = {token for path in foreign for token in tokens_of(_last(path))}
         known = any(path in self._things for path in self._linked(thing))
-        return not known and not theirs & set(_tokens(thing.name))
+        return not known and not theirs & set(tokens_of(thing.name))
 
     def _by_other_place(self, thing: Thing) -> bool:
         region = region_of(thing.location)
@@ -387,26 +369,6 @@ class Ownership:
 
 def _same_place(planned: str | None, found: str) -> bool:
     return not planned or not found or region_of(planned) == region_of(found)
-
-
-def _labels(thing: Thing) -> Mapping[str, str]:
-    body = thing.body
-    for holder in (body, body.get("properties") or {}):
-        for key in ("labels", "resourceLabels", "userLabels"):
-            if isinstance(found := holder.get(key), Mapping):
-                return found
-    return {}
-
-
-def _metadata(body: Mapping[str, Any]) -> Mapping[str, str]:
-    items = (body.get("metadata") or {}).get("items") or ()
-    return {str(each.get("key")): str(each.get("value")) for each in items}
-
-
-def _tokens(name: str) -> Iterator[str]:
-    for pattern in _CONTROLLER_TOKENS:
-        if found := pattern.search(name):
-            yield found["token"]
 
 
 def _last(path: str) -> str:

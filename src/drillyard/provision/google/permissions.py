@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from drillyard.provision.google.listings import LISTINGS
+
 READ_WRITE = ("create", "delete", "get")
 _NETWORKS, _SECURITY = "roles/compute.networkAdmin", "roles/compute.securityAdmin"
 _PROJECT = "roles/resourcemanager.projectIamAdmin"
@@ -73,6 +75,33 @@ _ALWAYS = {
     "roles/iam.serviceAccountUser": ("iam.serviceAccounts.actAs",),
     "roles/storage.admin": tuple(f"storage.objects.{each}" for each in (*READ_WRITE, "list")),
 }
+
+
+READ_RIGHTS: tuple[str, ...] = tuple(
+    sorted(
+        {
+            *(row.permission for row in LISTINGS),
+            "cloudasset.assets.searchAllResources",
+            "compute.acceleratorTypes.get",
+            "compute.instanceGroupManagers.get",
+            "compute.machineTypes.get",
+            "compute.machineTypes.list",
+            "compute.networkProfiles.get",
+            "compute.projects.get",
+            "compute.regions.get",
+            "compute.reservations.get",
+            "container.clusters.get",
+            "resourcemanager.projects.get",
+            "serviceusage.quotas.get",
+            "serviceusage.services.get",
+            "serviceusage.services.list",
+            "serviceusage.services.use",
+            "storage.buckets.get",
+            "storage.objects.get",
+        }
+    )
+)
+"""What `leaks` and `plan --check` need: they only read."""
 
 
 def rights_of(kinds: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:

@@ -29,8 +29,9 @@ from drillyard.provision.google.findings import ProjectFinding, known
 from drillyard.provision.google.inventory import Inventory, Thing, take_inventory
 from drillyard.provision.google.leak_report import kind_title
 from drillyard.provision.google.listings import LISTINGS
-from drillyard.provision.google.ownership import Ownership, plain_kind
+from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.permissions import rights_of
+from drillyard.provision.google.resource_marks import plain_kind
 
 FIRST_SERVICES = ("cloudresourcemanager.googleapis.com", "serviceusage.googleapis.com")
 """Terraform enables the other services by means of these

@@ -260,7 +260,7 @@ def _clusters(s: Seeds) -> None:
         s.leak("container", path, location=REGION, resourceLabels=OURS, nodePools=[{"name": "cpu"}])
         s.expected.add(("container", f"{path}/nodePools/cpu"))
         s.leak("iam", f"serviceAccounts/{ACCOUNT}")
-    name = s.name("guest-")
+    name = s.name("visitor-")
     s.leak(
         "container",
         f"locations/{ZONE}/clusters/{name}",

@@ -1,4 +1,4 @@
-"""Google's client as we use it: what is repeated, what is told apart, and what is never sent."""
+"""Google's client as we use it: what is repeated, what is kept apart, and what is never sent."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_ends_where_the_service_does_not_come_back(
         ("IAM_PERMISSION_DENIED", f"projects/{NUMBER}", "denied"),
     ],
 )
-def test_a_disabled_service_is_told_from_a_missing_right(
+def test_a_disabled_service_differs_from_a_missing_right(
     cloud: GoogleCloud, apis: GoogleApis, reason: str, consumer: str, refusal: str
 ) -> None:
     cloud.refuse("compute", reason=reason, consumer=consumer)
@@ -93,7 +93,7 @@ def test_without_the_projects_number_a_disabled_service_is_not_believed(
     assert caught.value.refusal == "denied"
 
 
-def test_an_absent_thing_is_told_apart(cloud: GoogleCloud, apis: GoogleApis) -> None:
+def test_an_absent_thing_is_no_missing_right(cloud: GoogleCloud, apis: GoogleApis) -> None:
     with pytest.raises(ApiError) as caught:
         apis.call("storage", "buckets.get", bucket="none")
     assert caught.value.refusal == "absent"

@@ -225,9 +225,7 @@ def test_a_volume_that_nothing_tells_the_cluster_of_is_doubtful(
     assert report.exit_code == 3
 
 
-def test_reservations_are_told_apart(
-    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
-) -> None:
+def test_reservations_are_no_leaks(cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan) -> None:
     pool = replace(plan.pools[0], reservations=("block-a",))
     cloud.add("compute", f"zones/{ZONE}/reservations/block-a")
     cloud.add("compute", f"zones/{ZONE}/reservations/others")

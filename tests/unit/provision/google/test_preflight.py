@@ -19,7 +19,7 @@ from drillyard.provision.google import api
 from drillyard.provision.google.api import GoogleApis, google_apis
 from drillyard.provision.google.capacity_checks import check_reservations
 from drillyard.provision.google.findings import ProjectFinding
-from drillyard.provision.google.permissions import rights_of
+from drillyard.provision.google.permissions import _NEEDED, READ_RIGHTS, rights_of
 from drillyard.provision.google.preflight import check_project
 from drillyard.provision.provisioner import plan_cluster
 
@@ -177,7 +177,7 @@ def test_a_zone_without_the_machine(
 
 
 @pytest.mark.parametrize("region", ["us-central1", None])
-def test_a_quota_that_is_too_small_is_told_with_its_numbers(
+def test_a_quota_that_is_too_small_has_its_numbers(
     ready: GoogleCloud, apis: GoogleApis, plan: ClusterPlan, region: str | None
 ) -> None:
     rows = ready.quotas[region or "global"]
@@ -281,9 +281,9 @@ def test_a_reservation_of_another_project(
     name = f"projects/{PROJECT}/reservations/block-a"
     plan = with_config(tmp_path, consumption="reservation", reservation=name)
     reserve(ready, plan)
-    guest = replace(plan, project="acme-guest")
-    finding = one(list(check_reservations(guest, google_apis("acme-guest"))), "error", "shared")
-    assert "--add-share-with=acme-guest" in finding.fix
+    other = replace(plan, project="acme-other")
+    finding = one(list(check_reservations(other, google_apis("acme-other"))), "error", "shared")
+    assert "--add-share-with=acme-other" in finding.fix
 
 
 def test_a_network_profile_that_the_zone_lacks(
@@ -381,3 +381,11 @@ def test_every_command_of_a_finding_was_accepted_by_gcloud(
     ]
     assert len({shape(each) for each in commands}) > 6
     assert {shape(each) for each in commands} - ACCEPTED == set()
+
+
+def test_the_document_has_the_rights_that_reading_needs() -> None:
+    text = Path("docs/security.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"--permissions=((?:\\\n|[a-zA-Z.,])+)", text)
+    assert tuple(block.replace("\\\n", "").strip().split(",")) == READ_RIGHTS
+    rights, _ = rights_of(_NEEDED)
+    assert [role for role in rights if f"`{role}`" not in text] == []
