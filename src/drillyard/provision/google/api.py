@@ -17,6 +17,8 @@ import logging
 import os
 import re
 import threading
+import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -128,6 +130,10 @@ class _TransientError(Exception):
     """Repeated until the time is up; its text is what the service said last."""
 
 
+class _LostError(_TransientError):
+    """There was no answer."""
+
+
 def google_apis(
     project: str, *, endpoint: str | None = None, credentials: Any = None
 ) -> GoogleApis:
@@ -151,6 +157,8 @@ class GoogleApis:
         self._endpoint = endpoint
         self._credentials = credentials
         self._numbers: dict[str, str | None] = {}
+        self._silent: dict[str, float] = {}
+        """When a service was last found not to answer at all."""
         self._lock = threading.RLock()
         self._number_lock = threading.RLock()
         self._thread = threading.local()
@@ -178,7 +186,12 @@ class GoogleApis:
         return content if isinstance(content, bytes) else str(content).encode()
 
     def _ask(self, service: str, method: str, parameters: Mapping[str, Any]) -> Any:
-        """One request, repeated while that may help."""
+        """One request, repeated while that may help. A service that has just not answered at all is
+        not asked again for as long: 60 lists of a dead network would take 10 minutes."""
+        if time.monotonic() - self._silent.get(service, -RETRY_SECONDS) < RETRY_SECONDS:
+            raise ApiError(
+                service, "unreachable", f"{service}: {method}: {service} does not answer"
+            )
         resource = self._service(service)
         *names, last = method.split(".")
         for name in names:
@@ -195,7 +208,7 @@ class GoogleApis:
             except auth_exceptions.RefreshError as error:
                 raise _not_accepted(_first_line(error)) from None
             except _LOST as error:
-                raise _TransientError(_first_line(error)) from None
+                raise _LostError(_first_line(error)) from None
 
         repeated = retry.Retry(
             predicate=retry.if_exception_type(_TransientError),
@@ -207,6 +220,8 @@ class GoogleApis:
             return repeated(ask)()
         except (_TransientError, exceptions.RetryError) as error:
             said = getattr(error, "cause", None) or error
+            if isinstance(said, _LostError):
+                self._silent[service] = time.monotonic()
             raise ApiError(
                 service,
                 "unreachable",
@@ -333,7 +348,10 @@ def _built(name: str, version: str, base: str | None) -> Any:
 
 def _default_credentials(project: str) -> Any:
     try:
-        credentials, _ = google.auth.default(scopes=[SCOPE])
+        with warnings.catch_warnings():
+            # It warns of a login without a quota project, which is set below.
+            warnings.simplefilter("ignore", UserWarning)
+            credentials, _ = google.auth.default(scopes=[SCOPE])
     except auth_exceptions.DefaultCredentialsError:
         raise CredentialsError(
             f"Google Cloud: this machine has no credentials; run `{LOGIN}`, or set"

@@ -197,6 +197,8 @@ def _things(
     if row.method == "projects.getIamPolicy":
         name = f"{body.get('role')} {body['member']}"
     path = _path(row, scope, name, body)
+    if title := (body.get("condition") or {}).get("title"):
+        path += f" {title}"  # A role may be granted several times, under conditions.
     if parent:
         path = f"{parent}/{name}"
     found = _SCOPE.search(path)

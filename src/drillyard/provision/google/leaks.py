@@ -19,6 +19,7 @@ from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import GoogleApis
 from drillyard.provision.google.assets import Asset, search_assets, things_of_gaps, unlisted
 from drillyard.provision.google.inventory import (
+    Gap,
     Inventory,
     Thing,
     resize_requests,
@@ -52,7 +53,12 @@ def find_leaks(
         things=(*taken.things, *things_of_gaps(assets, taken)),
         gaps=(*taken.gaps, *gaps),
     )
-    ownership = Ownership(plan, taken, apis.number())
+    number = apis.number()
+    if number is None:
+        why = "the project's number is unknown, by which some things name its networks"
+        gap = Gap("cloudresourcemanager", "projects.get", why)
+        taken = replace(taken, gaps=(*taken.gaps, gap))
+    ownership = Ownership(plan, taken, number)
     found = ownership.recognise()
     groups = [
         each for each in taken.things if plain_kind(each.kind) == _GROUP and each.path in found.ours

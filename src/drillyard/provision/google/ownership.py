@@ -45,6 +45,15 @@ _OF_NODES = (
     _DISK,
 )
 """What GKE makes for nodes and deletes with them."""
+_OF_CLUSTER = (
+    "google_compute_address",
+    "google_compute_forwarding_rule",
+    "google_dns_managed_zone",
+    "google_dns_response_policy",
+)
+"""What GKE makes for a cluster, and names for it: the endpoint of the control plane in the VPC, the
+zone of Cloud DNS."""
+_CONTROL_PLANE_PEERING = re.compile(r"gke-.*-peer$")
 _HEX = "[0-9a-f]{8}"
 _USED = ("sslCertificates", "healthChecks", "securityPolicy", "sslPolicy")
 """Fields by which a load balancer uses what Kubernetes made with it."""
@@ -70,6 +79,10 @@ class Ownership:
             for thing in inventory.things
             if not thing.row.never_ours and not _is_system_route(thing)
         }
+        # Every managed group is listed as a group as well, and deleted as a managed one.
+        for path in [each for each in self._things if "/instanceGroups/" in each]:
+            if path.replace("/instanceGroups/", "/instanceGroupManagers/") in self._things:
+                del self._things[path]
         self._planned: dict[tuple[str, str], list[PlannedResource]] = {}
         for each in plan.resources:
             key = plain_kind(each.kind), each.name.partition("@")[0]
@@ -108,12 +121,16 @@ class Ownership:
 
     def holder(self, thing: Thing, ours: Mapping[str, str]) -> Thing | None:
         """The thing whose deletion deletes this one, where that is one of `ours`."""
+        if thing.part is not None and thing.part.goes_with_parent:
+            return self._things.get(thing.parent)
         if thing.part is not None:
-            return self._things.get(thing.parent) if thing.part.goes_with_parent else None
+            own = self._things.get(self.cluster_path)
+            return own if _CONTROL_PLANE_PEERING.match(thing.name) else None
         kind = plain_kind(thing.kind)
         if kind == _DISK and (node := self._instance_of(thing, ours)) is not None:
             return node
-        if kind in _OF_NODES and not thing.name.startswith("pvc-") and "-pvc-" not in thing.name:
+        of_nodes = kind in _OF_NODES and "pvc-" not in thing.name
+        if of_nodes or (kind in _OF_CLUSTER and self._is_gke_name(thing.name)):
             cluster = self._things.get(self._gke_cluster(thing) or "")
             if cluster is not None and cluster.path in ours:
                 pool = f"{cluster.path}/nodePools/{self._pool_of(thing)}"

@@ -17,8 +17,11 @@ from tests.unit.provision.google.google_cloud import (
     GoogleCloud,
 )
 
+from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google import api
 from drillyard.provision.google.api import ApiError, CredentialsError, GoogleApis, google_apis
+from drillyard.provision.google.leaks import find_leaks
+from drillyard.provision.google.listings import LISTINGS
 
 ZONE = "zones/us-central1-b"
 
@@ -63,6 +66,18 @@ def test_it_ends_where_the_service_does_not_come_back(
     with pytest.raises(ApiError) as caught:
         networks(apis)
     assert caught.value.refusal == "unreachable"
+
+
+def test_a_service_that_does_not_answer_is_not_asked_for_every_list(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "RETRY_SECONDS", 0.3)
+    monkeypatch.setattr(api, "FIRST_PAUSE_SECONDS", 0.2)
+    cloud.refuse("compute", reason=DROP)
+    report = find_leaks(plan, apis)
+    lists = [each for each in LISTINGS if each.service == "compute"]
+    assert len(report.unknown) == len(lists) and report.exit_code == 3
+    assert len([each for each in cloud.requests if " compute/" in each]) < 2 * len(lists)
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,16 @@ def test_a_live_cluster_shows_only_what_the_state_lacks(
         )
         cloud.add("compute", f"zones/{ZONE}/disks/{name}-wxyz", labels=marks)
         cloud.add("compute", f"zones/{ZONE}/instances/{name}-wxyz", **made)
+    cloud.add("compute", f"zones/{ZONE}/instanceGroups/gke-train-cpu-0a1b2c3d-grp", network=vpc)
     cloud.add("compute", "global/firewalls/gke-train-0a1b2c3d-all", network=vpc)
+    endpoint = f"regions/{REGION}/forwardingRules/gke-train-0a1b2c3d-pe"
+    cloud.add("compute", f"regions/{REGION}/addresses/gke-train-0a1b2c3d-pe", network=vpc)
+    cloud.add("compute", endpoint, network=vpc)
+    zone = {"networks": [{"networkUrl": vpc}]}
+    cloud.add("dns", "managedZones/gke-train-0a1b2c3d-dns", privateVisibilityConfig=zone)
+    cloud.things["compute", "global/networks/train"]["peerings"] = [
+        {"name": "gke-n0123456789abcdef012-0a1b-2c3d-peer", "network": network("x", "google")}
+    ]
     cloud.things["container", f"locations/{REGION}/clusters/train"]["nodePools"].append(
         {"name": "by-hand"}
     )
@@ -454,3 +463,23 @@ def test_a_state_that_cannot_be_read_is_an_error(
     cloud.refuse("storage", "/o/")
     with pytest.raises(ApiError):
         owned_by_state(plan, apis)
+
+
+def test_without_the_projects_number_nothing_is_certain(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+) -> None:
+    cloud.refuse("cloudresourcemanager", "/acme-ml$")
+    report = find_leaks(plan, apis)
+    assert [each.method for each in report.unknown] == ["projects.get"]
+
+
+def test_a_role_granted_twice_under_conditions_is_two_leaks(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+) -> None:
+    account = "serviceAccount:train-nodes@acme-ml.iam.gserviceaccount.com"
+    for title in ("night", "day"):
+        condition = {"title": title, "expression": "true"}
+        cloud.bindings.append({"role": "roles/x", "members": [account], "condition": condition})
+    report = find_leaks(plan, apis)
+    assert len(report.leaks) == 2
+    assert all(each.command.endswith("--all") for each in report.leaks)

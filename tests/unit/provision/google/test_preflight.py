@@ -384,7 +384,7 @@ def test_every_command_of_a_finding_was_accepted_by_gcloud(
 
 
 def test_the_document_has_the_rights_that_reading_needs() -> None:
-    text = Path("docs/security.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs/security.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"--permissions=((?:\\\n|[a-zA-Z.,])+)", text)
     assert tuple(block.replace("\\\n", "").strip().split(",")) == READ_RIGHTS
     rights, _ = rights_of(_NEEDED)
