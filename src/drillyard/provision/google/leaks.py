@@ -160,7 +160,7 @@ class _Report:
             return False, None
         if self._state.has(holder):
             # A pool or a NAT is in the state itself, or made outside of it.
-            return thing.part is None, None
+            return thing.part is None or not thing.part.goes_with_parent, None
         covered, further = self._holder(holder)
         return covered, further or holder
 
