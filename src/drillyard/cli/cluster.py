@@ -11,7 +11,7 @@ import typer
 
 from drillyard.cli.cluster_changes import down, up
 from drillyard.cli.cluster_options import ClusterFile, ClusterOverrides, Hardware, NodePrices
-from drillyard.cli.options import AsJson
+from drillyard.cli.options import AsJson, print_json
 
 SHOW = "Show the plan"
 
@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     group.command()(plan)
     group.command()(up)
     group.command()(down)
+    group.command()(leaks)
     app.add_typer(group, name="cluster")
 
 
@@ -50,10 +51,18 @@ def plan(
         bool,
         typer.Option("--overwrite", help="Replace an earlier plan in DIR.", rich_help_panel=SHOW),
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Ask the project as well: rights, quotas, reservations, zone, versions, names."
+            " Exit code 1: `up` would fail, 3: something is unknown.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what `up` would make: pools, networks, prices and quotas. Asks no cloud, changes
-    nothing, and needs no terraform.
+    """Show what `up` would make: pools, networks, prices and quotas. Asks no cloud without --check,
+    changes nothing, and needs no terraform.
 
     --json prints it for programs (`drillyard schema cluster-plan`), Terraform's main.tf.json
     included.
@@ -68,8 +77,8 @@ def plan(
 
     if overwrite and output is None:
         raise UserError("--overwrite belongs to --output DIR")
-    if (output is not None) + explain + as_json > 1:
-        raise UserError("--output, --explain and --json: give one of them")
+    if (output is not None) + explain + as_json + check > 1:
+        raise UserError("--output, --explain, --json and --check: give one of them")
     planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
     found = planned.plan
     of_use = prices_of_use(planned.facts, found.region)
@@ -89,3 +98,37 @@ def plan(
         given += [("--price", each) for each in price or ()]
         options = "".join(f" {shlex.join(pair)}" for pair in given)
         print(plan_text(found, of_use, str(config), options), end="")
+    if check:
+        from drillyard.provision.google.api import google_apis
+        from drillyard.provision.google.preflight import check_project, findings_text
+
+        findings = check_project(found, google_apis(found.project), planned.facts)
+        print(f"\n{findings_text(found.project, findings)}")
+        levels = {each.level for each in findings}
+        raise typer.Exit(1 if "error" in levels else 3 if "unknown" in levels else 0)
+
+
+def leaks(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    hardware: Hardware = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what of the cluster is left in its project, besides what Terraform's state has.
+
+    Deletes nothing. Exit code 0: nothing, 1: something, 3: unknown, since a list was refused.
+    """
+    from drillyard.provision.google.api import google_apis
+    from drillyard.provision.google.leaks import find_leaks
+    from drillyard.provision.google.terraform_state import owned_by_state
+    from drillyard.provision.provisioner import plan_file
+
+    planned = plan_file(config, overrides or (), hardware=hardware)
+    apis = google_apis(planned.plan.project)
+    owned = owned_by_state(planned.plan, apis)
+    report = find_leaks(planned.plan, apis, owned, planned.facts)
+    if as_json:
+        print_json(report.as_json())
+    else:
+        typer.echo(report.text)
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,1 @@
+"""What Google Cloud itself says about a project: whether a cluster can be made, what is left."""

@@ -1,0 +1,209 @@
+"""What of a cluster is left in its project, asked of the cloud itself.
+
+Each service's own list decides. Cloud Asset inventory is asked as well, for kinds that no list
+covers and for lists that are refused. Nothing is deleted: every leak has the command that deletes
+it, and they work in the order in which they are given.
+
+`none` is said only where every list was given in full. Reservations are shown apart: they are
+bought for longer than a cluster. Cost: about 70 requests, 8 at a time, and one for each managed
+instance group of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from drillyard.hardware.catalog import Catalog, catalog
+from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.google.api import GoogleApis
+from drillyard.provision.google.assets import Asset, search_assets, things_of_gaps, unlisted
+from drillyard.provision.google.inventory import (
+    Gap,
+    Inventory,
+    Thing,
+    resize_requests,
+    take_inventory,
+)
+from drillyard.provision.google.leak_prices import usd_per_day
+from drillyard.provision.google.leak_report import Leak, LeakReport, kind_title
+from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS
+from drillyard.provision.google.ownership import Ownership
+from drillyard.provision.google.resource_marks import plain_kind, region_of
+
+_GROUP = "google_compute_instance_group_manager"
+
+
+def find_leaks(
+    plan: ClusterPlan,
+    apis: GoogleApis,
+    owned: frozenset[str] = frozenset(),
+    facts: Catalog | None = None,
+) -> LeakReport:
+    """What is left of the plan's cluster, besides `owned`: `kind/location/name` of what the state
+    has (kind is Terraform's, location empty for what is global), empty after `down`.
+
+    Raises CredentialsError; a refused list is part of the report.
+    """
+    known = facts or catalog()
+    taken = take_inventory(apis, plan.region)
+    assets, gaps = search_assets(apis, plan.name)
+    taken = replace(
+        taken,
+        things=(*taken.things, *things_of_gaps(assets, taken)),
+        gaps=(*taken.gaps, *gaps),
+    )
+    number = apis.number()
+    if number is None:
+        why = "the project's number is unknown, by which some things name its networks"
+        gap = Gap("cloudresourcemanager", "projects.get", why)
+        taken = replace(taken, gaps=(*taken.gaps, gap))
+    ownership = Ownership(plan, taken, number)
+    found = ownership.recognise()
+    groups = [
+        each for each in taken.things if plain_kind(each.kind) == _GROUP and each.path in found.ours
+    ]
+    requests = resize_requests(apis, groups)
+    reasons = {
+        **found.ours,
+        **{each.path: "a request for nodes of this cluster" for each in requests.things},
+    }
+    things = {each.path: each for each in (*taken.things, *requests.things)}
+    state = _State(owned, plan.state_bucket)
+    report = _Report(apis.project, known, ownership, reasons, things, state)
+    return LeakReport(
+        cluster=plan.name,
+        project=apis.project,
+        leaks=(
+            *report.leaks(),
+            *(_unlisted(each) for each in unlisted(assets, plan.name, taken)),
+        ),
+        doubtful=tuple(
+            report.leak(things[path], why, None) for path, why in sorted(found.doubtful.items())
+        ),
+        unknown=(*taken.gaps, *requests.gaps),
+        disabled=taken.disabled,
+        reservations=tuple(_reservations(plan, taken)),
+    )
+
+
+class _State:
+    """What the state has, by kind and name; the same place is the same region."""
+
+    def __init__(self, owned: frozenset[str], state_bucket: str) -> None:
+        self._places: dict[tuple[str, str], set[str]] = {}
+        for each in owned:
+            kind, location, name = each.split("/", 2)
+            key = plain_kind(kind), _short(name)
+            self._places.setdefault(key, set()).add(region_of(location))
+        kinds = {kind for kind, _ in self._places}
+        if kinds - {"google_storage_bucket"}:
+            # It exists for as long as the state has anything; buckets alone are what `down` kept.
+            self._places["google_storage_bucket", state_bucket] = {""}
+
+    def has(self, thing: Thing) -> bool:
+        places = self._places.get((plain_kind(thing.kind), _short(thing.name)))
+        if places is None:
+            return False
+        if thing.kind == "google_storage_bucket":
+            return True  # The names of buckets are global.
+        place = region_of(thing.location)
+        return not place or "" in places or place in places
+
+
+class _Report:
+    """Turns recognised things into leaks."""
+
+    def __init__(
+        self,
+        project: str,
+        facts: Catalog,
+        ownership: Ownership,
+        reasons: Mapping[str, str],
+        things: Mapping[str, Thing],
+        state: _State,
+    ) -> None:
+        self._project, self._facts, self._ownership = project, facts, ownership
+        self._reasons, self._things, self._state = reasons, things, state
+
+    def leaks(self) -> list[Leak]:
+        """In the order of deletion."""
+        found: list[tuple[tuple[float, bool, str], Leak]] = []
+        for path, why in self._reasons.items():
+            thing = self._things[path]
+            if thing.row.never_ours or self._state.has(thing):
+                continue
+            covered, holder = self._holder(thing)
+            if not covered:
+                found.append((_order(thing), self.leak(thing, why, holder)))
+        return [leak for _, leak in sorted(found, key=lambda each: each[0])]
+
+    def leak(self, thing: Thing, why: str, holder: Thing | None) -> Leak:
+        """The leak of one thing, deleted with `holder` or by a command of its own."""
+        return Leak(
+            kind=thing.kind,
+            name=thing.name,
+            location=thing.location,
+            why=why,
+            usd_per_day=usd_per_day(thing, self._facts),
+            command=(holder or thing).command(self._project),
+            deleted_with=f"{kind_title(holder.kind)} {holder.name}" if holder else "",
+        )
+
+    def _holder(self, thing: Thing) -> tuple[bool, Thing | None]:
+        """Whether the state's own things answer for it, and else what its deletion goes with."""
+        if thing.row is RESIZE_REQUESTS:
+            group = self._things.get(thing.parent)
+            return self._holder(group) if group else (False, None)
+        holder = self._ownership.holder(thing, self._reasons)
+        if holder is None:
+            return False, None
+        if self._state.has(holder):
+            # A pool or a NAT is in the state itself, or made outside of it.
+            return thing.part is None or not thing.part.goes_with_parent, None
+        covered, further = self._holder(holder)
+        return covered, further or holder
+
+
+def _order(thing: Thing) -> tuple[float, bool, str]:
+    if thing.row is RESIZE_REQUESTS:
+        rows = [each.kind for each in LISTINGS]
+        return rows.index(_GROUP) - 0.5, False, thing.path
+    # Parts come before what they are in.
+    return float(LISTINGS.index(thing.row)), thing.part is None, thing.path
+
+
+def _unlisted(asset: Asset) -> Leak:
+    return Leak(
+        kind=asset.kind,
+        name=asset.name,
+        location=asset.location,
+        why="labelled as this cluster's, by Cloud Asset inventory",
+        usd_per_day=None,
+        command="",
+    )
+
+
+def _reservations(plan: ClusterPlan, taken: Inventory) -> list[Leak]:
+    """Reservations that the pools name, and requests for them."""
+    names = {part for pool in plan.pools for text in pool.reservations for part in text.split("/")}
+    zones = {pool.zone for pool in plan.pools}
+    return [
+        Leak(
+            kind=thing.kind,
+            name=thing.name,
+            location=thing.location,
+            why="named by a pool of the plan; it goes on until it is deleted or ends",
+            usd_per_day=None,
+            command="",
+        )
+        for thing in taken.things
+        if thing.row.never_ours
+        and thing.location in zones
+        and (thing.name in names or thing.body.get("reservationName") in names)
+    ]
+
+
+def _short(name: str) -> str:
+    """An account's name without its project: `trainer` of trainer@p.iam.gserviceaccount.com."""
+    return name.rpartition("/")[2].partition("@")[0] if " " not in name else name
