@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import default_pool_name
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import consumption_problem, machine_of
 from drillyard.hardware.catalog import Catalog
@@ -22,11 +23,6 @@ def pools_of(cluster: ClusterConfig, facts: Catalog) -> tuple[Pool, ...]:
                 f"{pool.key}.name: two pools are called {pool.name}; give this one a name"
             )
     return found
-
-
-def default_pool_name(cluster_name: str, consumption: str) -> str:
-    """The name of a pool and its queue, where the config has none: at most 40 characters."""
-    return f"{cluster_name[: 39 - len(consumption)].rstrip('-')}-{consumption}"
 
 
 def _pools(cluster: ClusterConfig, facts: Catalog) -> Iterator[Pool]:

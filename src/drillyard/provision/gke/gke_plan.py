@@ -6,6 +6,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.hardware.capacity import quota_needed
 from drillyard.hardware.catalog import Catalog
+from drillyard.provision.cluster_chart import cluster_releases, launch_settings
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.gke.address_ranges import cluster_ranges
 from drillyard.provision.gke.control_plane import add_control_plane
@@ -70,7 +71,9 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         ),
         state_bucket=creation.state_bucket or f"{location.project}-{cluster.name}-tfstate"[:63],
         resources=tuple(document.resources),
+        releases=cluster_releases(cluster, pools, interfaces, facts),
         quotas=tuple(quota_needed(cluster, facts)),
         services=SERVICES,
         labels=labels,
+        launch_settings=launch_settings(cluster, pools),
     )
