@@ -240,7 +240,7 @@ def _node_values(
     return {"installers": list(installers.values()), "deviceInjector": injector}
 
 
-def _with(names: list[str], name: str | None) -> list[str]:
+def _with(names: Sequence[str], name: str | None) -> list[str]:
     return list(dict.fromkeys([*names, *([name] if name else [])]))
 
 

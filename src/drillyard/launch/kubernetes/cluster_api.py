@@ -148,11 +148,16 @@ class ApiServer:
 class ClusterApi(ApiServer):
     """One namespace of a cluster."""
 
-    def __init__(self, cluster: ClusterConfig) -> None:
-        section = cluster.section_as(KubernetesConfig)
-        super().__init__(section.context)
-        self.namespace = section.namespace
+    def __init__(self, context: str | None, namespace: str) -> None:
+        super().__init__(context)
+        self.namespace = namespace
         self.title = f"{self.title}, namespace {self.namespace}"
+
+    @classmethod
+    def of(cls, cluster: ClusterConfig) -> ClusterApi:
+        """The namespace of a cluster config's runs."""
+        section = cluster.section_as(KubernetesConfig)
+        return cls(section.context, section.namespace)
 
     def listed(
         self,

@@ -100,7 +100,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _api(self) -> ClusterApi:
         from drillyard.launch.kubernetes.cluster_api import ClusterApi
 
-        return ClusterApi(self.cluster)
+        return ClusterApi.of(self.cluster)
 
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
