@@ -212,7 +212,7 @@ def _await_programs(
 ) -> None:
     until, said = time.monotonic() + seconds, False
     wanted = list(programs_of(helm, release))
-    while waiting := [each for each in wanted if not _is_ready(api, *each)]:
+    while waiting := [each for each in wanted if not is_ready(api, *each)]:
         if time.monotonic() > until:
             lines = [
                 f"{kind} {namespace}/{name}: {reason}"
@@ -243,18 +243,19 @@ def _path(kind: str, namespace: str, name: str) -> str:
     return f"{_APPS}/namespaces/{namespace}/{_PROGRAMS[kind]}/{name}"
 
 
-def _is_ready(api: ApiServer, kind: str, namespace: str, name: str) -> bool:
+def is_ready(api: ApiServer, kind: str, namespace: str, name: str) -> bool:
+    """Whether all pods of a program run, of its newest version."""
     found = api.one(_path(kind, namespace, name))
     if found is None:
         return False
     status = found.get("status", {})
     if status.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
         return False
+    wanted, counts = found["spec"].get("replicas", 1), ("availableReplicas", "updatedReplicas")
     if kind == "DaemonSet":
         wanted = status.get("desiredNumberScheduled", 0)
-        return min(status.get("numberReady", 0), status.get("updatedNumberScheduled", 0)) >= wanted
-    wanted = found["spec"].get("replicas", 1)
-    return min(status.get("availableReplicas", 0), status.get("updatedReplicas", 0)) >= wanted
+        counts = ("numberReady", "updatedNumberScheduled")
+    return all(int(status.get(count, 0)) >= int(wanted) for count in counts)
 
 
 def not_ready_reasons(api: ApiServer, kind: str, namespace: str, name: str) -> list[str]:
