@@ -32,7 +32,7 @@ class PoolStatus:
     ready: int
     wanted: int | None
     starts_at_zero: bool
-    node_seconds: tuple[str, ...] = ()
+    nodes_made: tuple[str, ...] = ()
     """When each of its nodes was made, as the API server writes times."""
 
 
@@ -141,7 +141,8 @@ def _queue(api: ApiServer, pool: Mapping[str, Any]) -> QueueStatus:
     if found is None:
         return QueueStatus(name, pool["name"], False, "is not there")
     status = found.get("status", {})
-    active = next((each for each in status.get("conditions") or () if each["type"] == "Active"), {})
+    conditions: list[dict[str, Any]] = status.get("conditions") or []
+    active = next((each for each in conditions if each["type"] == "Active"), {})
     is_active = active.get("status") == "True"
     return QueueStatus(
         name,

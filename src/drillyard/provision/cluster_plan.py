@@ -75,6 +75,8 @@ class PriceLine:
     missing: str = ""
     running: bool = True
     """False: the part exists only while a run uses it (a pool that scales from zero)."""
+    pool: str = ""
+    """Name of the GPU pool whose nodes it is; empty for all else."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drillyard.errors import UserError
@@ -155,9 +155,13 @@ def _to_delete(api: ApiServer) -> Iterator[_Left]:
             yield _left(CORE, "pods", pod)
     yield from (_left(CORE, "persistentvolumeclaims", each) for each in claims)
     for each in api.items(f"{CORE}/persistentvolumes"):
-        if each["spec"].get("persistentVolumeReclaimPolicy") == "Delete":
-            # Its disk goes with it: by the volume's own controller once no claim has it.
-            yield _left(CORE, "persistentvolumes", each)
+        policy = each["spec"].get("persistentVolumeReclaimPolicy")
+        if policy == "Delete" and each["spec"].get("claimRef"):
+            # Its controller deletes disk and volume once the claim is gone: a volume that is
+            # deleted before leaves its disk.
+            left, status = _left(CORE, "persistentvolumes", each), each.get("status", {})
+            why = f": {status.get('phase')} {status.get('message', '')}".rstrip()
+            yield replace(left, deleted=True, held_by=why)
 
 
 def _left(group: str, kind: str, found: Mapping[str, Any]) -> _Left:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ def context_name(plan: ClusterPlan) -> str | None:
     return name
 
 
-def require_auth_plugin() -> None:
+def require_plugin(plan: ClusterPlan) -> None:
     """Raise UserError where the program is missing by which a kubeconfig logs in to GKE."""
-    if shutil.which(AUTH_PLUGIN) is None:
+    if plan.platform == "gke" and shutil.which(AUTH_PLUGIN) is None:
         raise UserError(
             f"{AUTH_PLUGIN}: is not installed, and without it nothing can log in to a GKE cluster\n"
             f"gcloud components install {AUTH_PLUGIN}, or apt-get install"
@@ -46,9 +47,9 @@ def kubeconfig_path() -> Path:
     return Path(first or "~/.kube/config").expanduser()
 
 
-def write_context(plan: ClusterPlan, endpoint: str, authority: str) -> str:
-    """Add the cluster's context to the kubeconfig; its name. `endpoint`: the control plane's
-    address; `authority`: its certificate, in base64.
+def write_context(plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
+    """Add the cluster's context to the kubeconfig; its name. `cluster`: the attributes of
+    google_container_cluster, `endpoint` and `master_auth` among them.
 
     A context of that name for the same control plane is kept, one that this has written for an
     earlier cluster is replaced. Raises UserError for any other of that name, and for a kubeconfig
@@ -56,10 +57,11 @@ def write_context(plan: ClusterPlan, endpoint: str, authority: str) -> str:
     """
     name = context_name(plan)
     assert name is not None
-    require_auth_plugin()
+    require_plugin(plan)
     path = kubeconfig_path()
     content = _read(path)
-    server = endpoint if endpoint.startswith("https://") else f"https://{endpoint}"
+    server = f"https://{cluster['endpoint']}"
+    authority = str((cluster.get("master_auth") or [{}])[0].get("cluster_ca_certificate") or "")
     clusters, contexts = (_named(content, key) for key in ("clusters", "contexts"))
     if name in contexts:
         target = clusters.get(str(contexts[name].get("cluster")), {})

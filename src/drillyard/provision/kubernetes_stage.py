@@ -19,7 +19,7 @@ from drillyard.provision.helm_releases import install_releases
 from drillyard.provision.kubeconfig_context import (
     context_name,
     remove_context,
-    require_auth_plugin,
+    require_plugin,
     write_context,
 )
 
@@ -31,7 +31,7 @@ __all__ = [
     "delete_workloads",
     "install_releases",
     "remove_context",
-    "require_auth_plugin",
+    "require_plugin",
     "running_workloads",
     "write_context",
     "write_secret",
