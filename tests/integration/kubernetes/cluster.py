@@ -312,6 +312,7 @@ class Inside:
             ),
             *("--kubelet-client-certificate", f"{key}/kubelet-client.crt"),
             *("--kubelet-client-key", f"{key}/kubelet-client.key"),
+            "--allow-privileged",
             *("--service-account-issuer", "https://kubernetes.default.svc"),
             *("--service-account-key-file", f"{key}/accounts.key"),
             *("--service-account-signing-key-file", f"{key}/accounts.key"),
