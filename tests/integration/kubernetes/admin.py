@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,27 @@ from tests.integration.tiny_run import TIMEOUT_SECONDS
 
 CONTEXT = "gke_p_us-central1_c"
 _STAGE = """
-import dataclasses, json, sys
+import dataclasses, json, os, sys
 from drillyard.config.load import load_cluster_config
 from drillyard.errors import UserError
 from drillyard.provision import kubernetes_stage as stage
 from drillyard.provision.provisioner import plan_cluster
 def plain(value):
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-plan = plan_cluster(load_cluster_config(sys.argv[1])) if sys.argv[1] else None
-context = sys.argv[2] or None
-try:
-    found = eval(sys.argv[3])
-except UserError as error:
-    sys.exit(f"refused: {error}")
-print(json.dumps([plain(each) for each in found] if isinstance(found, list) else plain(found)))
+def answer(expression, config, context):
+    plan = plan_cluster(load_cluster_config(config)) if config else None
+    names = {"stage": stage, "plan": plan, "context": context or None, "said": []}
+    try:
+        found = eval(expression, names)
+    except UserError as error:
+        return {"refused": str(error), "said": names["said"]}
+    made = [plain(each) for each in found] if isinstance(found, list) else plain(found)
+    return {"found": made, "said": names["said"]}
+for line in sys.stdin:
+    asked = json.loads(line)
+    os.environ.pop("HF_TOKEN", None)
+    os.environ.update(asked["environment"])
+    print(json.dumps(answer(asked["expression"], asked["config"], asked["context"])), flush=True)
 """
 
 
@@ -77,17 +85,49 @@ class Admin:
     def drillyard(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.run(sys.executable, "-m", "drillyard", *map(str, arguments), check=check)
 
-    def stage(self, expression: str, config: Path | str = "", context: str = CONTEXT) -> Any:
-        """The value of an expression of `stage`, `plan` and `context`."""
-        return json.loads(self.run(*self.stage_argv(expression, config, context)).stdout)
+    def stage_process(self) -> subprocess.Popen[str]:
+        """A process that answers expressions, one line each."""
+        argv = (sys.executable, "-c", _STAGE)
+        return subprocess.Popen(
+            self.cluster.enter(*argv, into=("net", "pid")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self.environment,
+            cwd=self.directory,
+            text=True,
+        )
 
-    def refused(self, expression: str, config: Path | str = "", context: str = CONTEXT) -> str:
-        """The error that it ends with."""
-        done = self.run(*self.stage_argv(expression, config, context), check=False)
-        assert done.returncode == 1 and done.stderr.count("refused: ") == 1, done.stderr
-        return done.stderr.partition("refused: ")[2]
+    @cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        """It ends with the cluster, in whose process namespace it runs."""
+        return self.stage_process()
 
-    def stage_argv(
-        self, expression: str, config: Path | str = "", context: str = CONTEXT
-    ) -> tuple[str, ...]:
-        return (sys.executable, "-c", _STAGE, str(config), context, expression)
+    def ask(
+        self,
+        process: subprocess.Popen[str],
+        expression: str,
+        config: Path | str = "",
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Give a process an expression of `stage`, `plan`, `context` and `said`, a list."""
+        assert process.stdin is not None
+        asked = {"expression": expression, "config": str(config), "context": CONTEXT}
+        process.stdin.write(json.dumps({**asked, "environment": environment or {}}) + "\n")
+        process.stdin.flush()
+
+    def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Its value as `found` or its error as `refused`, and the notices in `said`."""
+        assert process.stdout is not None
+        found: dict[str, Any] = json.loads(process.stdout.readline())
+        return found
+
+    def stage(self, expression: str, config: Path | str = "", **environment: str) -> dict[str, Any]:
+        """The answer to an expression."""
+        self.ask(self._process, expression, config, environment)
+        return self.answer(self._process)
+
+    def value(self, expression: str, config: Path | str = "", **environment: str) -> Any:
+        """The value of an expression."""
+        found = self.stage(expression, config, **environment)
+        assert "found" in found, found
+        return found["found"]

@@ -4,7 +4,6 @@ buying has a queue that admits a run, and nothing is left in the end."""
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from tests.integration.kubernetes.team import until
 
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
 PRIVILEGED = "runs-privileged"
+INSTALL = "stage.install_releases(plan, context, notice=said.append)"
+STATUS = "stage.cluster_objects_status(plan, context)"
 PLACED = "cloud.google.com/gce-topology-"
 FILE: dict[str, Any] = {
     "name": "c",
@@ -73,7 +74,7 @@ def node(mode: str, number: int, **more: str) -> dict[str, Any]:
 def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Admin:
     """With the plan's releases installed: JobSet and Kueue are there, so only our own is."""
     made = Admin(cluster, tmp_path_factory.mktemp("admin"))
-    made.stage("stage.install_releases(plan, context)", config(made, "on-demand"))
+    made.value(INSTALL, config(made, "on-demand"))
     cluster.kubectl(
         "wait", "--for", "condition=Active", "clusterqueue", "--all", "--timeout", "60s"
     )
@@ -132,7 +133,6 @@ def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_fil
         kwok.add_nodes(admin.cluster, [node(mode, n, **label) for n in range(2)])
         kwok.set_conditions(admin.cluster, request, Accepted="Accepted", Provisioned="Provisioned")
     until(lambda: is_admitted(admin, run), 60)
-    placed = until(lambda: [each["spec"].get("nodeName") for each in pods(admin, run)], 60)
     until(lambda: len([1 for each in pods(admin, run) if each["spec"].get("nodeName")]) == 2, 60)
     placed = sorted(each["spec"]["nodeName"] for each in pods(admin, run))
     assert placed == [f"{mode}-0", f"{mode}-1"]
@@ -143,15 +143,10 @@ def test_the_queue_of_each_way_of_buying_admits_a_run_launched_with_the_same_fil
 def test_a_run_without_node_directories_is_admitted_in_the_restricted_namespace(
     admin: Admin,
 ) -> None:
-    plain = config(admin, "spot", network_stack="ethernet")
-    admin.drillyard("runs", "cancel", "run-spot", "--cluster", config(admin, "spot"), check=False)
-    admin.cluster.kubectl(
-        "--namespace", PRIVILEGED, "delete", "jobset", "run-spot", "--ignore-not-found"
-    )
+    admin.cluster.kubectl("--namespace", PRIVILEGED, "delete", "jobset", "run-spot")
     launch(admin, "plain", config(admin, "spot", network_stack="ethernet"))
     until(lambda: is_admitted(admin, "plain", "runs"), 60)
     until(lambda: len(pods(admin, "plain", "runs")) == 2, 60)
-    assert plain.exists()
 
 
 def test_the_restricted_namespace_refuses_what_needs_privilege(admin: Admin) -> None:
@@ -166,8 +161,7 @@ def test_the_restricted_namespace_refuses_what_needs_privilege(admin: Admin) -> 
 
 
 def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) -> None:
-    expression = "stage.cluster_objects_status(plan, context)"
-    found = admin.stage(expression, config(admin, "on-demand"))
+    found = admin.value(STATUS, config(admin, "on-demand"))
     pools = {each["name"]: each for each in found["pools"]}
     assert set(pools) == {f"c-{mode}" for mode in MODES}
     assert {each["ready"] for each in pools.values()} == {2}
@@ -179,7 +173,7 @@ def test_the_status_has_pools_queues_releases_and_nothing_missing(admin: Admin) 
     assert found["missing"] == []
     admin.cluster.kubectl("delete", "clusterqueue", "c-calendar", "--wait=false")
     admin.cluster.kubectl("--namespace", "runs", "delete", "serviceaccount", "trainer")
-    missing = admin.stage(expression, config(admin, "on-demand"))["missing"]
+    missing = admin.value(STATUS, config(admin, "on-demand"))["missing"]
     assert any("service account trainer in namespace runs" in each for each in missing)
 
 
@@ -194,30 +188,22 @@ def test_an_installation_that_was_killed_is_continued(admin: Admin) -> None:
     labels = {**last["metadata"]["labels"], "version": "9", "status": "pending-upgrade"}
     admin.cluster.apply({**last, "metadata": {**place, "labels": labels, "annotations": {}}})
     path = config(admin, "on-demand")
-    done = admin.run(*admin.stage_argv("stage.install_releases(plan, context)", path))
-    assert "pending-upgrade" in done.stderr
-    expression = "stage.cluster_objects_status(plan, context)"
-    until(lambda: admin.stage(expression, path)["missing"] == [], 60)
+    assert any("pending-upgrade" in each for each in admin.stage(INSTALL, path)["said"])
+    until(lambda: admin.value(STATUS, path)["missing"] == [], 60)
 
 
 def test_of_two_installations_at_once_one_is_refused(admin: Admin) -> None:
-    argv = admin.stage_argv("stage.install_releases(plan, context)", config(admin, "on-demand"))
-    both = [
-        subprocess.Popen(
-            admin.cluster.enter(*argv),
-            env=admin.environment,
-            cwd=admin.directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [each.communicate(timeout=120)[1] for each in both]
-    codes = sorted(each.returncode for each in both)
-    assert codes[0] == 0 and codes[1] in (0, 1)
-    if codes[1]:
-        assert any("another command is installing" in each for each in said)
+    both = [admin.stage_process() for _ in range(2)]
+    for each in both:  # both have imported what they need
+        admin.ask(each, "1")
+        assert admin.answer(each)["found"] == 1
+    for each in both:
+        admin.ask(each, INSTALL, config(admin, "on-demand"))
+    answers = [admin.answer(each) for each in both]
+    for each in both:
+        each.communicate()
+    (refused,) = [each["refused"] for each in answers if "refused" in each]
+    assert "another command is installing" in refused
 
 
 def test_what_does_not_become_ready_is_named_with_its_reason(admin: Admin) -> None:
@@ -242,9 +228,8 @@ def test_what_does_not_become_ready_is_named_with_its_reason(admin: Admin) -> No
         *("--namespace", "kube-system", "patch", "pod", name, "--subresource=status"),
         *("--type=merge", "--patch", json.dumps({"status": status})),
     )
-    refused = admin.refused(
-        "stage.install_releases(plan, context, ready_seconds=2)", config(admin, "on-demand")
-    )
+    expression = "stage.install_releases(plan, context, ready_seconds=1, notice=said.append)"
+    refused = admin.stage(expression, config(admin, "on-demand"))["refused"]
     assert "DaemonSet kube-system/nccl-rdma-installer" in refused
     assert f"pod {name}" in refused and "ImagePullBackOff: not found" in refused
     admin.cluster.kubectl("--namespace", "kube-system", "delete", "pod", name)
@@ -253,19 +238,15 @@ def test_what_does_not_become_ready_is_named_with_its_reason(admin: Admin) -> No
 def test_a_secret_goes_from_the_environment_to_each_namespace_and_nowhere_else(
     admin: Admin,
 ) -> None:
-    admin.environment["HF_TOKEN"] = "hf_first"
     expression = 'stage.write_secret(context, ["runs", "runs-privileged"], "HF_TOKEN")'
-    assert admin.stage(expression) == "drillyard/HF_TOKEN"
-    admin.environment["HF_TOKEN"] = "hf_second"
-    admin.environment["WANDB_API_KEY"] = "other"
-    admin.stage(expression)
-    admin.stage(expression.replace("HF_TOKEN", "WANDB_API_KEY"))
+    assert admin.value(expression, HF_TOKEN="hf_first") == "drillyard/HF_TOKEN"
+    admin.value(expression, HF_TOKEN="hf_second")
+    admin.value(expression.replace("HF_TOKEN", "WANDB_API_KEY"), WANDB_API_KEY="other")
     for namespace in ("runs", PRIVILEGED):
         data = admin.cluster.get("--namespace", namespace, "secret/drillyard")["data"]
         assert sorted(data) == ["HF_TOKEN", "WANDB_API_KEY"]
         assert data["HF_TOKEN"] == "aGZfc2Vjb25k"
-    del admin.environment["HF_TOKEN"]
-    assert "export it" in admin.refused(expression)
+    assert "export it" in admin.stage(expression)["refused"]
 
 
 def jobset(name: str, namespace: str) -> dict[str, Any]:
@@ -306,18 +287,18 @@ def test_everybodys_workloads_are_seen_and_deleted_with_their_volumes(admin: Adm
     )
     seen = {
         (each["kind"], each["namespace"], each["name"]): each
-        for each in admin.stage("stage.running_workloads(context)")
+        for each in admin.value("stage.running_workloads(context)")
     }
     assert ("JobSet", "other", "theirs") in seen
     assert seen["Pod", "other", "mine"]["gpus"] == 1
     assert seen["JobSet", PRIVILEGED, "run-on-demand"]["gpus"] == 16
     assert {kind for kind, _, _ in seen} == {"JobSet", "Pod"}
-    assert admin.stage("stage.delete_workloads(context, seconds=60)") == []
+    assert admin.value("stage.delete_workloads(context, seconds=60, notice=said.append)") == []
     for kind in ("jobsets", "jobs", "persistentvolumeclaims", "ingresses"):
         assert admin.cluster.get("--all-namespaces", kind)["items"] == [], kind
     services = admin.cluster.get("--all-namespaces", "services")["items"]
     assert [each for each in services if each["spec"]["type"] == "LoadBalancer"] == []
-    left = admin.stage("stage.running_workloads(context)")
+    left = admin.value("stage.running_workloads(context)")
     assert [each["name"] for each in left] in ([], ["mine"])
 
 
@@ -333,7 +314,9 @@ def test_a_claim_that_cannot_go_is_named_with_its_finalizer(admin: Admin) -> Non
         },
     }
     admin.cluster.apply(claim)
-    refused = admin.refused("stage.delete_workloads(context, seconds=2)")
+    refused = admin.stage("stage.delete_workloads(context, seconds=1, notice=said.append)")[
+        "refused"
+    ]
     assert "persistentvolumeclaim other/held" in refused and "test/held" in refused
     patch = '{"metadata": {"finalizers": null}}'
     admin.cluster.kubectl(
