@@ -73,7 +73,8 @@ class Cluster:
 
     def start(self, grace_seconds: int = GRACE_SECONDS, kueue: str = "kueue") -> None:
         """Start it; what an earlier cluster left in the directory is removed. A node that says
-        nothing for `grace_seconds` is lost. `kueue`: the program and its objects (KUEUES).
+        nothing for `grace_seconds` is lost. `kueue`: the program and its objects (KUEUES); empty:
+        neither Kueue nor JobSet.
 
         FileExistsError for a directory that is not a cluster's; ValueError for a path too long for
         the kubelet's sockets; RuntimeError with the end of the log if it does not become ready.
@@ -198,7 +199,8 @@ class Inside:
         _run("mount", "--make-rshared", "/")
         self._signed.make(self.kubeconfig, WEBHOOKS)
         self._control_plane()
-        self._controllers()
+        if self.kueue:
+            self._controllers()
         self._network()
         for number, node in enumerate(NODES, 1):
             self._node(number, node)

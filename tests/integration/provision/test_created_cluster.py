@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.integration.kubernetes import kwok
-from tests.integration.kubernetes.admin import Admin
 from tests.integration.kubernetes.cluster import KUEUES, Cluster, started
 from tests.integration.kubernetes.team import until
+from tests.integration.provision.kubernetes_admin import Admin
 
 MODES = ("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar")
 PRIVILEGED = "runs-privileged"
@@ -71,14 +71,15 @@ def node(mode: str, number: int, **more: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Admin:
+def admin(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
     """With the plan's releases installed: JobSet and Kueue are there, so only our own is."""
     made = Admin(cluster, tmp_path_factory.mktemp("admin"))
     made.value(INSTALL, config(made, "on-demand"))
     cluster.kubectl(
         "wait", "--for", "condition=Active", "clusterqueue", "--all", "--timeout", "60s"
     )
-    return made
+    yield made
+    made.close()
 
 
 def config(admin: Admin, mode: str, **changes: Any) -> Path:

@@ -89,7 +89,7 @@ class Admin:
         """A process that answers expressions, one line each."""
         argv = (sys.executable, "-c", _STAGE)
         return subprocess.Popen(
-            self.cluster.enter(*argv, into=("net", "pid")),
+            self.cluster.enter(*argv),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self.environment,
@@ -99,8 +99,11 @@ class Admin:
 
     @cached_property
     def _process(self) -> subprocess.Popen[str]:
-        """It ends with the cluster, in whose process namespace it runs."""
         return self.stage_process()
+
+    def close(self) -> None:
+        """End the process that answers: its input ends."""
+        self._process.communicate()
 
     def ask(
         self,
