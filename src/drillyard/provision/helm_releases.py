@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -40,6 +40,7 @@ READY_SECONDS = 900.0
 LOCK_SECONDS = 3600.0
 _POLL_SECONDS = 1.0
 _LOCK = "cluster.install-lock"
+_CLAIMS = f"/api/v1/namespaces/{OWN_NAMESPACE}/configmaps/cluster.releases"
 _NOT_SERVING = ("failed calling webhook", "no endpoints available", "no matches for kind")
 """In Helm's errors while a controller that an earlier release has started is not yet answering."""
 _FOREIGN = "invalid ownership metadata"
@@ -89,6 +90,7 @@ def install_releases(
                 require_recent(api, release)
                 notice(f"{release.name}: is there already, from elsewhere; left as it is")
                 continue
+            _claim(api, release)
             _end_pending(api, release, notice)
             _install(helm, release, ready_seconds)
             _await_programs(api, helm, release, ready_seconds, notice)
@@ -136,7 +138,7 @@ def is_foreign(api: ApiServer, release: ChartRelease) -> bool:
     group = {JOBSET: "jobset.x-k8s.io", KUEUE: "kueue.x-k8s.io"}.get(release.name)
     if group is None or api.one(f"/apis/{group}") is None:
         return False
-    return not records(api, release)
+    return not records(api, release) and release.name not in _claimed(api)
 
 
 def require_recent(api: ApiServer, release: ChartRelease) -> None:
@@ -168,6 +170,22 @@ def records(api: ApiServer, release: ChartRelease) -> list[dict[str, Any]]:
     path = f"{CORE}/namespaces/{release.namespace}/secrets"
     found = api.items(path, f"owner=helm,name={release.name}", metadata=True)
     return sorted(found, key=lambda each: int(each["metadata"]["labels"]["version"]))
+
+
+def _claimed(api: ApiServer) -> Collection[str]:
+    """The releases that a command of ours has begun to install: their objects are not somebody
+    else's, also where it was killed and no record of Helm is left."""
+    found = api.one(_CLAIMS) or {}
+    claimed: dict[str, str] = found.get("data") or {}
+    return claimed
+
+
+def _claim(api: ApiServer, release: ChartRelease) -> None:
+    place, name = _CLAIMS.rsplit("/", 1)
+    data = {release.name: release.version}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+    if api.created_at(place, body) is None:
+        api.merge_at(_CLAIMS, {"data": data})
 
 
 def _end_pending(api: ApiServer, release: ChartRelease, notice: Callable[[str], None]) -> None:
