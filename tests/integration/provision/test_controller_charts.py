@@ -89,3 +89,13 @@ def test_kueue_accepts_the_configuration_of_the_plan(admin: Admin, tmp_path: Pat
         said[title] = process.communicate(timeout=60)[1]
     assert "unknownField" in said["unknown"]
     assert "unable to load the configuration" not in said["given"].lower()
+
+
+def test_a_release_whose_record_is_lost_is_installed_again(admin: Admin) -> None:
+    """A command of ours has begun it, so it is not taken for somebody else's."""
+    path = admin.directory / "cluster.yaml"
+    admin.cluster.kubectl("--namespace", "jobset-system", "delete", "secrets", "--all")
+    states = admin.value("stage.cluster_objects_status(plan, context)", path)["releases"]
+    assert {each["name"]: each["state"] for each in states}["jobset"] == "missing"
+    again = admin.stage(install(admin, "jobset"), path)
+    assert "release jobset is not ready" in again["refused"]
