@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     group.command()(up)
     group.command()(down)
     group.command()(leaks)
+    group.command()(status)
     app.add_typer(group, name="cluster")
 
 
@@ -132,3 +133,21 @@ def leaks(
     else:
         typer.echo(report.text)
     raise typer.Exit(report.exit_code)
+
+
+def status(config: ClusterFile, as_json: AsJson = False) -> None:
+    """Show the cluster's pools and queues, what it lacks, what has changed, and its cost so far.
+
+    Exit code 1 where a run would miss something, 3 where that is not known.
+    """
+    from drillyard.config.load import load_cluster_config
+    from drillyard.provision.cluster_status import cluster_status, drift_from_engine, status_text
+    from drillyard.provision.provisioner import plan_cluster
+
+    plan = plan_cluster(load_cluster_config(config, resolve_environment=False))
+    found = cluster_status(plan, drift_of=drift_from_engine if plan.terraform else None)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        typer.echo(status_text(found))
+    raise typer.Exit(3 if found.objects is None else int(not found.ready))

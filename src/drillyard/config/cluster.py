@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, PositiveInt, create_model
@@ -193,6 +194,16 @@ _EVERYWHERE = (
     "environment",
     "network_stack",
 )
+
+
+def completed(config: ClusterConfig) -> ClusterConfig:
+    """The config with what its platform fills in (`PlatformFacts.completed`)."""
+    function = platforms()[config.platform].completed
+    if not function:
+        return config
+    made: ClusterConfig = resolve_name(function)(config)
+    made._origin = config._origin
+    return made
 
 
 def cluster_problems(config: ClusterConfig) -> list[Problem]:

@@ -36,6 +36,11 @@ Range = Annotated[str, AfterValidator(_network)]
 """An IPv4 range without host bits."""
 
 
+def default_pool_name(cluster_name: str, consumption: str) -> str:
+    """The name of a pool and its queue, where the config has none: at most 40 characters."""
+    return f"{cluster_name[: 39 - len(consumption)].rstrip('-')}-{consumption}"
+
+
 class AddressRanges(StrictModel):
     """Ranges of addresses that the cluster uses. What is not given is computed from its size."""
 

@@ -30,6 +30,7 @@ from drillyard.config.cluster import (
     ClusterConfig,
     cluster_model,
     cluster_problems,
+    completed,
 )
 from drillyard.config.environment import OPENING, reference_problems
 from drillyard.config.local_files import is_set_by_option, with_files_beside, with_found_files
@@ -102,9 +103,9 @@ def load_cluster_config(
 
     UserError as `load_run_config`.
     """
-    config = _load(cluster_model(), path, overrides, resolve_environment)
+    config = with_files_beside(_load(cluster_model(), path, overrides, resolve_environment), path)
+    config = completed(config)
     raise_all(cluster_problems(config), config._origin.places)
-    config = with_files_beside(config, path)
     storage = config.storage.directory
     if storage is None or OPENING in storage or not platforms()[config.platform].is_this_machine:
         # Of other machines, where no directory of this one is.

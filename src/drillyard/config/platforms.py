@@ -107,6 +107,9 @@ class PlatformFacts:
     bucket_mount: str | None = None
     """The directory below which nodes see storage.bucket; None: nodes share a file system."""
     capabilities: Capabilities = Capabilities()
+    completed: str = ""
+    """The `module:name` of a function `(ClusterConfig) -> ClusterConfig` that fills in what a file
+    leaves out and the rest of it decides, before the config is checked; empty: nothing."""
     provisioner: str = ""
     """The `module:name` of the function that plans a cluster (`provision/provisioner.py`); empty:
     `drillyard cluster` cannot create one."""

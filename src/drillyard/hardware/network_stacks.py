@@ -135,6 +135,20 @@ class NetworkStack(CatalogRow):
         settings.pop("LD_LIBRARY_PATH", None)
         return settings
 
+    def daemon_of(self, plugin: str) -> dict[str, str] | None:
+        """The daemon's version and arguments (`rxdm`, `arguments`) that work with a version of the
+        plugin; None: none is known."""
+        return next((each for each in self.coupled_versions if each["plugin"] == plugin), None)
+
+    def installer_image(self, architecture: str, plugin: str | None = None) -> str | None:
+        """The image that installs the stack's libraries on nodes: of a version of its plugin, where
+        one is given. None: there is nothing to install."""
+        key = "installer" if architecture == "x86_64" else f"installer_{architecture}"
+        image = self.images.get(key)
+        if image is None or plugin is None:
+            return image
+        return f"{image.rpartition(':')[0]}:v{plugin}"
+
     def pod_interfaces(self, machine: Machine) -> dict[str, str]:
         """The network of each interface of a pod on `machine`; empty where a pod has its primary
         one alone."""

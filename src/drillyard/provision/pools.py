@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.creation import FurtherPool
+from drillyard.config.creation import FurtherPool, default_pool_name
 from drillyard.config.problems import Path, Problem, raise_all
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import consumption_problem
@@ -39,11 +39,6 @@ def read_pools(cluster: ClusterConfig, facts: Catalog) -> tuple[tuple[Pool, ...]
             problems.append(Problem(key_path(pool, "name"), message))
         names.add(pool.name)
     return found, problems
-
-
-def default_pool_name(cluster_name: str, consumption: str) -> str:
-    """The name of a pool and its queue, where the config has none: at most 40 characters."""
-    return f"{cluster_name[: 39 - len(consumption)].rstrip('-')}-{consumption}"
 
 
 def key_path(pool: Pool, key: str) -> Path:

@@ -37,6 +37,8 @@ IMAGE = "localhost/host:1"
 BRIDGE, NETWORK = "pods0", "10.222.0"
 API, ETCD, ETCD_PEER, MANAGER, SCHEDULER = 6443, 2379, 2380, 10257, 10259
 JOBSET, JOBSET_HEALTH, KUEUE, KUEUE_HEALTH, KUBELET = 9443, 9444, 9543, 9544, 10250
+KUEUES = {"kueue": "v1beta1", "recent-kueue": "v1beta2"}
+"""The programs of Kueue, and the version of the objects that each is configured with."""
 WEBHOOKS = {"jobset": JOBSET, "kueue": KUEUE}
 START_SECONDS = 300
 GRACE_SECONDS = 50
@@ -69,9 +71,10 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._init = 0
 
-    def start(self, grace_seconds: int = GRACE_SECONDS) -> None:
+    def start(self, grace_seconds: int = GRACE_SECONDS, kueue: str = "kueue") -> None:
         """Start it; what an earlier cluster left in the directory is removed. A node that says
-        nothing for `grace_seconds` is lost.
+        nothing for `grace_seconds` is lost. `kueue`: the program and its objects (KUEUES); empty:
+        neither Kueue nor JobSet.
 
         FileExistsError for a directory that is not a cluster's; ValueError for a path too long for
         the kubelet's sockets; RuntimeError with the end of the log if it does not become ready.
@@ -100,6 +103,7 @@ class Cluster:
             str(self.directory),
             "--inside",
             str(grace_seconds),
+            kueue,
         ]
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -177,8 +181,8 @@ def _remove_cgroups(directory: Path) -> None:
 class Inside:
     """The same cluster, seen from inside: it starts the processes."""
 
-    def __init__(self, directory: Path, *, grace_seconds: int) -> None:
-        self.directory, self.grace_seconds = directory, grace_seconds
+    def __init__(self, directory: Path, *, grace_seconds: int, kueue: str) -> None:
+        self.directory, self.grace_seconds, self.kueue = directory, grace_seconds, kueue
         self.keys, self.logs = directory / "keys", directory / "logs"
         for path in (self.keys, self.logs):
             path.mkdir(exist_ok=True)
@@ -195,7 +199,8 @@ class Inside:
         _run("mount", "--make-rshared", "/")
         self._signed.make(self.kubeconfig, WEBHOOKS)
         self._control_plane()
-        self._controllers()
+        if self.kueue:
+            self._controllers()
         self._network()
         for number, node in enumerate(NODES, 1):
             self._node(number, node)
@@ -309,6 +314,7 @@ class Inside:
             ),
             *("--kubelet-client-certificate", f"{key}/kubelet-client.crt"),
             *("--kubelet-client-key", f"{key}/kubelet-client.key"),
+            "--allow-privileged",
             *("--service-account-issuer", "https://kubernetes.default.svc"),
             *("--service-account-key-file", f"{key}/accounts.key"),
             *("--service-account-signing-key-file", f"{key}/accounts.key"),
@@ -363,8 +369,14 @@ class Inside:
         authority = base64.b64encode((self.keys / "ca.crt").read_bytes()).decode()
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         for name, port in WEBHOOKS.items():
-            for document in yaml.load_all(objects(f"{name}-objects").read_text(), Loader=loader):
+            program = self.kueue if name == "kueue" else name
+            text = objects(f"{program}-objects").read_text()
+            for document in yaml.load_all(text, Loader=loader):
                 if document["kind"] in ("Namespace", "CustomResourceDefinition"):
+                    conversion = document.get("spec", {}).get("conversion", {}).get("webhook")
+                    if conversion:
+                        url = f"https://127.0.0.1:{port}/convert"
+                        conversion["clientConfig"] = {"url": url, "caBundle": authority}
                     definitions.append(document)
                 elif document["kind"].endswith("WebhookConfiguration"):
                     for each in document["webhooks"]:
@@ -403,7 +415,7 @@ class Inside:
                 {"internalCertManagement": {"enable": False}},
             ),
             (
-                *("kueue", KUEUE, KUEUE_HEALTH, "v1beta1"),
+                *("kueue", KUEUE, KUEUE_HEALTH, KUEUES[self.kueue]),
                 {
                     "internalCertManagement": {"enable": True},
                     "clientConnection": {"qps": 300, "burst": 600},
@@ -424,7 +436,8 @@ class Inside:
             path = self.directory / f"{name}.yaml"
             path.write_text(yaml.safe_dump(config))
             os.environ["KUBECONFIG"] = str(self.kubeconfig)
-            self._start(name, tool(name), "--config", str(path))
+            program = self.kueue if name == "kueue" else name
+            self._start(name, tool(program), "--config", str(path))
         for health in (JOBSET_HEALTH, KUEUE_HEALTH):
             self._wait(90, "curl", "--silent", "--fail", f"http://127.0.0.1:{health}/readyz")
         self._kubectl(
@@ -535,10 +548,12 @@ def _make_cgroups(group: str) -> None:
 
 
 @contextlib.contextmanager
-def started(directory: Path, grace_seconds: int = GRACE_SECONDS) -> Iterator[Cluster]:
+def started(
+    directory: Path, grace_seconds: int = GRACE_SECONDS, kueue: str = "kueue"
+) -> Iterator[Cluster]:
     """A cluster for the length of a `with`."""
     cluster = Cluster(directory)
-    cluster.start(grace_seconds)
+    cluster.start(grace_seconds, kueue)
     try:
         yield cluster
     finally:
@@ -550,7 +565,7 @@ def main(arguments: Sequence[str]) -> None:
     Ctrl-C."""
     directory = Path(arguments[0]).resolve()
     if "--inside" in arguments:
-        Inside(directory, grace_seconds=int(arguments[-1])).run()
+        Inside(directory, grace_seconds=int(arguments[-2]), kueue=arguments[-1]).run()
         (directory / "ready").touch()
         sys.stdin.read()
         return

@@ -215,21 +215,25 @@ class KubernetesConfig(PlatformSection):
 
 
 KUBERNETES = PlatformFacts(
-    required=("image",),
-    optional=("kubernetes", "storage", "machine", "mounts", "python"),
+    optional=("kubernetes", "storage", "machine", "mounts", "python", "image"),
     section=KubernetesConfig,
     section_key="kubernetes",
     machines="own",
     in_pods=True,
     bucket_mount=BUCKET_MOUNT,
     capabilities=Capabilities(queue=True, image=True),
+    provisioner="drillyard.provision.existing_cluster:existing_cluster_plan",
     launcher="drillyard.launch.kubernetes.launcher:KubernetesLauncher",
 )
 
 GKE = replace(
     KUBERNETES,
-    required=("location.project", "location.region", "machine", "consumption", "image"),
-    optional=("location", "storage", "reservation", "kubernetes", "mounts", "python", "cluster"),
+    required=("location.project", "location.region", "machine", "consumption"),
+    optional=(
+        *("location", "storage", "reservation", "kubernetes", "mounts", "python", "image"),
+        "cluster",
+    ),
+    completed="drillyard.launch.kubernetes.created_cluster:completed",
     provisioner="drillyard.provision.gke.gke_plan:gke_plan",
     consumption=("on-demand", "reservation", "spot", "flex-start", "flex-start-queued", "calendar"),
     machines="bought",

@@ -63,12 +63,12 @@ def node_selector(request: LaunchRequest, machine: Machine | None) -> dict[str, 
     return found
 
 
-def tolerations(request: LaunchRequest, machine: Machine | None) -> list[dict[str, Any]]:
+def tolerations(consumption: str | None, machine: Machine | None) -> list[dict[str, Any]]:
     """The taints of such nodes. That of a node about to end is not among them: a restarted run
     would return to it."""
     taints = {"spot": "gke-spot", "flex-start-queued": "gke-queued"}
     found = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if (taint := taints.get(request.cluster.consumption or "")) is not None:
+    if (taint := taints.get(consumption or "")) is not None:
         found.append(
             {
                 "key": f"{_LABEL}{taint}",

@@ -100,7 +100,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
     def _api(self) -> ClusterApi:
         from drillyard.launch.kubernetes.cluster_api import ClusterApi
 
-        return ClusterApi(self.cluster)
+        return ClusterApi.of(self.cluster)
 
     def plan(self, request: LaunchRequest) -> Plan:
         return plan_of(request)
@@ -158,7 +158,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
 
     def _found(self, selector: str) -> list[KubernetesRun]:
         """The runs that a label selector matches, by their JobSet or Job and by Helm's records."""
-        from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, WORKLOADS, by_run
+        from drillyard.launch.kubernetes.cluster_api import CORE, JOBS, JOBSETS, by_run
 
         api = self._api
         # Before the others: the objects of a release whose record is complete are there by then.
@@ -168,7 +168,7 @@ class KubernetesLauncher(Launcher[KubernetesRun]):
             jobs = pool.submit(api.listed, JOBS, "jobs", f"{selector},!{_OF_JOBSET}")
             all_pods = pool.submit(api.listed, CORE, "pods", selector)
             queued = (
-                pool.submit(api.listed, WORKLOADS, "workloads", needed=False)
+                pool.submit(api.listed, api.kueue, "workloads", needed=False)
                 if self._section.queue
                 else None
             )

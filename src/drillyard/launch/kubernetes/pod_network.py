@@ -8,8 +8,10 @@ Facts are those of `hardware/network_stacks.yaml`; the environment and its scrip
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from drillyard.config.cluster import ClusterConfig
+from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine, PodNeeds
 from drillyard.hardware.network_stacks import NetworkStack, Volume
 from drillyard.launch.kubernetes.config import ContainerResources, KubernetesConfig
@@ -21,13 +23,23 @@ from drillyard.launch.request_checks import mount_parts
 _PRIMARY = "default"
 
 
-def pod_stack(request: LaunchRequest, machine: Machine | None) -> NetworkStack | None:
+class OnCluster(Protocol):
+    """A cluster and the facts about its machines: of a request, or of no run in particular."""
+
+    @property
+    def cluster(self) -> ClusterConfig: ...
+
+    @property
+    def facts(self) -> Catalog: ...
+
+
+def pod_stack(request: OnCluster, machine: Machine | None) -> NetworkStack | None:
     """The stack of the run's pods; None on a single node, and where no machine is named whose NICs
     it uses."""
     return stack_of(request.cluster, machine, request.facts) if request.cluster.nodes > 1 else None
 
 
-def network_mode(request: LaunchRequest, machine: Machine | None) -> str:
+def network_mode(request: OnCluster, machine: Machine | None) -> str:
     """How the run's pods reach the data NICs (kubernetes.pod_network): as set, or the only way that
     the machine has, or by interfaces."""
     given = request.cluster.section_as(KubernetesConfig).pod_network
@@ -35,7 +47,7 @@ def network_mode(request: LaunchRequest, machine: Machine | None) -> str:
     return given or ("interfaces" if needs is None else needs.network)
 
 
-def _pod_needs(request: LaunchRequest, machine: Machine | None) -> PodNeeds | None:
+def _pod_needs(request: OnCluster, machine: Machine | None) -> PodNeeds | None:
     """What the machine's own network stack needs in pods besides what the stack says; None for
     another stack, and on a single node."""
     stack = pod_stack(request, machine)
@@ -43,7 +55,7 @@ def _pod_needs(request: LaunchRequest, machine: Machine | None) -> PodNeeds | No
     return machine.pods if own and machine is not None else None
 
 
-def _libraries_from_node(request: LaunchRequest, machine: Machine | None) -> bool:
+def _libraries_from_node(request: OnCluster, machine: Machine | None) -> bool:
     given = request.cluster.section_as(KubernetesConfig).mounts_network_libraries
     return _pod_needs(request, machine) is None if given is None else given
 
@@ -94,7 +106,7 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     ):
         message = f"{name} stack has no daemon beside the ranks: remove it"
         yield error("cluster", "kubernetes.daemon_resources", message)
-    if section.nccl_plugin is None or (stack is not None and daemon_of(stack, section.nccl_plugin)):
+    if section.nccl_plugin is None or (stack is not None and stack.daemon_of(section.nccl_plugin)):
         return
     known = [each["plugin"] for each in stack.coupled_versions] if stack else []
     if known:
@@ -117,13 +129,7 @@ def _needs_machine(stack: NetworkStack) -> bool:
     )
 
 
-def daemon_of(stack: NetworkStack, plugin: str) -> Mapping[str, str] | None:
-    """The daemon's version and arguments (`rxdm`, `arguments`) that work with a version of the
-    plugin."""
-    return next((each for each in stack.coupled_versions if each["plugin"] == plugin), None)
-
-
-def network_values(request: LaunchRequest, machine: Machine | None) -> dict[str, Any]:
+def network_values(request: OnCluster, machine: Machine | None) -> dict[str, Any]:
     """The chart's values for the data NICs, and the directories of the node that the user mounts.
 
     `machineResources` are limits of the container besides its GPUs.
@@ -182,9 +188,7 @@ def _host_paths(volumes: tuple[Volume, ...]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _network(
-    stack: NetworkStack, request: LaunchRequest, machine: Machine | None
-) -> dict[str, Any]:
+def _network(stack: NetworkStack, request: OnCluster, machine: Machine | None) -> dict[str, Any]:
     section, nodes = request.cluster.section_as(KubernetesConfig), request.cluster.nodes
     found: dict[str, Any] = {}
     mode = network_mode(request, machine)
@@ -209,7 +213,7 @@ def _sidecar(stack: NetworkStack, section: KubernetesConfig) -> dict[str, Any]:
     plugin = section.nccl_plugin
     image, arguments = stack.images["sidecar"], sidecar.arguments
     if plugin is not None:
-        versions = daemon_of(stack, plugin)
+        versions = stack.daemon_of(plugin)
         assert versions is not None, "refused by findings()"
         image = f"{image.rpartition(':')[0]}:v{versions['rxdm']}"
         arguments = versions.get("arguments", arguments)
@@ -278,12 +282,8 @@ def fields(request: LaunchRequest, machine: Machine | None) -> Iterator[Explaine
         why = "objects Network and GKENetworkParamSet of the cluster, one per data NIC"
         names = ", ".join(name for name in found.values() if name != _PRIMARY)
         yield ExplainedField("networks", names, why, cited(stack, "interfaces"))
-    installer = "installer"
-    if machine is not None and machine.architecture != "x86_64":
-        installer = f"installer_{machine.architecture}"
-    if installer in stack.images and _libraries_from_node(request, machine):
-        image = stack.images[installer]
-        if section.nccl_plugin is not None:
-            image = f"{image.rpartition(':')[0]}:v{section.nccl_plugin}"
+    architecture = "x86_64" if machine is None else machine.architecture
+    image = stack.installer_image(architecture, section.nccl_plugin)
+    if image is not None and _libraries_from_node(request, machine):
         why = "the DaemonSet of the cluster that installs the libraries on its nodes"
-        yield ExplainedField("installer", image, why, cited(stack, f"images.{installer}"))
+        yield ExplainedField("installer", image, why, cited(stack, "images"))

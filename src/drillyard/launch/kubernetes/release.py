@@ -15,11 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from drillyard.config.cluster import ClusterConfig
 from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
 from drillyard.hardware.machines import Machine
 from drillyard.launch.kubernetes import gke, pod_network
 from drillyard.launch.kubernetes.config import BUCKET_MOUNT, FILES_MOUNT, KubernetesConfig
+from drillyard.launch.kubernetes.created_cluster import section_defaults
 from drillyard.launch.kubernetes.rules import findings, storage_root
 from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
 from drillyard.launch.network import NETWORK_FILE
@@ -112,7 +114,12 @@ def plan_of(request: LaunchRequest) -> Plan:
         code=f"in the image {prepared.image}",
         files=sent,
         steps=(install,),
-        fields=(*prepared.fields, *pod_network.fields(request, machine), *_fields(values)),
+        fields=(
+            *prepared.fields,
+            *_created_fields(cluster),
+            *pod_network.fields(request, machine),
+            *_fields(values),
+        ),
         warnings=(
             *prepared.warnings,
             *_restart_warnings(section),
@@ -120,6 +127,24 @@ def plan_of(request: LaunchRequest) -> Plan:
         ),
         script=VALUES,
     )
+
+
+_CREATED = {
+    "context": "of the cluster that drillyard cluster up makes",
+    "namespace": "its level of Pod Security allows what the pods need, and no more",
+    "queue": "of the pool that drillyard cluster up makes for this machine and consumption",
+    "service_account": "drillyard cluster up makes it in each namespace",
+    "run_as_user": "user of the image of docker/Dockerfile; 0: the image's own",
+}
+
+
+def _created_fields(cluster: ClusterConfig) -> Iterator[ExplainedField]:
+    """The settings that a created cluster's names have given."""
+    section = cluster.section_as(KubernetesConfig)
+    for key, value in section_defaults(cluster).items():
+        if getattr(section, key) == value:
+            source = "default of a cluster that drillyard cluster up makes"
+            yield explained(f"kubernetes.{key}", value, _CREATED[key], source)
 
 
 def _machine(request: LaunchRequest) -> Machine | None:
@@ -231,7 +256,7 @@ def values_of(prepared: Plan, request: LaunchRequest, machine: Machine | None) -
         "topology": _topology(section),
         "securityContext": {"runAsUser": section.run_as_user, "fsGroup": section.file_group},
         "tolerations": [
-            *(gke.tolerations(request, machine) if on_gke else []),
+            *(gke.tolerations(cluster.consumption, machine) if on_gke else []),
             *section.tolerations,
         ],
         "nodeSelector": {

@@ -46,11 +46,25 @@ def findings(request: LaunchRequest, machine: Machine | None) -> Iterator[Launch
     yield from _labels(section)
     yield from _mounts(request, machine)
     image = request.image or ""
+    if not image:
+        message = (
+            "missing: pods need an image, by the address of its registry:"
+            f" {_image_address(cluster)}"
+        )
+        yield error("cluster", "image", message)
     if re.search(r"\s", image):
         yield error(*request.image_setting, f"'{image}' has a space; it is NAME:TAG of a registry")
     yield from pod_network.findings(request, machine)
     if cluster.platform == "gke":
         yield from gke.findings(request, machine)
+
+
+def _image_address(cluster: ClusterConfig) -> str:
+    """The form of an image's address: on GKE in the project's registry."""
+    place = cluster.location
+    if cluster.platform != "gke" or place is None:
+        return "REGISTRY/REPOSITORY/IMAGE:TAG"
+    return f"{place.region}-docker.pkg.dev/{place.project}/{cluster.name}/IMAGE:TAG"
 
 
 def longest_name(nodes: int) -> int:

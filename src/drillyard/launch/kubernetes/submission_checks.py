@@ -25,7 +25,6 @@ _DEVICES = {
     "ResourceClaimTemplate": ("/apis/resource.k8s.io/v1", "resourceclaimtemplates"),
     "ComputeDomain": ("/apis/resource.nvidia.com/v1beta1", "computedomains"),
 }
-_QUEUES = "/apis/kueue.x-k8s.io/v1beta1"
 
 
 def require_cluster(
@@ -49,7 +48,7 @@ def require_cluster(
     if section.queue is None:
         unread = {read: lost for read, lost in unread.items() if "kueue" not in read[1]}
     elif ("get", "kueue.x-k8s.io", "localqueues") not in unread and api.one(
-        f"{_QUEUES}/namespaces/{section.namespace}/localqueues/{section.queue}"
+        f"{api.kueue}/namespaces/{section.namespace}/localqueues/{section.queue}"
     ) is None:
         raise UserError(
             f"cluster config: kubernetes.queue: there is no LocalQueue {section.queue} in namespace"
@@ -82,7 +81,7 @@ def _require_priority_class(api: ClusterApi, name: str | None) -> dict[tuple[str
     right = ("get", "kueue.x-k8s.io", "workloadpriorityclasses")
     if not api.may(*right, cluster_wide=True):
         return {right: f"whether there is a WorkloadPriorityClass {name}"}
-    if api.one(f"{_QUEUES}/workloadpriorityclasses/{name}") is None:
+    if api.one(f"{api.kueue}/workloadpriorityclasses/{name}") is None:
         raise UserError(
             f"cluster config: kubernetes.priority_class: the cluster has no WorkloadPriorityClass"
             f" {name}, so the run would wait for ever; these are: kubectl get"

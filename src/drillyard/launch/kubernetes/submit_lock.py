@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +37,31 @@ _TRIES = 10
 @contextlib.contextmanager
 def submit_lock(api: ClusterApi, handle: Handle, grace_seconds: float) -> Iterator[None]:
     """Keep other launches of a run out. Raises UserError where another one has the lock."""
-    name = f"{handle.run}.submit-lock"
-    uid = _taken(api, handle, name, SUBMIT_LOCK_SECONDS + grace_seconds)
+    seconds = SUBMIT_LOCK_SECONDS + grace_seconds
+    with config_map_lock(
+        api, f"{handle.run}.submit-lock", seconds, lambda whose: being_launched_error(handle, whose)
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def config_map_lock(
+    api: ClusterApi, name: str, seconds: float, taken: Callable[[str], UserError]
+) -> Iterator[None]:
+    """Hold the lock `name` of a namespace, which lasts `seconds` where its holder cannot be asked.
+    Raises the error that `taken` makes of whose it is, where another process has it."""
+    uid = _taken(api, name, seconds, taken)
     try:
         yield
     finally:
         try:
             api.delete(_KIND, name, uid)
         except UserError as error:
-            print_notice(f"warning: configmap {name}, the submit lock, was not deleted: {error}")
+            print_notice(f"warning: configmap {name}, the lock, was not deleted: {error}")
 
 
-def _taken(api: ClusterApi, handle: Handle, name: str, seconds: float) -> str:
-    """The uid of the lock, once this launch has it."""
+def _taken(api: ClusterApi, name: str, seconds: float, taken: Callable[[str], UserError]) -> str:
+    """The uid of the lock, once this process has it."""
     body = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -75,7 +87,7 @@ def _taken(api: ClusterApi, handle: Handle, name: str, seconds: float) -> str:
                 advice = f"\nwhere that process is gone, end its lock: {command}"
             break
         api.delete(_KIND, name, str(other["metadata"]["uid"]))
-    raise UserError(f"{being_launched_error(handle, whose)}{advice}")
+    raise UserError(f"{taken(whose)}{advice}")
 
 
 def _created_at(found: dict[str, Any]) -> float:

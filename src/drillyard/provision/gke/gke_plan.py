@@ -8,6 +8,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import raise_all
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.cluster_parts import ZONES_OF_A_REGION
+from drillyard.provision.cluster_chart import cluster_releases, launch_settings
 from drillyard.provision.cluster_plan import ClusterPlan, NodeInterface, PlannedResource
 from drillyard.provision.gke.address_ranges import (
     ClusterRanges,
@@ -83,6 +84,8 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         warnings=tuple(gke_warnings(cluster, creation, region, networks)),
         fields=tuple(document.fields),
         labels=settings.labels,
+        releases=cluster_releases(cluster, pools, interfaces, facts),
+        launch_settings=launch_settings(cluster, pools),
     )
 
 

@@ -58,6 +58,7 @@ class PlainCluster:
     `without`."""
 
     title = "https://c, namespace n"
+    kueue = "/apis/kueue.x-k8s.io/v1beta1"
 
     def __init__(
         self,

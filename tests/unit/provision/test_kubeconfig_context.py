@@ -1,0 +1,131 @@
+"""The context of a created cluster in the user's kubeconfig."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.unit.provision.chart_plans import plan
+
+from drillyard.errors import UserError
+from drillyard.provision.kubeconfig_context import remove_context, require_plugin, write_context
+
+NAME = "gke_p_us-central1_c"
+PLAN = plan("g2-standard-96", "spot")
+OTHER = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "mine",
+    "clusters": [{"name": "mine", "cluster": {"server": "https://192.0.2.1"}}],
+    "users": [{"name": "mine", "user": {"token": "t"}}],
+    "contexts": [{"name": "mine", "context": {"cluster": "mine", "user": "mine"}}],
+}
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kubeconfig that is not there yet, and the program that logs in."""
+    plugin = tmp_path / "bin/gke-gcloud-auth-plugin"
+    plugin.parent.mkdir()
+    plugin.touch(0o755)
+    monkeypatch.setenv("PATH", str(plugin.parent))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kube/config"))
+    return tmp_path / "kube/config"
+
+
+def cluster(endpoint: str = "192.0.2.7", authority: str = "Q0E=") -> dict[str, Any]:
+    return {"endpoint": endpoint, "master_auth": [{"cluster_ca_certificate": authority}]}
+
+
+def named(path: Path, key: str) -> dict[str, Any]:
+    content = yaml.safe_load(path.read_text())
+    return {each["name"]: each[key.removesuffix("s")] for each in content[key]}
+
+
+def test_it_is_added_and_nothing_else_changes(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(OTHER))
+    assert write_context(PLAN, cluster()) == NAME
+    content = yaml.safe_load(path.read_text())
+    assert content["current-context"] == "mine"
+    assert named(path, "users")["mine"] == {"token": "t"}
+    assert named(path, "clusters")[NAME]["server"] == "https://192.0.2.7"
+    assert named(path, "users")[NAME]["exec"]["command"] == "gke-gcloud-auth-plugin"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_it_is_made_where_there_is_no_kubeconfig_and_is_replaced_for_a_new_cluster(
+    path: Path,
+) -> None:
+    write_context(PLAN, cluster())
+    write_context(PLAN, cluster("192.0.2.8"))
+    assert named(path, "clusters")[NAME]["server"] == "https://192.0.2.8"
+    assert len(yaml.safe_load(path.read_text())["contexts"]) == 1
+
+
+def test_one_for_the_same_cluster_that_gcloud_has_written_is_kept(path: Path) -> None:
+    own = {"server": "https://192.0.2.7", "certificate-authority-data": "Q0E="}
+    path.parent.mkdir()
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "x", "cluster": own}],
+                "users": [],
+                "contexts": [{"name": NAME, "context": {"cluster": "x", "user": "x"}}],
+            }
+        )
+    )
+    before = path.read_text()
+    assert write_context(PLAN, cluster()) == NAME
+    assert path.read_text() == before
+
+
+def test_one_of_another_cluster_is_never_replaced(path: Path) -> None:
+    path.parent.mkdir()
+    foreign = yaml.safe_dump(OTHER).replace("mine", NAME)
+    path.write_text(foreign)
+    with pytest.raises(UserError, match=f"kubectl config rename-context {NAME}"):
+        write_context(PLAN, cluster())
+    assert path.read_text() == foreign
+
+
+@pytest.mark.parametrize("text", ["[]", "contexts: 3", "a: b: c", "\x00"])
+def test_what_is_not_a_kubeconfig_is_refused_and_left(text: str, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UserError, match=str(path)):
+        write_context(PLAN, cluster())
+    assert path.read_text() == text
+
+
+def test_it_goes_with_the_cluster_unless_somebody_else_has_written_it(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump(OTHER))
+    write_context(PLAN, cluster())
+    remove_context(PLAN)
+    assert set(named(path, "contexts")) == {"mine"}
+    foreign = yaml.safe_dump(OTHER).replace("mine", NAME)
+    path.write_text(foreign)
+    remove_context(PLAN)
+    assert path.read_text() == foreign
+
+
+def test_a_link_to_a_kubeconfig_stays_a_link(path: Path) -> None:
+    path.parent.mkdir()
+    real = path.with_name("real")
+    real.write_text(yaml.safe_dump(OTHER))
+    path.symlink_to(real)
+    write_context(PLAN, cluster())
+    assert path.is_symlink() and NAME in named(real, "contexts")
+
+
+def test_without_the_program_that_logs_in_nothing_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="gcloud components install gke-gcloud-auth-plugin"):
+        require_plugin(PLAN)
+    assert not path.exists()
