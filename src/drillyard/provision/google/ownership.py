@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
-from drillyard.provision.gke.cluster_rules import CLUSTER_LABEL
+from drillyard.provision.gke.names import CLUSTER_LABEL
 from drillyard.provision.google.inventory import Inventory, Thing, path_in
 from drillyard.provision.google.resource_marks import (
     GKE_LOCATION_LABEL,

@@ -10,7 +10,7 @@ from functools import partial
 
 from drillyard.hardware.catalog import Catalog, catalog
 from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
-from drillyard.provision.gke.cluster_rules import CLUSTER_LABEL
+from drillyard.provision.gke.names import CLUSTER_LABEL
 from drillyard.provision.google.api import (
     LOGIN,
     PERMISSIONS_AT_ONCE,
