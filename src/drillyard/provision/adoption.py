@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.provision.cluster_plan import ClusterPlan
-from drillyard.provision.state_bucket import CLUSTER_LABEL, StateBucket
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
+from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.terraform_engine import Terraform
 from drillyard.provision.terraform_output import StateResource
 

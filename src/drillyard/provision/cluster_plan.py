@@ -15,6 +15,9 @@ from drillyard.hardware.facts import Fact
 from drillyard.hardware.machines import Consumption, Machine
 from drillyard.launch.plan import ExplainedField
 
+CLUSTER_LABEL = "drillyard-cluster"
+"""Key of the label that everything of a cluster carries, with the cluster's name."""
+
 
 @dataclass(frozen=True)
 class Pool:

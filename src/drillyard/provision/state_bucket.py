@@ -19,7 +19,7 @@ from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.programs import parallel_map, shown_text
 from drillyard.launch.vertex.config import NO_CLIENT
-from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.terraform_output import StateResource, state_resources
 
 try:
@@ -31,7 +31,6 @@ try:
 except ImportError as _error:
     raise MissingExtraError(NO_CLIENT.format(_error.name)) from None
 
-CLUSTER_LABEL = "drillyard-cluster"
 LIMITS: dict[str, Any] = {"retry": DEFAULT_RETRY.with_timeout(60.0), "timeout": 60.0}
 _STATE = "default.tfstate"
 _CREATING = "creating.json"

@@ -11,7 +11,7 @@ from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.config.problems import Problem
 from drillyard.hardware.catalog import Catalog
-from drillyard.provision.gke.gke_settings import CLUSTER_LABEL
+from drillyard.provision.cluster_plan import CLUSTER_LABEL
 from drillyard.provision.gke.names import PROJECT_ID, REGION, bucket_name_problem
 
 MOST_LABELS = 64

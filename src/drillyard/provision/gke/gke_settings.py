@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.creation import CreationConfig
 from drillyard.hardware.catalog import Catalog
-
-CLUSTER_LABEL = "drillyard-cluster"
+from drillyard.provision.cluster_plan import CLUSTER_LABEL
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.provision.gke.names import CLUSTER_LABEL
+from drillyard.provision.cluster_plan import CLUSTER_LABEL
 from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.inventory import Gap, Inventory, Thing, path_in
 from drillyard.provision.google.listings import LISTINGS, Listing

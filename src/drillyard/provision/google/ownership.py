@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
-from drillyard.provision.gke.names import CLUSTER_LABEL
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan, PlannedResource
 from drillyard.provision.google.inventory import Inventory, Thing, path_in
 from drillyard.provision.google.resource_marks import (
     GKE_LOCATION_LABEL,

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from drillyard.hardware.catalog import Catalog, catalog
-from drillyard.provision.cluster_plan import ClusterPlan, PlannedResource
-from drillyard.provision.gke.names import CLUSTER_LABEL
+from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan, PlannedResource
 from drillyard.provision.google.api import (
     LOGIN,
     PERMISSIONS_AT_ONCE,
