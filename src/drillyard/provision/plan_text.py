@@ -101,11 +101,11 @@ def _releases(plan: ClusterPlan) -> Iterator[str]:
 
 def _prices(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> Iterator[str]:
     totals = price_totals(plan.prices)
-    at_least = "at least " if totals.unknown else ""
+    at_least = ", at least" if totals.unknown else ""
     rows = [("price in US dollars", "per hour", "per day")]
     rows += [_price_row(line) for line in plan.prices]
     rows += [
-        (f"{at_least}{title}", *_hour_and_day(price))
+        (f"{title}{at_least}", *_hour_and_day(price))
         for title, price in (("while idle", totals.idle), ("at full size", totals.full))
     ]
     yield from _table(rows, numbers=2)
@@ -119,10 +119,8 @@ def _prices(plan: ClusterPlan, of_use: Sequence[UsePrice]) -> Iterator[str]:
     prices = [f"{each.what} ({_usd(each.usd.value)} per {each.unit})" for each in of_use]
     notes.append(f"Not counted: {', '.join([*prices, 'images, logs, discounts, taxes'])}.")
     yield from textwrap.wrap(" ".join(notes), _WIDTH)
-    for line in plan.prices:
-        if line.usd_per_hour is None:
-            yield f"{line.what}:"
-            yield from (f"  {part}" for part in line.missing.splitlines())
+    # Boot disks of several pools lack the same row.
+    yield from dict.fromkeys(line.missing for line in plan.prices if line.usd_per_hour is None)
 
 
 def _price_row(line: PriceLine) -> tuple[str, str, str]:

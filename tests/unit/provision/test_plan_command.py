@@ -152,7 +152,9 @@ UNPRICED += ("--set", "reservation=mine", "--set", "cluster.pools=[]")
 def test_a_price_that_is_not_known_is_not_guessed_and_the_way_to_give_it_works(plan: Any) -> None:
     shown = plan(*UNPRICED)
     assert shown.code == 0
-    assert says(shown.out, "at least while idle")
+    assert says(shown.out, "while idle, at least ... at full size, at least")
+    far = plan("--set", "location.zone=europe-west4-b", "--set", "location.region=europe-west4")
+    assert far.out.count("part: hyperdisk-balanced, region: europe-west4") == 1
     option = shown.out.splitlines()[-1].partition("--price ")[2]
     assert option == "lab-reservation=USD"
     given = plan(*UNPRICED, "--price", option.replace("USD", "20"))
