@@ -35,6 +35,7 @@ from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS
 from drillyard.provision.google.terraform_state import owned_by_state
 from drillyard.provision.provisioner import plan_cluster
 
+REGISTRY = "artifactregistry"
 OURS = {"drillyard-cluster": "train"}
 NOT_LISTED = ("google_project_service", "google_storage_bucket_iam_member")
 _WITH_ROUTER = "google_compute_router_nat"
@@ -206,6 +207,8 @@ def test_stale_assets_are_no_leaks_and_kinds_without_a_list_are(
     cloud.stale_assets = [
         asset("compute.googleapis.com/Disk", f"zones/{ZONE}/disks/gone"),
         asset("k8s.io/Pod", f"locations/{REGION}/clusters/train/k8s/pods/p", "container"),
+        asset("k8s.io/Node", f"locations/{REGION}/clusters/gone/k8s/nodes/n", "container"),
+        asset("x/DockerImage", f"locations/{REGION}/repositories/r/dockerImages/i", REGISTRY),
         asset("pubsub.googleapis.com/Topic", "topics/results", "pubsub"),
     ]
     report = find_leaks(plan, apis)
@@ -483,3 +486,19 @@ def test_a_role_granted_twice_under_conditions_is_two_leaks(
     report = find_leaks(plan, apis)
     assert len(report.leaks) == 2
     assert all(each.command.endswith("--all") for each in report.leaks)
+
+
+def test_assets_stand_in_for_a_list_that_is_refused(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+) -> None:
+    """With what they say: label and name. Pools are parts of a cluster, and no cluster."""
+    cluster = f"locations/{REGION}/clusters/train"
+    cloud.add("container", cluster, resourceLabels=OURS)
+    cloud.add("container", f"{cluster}/nodePools/cpu")
+    cloud.add("compute", f"zones/{ZONE}/disks/pvc-1", labels=GKE)
+    cloud.add("compute", f"zones/{ZONE}/disks/gke-train-2-0a1b2c3d-pvc-1", description="train")
+    cloud.refuse("container")
+    cloud.refuse("compute", "aggregated/disks")
+    report = find_leaks(plan, apis)
+    assert {each.name for each in report.leaks} == {"train", "pvc-1"}
+    assert (len(report.unknown), report.exit_code) == (2, 1)
