@@ -69,7 +69,7 @@ def things_of_gaps(assets: Iterable[Asset], inventory: Inventory) -> Iterator[Th
     gaps = {(each.service, each.method) for each in inventory.gaps}
     known = {each.path for each in inventory.things}
     for asset in assets:
-        row = _row_of(asset)
+        row = _row_of(asset.service, _collections(asset.path)[0])
         if row is None or (row.service, row.method) not in gaps or asset.path in known:
             continue
         body: dict[str, Any] = {"name": asset.name, "labels": asset.labels}
@@ -78,13 +78,14 @@ def things_of_gaps(assets: Iterable[Asset], inventory: Inventory) -> Iterator[Th
         yield Thing(row.kind, asset.name, asset.location, asset.path, body, row)
 
 
-def unlisted(assets: Iterable[Asset], cluster: str, inventory: Inventory) -> Iterator[Asset]:
-    """Assets of kinds that no list covers, with the cluster's label."""
-    known = tuple(f"{each.path}/" for each in inventory.things)
+def unlisted(assets: Iterable[Asset], cluster: str) -> Iterator[Asset]:
+    """Assets with the cluster's label that no list covers, nor a list of what they are in: objects
+    of Kubernetes, images of a repository."""
     for asset in assets:
-        labelled = asset.labels.get(CLUSTER_LABEL) == cluster
-        if labelled and _row_of(asset) is None and not asset.path.startswith(known):
-            yield asset
+        if asset.labels.get(CLUSTER_LABEL) == cluster:
+            rows = (_row_of(asset.service, each) for each in _collections(asset.path))
+            if not any(rows):
+                yield asset
 
 
 def _asset(body: Mapping[str, Any], apis: GoogleApis) -> Asset | None:
@@ -113,15 +114,13 @@ def _asset(body: Mapping[str, Any], apis: GoogleApis) -> Asset | None:
     )
 
 
-def _row_of(asset: Asset) -> Listing | None:
-    parts = asset.path.partition(":")[2] or asset.path
-    collection = parts.rstrip("/").split("/")[-2] if "/" in parts else ""
+def _collections(path: str) -> list[str]:
+    """What a path is in, the innermost first: `nodePools`, `train`, `clusters`."""
+    return (path.partition(":")[2] or path).split("/")[-2::-1]
+
+
+def _row_of(service: str, collection: str) -> Listing | None:
     for row in LISTINGS:
-        if row.service != asset.service:
-            continue
-        keys = {row.items, row.method.rpartition(".")[0].rpartition(".")[2]}
-        if row.part is not None:
-            keys.add(row.part.key)
-        if collection in keys or {"managedInstances": "instances"}.get(collection) in keys:
+        if row.service == service and collection in (row.items, row.method.split(".")[-2]):
             return row
     return None

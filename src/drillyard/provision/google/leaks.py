@@ -76,7 +76,7 @@ def find_leaks(
         project=apis.project,
         leaks=(
             *report.leaks(),
-            *(_unlisted(each) for each in unlisted(assets, plan.name, taken)),
+            *(_unlisted(each) for each in unlisted(assets, plan.name)),
         ),
         doubtful=tuple(
             report.leak(things[path], why, None) for path, why in sorted(found.doubtful.items())

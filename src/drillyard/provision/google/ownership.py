@@ -92,7 +92,8 @@ class Ownership:
         self._networks = dict(self._own_networks())
         self._gke_name = re.compile(
             rf"^gke-{re.escape(plan.name)}-(?:(?:{'|'.join(self._pool_names())})-)?"
-            rf"(?:{_HEX}(?:-|$)|pvc-)"
+            # A second hash: the first one is the end of another cluster's name.
+            rf"(?:{_HEX}(?:-(?:dynamic-)?pvc-|(?!.*-{_HEX}(?:-|$))(?:-|$))|pvc-)"
         )
 
     def recognise(self) -> Recognition:
@@ -259,7 +260,10 @@ class Ownership:
             marks = metadata_of(thing.body) or metadata_of(thing.body.get("properties") or {})
             name, location = marks.get("cluster-name"), marks.get("cluster-location")
         if name is not None:
-            return f"locations/{location or self.cluster_location}/clusters/{name}"
+            if location is None:
+                own = region_of(thing.location) in ("", region_of(self.cluster_location))
+                location = self.cluster_location if own else thing.location
+            return f"locations/{location}/clusters/{name}"
         return None
 
     def _by_member(self, thing: Thing) -> tuple[Verdict | None, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -411,13 +412,12 @@ _DECOYS: tuple[Callable[[Seeds], None], ...] = (
 )
 
 
-def address(thing_kind: str, path: str) -> tuple[str, str]:
-    """Service and path of a leak, as the seeds name them."""
-    if ":" in path.partition("/")[0]:
-        service, _, rest = path.partition(":")
-        if service == "storage":
-            return service, f"b/{rest.rpartition('/')[2]}"
-        if service == "cloudresourcemanager":
-            return service, rest.partition("/")[2]
-        return service, rest
-    return ("container" if "/clusters/" in path else "compute"), path
+def named(expected: tuple[str, str]) -> tuple[str, str]:
+    """Name and location of a leak that is expected."""
+    service, path = expected
+    if service == "cloudresourcemanager":
+        return path, ""
+    place = re.match("(zones|regions|locations)/([^/]+)/", path)
+    if service == "storage":
+        return path.rpartition("/")[2], REGION
+    return path.rpartition("/")[2], place[2] if place else ""

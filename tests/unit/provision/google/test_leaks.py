@@ -19,6 +19,7 @@ from tests.unit.provision.google.seeded_project import (
     REGION,
     ZONE,
     Seeds,
+    named,
     network,
     with_identities,
 )
@@ -30,11 +31,15 @@ from drillyard.errors import UserError
 from drillyard.hardware.catalog import catalog
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.google.api import ApiError, GoogleApis, Refusal
+from drillyard.provision.google.inventory import Inventory, Thing
 from drillyard.provision.google.leaks import find_leaks
 from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS
+from drillyard.provision.google.ownership import Ownership
 from drillyard.provision.google.terraform_state import owned_by_state
 from drillyard.provision.provisioner import plan_cluster
 
+DISKS = next(row for row in LISTINGS if row.items == "disks")
+REGISTRY = "artifactregistry"
 OURS = {"drillyard-cluster": "train"}
 NOT_LISTED = ("google_project_service", "google_storage_bucket_iam_member")
 _WITH_ROUTER = "google_compute_router_nat"
@@ -50,7 +55,7 @@ def test_all_of_500_leaks_are_found_and_no_decoy(
     seeds.fill(500)
     report = find_leaks(with_identities(plan), apis)
     found = sorted((each.name, each.location) for each in report.leaks)
-    assert found == sorted(map(_named, seeds.expected))
+    assert found == sorted(map(named, seeds.expected))
     assert (report.exit_code, report.unknown, report.doubtful) == (1, (), ())
     wanted = {row.kind for row in (*LISTINGS, RESIZE_REQUESTS) if not row.never_ours}
     wanted |= {row.part.kind for row in LISTINGS if row.part is not None}
@@ -58,16 +63,6 @@ def test_all_of_500_leaks_are_found_and_no_decoy(
     both = {"google_compute_global_forwarding_rule", "google_compute_global_address"}
     both |= {"google_compute_global_network_endpoint_group"}
     assert wanted - {each.kind for each in report.leaks} <= both
-
-
-def _named(expected: tuple[str, str]) -> tuple[str, str]:
-    service, path = expected
-    if service == "cloudresourcemanager":
-        return path, ""
-    place = re.match("(zones|regions|locations)/([^/]+)/", path)
-    if service == "storage":
-        return path.rpartition("/")[2], REGION
-    return path.rpartition("/")[2], place[2] if place else ""
 
 
 def test_the_commands_delete_everything_in_their_order(
@@ -206,6 +201,8 @@ def test_stale_assets_are_no_leaks_and_kinds_without_a_list_are(
     cloud.stale_assets = [
         asset("compute.googleapis.com/Disk", f"zones/{ZONE}/disks/gone"),
         asset("k8s.io/Pod", f"locations/{REGION}/clusters/train/k8s/pods/p", "container"),
+        asset("k8s.io/Node", f"locations/{REGION}/clusters/gone/k8s/nodes/n", "container"),
+        asset("x/DockerImage", f"locations/{REGION}/repositories/r/dockerImages/i", REGISTRY),
         asset("pubsub.googleapis.com/Topic", "topics/results", "pubsub"),
     ]
     report = find_leaks(plan, apis)
@@ -483,3 +480,52 @@ def test_a_role_granted_twice_under_conditions_is_two_leaks(
     report = find_leaks(plan, apis)
     assert len(report.leaks) == 2
     assert all(each.command.endswith("--all") for each in report.leaks)
+
+
+def test_assets_stand_in_for_a_list_that_is_refused(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+) -> None:
+    """With what they say: label and name. Pools are parts of a cluster, and no cluster."""
+    cluster = f"locations/{REGION}/clusters/train"
+    cloud.add("container", cluster, resourceLabels=OURS)
+    cloud.add("container", f"{cluster}/nodePools/cpu")
+    cloud.add("compute", f"zones/{ZONE}/disks/pvc-1", labels=GKE)
+    cloud.add("compute", f"zones/{ZONE}/disks/gke-train-2-0a1b2c3d-pvc-1", description="train")
+    cloud.refuse("container")
+    cloud.refuse("compute", "aggregated/disks")
+    report = find_leaks(plan, apis)
+    assert {each.name for each in report.leaks} == {"train", "pvc-1"}
+    assert (len(report.unknown), report.exit_code) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("gke-train-0a1b2c3d-all", True),
+        ("gke-train-cpu-0a1b2c3d-grp", True),
+        ("gke-train-train-on-dem-0a1b2c3d-x1y2", True),
+        ("gke-train-0a1b2c3d-dynamic-pvc-9f8e7d6c-0001-4a4a-8b8b-0123456789ab", True),
+        ("gke-train-pvc-9f8e7d6c-0001-4a4a-8b8b-0123456789ab", True),
+        ("gke-train-2-0a1b2c3d-all", False),
+        ("gke-train-2-cpu-0a1b2c3d-x1y2", False),
+        ("gke-train-0a1b2c3d-cpu-9f8e7d6c-x1y2", False),
+        ("gke-train-0a1b2c3d-9f8e7d6c-all", False),
+        ("gke-training-0a1b2c3d-all", False),
+        ("gke-train-notahash-all", False),
+        ("my-gke-train-0a1b2c3d", False),
+        ("train", False),
+    ],
+)
+def test_names_that_gke_gives_for_this_cluster(plan: ClusterPlan, name: str, ours: bool) -> None:
+    disk = Thing("google_compute_disk", name, ZONE, f"zones/{ZONE}/disks/{name}", {}, DISKS)
+    inventory = Inventory((disk,), (), ())
+    assert (disk.path in Ownership(plan, inventory, None).recognise().ours) is ours
+
+
+def test_a_label_without_a_location_is_of_the_region_it_is_in(plan: ClusterPlan) -> None:
+    def disk(zone: str) -> Thing:
+        body = {"labels": {"goog-k8s-cluster-name": "train"}}
+        return Thing("google_compute_disk", "d", zone, f"zones/{zone}/disks/d", body, DISKS)
+
+    inventory = Inventory((disk(ZONE), disk("europe-west4-a")), (), ())
+    assert set(Ownership(plan, inventory, None).recognise().ours) == {f"zones/{ZONE}/disks/d"}
