@@ -208,7 +208,8 @@ def completed(config: ClusterConfig) -> ClusterConfig:
 
 def cluster_problems(config: ClusterConfig) -> list[Problem]:
     """List what the config's platform lacks, does not know or cannot do."""
-    return [*_fields(config), *_capacity(config), *_nodes(config)]
+    creation = [] if config.cluster is None else [*config.cluster.problems()]
+    return [*_fields(config), *_capacity(config), *_nodes(config), *creation]
 
 
 def _fields(config: ClusterConfig) -> Iterator[Problem]:

@@ -8,10 +8,12 @@ first pool.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from drillyard.config.problems import Path, Problem
 from drillyard.config.strict_model import StrictModel
 
 Consumption = Literal[
@@ -24,16 +26,8 @@ LabelValue = Annotated[str, Field(pattern=r"^[a-z0-9_-]{0,63}$")]
 BucketName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{1,61}[a-z0-9]$")]
 
 
-def _network(text: str) -> str:
-    try:
-        ipaddress.IPv4Network(text)
-    except ValueError as error:
-        raise ValueError(f"not an IPv4 range such as 10.0.0.0/16: {error}") from None
-    return text
-
-
-Range = Annotated[str, AfterValidator(_network)]
-"""An IPv4 range without host bits."""
+Range = Annotated[str, Field(pattern=r"^[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2}$")]
+"""An IPv4 range such as 10.0.0.0/16; `CreationConfig.problems` finds host bits."""
 
 
 def default_pool_name(cluster_name: str, consumption: str) -> str:
@@ -44,12 +38,18 @@ def default_pool_name(cluster_name: str, consumption: str) -> str:
 class AddressRanges(StrictModel):
     """Ranges of addresses that the cluster uses. What is not given is computed from its size."""
 
-    nodes: Range | None = Field(default=None, description="Subnet of the nodes.")
-    pods: Range | None = Field(default=None, description="Addresses of the pods.")
-    services: Range | None = Field(default=None, description="Addresses of the services.")
+    nodes: Range | None = Field(
+        default=None, description="Subnet of the nodes, such as 10.0.0.0/20."
+    )
+    pods: Range | None = Field(
+        default=None, description="Addresses of the pods, such as 100.64.0.0/14."
+    )
+    services: Range | None = Field(
+        default=None, description="Addresses of the services, such as 10.128.0.0/20."
+    )
     data: Range | None = Field(
         default=None,
-        description="Room of the additional subnets: one per data NIC and second host NIC.",
+        description="Room of the subnets of data NICs and second host NICs, such as 192.168.0.0/16.",
     )
 
 
@@ -67,8 +67,8 @@ class FurtherPool(StrictModel):
         default=None, description="Name of the pool and its queue; default: NAME-CONSUMPTION."
     )
     machine: str | None = Field(default=None, description="Machine type; default: the first's.")
-    consumption: Consumption = Field(description="How its capacity is bought.")
-    nodes: PositiveInt = Field(description="The most nodes that it may have.")
+    consumption: Consumption = Field(description="How its capacity is bought.", examples=["spot"])
+    nodes: PositiveInt = Field(description="The most nodes that it may have.", examples=[2])
     reservations: list[str] = Field(
         default=[], description="Reservations, for consumption: reservation or calendar."
     )
@@ -148,3 +148,20 @@ class CreationConfig(StrictModel):
         default=False,
         description="Refuse `drillyard cluster down` until this is false again.",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        """The ranges that are none: numbers too large, or bits beyond the prefix."""
+        given: list[tuple[Path, str]] = [
+            (("cluster", "ranges", key), value)
+            for key, value in self.ranges.model_dump().items()
+            if value is not None
+        ]
+        given += [
+            (("cluster", "authorized_networks", number), value)
+            for number, value in enumerate(self.authorized_networks)
+        ]
+        for path, value in given:
+            try:
+                ipaddress.IPv4Network(value)
+            except ValueError as error:
+                yield Problem(path, f"found '{value}'; not an IPv4 range: {error}")
