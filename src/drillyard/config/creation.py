@@ -49,7 +49,7 @@ class AddressRanges(StrictModel):
     )
     data: Range | None = Field(
         default=None,
-        description="Room of the subnets of data NICs and second host NICs, such as 192.168.0.0/16.",
+        description="Room of the subnets of data and second host NICs, such as 192.168.0.0/16.",
     )
 
 
