@@ -62,8 +62,8 @@ class FurtherPool(StrictModel):
         default=None, description="Name of the pool and its queue; default: NAME-CONSUMPTION."
     )
     machine: str | None = Field(default=None, description="Machine type; default: the first's.")
-    consumption: Consumption = Field(description="How its capacity is bought.")
-    nodes: PositiveInt = Field(description="The most nodes that it may have.")
+    consumption: Consumption = Field(description="How its capacity is bought.", examples=["spot"])
+    nodes: PositiveInt = Field(description="The most nodes that it may have.", examples=[2])
     reservations: list[str] = Field(
         default=[], description="Reservations, for consumption: reservation or calendar."
     )
