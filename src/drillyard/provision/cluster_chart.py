@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import yaml
 
 from drillyard.config.cluster import ClusterConfig
+from drillyard.config.creation import CreationConfig
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
@@ -24,6 +25,7 @@ from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, SERVICE_ACCOUNT
 from drillyard.launch.kubernetes.gke import tolerations
 from drillyard.provision.cluster_plan import ChartRelease, Pool
+from drillyard.provision.gke.placement import is_compact
 
 OWN_CHART = "drillyard-cluster"
 OWN_VERSION = "0.1.0"
@@ -166,11 +168,12 @@ def chart_directory(name: str = OWN_CHART) -> Traversable:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "charts" / name
 
 
-def is_dense(pool: Pool) -> bool:
+def is_dense(pool: Pool, cluster: ClusterConfig) -> bool:
     """Whether the nodes of a pool have the labels of their place: machines with NICs for data that
-    a reservation puts close together."""
+    a reservation or compact placement puts close together."""
     is_reserved = pool.consumption in ("reservation", "calendar")
-    return is_reserved and pool.machine.data_nics.count > 0
+    is_placed = is_reserved or is_compact(pool, cluster.cluster or CreationConfig())
+    return is_placed and pool.machine.data_nics.count > 0
 
 
 def _pool_values(cluster: ClusterConfig, pool: Pool, pools: Sequence[Pool]) -> dict[str, Any]:
@@ -180,7 +183,7 @@ def _pool_values(cluster: ClusterConfig, pool: Pool, pools: Sequence[Pool]) -> d
         "nodeLabels": {NODE_POOL: pool.name},
         "tolerations": tolerations(pool.consumption, pool.machine),
         "resources": quota_of(pool.machine, pool.nodes),
-        "topologyLevels": list(TOPOLOGY_LEVELS) if is_dense(pool) else [],
+        "topologyLevels": list(TOPOLOGY_LEVELS) if is_dense(pool, cluster) else [],
         "provisioningClass": QUEUED_CLASS if pool.is_queued else "",
     }
 

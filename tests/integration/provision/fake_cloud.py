@@ -220,8 +220,11 @@ def _keys(value: dict[str, Any]) -> list[str]:
 
 
 def identity_of(kind: str, value: dict[str, Any]) -> Identity:
-    """What tells an object from others of its kind: the last parts of what names it."""
-    return (kind, *(value[name].rpartition("/")[2] for name in _keys(value)))
+    """What tells an object from others of its kind: the last parts of what names it, and the whole
+    of a member, whose parts are project and namespace."""
+    named = {name: value[name] for name in _keys(value)}
+    parts = (text if name == "member" else text.rpartition("/")[2] for name, text in named.items())
+    return (kind, *parts)
 
 
 def _repeats(kind: str) -> bool:

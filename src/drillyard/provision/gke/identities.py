@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.kubernetes.config import KubernetesConfig
+from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, SERVICE_ACCOUNT
 from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import (
     LONGEST_SERVICE_ACCOUNT,
@@ -20,8 +21,6 @@ from drillyard.provision.gke.names import (
 from drillyard.provision.gke.project_services import service_address
 from drillyard.provision.terraform_document import TerraformDocument, because, reference
 
-RUN_NAMESPACES = ("runs", "runs-privileged")
-RUN_SERVICE_ACCOUNT = "trainer"
 NODE_ROLES = {
     "roles/container.defaultNodeServiceAccount": "logs, metrics and what else every node does",
     "roles/artifactregistry.reader": "images of any repository of the project",
@@ -33,9 +32,11 @@ def run_identities(cluster: ClusterConfig) -> tuple[tuple[str, str], ...]:
     """The Kubernetes service accounts of runs, as namespace and name: those that a cluster of ours
     has, and the one that the config names."""
     section = cluster.section_as(KubernetesConfig)
-    account = section.service_account or RUN_SERVICE_ACCOUNT
+    account = section.service_account or SERVICE_ACCOUNT
     own = (section.namespace,) if "namespace" in section.model_fields_set else ()
-    return tuple((namespace, account) for namespace in dict.fromkeys((*RUN_NAMESPACES, *own)))
+    return tuple(
+        (namespace, account) for namespace in dict.fromkeys((RESTRICTED, PRIVILEGED, *own))
+    )
 
 
 def add_node_identity(document: TerraformDocument, settings: GkeSettings) -> tuple[str, ...]:
