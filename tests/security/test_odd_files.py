@@ -185,6 +185,7 @@ WITHOUT_FILES = {
     "runs resume",
     "runs forget",
     "runs artifacts",
+    "cluster leaks",
 }
 """They read no file here, read `cluster.yaml` as `runs list` does, or have odd files in a table of
 what is wrong (below)."""

@@ -33,7 +33,7 @@ MODULES_OF_EXTRAS = {
         "transformers",
     ),
     "kubernetes": ("kubernetes",),
-    "gcp": ("google",),
+    "gcp": ("google", "httplib2"),
     "remote": ("aiohttp", "fsspec", "gcsfs", "s3fs"),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
