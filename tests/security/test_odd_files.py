@@ -149,11 +149,12 @@ READERS: dict[str, tuple[str, ...]] = {
     "model/tokenizer_config.json": (PREVIEW,),
     "model/chat_template.jinja": (PREVIEW,),
     "run.yaml": (TRAIN, PREVIEW, BUILD, LAUNCH, CHAOS, CALIBRATE),
-    "cluster.yaml": (LAUNCH, "runs list --cluster cluster.yaml"),
+    "cluster.yaml": (LAUNCH, "runs list --cluster cluster.yaml", "cluster plan cluster.yaml"),
     "hardware.yaml": (
         "hardware h100 --hardware hardware.yaml",
         "estimate run.yaml --accelerator h100 --num-gpus 1 --hardware hardware.yaml",
         f"{METRICS} --hardware hardware.yaml",
+        "cluster plan cluster.yaml --hardware hardware.yaml",
     ),
     "config.json": (
         f"{METRICS} --config config.json",

@@ -69,6 +69,7 @@ WITHOUT_DATA = {
     "schema": "run",
     "hardware": "h100",
     "estimate": "RUN/run.yaml --accelerator h100 --num-gpus 1 --calibrate RUN",
+    "cluster plan": "cluster.yaml",
     "launch": "RUN/run.yaml --cluster cluster.yaml --dry-run",
     "runs list": "--cluster cluster.yaml",
     "runs status": "received --cluster cluster.yaml",

@@ -17,8 +17,8 @@ from drillyard.hardware.facts import CatalogRow
 HOURS_PER_MONTH = 730
 """https://cloud.google.com/compute/vm-instance-pricing: a month is billed as 730 hours."""
 ZONES_OF_A_REGION = 3
-"""Zones over which GKE spreads the control plane and the pools of a regional cluster, unless told
-otherwise: https://cloud.google.com/kubernetes-engine/docs/concepts/regional-clusters."""
+"""Zones over which GKE spreads the control plane and the pools of a regional cluster by default:
+https://cloud.google.com/kubernetes-engine/docs/concepts/regional-clusters."""
 _NAT_PORTS, _NAT_PORTS_PER_NODE = 64_512, 64
 """Ports of an address of Cloud NAT, and those that it keeps for each machine by default:
 https://cloud.google.com/nat/docs/ports-and-addresses."""

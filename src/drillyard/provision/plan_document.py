@@ -40,7 +40,7 @@ class ResourceEntry(DocumentPart):
     made_by: str
 
 
-class RangeEntry(DocumentPart):
+class AddressRangeEntry(DocumentPart):
     """A range of addresses: of a subnet, or a second one in it (SUBNET/pods)."""
 
     name: str
@@ -98,7 +98,7 @@ class ClusterPlanDocument(DocumentPart):
     zone: str
     pools: list[PoolEntry]
     resources: list[ResourceEntry] = Field(description="In the order of creation.")
-    ranges: list[RangeEntry]
+    ranges: list[AddressRangeEntry]
     state_bucket: str
     price: PriceEntry
     quotas: list[QuotaEntry]
@@ -156,7 +156,7 @@ def plan_schema() -> dict[str, Any]:
     }
 
 
-def ranges_of(plan: ClusterPlan) -> list[RangeEntry]:
+def ranges_of(plan: ClusterPlan) -> list[AddressRangeEntry]:
     """The address ranges of the plan's subnets, in the order of creation."""
     subnets: Mapping[str, Any] = plan.terraform.get("resource", {}).get(
         "google_compute_subnetwork", {}
@@ -164,8 +164,8 @@ def ranges_of(plan: ClusterPlan) -> list[RangeEntry]:
     found = []
     for body in subnets.values():
         if "ip_cidr_range" in body:
-            found.append(RangeEntry(name=body["name"], range=body["ip_cidr_range"]))
+            found.append(AddressRangeEntry(name=body["name"], range=body["ip_cidr_range"]))
         for second in body.get("secondary_ip_range", ()):
             name = f"{body['name']}/{second['range_name']}"
-            found.append(RangeEntry(name=name, range=second["ip_cidr_range"]))
+            found.append(AddressRangeEntry(name=name, range=second["ip_cidr_range"]))
     return found

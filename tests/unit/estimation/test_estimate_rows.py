@@ -4,6 +4,7 @@ at which limit."""
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from drillyard.estimation import estimate_text as text
 from drillyard.estimation.quantity import Range, quantity
-from drillyard.hardware import FactSource
+from drillyard.hardware import FactSource, Quota
 
 SURE, DOUBTED = FactSource("book", "2026-01-01"), FactSource("rumour", None, True)
 
@@ -239,12 +240,9 @@ def test_the_title_has_what_is_set(changes: Any, shown: list[str], hidden: list[
 
 
 def test_quotas_and_what_is_missing() -> None:
-    quota = of(amount=1600, unit="GPUs", metric="M", dimensions={"family": "H100"}, region="here")
-    assert text._quota_text(quota) == "1,600 GPUs of M, family H100 in here"
-    assert (
-        text._quota_text(of(**{**vars(quota), "dimensions": {}, "region": None}))
-        == "1,600 GPUs of M"
-    )
+    quota = Quota("M", "here", 1600, "GPUs", "", FactSource("", None), {"family": "H100"})
+    assert quota.in_words == "1,600 GPUs of M, family H100 in here"
+    assert replace(quota, dimensions={}, region=None).in_words == "1,600 GPUs of M"
     missing = [of(what="a", why="b", give=give) for give in ("--flag", "a file", "")]
     estimate = of(
         refusals=["no"],
