@@ -8,6 +8,7 @@ lock of the state is held from the first change to the last.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> s
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    for name in secrets:
+        if not os.environ.get(name):
+            raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     require_prices(plan)
     program = terraform_program(plan)
     stages.require_plugin(plan)
