@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import yaml
 from tests.integration.provision.bucket_server import StoredBucket
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.project import STATE, Project
@@ -16,7 +17,9 @@ def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> No
     project.environment["HF_TOKEN"] = "hf_a_token_of_the_user"
     made = project.up("--secret")
     project.require_whole()
-    assert made.stdout == "context-c\n"
+    assert yaml.safe_load(made.stdout)["kubernetes"]["secrets"] == {
+        "HF_TOKEN": "drillyard/HF_TOKEN"
+    }
     assert project.log.read_text("utf-8").splitlines() == ["install context-c", "secret HF_TOKEN"]
     settings = project.store.buckets[STATE].settings
     assert settings["labels"]["drillyard-cluster"] == "c"
