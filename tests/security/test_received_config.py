@@ -70,8 +70,9 @@ WITHOUT_DATA = {
     "hardware": "h100",
     "estimate": "RUN/run.yaml --accelerator h100 --num-gpus 1 --calibrate RUN",
     "cluster plan": "cluster.yaml",
-
     "cluster leaks": "cluster.yaml",
+    "cluster up": "cluster.yaml",
+    "cluster down": "cluster.yaml",
     "launch": "RUN/run.yaml --cluster cluster.yaml --dry-run",
     "runs list": "--cluster cluster.yaml",
     "runs status": "received --cluster cluster.yaml",

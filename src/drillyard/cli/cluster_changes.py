@@ -54,8 +54,8 @@ def up(
         yes=yes,
         unlock=unlock,
     )
-    bring_up(request, real_stages(), secret or [])
-    text = launch_config(config, plan, write=write)
+    made = bring_up(request, real_stages(), secret or [])
+    text = launch_config(config, plan, made, write=write)
     if write:
         print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
     else:

@@ -57,6 +57,8 @@ part of a path."""
 RECREATED = frozenset({"google_container_cluster"})
 """Kinds that are made in several steps (a cluster, then without its first pool): one that was
 interrupted is replaced, as Terraform itself does after an error."""
+_REPEATABLE = re.compile(r"google_project_service\.|google_\w+_iam_member\.")
+"""Addresses of what can be created again: an API that is on, a right that is granted."""
 _REFERENCE = re.compile(r"\$\{((?:data\.)?[a-z0-9_]+\.[A-Za-z0-9_-]+)\.([a-z_]+)\}")
 _ADDRESS = re.compile(r"(?<![.\w])((?:data\.)?google_[a-z0-9_]+\.[A-Za-z0-9_-]+)")
 _LABELS = ("effective_labels", "labels", "resource_labels")
@@ -71,20 +73,29 @@ def adopt_interrupted(
     recreate: bool,
 ) -> None:
     """Import what an interrupted apply has made. `recreate`: mark what is made in several steps, to
-    be replaced. Raises UserError for something of the name that is not this cluster's."""
+    be replaced, and leave to the apply what can be created again. Raises UserError for something of
+    the name that is not this cluster's."""
     recorded, importing = bucket.creating()
     if not recorded:
         return
     report("the last command was interrupted: looking for what it has made")
     state = bucket.resources()
     found = [address for address in importing if address in state]
-    waiting = [address for address in recorded if address not in state]
+    waiting = [
+        address
+        for address in recorded
+        if address not in state and not (recreate and _REPEATABLE.match(address))
+    ]
     while True:
         for address in found:
             require_ours(plan, terraform, state[address])
             if recreate and state[address].kind in RECREATED and not state[address].tainted:
                 terraform.taint(address)
-        ready = [each for each in waiting if references(plan, each) <= state.keys()]
+        ready = [
+            each
+            for each in waiting
+            if all(row in state or _REPEATABLE.match(row) for row in references(plan, each))
+        ]
         if not ready:
             break
         # Before the first import: a foreign thing must not stay in the state unchecked.

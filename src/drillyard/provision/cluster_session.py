@@ -123,8 +123,8 @@ class Stages:
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
     install_releases: Callable[[ClusterPlan, str], None]
-    write_secret: Callable[[str, str], None]
-    """Writes the value of an environment variable into the cluster."""
+    write_secret: Callable[[str, str], str]
+    """Writes the value of an environment variable into the cluster; SECRET/KEY."""
     running_workloads: Callable[[str], Sequence[Any]]
     delete_workloads: Callable[[str], Sequence[str] | None]
     """The disks that stay."""
@@ -140,10 +140,10 @@ def real_stages() -> Stages:
 
     apis = lazy(f"{google}.api", "google_apis")
 
-    def write_secret(context: str, name: str) -> None:
+    def write_secret(context: str, name: str) -> str:
         names = "drillyard.launch.kubernetes.created_cluster"
         namespaces = [resolve_name(f"{names}:{each}") for each in ("RESTRICTED", "PRIVILEGED")]
-        resolve_name(f"{inside}:write_secret")(context, namespaces, name)
+        return str(lazy(inside, "write_secret")(context, namespaces, name))
 
     return Stages(
         check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(

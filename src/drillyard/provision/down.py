@@ -151,7 +151,13 @@ def _idle_context(
     cluster = next((each for each in state if each.address == CLUSTER), None)
     if cluster is None or not cluster.attributes.get("endpoint"):
         return None
-    context = stages.write_context(plan, cluster.attributes)
+    try:
+        context = stages.write_context(plan, cluster.attributes)
+    except UserError as error:
+        if not options.ignore_runs:
+            raise
+        request.report(f"warning: workloads and volumes are not deleted: {error}")
+        return None
     if options.ignore_runs:
         return context
     try:

@@ -8,7 +8,9 @@ lock of the state is held from the first change to the last.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,25 @@ _DESTROYING: tuple[Action, ...] = ("replace", "delete")
 CLUSTER = "google_container_cluster.cluster"
 
 
-def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> str:
-    """Make the cluster, or what it lacks; the name of its kubeconfig context.
+@dataclass(frozen=True)
+class MadeCluster:
+    """A cluster that takes runs: its kubeconfig context, and SECRET/KEY by the variable that
+    `--secret` named."""
+
+    context: str
+    secrets: Mapping[str, str]
+
+
+def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> MadeCluster:
+    """Make the cluster, or what it lacks.
 
     Raises UserError for the first mistake, before anything is made where it can be found then;
     KeyboardInterrupt after Ctrl-C, once Terraform has saved the state.
     """
     plan = request.plan
+    for name in secrets:
+        if not os.environ.get(name):
+            raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
     require_prices(plan)
     program = terraform_program(plan)
     stages.require_plugin(plan)
@@ -53,16 +67,18 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> s
             request.report(f"context {context} is in your kubeconfig")
             opened.require_lock()
             stages.install_releases(plan, context)
-            for name in secrets:
-                stages.write_secret(context, name)
-    return context
+            written = {name: stages.write_secret(context, name) for name in secrets}
+    return MadeCluster(context, written)
 
 
-def launch_config(path: Path, plan: ClusterPlan, *, write: bool) -> str:
+def launch_config(path: Path, plan: ClusterPlan, made: MadeCluster, *, write: bool) -> str:
     """The cluster config for `launch`: that at `path` with the settings that it lacks. `write`: put
     them into the file."""
     text = path.read_text(encoding="utf-8")
-    complete = with_settings(text, plan.launch_settings or {})
+    settings = dict(plan.launch_settings or {})
+    if made.secrets:
+        settings["kubernetes"] = {**settings.get("kubernetes", {}), "secrets": dict(made.secrets)}
+    complete = with_settings(text, settings)
     if write and complete != text:
         write_atomically(path, complete)
     return complete

@@ -79,6 +79,8 @@ class FakeCloud:
     """Called for each create and delete; may refuse with a message."""
     on_begin: Callable[..., None] = lambda *words: None
     """Called with verb, kind and name when a change begins."""
+    closed: threading.Event = field(default_factory=threading.Event)
+    """Ends what hangs."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kinds(self) -> Counter[str]:
@@ -174,7 +176,7 @@ class FakeCloud:
         self.on_begin(verb, kind, identity[-1])
         if is_faulty:
             assert fault is not None
-            time.sleep(fault.hang_seconds)
+            self.closed.wait(fault.hang_seconds)
             return fault.message
         time.sleep(self.seconds)
         with self.lock:

@@ -69,6 +69,7 @@ class Project:
             if command.poll() is None:
                 command.kill()
             command.communicate()
+        self.cloud.closed.set()
         self._provider.close()
         self.store.close()
 

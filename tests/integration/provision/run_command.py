@@ -25,7 +25,7 @@ from drillyard.provision.cluster_session import Request, Stages, command_line
 from drillyard.provision.down import DownOptions, take_down
 from drillyard.provision.provisioner import plan_cluster
 from drillyard.provision.terraform_engine import Limits
-from drillyard.provision.up import bring_up
+from drillyard.provision.up import bring_up, launch_config
 
 
 @dataclass
@@ -56,8 +56,9 @@ class TestStages:
     def install_releases(self, plan: ClusterPlan, context: str) -> None:
         self._log("install", context)
 
-    def write_secret(self, context: str, name: str) -> None:
+    def write_secret(self, context: str, name: str) -> str:
         self._log("secret", name)
+        return f"drillyard/{name}"
 
     def running_workloads(self, context: str) -> list[str]:
         if self.settings.get("unreachable"):
@@ -86,7 +87,8 @@ def main() -> int:
     try:
         if verb == "up":
             secrets = ["HF_TOKEN"] if "--secret" in options else []
-            print(bring_up(request, Stages(**named), secrets))
+            cluster = bring_up(request, Stages(**named), secrets)
+            print(launch_config(Path(config), plan, cluster, write="--write" in options), end="")
             return 0
         chosen = DownOptions("--delete-data" in options, "--ignore-runs" in options, 0.05)
         return take_down(request, Stages(**named), chosen)

@@ -77,7 +77,7 @@ def test_ctrl_c_saves_the_state_and_says_how_to_go_on(project: Project) -> None:
     project.require_whole()
 
 
-def test_of_two_at_once_one_works_and_the_other_is_told(project: Project) -> None:
+def test_of_two_at_once_one_works_and_the_other_is_refused_with_its_name(project: Project) -> None:
     project.cloud.seconds = 1.0
     first = project.start("up", "--yes")
     until(lambda: len(project.cloud.log) > 0, "nothing is made")

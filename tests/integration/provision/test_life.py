@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import yaml
 from tests.integration.provision.bucket_server import StoredBucket
 from tests.integration.provision.fake_cloud import Fault
 from tests.integration.provision.project import STATE, Project
@@ -13,9 +14,12 @@ POOL = "google_container_node_pool"
 
 
 def test_a_cluster_is_made_compared_repaired_and_removed(project: Project) -> None:
+    project.environment["HF_TOKEN"] = "hf_a_token_of_the_user"
     made = project.up("--secret")
     project.require_whole()
-    assert made.stdout == "context-c\n"
+    assert yaml.safe_load(made.stdout)["kubernetes"]["secrets"] == {
+        "HF_TOKEN": "drillyard/HF_TOKEN"
+    }
     assert project.log.read_text("utf-8").splitlines() == ["install context-c", "secret HF_TOKEN"]
     settings = project.store.buckets[STATE].settings
     assert settings["labels"]["drillyard-cluster"] == "c"
@@ -76,6 +80,13 @@ def test_an_edit_is_shown_and_a_pool_with_runs_is_not_replaced(project: Project)
 def test_nothing_changes_without_an_answer(project: Project) -> None:
     asked = project.run("up")
     assert asked.returncode == 2 and "--yes" in asked.stderr
+    project.require_nothing()
+
+
+def test_a_secret_that_is_not_set_stops_before_anything_is_made(project: Project) -> None:
+    project.environment.pop("HF_TOKEN", None)
+    refused = project.run("up", "--yes", "--secret")
+    assert refused.returncode == 2 and "export HF_TOKEN=" in refused.stderr
     project.require_nothing()
 
 
