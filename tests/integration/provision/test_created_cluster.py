@@ -204,7 +204,7 @@ def test_of_two_installations_at_once_one_is_refused(admin: Admin) -> None:
     for each in both:
         each.communicate()
     (refused,) = [each["refused"] for each in answers if "refused" in each]
-    assert "another command is installing" in refused
+    assert "installed by another command (process" in refused
 
 
 def test_what_does_not_become_ready_is_named_with_its_reason(admin: Admin) -> None:
