@@ -22,7 +22,13 @@ from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.kubernetes.created_cluster import PRIVILEGED, RESTRICTED, SERVICE_ACCOUNT
+from drillyard.launch.kubernetes.created_cluster import (
+    PRIVILEGED,
+    RESTRICTED,
+    SERVICE_ACCOUNT,
+    as_created,
+    namespace_for,
+)
 from drillyard.launch.kubernetes.gke import tolerations
 from drillyard.provision.cluster_plan import ChartRelease, Pool
 from drillyard.provision.gke.placement import is_compact
@@ -87,15 +93,13 @@ def cluster_releases(
 ) -> tuple[ChartRelease, ...]:
     """The releases of a cluster, in the order of their installation. Raises UserError for a version
     of an NCCL plugin that no daemon is known to work with."""
+    cluster = as_created(cluster)
     machines = list({pool.machine.name: pool.machine for pool in pools}.values())
     linked = [each for each in machines if _has_link_domain(each)]
     gpus = sum(pool.nodes * pool.machine.num_accelerators for pool in pools)
     values: dict[str, Any] = {
         "pools": [_pool_values(cluster, pool, pools) for pool in pools],
-        "namespaces": [
-            _namespace(RESTRICTED, "restricted", gpus),
-            _namespace(PRIVILEGED, "privileged", gpus),
-        ],
+        "namespaces": [_namespace(name, gpus, cluster) for name in namespaces_of(cluster)],
         "serviceAccount": {"name": service_account(cluster)},
         "networks": [
             {
@@ -135,8 +139,9 @@ def controllers() -> tuple[ChartRelease, ChartRelease]:
 
 
 def launch_settings(cluster: ClusterConfig, pools: Sequence[Pool]) -> dict[str, Any]:
-    """The keys of `kubernetes:` with which `drillyard launch` reaches the first pool. `cluster` is
-    completed, so they are its defaults where the file has no others."""
+    """The keys of `kubernetes:` with which `drillyard launch` reaches the first pool: those of the
+    file, and the defaults of a created cluster."""
+    cluster = as_created(cluster)
     section = cluster.section_as(KubernetesConfig)
     return {
         "kubernetes": {
@@ -201,10 +206,20 @@ def quota_of(machine: Machine, nodes: int) -> dict[str, str]:
     }
 
 
-def _namespace(name: str, level: str, gpus: int) -> dict[str, Any]:
+def namespaces_of(cluster: ClusterConfig) -> tuple[str, ...]:
+    """The namespaces of runs: the two of every created cluster, and another one that the file
+    names."""
+    own = cluster.section_as(KubernetesConfig).namespace
+    return tuple(dict.fromkeys((RESTRICTED, PRIVILEGED, own)))
+
+
+def _namespace(name: str, gpus: int, cluster: ClusterConfig) -> dict[str, Any]:
+    levels = {RESTRICTED: "restricted", PRIVILEGED: "privileged"}
+    level = levels.get(name) or levels[namespace_for(cluster)]
     # What costs money outside of the queues: GPUs of pods without one, and load balancers.
     quota = {f"requests.{GPU}": str(gpus), "services.loadbalancers": "0"}
-    return {"name": name, "level": level, "create": True, "quota": quota}
+    # Every cluster has the namespace default.
+    return {"name": name, "level": level, "create": name != "default", "quota": quota}
 
 
 def _has_link_domain(machine: Machine) -> bool:

@@ -19,8 +19,8 @@ from drillyard.provision.cluster_plan import ClusterPlan, PriceLine
 from drillyard.provision.kubernetes_stage import cluster_objects_status, context_name
 
 Part = TypeVar("Part")
-_DRIFT = "drillyard.provision.terraform_engine:drift_of"
-"""Resolved when it is needed: Kubernetes alone needs no Terraform."""
+_ENGINE = "drillyard.provision.terraform_engine"
+"""Imported when it is needed: what is inside of a cluster needs no Terraform."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,22 @@ def cluster_status(
 
 
 def drift_from_engine(plan: ClusterPlan) -> tuple[str, ...]:
-    """What Terraform would change. Raises UserError where it cannot be asked."""
-    found: tuple[str, ...] = resolve_name(_DRIFT)(plan)
-    return found
+    """What Terraform would change, one line each. It reads state and cloud and locks nothing, in a
+    directory of its own: an `up` may work at the same time. Raises UserError where it cannot be
+    asked."""
+    program = resolve_name("drillyard.provision.cluster_session:terraform_program")(plan)
+    directory = resolve_name(f"{_ENGINE}:working_directory")(plan.project, f"{plan.name}.status")
+    terraform = resolve_name(f"{_ENGINE}:Terraform")(
+        program,
+        directory,
+        project=plan.project,
+        command="drillyard cluster status",
+        report=lambda line: None,
+    )
+    terraform.init(plan.terraform, plan.state_bucket, plan.name)
+    changes = terraform.plan()
+    others = [f"{address}: changed by others ({what})" for address, what in changes.drift.items()]
+    return (*others, *(f"{each.address}: {each.action}" for each in changes.wanted))
 
 
 def cost_so_far(plan: ClusterPlan, objects: ClusterObjects, now: datetime) -> ClusterCost | None:

@@ -47,7 +47,10 @@ def existing_cluster_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan
             {"name": name, "level": levels.get(name, "privileged"), "create": len(names) > 1}
             for name in names
         ],
-        "serviceAccount": {"name": service_account(cluster)},
+        "serviceAccount": {
+            "name": service_account(cluster),
+            "create": "service_account" not in section.model_fields_set,
+        },
     }
     own = ChartRelease(OWN_CHART, OWN_NAMESPACE, OWN_CHART, OWN_VERSION, values)
     return ClusterPlan(

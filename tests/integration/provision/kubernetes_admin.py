@@ -26,7 +26,8 @@ def plain(value):
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 def answer(expression, config, context):
     plan = plan_cluster(load_cluster_config(config)) if config else None
-    names = {"stage": stage, "plan": plan, "context": context or None, "said": []}
+    names = {"plan": plan, "context": context or None, "said": []}
+    names |= {"dataclasses": dataclasses, "stage": stage}
     try:
         found = eval(expression, names)
     except UserError as error:

@@ -341,3 +341,9 @@ def test_the_values_of_the_readme_are_a_cluster(tmp_path: Path) -> None:
     (values,) = examples()
     found = rendered(tmp_path, values)
     assert ("ClusterQueue", "gpus") in found
+
+
+def test_an_account_that_is_there_is_not_made(tmp_path: Path) -> None:
+    for account in ({"name": "default"}, {"name": "own", "create": False}):
+        found = rendered(tmp_path, {"serviceAccount": account}, more=())
+        assert {kind for kind, _ in found} == {"Namespace", "Role"}

@@ -47,7 +47,7 @@ def install(admin: Admin, name: str) -> str:
         "dataclasses.replace(plan, releases=tuple(dataclasses.replace(each,"
         f" chart={str(CHARTS[name])!r}) for each in plan.releases if each.name == {name!r}))"
     )
-    return f"stage.install_releases({part}, context, ready_seconds=8, notice=said.append)"
+    return f"stage.install_releases({part}, context, ready_seconds=3, notice=said.append)"
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -68,7 +68,8 @@ def test_kueue_has_the_configuration_of_the_plan(admin: Admin) -> None:
     (text,) = [each["data"][key] for each in found if key in each.get("data", {})]
     release = plan("a3-ultragpu-8g", "spot").releases[1]
     given = release.values["managerConfig"]["controllerManagerConfigYaml"]
-    assert yaml.safe_load(text) == yaml.safe_load(given)
+    # The chart adds what it knows itself, such as the names of its certificates.
+    assert yaml.safe_load(given).items() <= yaml.safe_load(text).items()
 
 
 def test_kueue_accepts_the_configuration_of_the_plan(admin: Admin, tmp_path: Path) -> None:

@@ -239,3 +239,34 @@ def test_launch_needs_an_image_and_the_plan_of_a_cluster_does_not() -> None:
         planned(request(text, WORKLOAD))
     own = WORKLOAD.replace("{command", "{image: own:1, command")
     assert planned(request(text, own)).image == "own:1"
+
+
+def test_a_file_with_settings_and_without_a_section_cluster_gets_the_names_too() -> None:
+    """`up` writes them into it, since `launch` takes such a file for another cluster's."""
+    found = plan("a4-highgpu-8g", "spot", "kubernetes: {grace_seconds: 5}\n").launch_settings
+    assert found is not None
+    assert found["kubernetes"]["namespace"] == PRIVILEGED
+    assert found["kubernetes"]["queue"] == "c-spot"
+    assert found["kubernetes"]["context"] == "gke_p_us-central1_c"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "machine", "level", "create"),
+    [
+        ("team", "a4-highgpu-8g", "privileged", True),
+        ("team", "g2-standard-96", "restricted", True),
+        ("default", "g2-standard-96", "restricted", False),
+    ],
+)
+def test_a_namespace_that_the_file_names_gets_the_queues_too(
+    namespace: str, machine: str, level: str, create: bool
+) -> None:
+    found = plan(machine, "spot", f"cluster: {{}}\nkubernetes: {{namespace: {namespace}}}\n")
+    own = chart_values(found)["namespaces"][-1]
+    assert (own["name"], own["level"], own["create"]) == (namespace, level, create)
+
+
+def test_an_account_that_the_file_of_an_existing_cluster_names_is_not_made() -> None:
+    account = chart_values(existing(more=", service_account: own"))["serviceAccount"]
+    assert account == {"name": "own", "create": False}
+    assert chart_values(existing())["serviceAccount"] == {"name": "trainer", "create": True}

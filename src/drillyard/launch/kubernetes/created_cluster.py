@@ -51,6 +51,14 @@ def completed(cluster: ClusterConfig) -> ClusterConfig:
     return cluster.model_copy(update={"kubernetes": full})
 
 
+def as_created(cluster: ClusterConfig) -> ClusterConfig:
+    """The config as that of a cluster which is to be made: `completed`, also where its file has
+    settings of `kubernetes:` and no section `cluster:`."""
+    if cluster.platform == "gke" and cluster.cluster is None:
+        cluster = cluster.model_copy(update={"cluster": CreationConfig()})
+    return completed(cluster)
+
+
 def context_name(cluster: ClusterConfig) -> str:
     """The kubeconfig context of a GKE cluster, as gcloud names it too."""
     place = cluster.location
