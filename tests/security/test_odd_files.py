@@ -186,6 +186,7 @@ WITHOUT_FILES = {
     "runs forget",
     "runs artifacts",
     "cluster leaks",
+    "cluster status",
 }
 """They read no file here, read `cluster.yaml` as `runs list` does, or have odd files in a table of
 what is wrong (below)."""

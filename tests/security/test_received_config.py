@@ -71,6 +71,7 @@ WITHOUT_DATA = {
     "estimate": "RUN/run.yaml --accelerator h100 --num-gpus 1 --calibrate RUN",
     "cluster plan": "cluster.yaml",
     "cluster leaks": "cluster.yaml",
+    "cluster status": "cluster.yaml",
     "cluster up": "cluster.yaml",
     "cluster down": "cluster.yaml",
     "launch": "RUN/run.yaml --cluster cluster.yaml --dry-run",

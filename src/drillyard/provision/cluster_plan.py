@@ -136,3 +136,8 @@ class ClusterPlan:
     """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
+
+    @property
+    def made_by_terraform(self) -> tuple[PlannedResource, ...]:
+        """The resources without the bucket of the state, which Terraform itself needs."""
+        return tuple(each for each in self.resources if each.made_by == "terraform")

@@ -74,11 +74,11 @@ def _nodes(pool: Pool) -> str:
 
 def _existing(plan: ClusterPlan) -> Iterator[str]:
     by_title: dict[str, list[str]] = {}
-    for resource in plan.resources:
+    for resource in plan.made_by_terraform:
         words = resource.kind.removeprefix("google_").replace("_", " ")
         by_title.setdefault(_TITLES.get(resource.kind, words), []).append(resource.name)
     things = {"state": [plan.state_bucket], **by_title}
-    yield f"will exist: {plural(len(plan.resources), 'thing')}, and the bucket of the state"
+    yield f"will exist: {plural(len(plan.made_by_terraform), 'thing')}, and the bucket of the state"
     width = max(map(len, things))
     for title, names in things.items():
         head = f"  {title:<{width}} {len(names):>3}  "

@@ -110,7 +110,7 @@ def _apply(opened: Session, stages: Stages) -> None:
     request, terraform, bucket = opened.request, opened.terraform, opened.bucket
     adopt_interrupted(request.plan, terraform, bucket, request.report, recreate=True)
     _adopt_kept_buckets(opened)
-    request.report(f"comparing {len(request.plan.resources)} resources with what exists")
+    request.report(f"comparing {len(request.plan.made_by_terraform)} resources with what exists")
     changes = terraform.plan()
     if changes.is_empty:
         request.report("nothing to change")
@@ -143,7 +143,7 @@ def _adopt_kept_buckets(opened: Session) -> None:
     """Take buckets that an earlier `down` kept, since they had data, into the state again."""
     request, plan = opened.request, opened.request.plan
     state = opened.bucket.resources()
-    for each in plan.resources:
+    for each in plan.made_by_terraform:
         if each.kind != "google_storage_bucket" or each.address in state:
             continue
         if opened.bucket.own_bucket(body_of(plan, each.address)["name"]) is not None:

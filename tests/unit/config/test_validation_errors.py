@@ -75,10 +75,9 @@ KINDS = {
     "too_long",
     "finite_number",
     "json_invalid",
-    "value_error",
 }
-"""What pydantic can find wrong with our models. `value_error` is that of address ranges; references
-to the environment, which raise it too, are checked before."""
+"""What pydantic can find wrong with our models; references to the environment are checked before
+(value_error)."""
 
 
 def sections(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -28,7 +28,9 @@ def test_without_spares_all_nodes_must_be_there(load, nodes):
 @given(LOAD, st.integers(1, 500), st.integers(0, 50))
 def test_one_more_spare_never_makes_the_job_wait_longer(load, nodes, spares):
     share = waiting_share(nodes, spares, load / DAY, DAY)
-    assert 0 <= waiting_share(nodes, spares + 1, load / DAY, DAY) <= share <= 1
+    # Sums of hundreds of terms differ in their last bits.
+    more = waiting_share(nodes, spares + 1, load / DAY, DAY)
+    assert 0 <= more <= share + 1e-12 and share <= 1
 
 
 @given(LOAD, st.integers(1, 60))
