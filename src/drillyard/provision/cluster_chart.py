@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import yaml
 
 from drillyard.config.cluster import ClusterConfig
-from drillyard.config.creation import CreationConfig
 from drillyard.errors import UserError
 from drillyard.hardware.catalog import Catalog
 from drillyard.hardware.machines import Machine
@@ -31,7 +30,6 @@ from drillyard.launch.kubernetes.created_cluster import (
 )
 from drillyard.launch.kubernetes.gke import tolerations
 from drillyard.provision.cluster_plan import ChartRelease, Pool
-from drillyard.provision.gke.placement import is_compact
 
 OWN_CHART = "drillyard-cluster"
 OWN_VERSION = "0.1.0"
@@ -173,12 +171,12 @@ def chart_directory(name: str = OWN_CHART) -> Traversable:
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "charts" / name
 
 
-def is_dense(pool: Pool, cluster: ClusterConfig) -> bool:
+def is_dense(pool: Pool) -> bool:
     """Whether the nodes of a pool have the labels of their place: machines with NICs for data that
-    a reservation or compact placement puts close together."""
+    a reservation puts close together. Kueue places nothing on nodes without the labels, nor on
+    those that are yet to come, so pools that scale from zero have no topology."""
     is_reserved = pool.consumption in ("reservation", "calendar")
-    is_placed = is_reserved or is_compact(pool, cluster.cluster or CreationConfig())
-    return is_placed and pool.machine.data_nics.count > 0
+    return is_reserved and pool.machine.data_nics.count > 0
 
 
 def _pool_values(cluster: ClusterConfig, pool: Pool, pools: Sequence[Pool]) -> dict[str, Any]:
@@ -188,7 +186,7 @@ def _pool_values(cluster: ClusterConfig, pool: Pool, pools: Sequence[Pool]) -> d
         "nodeLabels": {NODE_POOL: pool.name},
         "tolerations": tolerations(pool.consumption, pool.machine),
         "resources": quota_of(pool.machine, pool.nodes),
-        "topologyLevels": list(TOPOLOGY_LEVELS) if is_dense(pool, cluster) else [],
+        "topologyLevels": list(TOPOLOGY_LEVELS) if is_dense(pool) else [],
         "provisioningClass": QUEUED_CLASS if pool.is_queued else "",
     }
 

@@ -218,7 +218,9 @@ class FakeCloud:
 
 
 def _keys(value: dict[str, Any]) -> list[str]:
-    return [name for name in _IDENTITY if isinstance(value.get(name), str)]
+    """Those that the config gives, and not the cloud (`_made`)."""
+    texts = [name for name in _IDENTITY if isinstance(value.get(name), str)]
+    return [name for name in texts if not value[name].startswith(f"{name}.of.")]
 
 
 def identity_of(kind: str, value: dict[str, Any]) -> Identity:

@@ -271,7 +271,8 @@ def test_a_network_stack_of_ones_own_file_has_frames_that_a_vpc_can_have(tmp_pat
     ("machine", "mode", "settings", "compact"),
     [
         ("a3-megagpu-8g", "on-demand", {}, True),
-        ("a3-megagpu-8g", "on-demand", {"nodes": 1}, False),
+        ("a3-megagpu-8g", "on-demand", {"nodes": 1}, True),
+        ("g2-standard-12", "on-demand", {}, False),
         ("a3-megagpu-8g", "on-demand", creation(compact_placement=False), False),
         ("a3-megagpu-8g", "spot", {}, False),
         ("a3-megagpu-8g", "spot", creation(compact_placement=True), True),

@@ -40,11 +40,13 @@ def compact_problem(pool: Pool) -> str | None:
 
 
 def is_compact(pool: Pool, creation: CreationConfig) -> bool:
-    """Whether the pool has compact placement. By default where there is more than one node, the
-    nodes are not spot's (which would be harder to get), and no reservation has placed them."""
+    """Whether the pool has compact placement. By default on machines with NICs for data,
+    where the nodes are not spot's (which would be harder to get) and no reservation has placed
+    them. The number of nodes does not count: another placement would replace a pool that grows."""
     if creation.compact_placement is not None:
         return creation.compact_placement and compact_problem(pool) is None
-    chosen = pool.consumption in ("on-demand", "flex-start") and pool.nodes > 1
+    has_data_nics = pool.machine.data_nics.count > 0
+    chosen = pool.consumption in ("on-demand", "flex-start") and has_data_nics
     return chosen and compact_problem(pool) is None
 
 
