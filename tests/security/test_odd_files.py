@@ -185,6 +185,8 @@ WITHOUT_FILES = {
     "runs resume",
     "runs forget",
     "runs artifacts",
+    "cluster up",
+    "cluster down",
     "cluster leaks",
     "cluster status",
 }

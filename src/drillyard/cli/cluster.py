@@ -74,7 +74,7 @@ def plan(
     from drillyard.provision.plan_document import plan_document
     from drillyard.provision.plan_text import plan_text
     from drillyard.provision.prices import prices_of_use
-    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.provisioner import plan_file, require_created
 
     if overwrite and output is None:
         raise UserError("--overwrite belongs to --output DIR")
@@ -100,6 +100,7 @@ def plan(
         options = "".join(f" {shlex.join(pair)}" for pair in given)
         print(plan_text(found, of_use, str(config), options), end="")
     if check:
+        require_created(found)
         from drillyard.provision.google.api import google_apis
         from drillyard.provision.google.preflight import check_project, findings_text
 
@@ -122,9 +123,10 @@ def leaks(
     from drillyard.provision.google.api import google_apis
     from drillyard.provision.google.leaks import find_leaks
     from drillyard.provision.google.terraform_state import owned_by_state
-    from drillyard.provision.provisioner import plan_file
+    from drillyard.provision.provisioner import plan_file, require_created
 
     planned = plan_file(config, overrides or (), hardware=hardware)
+    require_created(planned.plan)
     apis = google_apis(planned.plan.project)
     owned = owned_by_state(planned.plan, apis)
     report = find_leaks(planned.plan, apis, owned, planned.facts)

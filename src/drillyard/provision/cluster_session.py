@@ -122,7 +122,7 @@ class Stages:
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
-    install_releases: Callable[[ClusterPlan, str], None]
+    install_releases: Callable[[ClusterPlan, str | None], None]
     write_secret: Callable[[str, str], str]
     """Writes the value of an environment variable into the cluster; SECRET/KEY."""
     running_workloads: Callable[[str], Sequence[Any]]

@@ -20,6 +20,7 @@ from drillyard.provision.adoption import adopt_interrupted
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
 from drillyard.provision.provider_errors import kind_of
+from drillyard.provision.provisioner import require_created
 from drillyard.provision.state_bucket import DataBucket, StateBucket, remove_state_bucket
 from drillyard.provision.terraform_output import StateResource
 from drillyard.provision.up import CLUSTER
@@ -45,6 +46,7 @@ def take_down(request: Request, stages: Stages, options: DownOptions) -> int:
     """Remove the cluster; the exit code of the check for leaks: 0 nothing is left, 1 something, 3
     unknown. Raises UserError."""
     plan = request.plan
+    require_created(plan)
     _require_unprotected(plan)
     program = terraform_program(plan)
     bucket = StateBucket(plan)

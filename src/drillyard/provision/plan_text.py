@@ -39,7 +39,7 @@ def plan_text(plan: ClusterPlan, of_use: Sequence[UsePrice], config: str, option
         _existing(plan),
         _ranges(plan),
         _releases(plan),
-        _prices(plan, of_use),
+        _prices(plan, of_use) if plan.prices else (),
         _quotas(plan),
         _warnings(plan),
         _next(plan, config, options),

@@ -43,6 +43,16 @@ def plan_cluster(cluster: ClusterConfig, facts: Catalog | None = None) -> Cluste
     return provisioner(cluster, facts or load_catalog(cluster.hardware))
 
 
+def require_created(plan: ClusterPlan) -> None:
+    """Raise UserError where the cluster is one that somebody else has made."""
+    if not plan.terraform:
+        raise UserError(
+            f"platform: {plan.platform}: cluster {plan.name} was not created by Drillyard, which"
+            " removes and looks for nothing of a cloud there\nRemove its chart with: helm uninstall"
+            " drillyard-cluster --namespace drillyard-system"
+        )
+
+
 @dataclass(frozen=True)
 class PlannedCluster:
     """A cluster config, the catalog with the user's hardware, and the plan of both."""

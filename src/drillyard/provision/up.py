@@ -48,6 +48,8 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
     for name in secrets:
         if not os.environ.get(name):
             raise UserError(f"--secret {name}: is not set on this machine: export {name}=...")
+    if not plan.terraform:
+        return _complete_existing(request, stages, secrets)
     require_prices(plan)
     program = terraform_program(plan)
     stages.require_plugin(plan)
@@ -69,6 +71,22 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
             stages.install_releases(plan, context)
             written = {name: stages.write_secret(context, name) for name in secrets}
     return MadeCluster(context, written)
+
+
+def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str]) -> MadeCluster:
+    """Install the charts on a cluster that somebody else has made."""
+    from drillyard.provision.kubernetes_stage import context_name
+
+    plan = request.plan
+    if secrets:
+        raise UserError(
+            f"--secret {secrets[0]}: is for clusters that `up` creates; on this one make the Secret"
+            f" yourself: kubectl create secret generic NAME --from-env-file=FILE"
+        )
+    context = context_name(plan)
+    request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
+    stages.install_releases(plan, context)
+    return MadeCluster(context or "", {})
 
 
 def launch_config(path: Path, plan: ClusterPlan, made: MadeCluster, *, write: bool) -> str:
