@@ -1,9 +1,8 @@
 """The section `cluster:` of a cluster config: what only the creation of a cluster needs.
 
-`drillyard cluster` reads it, and `launch` only sees that it is there: then its defaults are the names
-of a created cluster. So one file serves both. The settings that both
-need (machine, nodes, consumption, location, storage) are keys of the file itself, and describe the
-first pool.
+`drillyard cluster` reads it, and `launch` only sees that it is there: then its defaults are the
+names of a created cluster. So one file serves both. The settings that both need (machine, nodes,
+consumption, location, storage) are keys of the file itself, and describe the first pool.
 """
 
 from __future__ import annotations
