@@ -84,6 +84,7 @@ def plan(
     found = planned.plan
     of_use = prices_of_use(planned.facts, found.region)
     if output is not None:
+        require_created(found)
         written = write_cluster_plan(found, of_use, output, overwrite=overwrite)
         print(
             f"{len(written)} files in {output}; {output / 'apply.sh'} executes them",
@@ -137,16 +138,21 @@ def leaks(
     raise typer.Exit(report.exit_code)
 
 
-def status(config: ClusterFile, as_json: AsJson = False) -> None:
+def status(
+    config: ClusterFile,
+    overrides: ClusterOverrides = None,
+    price: NodePrices = None,
+    hardware: Hardware = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the cluster's pools and queues, what it lacks, what has changed, and its cost so far.
 
     Exit code 1 where a run would miss something, 3 where that is not known.
     """
-    from drillyard.config.load import load_cluster_config
     from drillyard.provision.cluster_status import cluster_status, drift_from_engine, status_text
-    from drillyard.provision.provisioner import plan_cluster
+    from drillyard.provision.provisioner import plan_file
 
-    plan = plan_cluster(load_cluster_config(config, resolve_environment=False))
+    plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
     found = cluster_status(plan, drift_of=drift_from_engine if plan.terraform else None)
     if as_json:
         print_json(found.as_json())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,18 +44,19 @@ def up(
     from drillyard.provision.provisioner import plan_file
     from drillyard.provision.up import bring_up, launch_config
 
-    plan = plan_file(config, overrides or (), hardware=hardware, prices=price or ()).plan
+    planned = plan_file(config, overrides or (), hardware=hardware, prices=price or ())
+    plan = planned.plan
     words = [*_repeated("--set", overrides), *_repeated("--price", price)]
-    words += [*(["--hardware", str(hardware)] if hardware else []), *(["--write"] if write else [])]
+    words += [*_hardware(hardware), *(["--write"] if write else [])]
     words += _repeated("--secret", secret)
     request = Request(
         plan,
         command_line("up", str(config), *words),
-        command_line("down", str(config), *_repeated("--set", overrides)),
+        command_line("down", str(config), *_repeated("--set", overrides), *_hardware(hardware)),
         yes=yes,
         unlock=unlock,
     )
-    made = bring_up(request, real_stages(), secret or [])
+    made = bring_up(request, real_stages(planned), secret or [])
     text = launch_config(config, plan, made, write=write)
     if write:
         print(f"drillyard launch RUN.YAML --cluster {config}", file=sys.stderr)
@@ -65,6 +67,7 @@ def up(
 def down(
     config: ClusterFile,
     overrides: ClusterOverrides = None,
+    hardware: Hardware = None,
     yes: Yes = False,
     delete_data: Annotated[
         bool, typer.Option("--delete-data", help="Delete the cluster's buckets with their data.")
@@ -83,12 +86,17 @@ def down(
     from drillyard.provision.down import DownOptions, take_down
     from drillyard.provision.provisioner import plan_file
 
-    plan = plan_file(config, overrides or ()).plan
-    words = [*_repeated("--set", overrides), *(["--delete-data"] if delete_data else [])]
+    planned = plan_file(config, overrides or (), hardware=hardware)
+    words = [*_repeated("--set", overrides), *_hardware(hardware)]
+    words += ["--delete-data"] if delete_data else []
     command = command_line("down", str(config), *words)
-    request = Request(plan, command, command, yes=yes, unlock=unlock)
+    request = Request(planned.plan, command, command, yes=yes, unlock=unlock)
     options = DownOptions(delete_data=delete_data, ignore_runs=ignore_runs)
-    raise typer.Exit(take_down(request, real_stages(), options))
+    raise typer.Exit(take_down(request, real_stages(planned), options))
+
+
+def _hardware(path: Path | None) -> list[str]:
+    return ["--hardware", str(path)] if path else []
 
 
 def _repeated(option: str, values: list[str] | None) -> list[str]:

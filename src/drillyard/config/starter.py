@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -189,7 +189,9 @@ def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a setting that is a section, given always or only if wanted; None for a
-    value."""
+    value, a list of sections too."""
+    if get_origin(field.annotation) in (list, tuple, dict):
+        return None
     members = [
         member
         for member in get_args(field.annotation) or (field.annotation,)

@@ -96,6 +96,7 @@ def cluster_releases(
     linked = [each for each in machines if _has_link_domain(each)]
     gpus = sum(pool.nodes * pool.machine.num_accelerators for pool in pools)
     values: dict[str, Any] = {
+        "cluster": cluster.name,
         "pools": [_pool_values(cluster, pool, pools) for pool in pools],
         "namespaces": [_namespace(name, gpus, cluster) for name in namespaces_of(cluster)],
         "serviceAccount": {"name": service_account(cluster)},

@@ -134,6 +134,8 @@ class ClusterPlan:
     """Why every field is as it is (`--explain`)."""
     launch_settings: Mapping[str, Any] | None = None
     """What `launch` needs of the made cluster and the config leaves out: `kubernetes`, `image`."""
+    existing_bucket: str | None = None
+    """A bucket that the config takes as it is: never the cluster's to delete."""
     labels: Mapping[str, str] | None = None
     """The labels that everything carries which can carry labels."""
 

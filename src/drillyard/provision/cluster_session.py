@@ -13,6 +13,7 @@ from typing import Any
 
 from drillyard.errors import UserError
 from drillyard.provision.cluster_plan import ClusterPlan
+from drillyard.provision.provisioner import PlannedCluster
 from drillyard.provision.state_bucket import StateBucket
 from drillyard.provision.state_lock import HeldLock, state_lock
 from drillyard.provision.terraform_engine import Limits, Terraform, working_directory
@@ -130,9 +131,9 @@ class Stages:
     """The disks that stay."""
 
 
-def real_stages() -> Stages:
-    """The services of Google and of the cluster's Kubernetes. Each module is imported when its
-    first function is called."""
+def real_stages(planned: PlannedCluster) -> Stages:
+    """The services of Google and of the cluster's Kubernetes, for a plan and its facts. Each module
+    is imported when its first function is called."""
     google, inside = "drillyard.provision.google", "drillyard.provision.kubernetes_stage"
 
     def lazy(module: str, name: str) -> Callable[..., Any]:
@@ -141,16 +142,16 @@ def real_stages() -> Stages:
     apis = lazy(f"{google}.api", "google_apis")
 
     def write_secret(context: str, name: str) -> str:
-        names = "drillyard.launch.kubernetes.created_cluster"
-        namespaces = [resolve_name(f"{names}:{each}") for each in ("RESTRICTED", "PRIVILEGED")]
+        values = [each.values for each in planned.plan.releases if "namespaces" in each.values]
+        namespaces = [each["name"] for each in values[0]["namespaces"]]
         return str(lazy(inside, "write_secret")(context, namespaces, name))
 
     return Stages(
         check_project=lambda plan: lazy(f"{google}.preflight", "check_project")(
-            plan, apis(plan.project)
+            plan, apis(plan.project), planned.facts
         ),
         find_leaks=lambda plan, owned: lazy(f"{google}.leaks", "find_leaks")(
-            plan, apis(plan.project), owned
+            plan, apis(plan.project), owned, planned.facts
         ),
         write_secret=write_secret,
         **{

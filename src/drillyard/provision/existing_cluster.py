@@ -41,6 +41,7 @@ def existing_cluster_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan
     if "namespace" in section.model_fields_set:
         names = [section.namespace]
     values = {
+        "cluster": cluster.name,
         "pools": [pool],
         "namespaces": [
             # A namespace that the file names is the user's: its labels stay.

@@ -90,6 +90,8 @@ def install_releases(
                 require_recent(api, release)
                 notice(f"{release.name}: is there already, from elsewhere; left as it is")
                 continue
+            if release.chart == OWN_CHART and records(api, release):
+                _require_own_cluster(helm, release)
             _claim(api, release)
             _end_pending(api, release, notice)
             _install(helm, release, ready_seconds)
@@ -186,6 +188,22 @@ def _claim(api: ApiServer, release: ChartRelease) -> None:
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
     if api.created_at(place, body) is None:
         api.merge_at(_CLAIMS, {"data": data})
+
+
+def _require_own_cluster(helm: Helm, release: ChartRelease) -> None:
+    """Raise UserError where the release describes another cluster config's queues: an upgrade would
+    delete them."""
+    words = ("get", "values", release.name, "--namespace", release.namespace, "--output", "json")
+    result = helm.run(*words)
+    found = result.printed_json() if result.returncode == 0 else None
+    theirs = (found or {}).get("cluster")
+    if theirs and theirs != release.values["cluster"]:
+        raise UserError(
+            f"{release.name}: describes cluster {theirs} here, whose queues an installation for"
+            f" {release.values['cluster']} would delete\nUse the file with `name: {theirs}`, or"
+            f" remove its queues first: helm uninstall {release.name} --namespace"
+            f" {release.namespace}"
+        )
 
 
 def _end_pending(api: ApiServer, release: ChartRelease, notice: Callable[[str], None]) -> None:

@@ -32,7 +32,13 @@ def context_name(plan: ClusterPlan) -> str | None:
 
 
 def require_plugin(plan: ClusterPlan) -> None:
-    """Raise UserError where the program is missing by which a kubeconfig logs in to GKE."""
+    """Raise UserError where a program is missing that is needed once the cluster is there: Helm, or
+    that by which a kubeconfig logs in to GKE."""
+    if shutil.which("helm") is None:
+        raise UserError(
+            "helm: is not installed, and the charts of the cluster are installed with it\nInstall"
+            " Helm 3: https://helm.sh/docs/intro/install"
+        )
     if plan.platform == "gke" and shutil.which(AUTH_PLUGIN) is None:
         raise UserError(
             f"{AUTH_PLUGIN}: is not installed, and without it nothing can log in to a GKE cluster\n"

@@ -98,7 +98,9 @@ def _steps(plan: ClusterPlan) -> Iterator[str]:
         "--public-access-prevention",
     )
     yield f"{describe} >/dev/null 2>&1 || {create}"
-    yield f"{_shell('gcloud', 'storage', 'buckets', 'update', bucket, '--versioning')}\n"
+    labels = ",".join(f"{key}={value}" for key, value in (plan.labels or {}).items())
+    update = ("gcloud", "storage", "buckets", "update", bucket, "--versioning")
+    yield f"{_shell(*update, f'--update-labels={labels}')}\n"
     yield "# Everything in the cloud; Terraform shows it and asks."
     yield "terraform init -input=false"
     yield "terraform apply\n"

@@ -36,7 +36,7 @@ def plan_text(plan: ClusterPlan, of_use: Sequence[UsePrice], config: str, option
     those of the command, for the one that comes next."""
     sections = (
         _pools(plan),
-        _existing(plan),
+        _existing(plan) if plan.state_bucket else (),
         _ranges(plan),
         _releases(plan),
         _prices(plan, of_use) if plan.prices else (),
@@ -44,7 +44,8 @@ def plan_text(plan: ClusterPlan, of_use: Sequence[UsePrice], config: str, option
         _warnings(plan),
         _next(plan, config, options),
     )
-    title = f"cluster {plan.name}: {plan.platform}, project {plan.project}, {plan.zone}"
+    title = f"cluster {plan.name}: {plan.platform}"
+    title += f", project {plan.project}, {plan.zone}" if plan.project else ""
     texts = ["\n".join(lines) for lines in sections]
     return "\n\n".join([title, *filter(None, texts)]) + "\n"
 

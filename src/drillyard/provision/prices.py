@@ -70,6 +70,8 @@ def prices_given(texts: Sequence[str], pools: Sequence[Pool]) -> dict[str, float
     UserError for a pool that there is not, a price given twice, and one that is not above 0."""
     found: dict[str, float] = {}
     names = [pool.name for pool in pools]
+    if texts and not names:
+        raise UserError(f"--price {texts[0]}: nothing is bought for this cluster: leave it out")
     for text in texts:
         name, _, number = text.rpartition("=")
         usd = _above_zero(text, number)

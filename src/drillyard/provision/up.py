@@ -83,6 +83,7 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
             f"--secret {secrets[0]}: is for clusters that `up` creates; on this one make the Secret"
             f" yourself: kubectl create secret generic NAME --from-env-file=FILE"
         )
+    stages.require_plugin(plan)
     context = context_name(plan)
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
     stages.install_releases(plan, context)

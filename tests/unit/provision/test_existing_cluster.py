@@ -37,7 +37,10 @@ def request(config: Path) -> Request:
 
 def test_up_installs_the_charts_and_asks_no_cloud(config: Path) -> None:
     installed: list[Any] = []
-    stages = SimpleNamespace(install_releases=lambda plan, context: installed.append(context))
+    stages = SimpleNamespace(
+        require_plugin=lambda plan: None,
+        install_releases=lambda plan, context: installed.append(context),
+    )
     made = bring_up(request(config), stages)  # type: ignore[arg-type]
     assert (installed, made.context, made.secrets) == (["ours"], "ours", {})
 

@@ -125,7 +125,11 @@ def test_a_link_to_a_kubeconfig_stays_a_link(path: Path) -> None:
 def test_without_the_program_that_logs_in_nothing_is_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PATH", str(path.parent))
+    with pytest.raises(UserError, match="helm: is not installed"):
+        require_plugin(PLAN)
+    (path.parent / "helm").write_text("#!/bin/sh\n")
+    (path.parent / "helm").chmod(0o755)
     with pytest.raises(UserError, match="gcloud components install gke-gcloud-auth-plugin"):
         require_plugin(PLAN)
     assert not path.exists()

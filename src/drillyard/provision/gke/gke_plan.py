@@ -84,6 +84,7 @@ def gke_plan(cluster: ClusterConfig, facts: Catalog) -> ClusterPlan:
         warnings=tuple(gke_warnings(cluster, creation, region, networks)),
         fields=tuple(document.fields),
         labels=settings.labels,
+        existing_bucket=cluster.storage.bucket if creation.existing_bucket else None,
         releases=cluster_releases(cluster, pools, interfaces, facts),
         launch_settings=launch_settings(cluster, pools),
     )

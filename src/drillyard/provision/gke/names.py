@@ -30,8 +30,10 @@ def shortened(name: str, ending: str, longest: int) -> str:
 
 def state_bucket_name(project: str, name: str) -> str:
     """The default bucket of Terraform's state. The domain of an old project's id is left out: a
-    bucket with a domain in its name would have to be verified."""
-    return shortened(f"{project.rpartition(':')[2]}-{name}", "-tfstate", LONGEST_BUCKET)
+    bucket with a domain in its name would have to be verified; one with Google's name in it is
+    refused (https://cloud.google.com/storage/docs/buckets#naming)."""
+    plain = f"{project.rpartition(':')[2]}-{name}".replace("google", "gcp").replace("goog", "gcp")
+    return shortened(plain, "-tfstate", LONGEST_BUCKET)
 
 
 def service_account_email(account: str, project: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -304,13 +305,17 @@ def _short_of(
 
 
 def _exists(plan: ClusterPlan, apis: GoogleApis) -> bool:
-    """Whether the cluster is there already, so that its own nodes are part of what is in use."""
+    """Whether the cluster, or the network that an interrupted `up` makes first, is there already,
+    so that its own parts are in what is in use."""
     name = f"projects/{plan.project}/locations/{plan.region}/clusters/{plan.name}"
-    try:
+    with contextlib.suppress(ApiError):
         apis.call("container", "projects.locations.clusters.get", name=name)
-    except ApiError:
-        return False
-    return True
+        return True
+    with contextlib.suppress(ApiError):
+        named = f"name={plan.name}"
+        body = apis.call("compute", "networks.list", project=plan.project, filter=named)
+        return any(each.get("name") == plan.name for each in body.get("items") or ())
+    return False
 
 
 def _metric(quota: Quota) -> str:

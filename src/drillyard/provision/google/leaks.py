@@ -69,6 +69,8 @@ def find_leaks(
         **{each.path: "a request for nodes of this cluster" for each in requests.things},
     }
     things = {each.path: each for each in (*taken.things, *requests.things)}
+    if plan.existing_bucket is not None:
+        owned |= {f"google_storage_bucket//{plan.existing_bucket}"}
     state = _State(owned, plan.state_bucket)
     report = _Report(apis.project, known, ownership, reasons, things, state)
     return LeakReport(
@@ -92,6 +94,7 @@ class _State:
 
     def __init__(self, owned: frozenset[str], state_bucket: str) -> None:
         self._places: dict[tuple[str, str], set[str]] = {}
+        self.bucket = state_bucket
         for each in owned:
             kind, location, name = each.split("/", 2)
             key = plain_kind(kind), _short(name)
@@ -146,9 +149,15 @@ class _Report:
             location=thing.location,
             why=why,
             usd_per_day=usd_per_day(thing, self._facts),
-            command=(holder or thing).command(self._project),
+            command=self._command(holder or thing),
             deleted_with=f"{kind_title(holder.kind)} {holder.name}" if holder else "",
         )
+
+    def _command(self, thing: Thing) -> str:
+        if thing.kind == "google_storage_bucket" and thing.name != self._state.bucket:
+            # Refused while there is data: `down` keeps such a bucket on purpose.
+            return f"gcloud storage buckets delete gs://{thing.name} --project={self._project}"
+        return thing.command(self._project)
 
     def _holder(self, thing: Thing) -> tuple[bool, Thing | None]:
         """Whether the state's own things answer for it, and else what its deletion goes with."""

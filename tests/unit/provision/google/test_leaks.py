@@ -363,6 +363,16 @@ def planned(directory: Path, machine: str, consumption: str) -> ClusterPlan:
     return plan_cluster(load_cluster_config(directory / "cluster.yaml"))
 
 
+def test_the_data_of_a_kept_bucket_is_safe_from_the_commands(
+    cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
+) -> None:
+    cloud.add("storage", "b/acme-runs", labels=OURS, location="US-CENTRAL1")
+    (leak,) = find_leaks(plan, apis, frozenset()).leaks
+    assert leak.command.startswith("gcloud storage buckets delete gs://acme-runs ")
+    # The config takes it as it is.
+    assert find_leaks(replace(plan, existing_bucket="acme-runs"), apis, frozenset()).leaks == ()
+
+
 def test_a_live_cluster_shows_only_what_the_state_lacks(
     cloud: GoogleCloud, apis: GoogleApis, plan: ClusterPlan
 ) -> None:

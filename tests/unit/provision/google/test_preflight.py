@@ -186,7 +186,11 @@ def test_a_quota_that_is_too_small_has_its_numbers(
     needed = next(each.amount for each in plan.quotas if each.metric == rows[0]["metric"])
     for number in (needed, rows[0]["limit"], rows[0]["usage"]):
         assert f"{number:,.0f}" in finding.what
-    # Its own nodes are in use already.
+    # An interrupted `up` has made its network: what it made is in use already.
+    ready.add("compute", "global/networks/train", description="drillyard cluster train")
+    one(check_project(plan, apis), "warning", f"quota {rows[0]['metric']} ")
+    ready.delete("compute", "global/networks/train")
+    # Its own nodes too.
     ready.add(
         "container", "locations/us-central1/clusters/train", resourceLabels=OURS, nodePools=[]
     )
