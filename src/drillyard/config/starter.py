@@ -174,9 +174,16 @@ def _default(key: str, field: FieldInfo, section: type[BaseModel] | None) -> Ite
         )
         return
     yield f"{key}:"
+    # A list of sections shows one.
+    first = "- " if get_origin(field.annotation) is list else "  "
     for inner, inner_field in section.model_fields.items():
-        yield from (f"  {line}" for line in _comment(inner_field, _section(inner_field), ""))
-        yield from (f"  {line}" for line in _default(inner, inner_field, _section(inner_field)))
+        its_section = _section(inner_field)
+        for line in (
+            *_comment(inner_field, its_section, ""),
+            *_default(inner, inner_field, its_section),
+        ):
+            yield f"{first}{line}"
+            first = "  "
 
 
 def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> Iterator[str]:
@@ -189,9 +196,7 @@ def _comment(field: FieldInfo, section: type[BaseModel] | None, indent: str) -> 
 
 def _section(field: FieldInfo) -> type[BaseModel] | None:
     """The model of a setting that is a section, given always or only if wanted; None for a
-    value, a list of sections too."""
-    if get_origin(field.annotation) in (list, tuple, dict):
-        return None
+    value."""
     members = [
         member
         for member in get_args(field.annotation) or (field.annotation,)

@@ -119,7 +119,7 @@ class Stages:
     """Findings with `level` (error, warning, unknown), `what` and `fix`."""
     find_leaks: Callable[[ClusterPlan, frozenset[str]], Any]
     """A report with `text` and `exit_code`."""
-    require_plugin: Callable[[ClusterPlan], None]
+    require_programs: Callable[[ClusterPlan], None]
     write_context: Callable[[ClusterPlan, Mapping[str, Any]], str]
     """Writes the context of the cluster with these attributes; its name."""
     remove_context: Callable[[ClusterPlan], None]
@@ -157,7 +157,7 @@ def real_stages(planned: PlannedCluster) -> Stages:
         **{
             name: lazy(inside, name)
             for name in (
-                "require_plugin",
+                "require_programs",
                 "write_context",
                 "remove_context",
                 "install_releases",

@@ -32,19 +32,23 @@ def context_name(plan: ClusterPlan) -> str | None:
 
 
 def require_plugin(plan: ClusterPlan) -> None:
-    """Raise UserError where a program is missing that is needed once the cluster is there: Helm, or
-    that by which a kubeconfig logs in to GKE."""
-    if shutil.which("helm") is None:
-        raise UserError(
-            "helm: is not installed, and the charts of the cluster are installed with it\nInstall"
-            " Helm 3: https://helm.sh/docs/intro/install"
-        )
+    """Raise UserError where the program is missing by which a kubeconfig logs in to GKE."""
     if plan.platform == "gke" and shutil.which(AUTH_PLUGIN) is None:
         raise UserError(
             f"{AUTH_PLUGIN}: is not installed, and without it nothing can log in to a GKE cluster\n"
             f"gcloud components install {AUTH_PLUGIN}, or apt-get install"
             f" google-cloud-cli-{AUTH_PLUGIN}"
         )
+
+
+def require_programs(plan: ClusterPlan) -> None:
+    """Raise UserError where a program is missing that is needed once the cluster is there."""
+    if shutil.which("helm") is None:
+        raise UserError(
+            "helm: is not installed, and the charts of the cluster are installed with it\nInstall"
+            " Helm 3: https://helm.sh/docs/intro/install"
+        )
+    require_plugin(plan)
 
 
 def kubeconfig_path() -> Path:

@@ -19,7 +19,7 @@ from drillyard.provision.helm_releases import install_releases
 from drillyard.provision.kubeconfig_context import (
     context_name,
     remove_context,
-    require_plugin,
+    require_programs,
     write_context,
 )
 
@@ -31,7 +31,7 @@ __all__ = [
     "delete_workloads",
     "install_releases",
     "remove_context",
-    "require_plugin",
+    "require_programs",
     "running_workloads",
     "write_context",
     "write_secret",

@@ -52,7 +52,7 @@ def bring_up(request: Request, stages: Stages, secrets: Sequence[str] = ()) -> M
         return _complete_existing(request, stages, secrets)
     require_prices(plan)
     program = terraform_program(plan)
-    stages.require_plugin(plan)
+    stages.require_programs(plan)
     _check_project(request, stages)
     for warning in plan.warnings:
         request.report(f"warning: {warning}")
@@ -83,7 +83,7 @@ def _complete_existing(request: Request, stages: Stages, secrets: Sequence[str])
             f"--secret {secrets[0]}: is for clusters that `up` creates; on this one make the Secret"
             f" yourself: kubectl create secret generic NAME --from-env-file=FILE"
         )
-    stages.require_plugin(plan)
+    stages.require_programs(plan)
     context = context_name(plan)
     request.confirm(f"Install {len(plan.releases)} charts on context {context or 'in use'}?")
     stages.install_releases(plan, context)

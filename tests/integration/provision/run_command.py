@@ -48,10 +48,10 @@ class TestStages:
     def write_context(self, plan: ClusterPlan, cluster: Mapping[str, Any]) -> str:
         return f"context-{cluster['name']}"
 
-    def require_plugin(self, plan: ClusterPlan) -> None:
+    def require_programs(self, plan: ClusterPlan) -> None:
         pass
 
-    remove_context = require_plugin
+    remove_context = require_programs
 
     def install_releases(self, plan: ClusterPlan, context: str) -> None:
         self._log("install", context)

@@ -38,7 +38,7 @@ def request(config: Path) -> Request:
 def test_up_installs_the_charts_and_asks_no_cloud(config: Path) -> None:
     installed: list[Any] = []
     stages = SimpleNamespace(
-        require_plugin=lambda plan: None,
+        require_programs=lambda plan: None,
         install_releases=lambda plan, context: installed.append(context),
     )
     made = bring_up(request(config), stages)  # type: ignore[arg-type]

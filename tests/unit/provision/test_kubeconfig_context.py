@@ -11,7 +11,7 @@ import yaml
 from tests.unit.provision.chart_plans import plan
 
 from drillyard.errors import UserError
-from drillyard.provision.kubeconfig_context import remove_context, require_plugin, write_context
+from drillyard.provision.kubeconfig_context import remove_context, require_programs, write_context
 
 NAME = "gke_p_us-central1_c"
 PLAN = plan("g2-standard-96", "spot")
@@ -127,9 +127,10 @@ def test_without_the_program_that_logs_in_nothing_is_written(
 ) -> None:
     monkeypatch.setenv("PATH", str(path.parent))
     with pytest.raises(UserError, match="helm: is not installed"):
-        require_plugin(PLAN)
+        require_programs(PLAN)
+    path.parent.mkdir(exist_ok=True)
     (path.parent / "helm").write_text("#!/bin/sh\n")
     (path.parent / "helm").chmod(0o755)
     with pytest.raises(UserError, match="gcloud components install gke-gcloud-auth-plugin"):
-        require_plugin(PLAN)
+        require_programs(PLAN)
     assert not path.exists()
