@@ -62,6 +62,12 @@ def objects(name: str) -> Path:
     return sorted(TOOLS.glob(f"{name}-v*.yaml"))[-1]
 
 
+def _kubectl_program(kubeconfig: Path) -> list[str]:
+    # What it has read of another cluster's API at the same address would be used here.
+    cache = str(kubeconfig.with_name("kubectl-cache"))
+    return [tool("kubectl"), "--cache-dir", cache, "--kubeconfig", str(kubeconfig)]
+
+
 class Cluster:
     """A started cluster, seen from outside of its namespaces."""
 
@@ -147,7 +153,7 @@ class Cluster:
 
     def kubectl(self, *argv: str, stdin: str | None = None, check: bool = True) -> str:
         """What kubectl prints. RuntimeError if it fails."""
-        command = self.enter(tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *argv)
+        command = self.enter(*_kubectl_program(self.kubeconfig), *argv)
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
         if check and done.returncode:
             raise RuntimeError(f"kubectl {' '.join(argv)}: {done.stderr}")
@@ -243,13 +249,14 @@ class Inside:
         return started.pid
 
     def _kubectl(self, *argv: str, stdin: str | None = None) -> None:
-        command = [tool("kubectl"), "--kubeconfig", str(self.kubeconfig), *argv]
+        command = [*_kubectl_program(self.kubeconfig), *argv]
         subprocess.run(command, input=stdin, text=True, check=True, stdout=subprocess.DEVNULL)
 
     def _wait(self, seconds: float, *argv: str) -> None:
         """Repeat a command (`kubectl` or another) until it succeeds. TimeoutError."""
-        kubectl = [tool("kubectl"), "--kubeconfig", str(self.kubeconfig)]
-        command = [*kubectl, *argv[1:]] if argv[0] == "kubectl" else list(argv)
+        command = (
+            [*_kubectl_program(self.kubeconfig), *argv[1:]] if argv[0] == "kubectl" else list(argv)
+        )
         end = time.monotonic() + seconds
         while subprocess.run(command, capture_output=True, check=False).returncode:
             if time.monotonic() > end:

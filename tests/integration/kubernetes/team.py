@@ -111,6 +111,7 @@ class Team:
         return {
             **os.environ,
             "KUBECONFIG": str(path),
+            "KUBECACHEDIR": str(self.directory / "kube-cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
             **{
                 f"XDG_{name}_HOME": str(self.directory / name.lower())

@@ -65,6 +65,7 @@ class Admin:
             **homes,
             **helm,
             "KUBECONFIG": str(path),
+            "KUBECACHEDIR": str(directory / "kube-cache"),
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         }
