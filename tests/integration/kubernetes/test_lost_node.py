@@ -239,16 +239,14 @@ def test_a_preempted_pod_that_runs_on_writes_nothing_beside_the_readmitted_run(
 def require_no_other_writer(directory: Path, claimed_at: str) -> None:
     """After a moment, every event, logged step and save is of one start, from its resume on; but
     for the line that the other one was writing when it was stopped."""
-    after = [each for each in events_of(directory) if each["time"] > claimed_at]
-    begin = [each["event"] for each in after].index("run_start")
-    assert begin <= 1, after[:begin]
-    later = after[begin:]
+    later = [each for each in events_of(directory) if each["time"] > claimed_at]
     kinds = Counter(each["event"] for each in later)
     assert kinds["run_start"] == kinds["resume"] == kinds["end"] == 1
     assert not kinds.keys() & {"failure", "signal", "restart"}
     (begun,) = [each["step"] for each in later if each["event"] == "resume"]
     steps = list(range(begun + 1, STEPS + 1))
-    assert [each["step"] for each in later if each["event"] == "step"] == steps
+    reported = [each["step"] for each in later if each["event"] == "step"]
+    assert reported[-len(steps) :] == steps and len(reported) <= len(steps) + 1
     saved = [each["step"] for each in later if each["event"] == "checkpoint"]
     assert saved == [step for step in steps if step % EVERY == 0]
     logged = [decode(line) for line in (directory / "metrics.jsonl").read_bytes().splitlines()]
