@@ -188,10 +188,16 @@ class StateBucket:
             self.delete(_CREATING)
 
     def own_bucket(self, name: str) -> DataBucket | None:
-        """The bucket `name`, if it exists and carries the cluster's label."""
+        """The bucket `name`, if it exists in the cluster's project and carries the cluster's label:
+        a cluster of the same name in another project has the same one."""
         with self.words(f"gs://{name}"):
             found = self._client.lookup_bucket(name, **LIMITS)
             if found is None or (found.labels or {}).get(CLUSTER_LABEL) != self._plan.name:
+                return None
+            in_project = self._client.list_buckets(
+                project=self._plan.project, prefix=name, **LIMITS
+            )
+            if not any(each.name == name for each in in_project):
                 return None
             listed = self._client.list_blobs(name, versions=True, max_results=1, **LIMITS)
             return DataBucket(name, found.location.lower(), any(True for _ in listed))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.provision.provider_errors import Diagnostic
 
@@ -133,11 +134,19 @@ def _shrinks(change: Mapping[str, Any]) -> bool:
 
 def state_resources(text: str) -> list[StateResource]:
     """The managed resources of a state (version 4 of its format, which every Terraform since
-    0.12 and OpenTofu write); none of no state."""
+    0.12 and OpenTofu write); none of no state. Raises UserError for what is not a state."""
     if not text.strip():
         return []
+    try:
+        resources = json.loads(text).get("resources", [])
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise UserError(
+            f"Terraform's state is damaged: not a JSON object ({error})\nThe bucket of the state"
+            " keeps earlier versions: gcloud storage ls --all-versions, then gcloud storage cp the"
+            " last good one over it"
+        ) from None
     found = []
-    for resource in json.loads(text).get("resources", []):
+    for resource in resources:
         if resource.get("mode") != "managed":
             continue
         address = f"{resource['type']}.{resource['name']}"

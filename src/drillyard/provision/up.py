@@ -181,6 +181,12 @@ def _guard_runs(opened: Session, stages: Stages, changes: PlannedChanges) -> Non
     endangered = [each for each in endangered if not _is_tainted(state, each.address)]
     if not endangered or CLUSTER not in state or _is_tainted(state, CLUSTER):
         return
+    if any(each.address == CLUSTER for each in endangered):
+        raise UserError(
+            f"{CLUSTER}: cannot be changed in place, and a new one would leave the volumes and load"
+            f" balancers of the old one behind\nUndo the change, or remove the cluster first:"
+            f" {opened.request.down_command}\nNothing was changed."
+        )
     context = stages.write_context(opened.request.plan, state[CLUSTER].attributes)
     if runs := list(stages.running_workloads(context)):
         pools = ", ".join(each.address.partition(".")[2] for each in endangered)

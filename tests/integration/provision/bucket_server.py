@@ -133,6 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _bucket(self, name: str, query: dict[str, str], body: bytes) -> None:
         buckets = self.store.buckets
+        if self.command == "GET" and not name:
+            named = [each for each in buckets if each.startswith(query.get("prefix", ""))]
+            found = [buckets[each].settings for each in named]
+            of = query["project"]
+            return self._answer({"items": [each for each in found if each.get("of", of) == of]})
         if self.command == "POST":
             settings = json.loads(body)
             if settings["name"] in buckets:

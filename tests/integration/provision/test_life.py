@@ -197,3 +197,25 @@ def test_no_file_and_no_state_has_the_token(
     assert len(files) > 3
     assert not any(token.encode() in data for data in stored)
     assert not any(token.encode() in each.read_bytes() for each in files)
+
+
+def test_the_data_of_a_cluster_of_the_same_name_in_another_project_stays(project: Project) -> None:
+    project.write(storage={"bucket": "runs"})
+    settings = {"name": "runs", "labels": {"drillyard-cluster": "c"}, "location": "US"}
+    project.store.buckets["runs"] = StoredBucket({**settings, "of": "another"})
+    project.store.put("runs", "model", b"weights")
+    project.run("down", "--yes", "--delete-data")
+    assert project.store.names("runs") == ["model"]
+    project.store.buckets["runs"].settings["of"] = project.plan.project
+    project.run("down", "--yes", "--delete-data")
+    assert "runs" not in project.store.buckets
+
+
+def test_a_change_that_needs_another_control_plane_is_refused(project: Project) -> None:
+    project.up()
+    kind = "google_container_cluster"
+    project.cloud.replaced_by.add((kind, "default_max_pods_per_node"))
+    project.write(cluster={"max_pods_per_node": 64})
+    refused = project.run("up", "--yes")
+    assert refused.returncode == 2 and f"drillyard cluster down {project.config}" in refused.stderr
+    assert not any(line.startswith(f"delete {kind}") for line in project.cloud.log)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from drillyard.errors import UserError
 from drillyard.provision.terraform_output import (
     EventLines,
     action_of,
@@ -149,3 +150,9 @@ def test_diagnostics_are_kept_and_other_lines_are_the_document() -> None:
     assert [(each.text, each.address) for each in lines.errors] == [("no why", "a.b")]
     assert len(lines.warnings) == 1
     assert lines.rest == ['{"format_version": "1.2"}', "not JSON"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", "[" * 100_000])
+def test_a_damaged_state_is_an_error_with_what_to_do(text: str) -> None:
+    with pytest.raises(UserError, match="gcloud storage ls --all-versions"):
+        state_resources(text)
