@@ -217,7 +217,7 @@ def _destroy(opened: Session, pause_seconds: float) -> None:
 
 
 def _check_leaks(request: Request, stages: Stages, kept: Sequence[DataBucket]) -> int:
-    """Show what is left in the cloud; the exit code. Buckets that were kept are no leak."""
+    """Show what is left in the cloud; the exit code. Buckets that were kept are not leaks."""
     owned = frozenset(f"{BUCKET_KIND}/{each.location}/{each.name}" for each in kept)
     report: Any = stages.find_leaks(request.plan, owned)
     request.report(report.text)
