@@ -27,9 +27,9 @@ from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts import host_facts
 from drillyard.launch.hosts.launcher import ask_all
 from drillyard.launch.hosts.plan import _PROBE
-from drillyard.launch.plan import PlanFile
 from drillyard.launch.prepared_run import agent_files
-from drillyard.launch.programs import Host, Programs, archive
+from drillyard.plan_files import PlanFile
+from drillyard.programs import Host, Programs, archive
 
 
 def configured(hosts: SshHosts, count: int, directory: Path) -> Path:

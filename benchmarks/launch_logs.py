@@ -27,9 +27,9 @@ from typing import Any
 from drillyard.control_characters import clean_lines
 from drillyard.launch.logs.merge import key_of
 from drillyard.launch.logs.reader import plain, run_logs
-from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, LocalFiles, RemoteFiles
 from drillyard.launch.request import LogSelection
+from drillyard.programs import Host, Programs
 
 TEXT = (
     b"Step: %d | Time: 14.54s | TFLOPs/s/GPU: 954.0 | Tokens/s/GPU: 2254 | Loss: 0.6620 | GradNorm:"

@@ -3,30 +3,53 @@ nothing else, the charts that come with the package, and why each field is as it
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from drillyard.errors import UserError
 
 
-class Explained(Protocol):
-    """A generated field and why it has its value."""
+@dataclass(frozen=True)
+class PlanFile:
+    """A generated file; `path` is relative to the launch directory."""
 
-    @property
-    def place(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def source(self) -> str: ...
+    path: str
+    content: str
+    mode: int = 0o644
 
 
-def explanation(title: str, fields: Iterable[Explained]) -> str:
+@dataclass(frozen=True)
+class ExplainedField:
+    """One generated field, and why it has its value: what `--explain` prints."""
+
+    place: str
+    """Such as `job.sbatch: --requeue`, `environment: NCCL_NET`."""
+    value: str
+    reason: str
+    source: str
+    """The setting (`cluster.yaml: slurm.partition`), the fact with its origin, or `drillyard` for a
+    choice of ours."""
+
+
+def explained(place: str, value: Any, reason: str, source: str) -> ExplainedField:
+    """A field whose value may be any JSON: text as it is, a number without needless digits."""
+    shown = (
+        value
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(value)
+    )
+    return ExplainedField(place, shown, reason, source)
+
+
+def explanation(title: str, fields: Iterable[ExplainedField]) -> str:
     """Every field as `--explain` prints it: where it is, its value, reason and source."""
     lines = [f"# {title}: why every generated field is as it is"]
     for field in fields:

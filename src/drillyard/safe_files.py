@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -149,6 +150,19 @@ def write_output(path: Path, data: bytes, *, overwrite: bool) -> None:
             "name another file, or --overwrite"
         )
     replace_file(target, _with_digest(data if data.endswith(b"\n") else data + b"\n"))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file under another name and rename it into place. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 def _is_own_output(path: Path) -> bool:

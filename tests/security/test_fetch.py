@@ -17,7 +17,6 @@ import pytest
 from tests.security.trees import snapshot
 
 from drillyard.errors import UserError
-from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import (
     LocalFiles,
     ReadRequest,
@@ -27,6 +26,7 @@ from drillyard.launch.remote_files import (
     copy_files,
     read_file,
 )
+from drillyard.programs import Host, Programs
 
 HOSTILE_NAMES = [
     "../escaped.txt",

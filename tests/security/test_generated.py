@@ -13,9 +13,10 @@ from tests.unit.launch.requests import TRAINING, WORKLOAD, cluster, request
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.launcher import launcher_for
-from drillyard.launch.plan import Call, Plan, PlanFile, Program
+from drillyard.launch.plan import Call, Plan, Program
 from drillyard.launch.plan_output import plan_text, write_plan
-from drillyard.launch.programs import Host
+from drillyard.plan_files import PlanFile
+from drillyard.programs import Host
 
 HOSTILE_HOSTS = [
     "-oProxyCommand=touch escaped",

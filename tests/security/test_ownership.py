@@ -20,7 +20,7 @@ from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.output_pump import open_log as open_node_log
 from drillyard.launch.agent.startup import UsageError
 from drillyard.launch.hosts.host_facts import HostAnswer, judge
-from drillyard.launch.programs import Result
+from drillyard.programs import Result
 from drillyard.supervise.console_output import open_log as open_rank_log
 from drillyard.telemetry.jsonlines import LineFile
 

@@ -34,9 +34,10 @@ from drillyard.console import SafeConsole
 from drillyard.control_characters import CleanStream
 from drillyard.launch.agent.job import Job
 from drillyard.launch.launcher import launcher_for
-from drillyard.launch.plan import PlanFile, Program
+from drillyard.launch.plan import Program
 from drillyard.launch.prepared_run import agent_files
-from drillyard.launch.programs import archive
+from drillyard.plan_files import PlanFile
+from drillyard.programs import archive
 from drillyard.telemetry.events import append_event
 
 TOKEN = "s3cr&t/to+k%n-7h1s"

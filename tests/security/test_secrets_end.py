@@ -20,7 +20,7 @@ from tests.unit.launch.slurm.test_job_script_run import Play
 from drillyard.launch.agent.host_cleanup import stop
 from drillyard.launch.agent.state_file import StateFile
 from drillyard.launch.launcher import launcher_for
-from drillyard.launch.programs import Programs, Result
+from drillyard.programs import Programs, Result
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from tests.security.trees import snapshot
 from tests.unit.launch.requests import WORKLOAD, cluster, planned, request
 
-from drillyard.launch.programs import Programs
 from drillyard.launch.slurm import launcher as slurm_launcher
+from drillyard.programs import Programs
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.unit.reporting.conftest import run_directory
 import drillyard
 from drillyard.cli.options import RUN_FACTS
 from drillyard.errors import ConfigError, MissingExtraError, NotFoundError, UnreachableError
-from drillyard.launch.programs import Programs, Result
 from drillyard.measurement.user_facts import UserFacts
+from drillyard.programs import Programs, Result
 
 __all__ = ["run_directory"]
 RUN = """

@@ -209,7 +209,7 @@ def test_a_platform_in_a_collection_is_found(text: str) -> None:
     assert platforms_named("launch/hosts/plan.py", ast.parse(f"LED_HERE = {text}")) == []
     assert (
         platforms_named(
-            "launch/programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")
+            "programs.py", ast.parse("words = ['ssh']; kinds = {'local': 1, 'srun': 2}")
         )
         == []
     )

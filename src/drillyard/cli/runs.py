@@ -312,8 +312,8 @@ def _print_json(document: dict[str, Any]) -> None:
 def _cancelled(found: Sequence[FoundRun]) -> list[Cancellation | UserError]:
     """The result of cancelling each of these runs. At Ctrl-C, names those that are still
     stopping."""
-    from drillyard.launch.programs import parallel_map
     from drillyard.launch.remote_files import print_notice
+    from drillyard.programs import parallel_map
 
     waited_for = [each.words for each in found]
 

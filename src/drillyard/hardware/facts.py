@@ -226,3 +226,10 @@ def _source(
         source = known[text or ""]
         return source if day is None else dataclasses.replace(source, date=day)
     return FactSource(own.text if text is None else f"{own.text}: {text}", day)
+
+
+def cited(row: CatalogRow, path: str) -> str:
+    """The source of a fact with its date. Machine names contain dots, so a path is looked up from
+    its first part."""
+    source = row.provenance.of(path)
+    return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"

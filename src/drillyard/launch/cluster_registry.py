@@ -18,13 +18,14 @@ from typing import Any
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.load import load_cluster_config, resolved_text
 from drillyard.errors import ConfigError, NotFoundError, UserError
-from drillyard.launch.completion_cache import remember_runs, write_atomically
+from drillyard.launch.completion_cache import remember_runs
 from drillyard.launch.launched_from import NameGiven, this_directory
 from drillyard.launch.launcher import Launcher, launcher_for
-from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import print_notice
 from drillyard.launch.request import LogSelection
 from drillyard.launch.run_status import Handle, RunStatus, parse_handle
+from drillyard.programs import parallel_map
+from drillyard.safe_files import write_atomically
 
 DEFAULT_FILE = Path("cluster.yaml")
 _MAX_PARALLEL = 16

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from drillyard.errors import UserError
 from drillyard.launch.run_status import Handle, parse_handle
+from drillyard.safe_files import write_atomically
 
 _MOST_NAMES = 1000
 
@@ -42,19 +42,6 @@ def remembered_runs() -> list[Handle]:
                 with contextlib.suppress(UserError):
                     handles.append(parse_handle(line))
     return handles
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file under another name and rename it into place. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=".", dir=path.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def _directory() -> Path:

@@ -24,7 +24,7 @@ from pathlib import PurePosixPath
 
 from drillyard.launch.agent.job import LAUNCHED_FROM
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.plan import PlanFile
+from drillyard.plan_files import PlanFile
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from drillyard.launch.launched_from import (
     this_directory,
 )
 from drillyard.launch.logs.reader import run_logs
-from drillyard.launch.plan import CONFIG_FILES, Plan, PlanFile, secrets_file
-from drillyard.launch.programs import Programs
+from drillyard.launch.plan import CONFIG_FILES, Plan, secrets_file
 from drillyard.launch.remote_files import (
     Files,
     UnreadableFile,
@@ -43,6 +42,8 @@ from drillyard.launch.remote_files import (
 )
 from drillyard.launch.request import Cancellation, LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
+from drillyard.plan_files import PlanFile
+from drillyard.programs import Programs
 
 AFTER_STOP_SECONDS: Final = 15.0
 """After the job's `stop_seconds` agents kill what still runs, and then have this long to report

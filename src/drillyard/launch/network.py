@@ -19,9 +19,10 @@ from drillyard.config.platforms import platforms
 from drillyard.errors import UserError
 from drillyard.hardware.capacity import machine_of
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
 from drillyard.hardware.network_stacks import NetworkStack
-from drillyard.launch.plan import ExplainedField, PlanFile
+from drillyard.plan_files import ExplainedField, PlanFile
 
 NETWORK_FILE = "network.sh"
 
@@ -190,10 +191,3 @@ def _settings(
             origin = f"machine_environment.{machine}"
         why = f"network stack {stack.name}"
         yield ExplainedField(f"environment: {name}", value, why, cited(stack, f"{origin}.{name}"))
-
-
-def cited(row: NetworkStack | Machine, path: str) -> str:
-    """The source of a fact with its date. Machine names contain dots, so a path is looked up from
-    its first part."""
-    source = row.provenance.of(path)
-    return f"{source.text}, {source.date}{' (unverified)' if source.unverified else ''}"

@@ -20,15 +20,7 @@ from drillyard.config.environment import REFERENCE
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
 from drillyard.launch.run_status import Handle
-
-
-@dataclass(frozen=True)
-class PlanFile:
-    """A generated file; `path` is relative to the launch directory."""
-
-    path: str
-    content: str
-    mode: int = 0o644
+from drillyard.plan_files import ExplainedField, PlanFile
 
 
 @dataclass(frozen=True)
@@ -65,31 +57,6 @@ class Call:
 
 
 Step = Program | Call
-
-
-@dataclass(frozen=True)
-class ExplainedField:
-    """One generated field, and why it has its value: what `--explain` prints."""
-
-    place: str
-    """Such as `job.sbatch: --requeue`, `environment: NCCL_NET`."""
-    value: str
-    reason: str
-    source: str
-    """The setting (`cluster.yaml: slurm.partition`), the fact with its origin, or `drillyard` for a
-    choice of ours."""
-
-
-def explained(place: str, value: Any, reason: str, source: str) -> ExplainedField:
-    """A field whose value may be any JSON: text as it is, a number without needless digits."""
-    shown = (
-        value
-        if isinstance(value, str)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(value)
-    )
-    return ExplainedField(place, shown, reason, source)
 
 
 @dataclass(frozen=True)

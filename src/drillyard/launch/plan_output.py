@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.formatting import plural
-from drillyard.launch.plan import Call, Plan, PlanFile, Program, Step, secret_names
-from drillyard.launch.programs import comment_safe, input_for_login
-from drillyard.plan_files import explanation, write_plan_files
+from drillyard.launch.plan import Call, Plan, Program, Step, secret_names
+from drillyard.plan_files import PlanFile, explanation, write_plan_files
+from drillyard.programs import comment_safe, input_for_login
 
 _AGENT = "agent/"
 _MADE_BY = "Made by `drillyard launch --output`."

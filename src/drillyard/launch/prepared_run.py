@@ -28,11 +28,12 @@ from drillyard.launch import agent
 from drillyard.launch.agent import exec_command
 from drillyard.launch.agent.job import Job
 from drillyard.launch.network import NETWORK_FILE, network_of
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, explained
-from drillyard.launch.programs import TEMPORARY
+from drillyard.launch.plan import Plan
 from drillyard.launch.request import Check, LaunchRequest
 from drillyard.launch.request_checks import environments, require_launchable
 from drillyard.launch.run_status import Handle
+from drillyard.plan_files import ExplainedField, PlanFile, explained
+from drillyard.programs import TEMPORARY
 from drillyard.safe_files import require_plain_name
 
 _SHARED = {

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch import file_server
 from drillyard.launch.agent.submit import SAYS
-from drillyard.launch.programs import Host, Programs, printed_errors
+from drillyard.programs import Host, Programs, printed_errors
 from drillyard.safe_files import new_file_below, require_plain_name
 
 _BOOTSTRAP: Final = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"

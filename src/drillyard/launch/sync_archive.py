@@ -17,8 +17,8 @@ from pathlib import Path
 
 from drillyard.formatting import first_few
 from drillyard.launch.plan import Program
-from drillyard.launch.programs import TEMPORARY, Host, Programs
 from drillyard.launch.remote_files import print_notice
+from drillyard.programs import TEMPORARY, Host, Programs
 
 CARRY = "carry"
 """The stage of the step that copies."""

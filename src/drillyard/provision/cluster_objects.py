@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drillyard.launch.programs import Programs
+from drillyard.programs import Programs
 from drillyard.provision.cluster_plan import ChartRelease, ClusterPlan
 from drillyard.provision.helm_releases import (
     Helm,

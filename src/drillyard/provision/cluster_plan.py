@@ -13,7 +13,7 @@ from typing import Any
 from drillyard.hardware.capacity import Quota
 from drillyard.hardware.facts import Fact
 from drillyard.hardware.machines import Consumption, Machine
-from drillyard.launch.plan import ExplainedField
+from drillyard.plan_files import ExplainedField
 
 CLUSTER_LABEL = "drillyard-cluster"
 """Key of the label that everything of a cluster carries, with the cluster's name."""

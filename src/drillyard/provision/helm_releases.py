@@ -20,8 +20,8 @@ import yaml
 
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.submit_lock import config_map_lock
-from drillyard.launch.programs import Programs, Result, require_success
 from drillyard.launch.remote_files import print_notice
+from drillyard.programs import Programs, Result, require_success
 from drillyard.provision.cluster_chart import (
     JOBSET,
     JOBSET_VERSION,

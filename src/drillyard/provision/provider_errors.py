@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.programs import shown_text
+from drillyard.programs import shown_text
 
 CONSOLE_QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 

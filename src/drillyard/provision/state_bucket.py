@@ -17,8 +17,8 @@ from typing import Any
 
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
-from drillyard.launch.programs import parallel_map, shown_text
 from drillyard.launch.vertex.config import NO_CLIENT
+from drillyard.programs import parallel_map, shown_text
 from drillyard.provision.cluster_plan import CLUSTER_LABEL, ClusterPlan
 from drillyard.provision.terraform_output import StateResource, state_resources
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.launch.plan import ExplainedField, explained
+from drillyard.plan_files import ExplainedField, explained
 from drillyard.provision.cluster_plan import PlannedResource
 
 Body = dict[str, Any]

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.completion_cache import write_atomically
 from drillyard.provision.provider_errors import Diagnostic, provider_error
 from drillyard.provision.terraform_output import (
     EventLines,
@@ -36,6 +35,7 @@ from drillyard.provision.terraform_output import (
     planned_changes,
 )
 from drillyard.provision.terraform_program import TerraformProgram
+from drillyard.safe_files import write_atomically
 from drillyard.supervise import reaper
 from drillyard.supervise.rank_process import start_process
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drillyard.errors import NotFoundError, UserError
-from drillyard.launch.programs import Programs
+from drillyard.programs import Programs
 
 NAMES = ("terraform", "tofu")
 """In the order of preference; both read the same documents and take the same options."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from drillyard.errors import UserError
-from drillyard.launch.completion_cache import write_atomically
 from drillyard.provision.adoption import adopt, adopt_interrupted, body_of
 from drillyard.provision.cluster_plan import ClusterPlan
 from drillyard.provision.cluster_session import Request, Session, Stages, session, terraform_program
@@ -23,6 +22,7 @@ from drillyard.provision.launch_file import with_settings
 from drillyard.provision.prices import price_totals, require_prices
 from drillyard.provision.state_bucket import ensure_state_bucket
 from drillyard.provision.terraform_output import Action, PlannedChanges, changes_text
+from drillyard.safe_files import write_atomically
 
 _POOLS = ("google_container_node_pool", "google_container_cluster")
 _DESTROYING: tuple[Action, ...] = ("replace", "delete")

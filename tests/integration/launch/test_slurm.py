@@ -25,9 +25,9 @@ from tests.integration.tiny_run import STEPS, TIMEOUT_SECONDS, Run, write_config
 
 from drillyard.config.load import load_cluster_config
 from drillyard.launch.agent.index import list_runs
-from drillyard.launch.programs import Programs, Result
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.launcher import SlurmLauncher
+from drillyard.programs import Programs, Result
 
 TITAN = """
 import time

@@ -10,8 +10,8 @@ from tests.integration.launch.vertex_server import PROJECT, REGION, Vertex
 from tests.unit.launch.requests import cluster, request
 
 from drillyard.launch.plan import Plan
-from drillyard.launch.programs import Programs
 from drillyard.launch.vertex.launcher import VertexLauncher
+from drillyard.programs import Programs
 
 WORKLOAD = "name: tiny\nworkload: {command: [sh, -c, 'echo hello']}\n"
 

@@ -12,8 +12,9 @@ import pytest
 
 from drillyard.errors import UserError
 from drillyard.launch.agent.job import Job
-from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, Program
+from drillyard.launch.plan import Call, Plan, Program
 from drillyard.launch.plan_output import explain_text, plan_text, write_plan
+from drillyard.plan_files import ExplainedField, PlanFile
 
 
 def plan(target: Path, here: Path) -> Plan:

@@ -19,7 +19,7 @@ from drillyard.formatting import first_few
 from drillyard.hardware.machines import Machine
 from drillyard.launch.agent.job import Job
 from drillyard.launch.agent.protocol import NUM_PORTS
-from drillyard.launch.programs import Result, login_command
+from drillyard.programs import Result, login_command
 from drillyard.version import __version__
 
 CLOCK_SECONDS = 2.0

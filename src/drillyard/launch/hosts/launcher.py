@@ -55,9 +55,14 @@ from drillyard.launch.launcher import (
     cancel_notice,
     require_launched_here,
 )
-from drillyard.launch.plan import Plan, PlanFile, new_secret
+from drillyard.launch.plan import Plan, new_secret
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
-from drillyard.launch.programs import (
+from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
+from drillyard.launch.request import Cancellation, LaunchRequest
+from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
+from drillyard.launch.sync_archive import CARRY, archive_of_directory
+from drillyard.plan_files import PlanFile
+from drillyard.programs import (
     Host,
     Programs,
     Result,
@@ -66,10 +71,6 @@ from drillyard.launch.programs import (
     parallel_map,
     require_success,
 )
-from drillyard.launch.remote_files import Files, open_files, print_notices, read_file
-from drillyard.launch.request import Cancellation, LaunchRequest
-from drillyard.launch.run_status import Handle, RunStatus, State, reported_status
-from drillyard.launch.sync_archive import CARRY, archive_of_directory
 from drillyard.supervise.process_identity import this_process
 
 MOST_AT_ONCE = 64

@@ -27,12 +27,13 @@ from pathlib import PurePosixPath
 from drillyard.config.cluster import ClusterConfig
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.config import SshConfig
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, secret_names
+from drillyard.launch.plan import Plan, Program, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, agent_files, paths_on, prepare
-from drillyard.launch.programs import TEMPORARY, Host
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.request_checks import AGENT_VARIABLES, mount_parts
 from drillyard.launch.sync_archive import sync_step
+from drillyard.plan_files import ExplainedField, PlanFile
+from drillyard.programs import TEMPORARY, Host
 from drillyard.supervise.reaper import AGENT_MARK, RUN_MARK
 
 CHECK, SHARE, FORGET = "check", "share", "forget"

@@ -47,11 +47,12 @@ from drillyard.launch.kubernetes.run_status import (
 from drillyard.launch.launched_from import LaunchedFrom, NameGiven, recorded
 from drillyard.launch.launcher import Launcher, being_launched_error, cancel_notice
 from drillyard.launch.logs.reader import run_logs
-from drillyard.launch.plan import Plan, PlanFile, Program
-from drillyard.launch.programs import Result, defer_interrupt, require_success
+from drillyard.launch.plan import Plan, Program
 from drillyard.launch.remote_files import Files, print_notice
 from drillyard.launch.request import LaunchRequest, LogSelection
 from drillyard.launch.run_status import Handle, RunStatus
+from drillyard.plan_files import PlanFile
+from drillyard.programs import Result, defer_interrupt, require_success
 
 if TYPE_CHECKING:
     from drillyard.launch.kubernetes.cluster_api import ClusterApi

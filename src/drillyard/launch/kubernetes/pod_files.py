@@ -20,8 +20,8 @@ from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.kubernetes.cluster_api import CORE, ClusterApi
 from drillyard.launch.kubernetes.config import KubernetesConfig
 from drillyard.launch.kubernetes.run_status import waiting_reason
-from drillyard.launch.programs import CONNECT_SECONDS, Host, Programs
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult, RemoteFiles
+from drillyard.programs import CONNECT_SECONDS, Host, Programs
 from drillyard.supervise.process_identity import process_of, this_process
 
 

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine, PodNeeds
 from drillyard.hardware.network_stacks import NetworkStack, Volume
 from drillyard.launch.kubernetes.config import ContainerResources, KubernetesConfig
-from drillyard.launch.network import cited, has_libraries_in_image, stack_of
-from drillyard.launch.plan import ExplainedField
+from drillyard.launch.network import has_libraries_in_image, stack_of
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.request_checks import mount_parts
+from drillyard.plan_files import ExplainedField
 
 _PRIMARY = "default"
 

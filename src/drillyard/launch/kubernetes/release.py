@@ -25,10 +25,10 @@ from drillyard.launch.kubernetes.created_cluster import section_defaults
 from drillyard.launch.kubernetes.rules import findings, storage_root
 from drillyard.launch.kubernetes.run_status import RUN_DIRECTORY
 from drillyard.launch.network import NETWORK_FILE
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, explained
+from drillyard.launch.plan import Plan, Program
 from drillyard.launch.prepared_run import ClusterPaths, prepare
 from drillyard.launch.request import LaunchRequest
-from drillyard.plan_files import packaged_chart
+from drillyard.plan_files import ExplainedField, PlanFile, explained, packaged_chart
 
 CHART, VALUES = "chart/drillyard-run", "values.json"
 CLUSTER_LABEL, RUN_LABEL = "drillyard/cluster", "drillyard/run"

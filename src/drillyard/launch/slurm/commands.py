@@ -20,11 +20,11 @@ from typing import Any
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.prepared_run import SENT_AGENT, agent_files
-from drillyard.launch.programs import Host, Programs, Result, archive, require_success
 from drillyard.launch.remote_files import ReadRequest, UnreadableFile, open_files
 from drillyard.launch.run_status import Handle, State, parse_handle
 from drillyard.launch.slurm.job_script import SCRIPT
 from drillyard.launch.slurm.run_status import ENDED, SlurmJob, SlurmRun, is_over
+from drillyard.programs import Host, Programs, Result, archive, require_success
 
 _UNIX_TIMES = ("env", "SLURM_TIME_FORMAT=%s")
 _SQUEUE_FORMAT = "%i|%T|%r|%V|%S|%e|%D|%N|%P|%o|%k"

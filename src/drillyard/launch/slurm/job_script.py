@@ -20,12 +20,13 @@ from importlib.resources import files
 from drillyard.errors import UserError
 from drillyard.formatting import plural
 from drillyard.hardware.capacity import machine_of
-from drillyard.launch.plan import ExplainedField, Plan
-from drillyard.launch.programs import comment_safe
+from drillyard.launch.plan import Plan
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle
 from drillyard.launch.slurm.config import SlurmConfig
 from drillyard.launch.slurm.rules import MEMORY_OPTIONS, options_in
+from drillyard.plan_files import ExplainedField
+from drillyard.programs import comment_safe
 
 SCRIPT = "job.sbatch"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"

@@ -30,16 +30,8 @@ from drillyard.launch.launcher import (
     being_launched_error,
     cancel_notice,
 )
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, new_secret
+from drillyard.launch.plan import Plan, Program, new_secret
 from drillyard.launch.prepared_run import JobSettings, agent_files, paths_on, prepare
-from drillyard.launch.programs import (
-    TEMPORARY,
-    Host,
-    Programs,
-    archive,
-    defer_interrupt,
-    require_success,
-)
 from drillyard.launch.remote_files import Files, open_files, print_notices
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State, parse_handle
@@ -49,6 +41,15 @@ from drillyard.launch.slurm.job_script import SCRIPT, array_script, job_script
 from drillyard.launch.slurm.rules import findings
 from drillyard.launch.slurm.run_status import ENDED, SlurmRun, is_over
 from drillyard.launch.sync_archive import archive_of_directory, sync_step
+from drillyard.plan_files import ExplainedField, PlanFile
+from drillyard.programs import (
+    TEMPORARY,
+    Host,
+    Programs,
+    archive,
+    defer_interrupt,
+    require_success,
+)
 
 ARRAY = "array.sbatch"
 _SUBMIT = f"""\

@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 from drillyard.config.cluster import ClusterConfig
 from drillyard.errors import MissingExtraError, UnreachableError, UserError
 from drillyard.launch.file_server import HEAD_BYTES
-from drillyard.launch.programs import parallel_map
 from drillyard.launch.remote_files import Files, ReadRequest, ReadResult
 from drillyard.launch.vertex.config import NO_CLIENT, bucket_of, mounted, uri_of
+from drillyard.programs import parallel_map
 
 try:
     from google.api_core import exceptions

@@ -19,13 +19,14 @@ from typing import Any
 
 from drillyard.config.cluster import ClusterConfig
 from drillyard.hardware.capacity import machine_of, quota_needed
+from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
-from drillyard.launch.network import cited
-from drillyard.launch.plan import Call, ExplainedField, Plan, PlanFile, explained, secret_names
+from drillyard.launch.plan import Call, Plan, secret_names
 from drillyard.launch.prepared_run import ClusterPaths, JobSettings, prepare
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.vertex.config import VertexConfig, output_of, project_of, uri_of
 from drillyard.launch.vertex.rules import MAX_DISPLAY_NAME, MAX_LABEL_LETTERS, findings
+from drillyard.plan_files import ExplainedField, PlanFile, explained
 from drillyard.version import __version__
 
 RUN_LABEL, CLUSTER_LABEL, VERSION_LABEL = "drillyard-run", "drillyard-cluster", "drillyard-version"

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from drillyard.errors import UserError
 from drillyard.launch.agent.state_file import json_object
 from drillyard.launch.launcher import Launcher
-from drillyard.launch.plan import Call, Plan, PlanFile, new_secret
-from drillyard.launch.programs import defer_interrupt, parallel_map
+from drillyard.launch.plan import Call, Plan, new_secret
 from drillyard.launch.request import LaunchRequest
 from drillyard.launch.run_status import Handle, RunStatus, State
 from drillyard.launch.vertex.config import bucket_of, uri_of
 from drillyard.launch.vertex.custom_job import REQUEST_FILE, plan_of
 from drillyard.launch.vertex.run_status import is_made_here, is_over, job_id, status_of
+from drillyard.plan_files import PlanFile
+from drillyard.programs import defer_interrupt, parallel_map
 
 if TYPE_CHECKING:
     from drillyard.launch.vertex.bucket_files import BucketFiles

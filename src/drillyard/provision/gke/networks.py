@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 
 from drillyard.hardware.catalog import Catalog
-from drillyard.launch.network import cited
+from drillyard.hardware.facts import cited
 from drillyard.provision.cluster_plan import NodeInterface
 from drillyard.provision.gke.address_ranges import ClusterRanges
 from drillyard.provision.gke.gke_settings import GkeSettings

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from drillyard.config.creation import CreationConfig
 from drillyard.config.reservation_name import read_reservation
+from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
-from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.control_plane import node_basics
 from drillyard.provision.gke.gke_settings import GkeSettings

@@ -8,8 +8,8 @@ https://cloud.google.com/kubernetes-engine/docs/how-to/compact-placement.
 from __future__ import annotations
 
 from drillyard.config.creation import CreationConfig
+from drillyard.hardware.facts import cited
 from drillyard.hardware.machines import Machine
-from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.gke.gke_settings import GkeSettings
 from drillyard.provision.gke.names import named

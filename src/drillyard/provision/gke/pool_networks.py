@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from drillyard.config.cluster import ClusterConfig
 from drillyard.config.problems import Problem
 from drillyard.hardware.catalog import Catalog
+from drillyard.hardware.facts import cited
 from drillyard.hardware.network_stacks import NetworkStack
 from drillyard.launch.kubernetes.config import KubernetesConfig
-from drillyard.launch.network import cited
 from drillyard.provision.cluster_plan import Pool
 from drillyard.provision.pools import key_path
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drillyard.launch.programs import parallel_map
+from drillyard.programs import parallel_map
 from drillyard.provision.google.api import ApiError, GoogleApis
 from drillyard.provision.google.listings import LISTINGS, RESIZE_REQUESTS, Listing, Part
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from drillyard.launch.agent import exec_command
-from drillyard.launch.programs import defer_interrupt
+from drillyard.programs import defer_interrupt
 
 SHOWN = ["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"]
 KEPT = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drillyard.hardware import catalog
 from drillyard.launch.agent.job import Job
 from drillyard.launch.hosts.host_facts import HostAnswer, judge, not_shared
-from drillyard.launch.programs import Host, Result
+from drillyard.programs import Host, Result
 from drillyard.version import __version__
 
 JOB = Job("r", "c", "ssh", 1, 8, "/s/r", "/s/r/launch", [], port=21000)

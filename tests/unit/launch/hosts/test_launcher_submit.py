@@ -30,8 +30,8 @@ from drillyard.launch.agent.submit import TAKEN
 from drillyard.launch.hosts.launcher import MOST_AT_ONCE, HostsLauncher, ask_all, run_status
 from drillyard.launch.launcher import Launcher, launcher_for
 from drillyard.launch.plan import Plan
-from drillyard.launch.programs import Programs, Result, defer_interrupt
 from drillyard.launch.run_status import Handle
+from drillyard.programs import Programs, Result, defer_interrupt
 from drillyard.version import __version__
 
 CLUSTER = """

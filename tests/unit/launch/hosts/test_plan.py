@@ -23,10 +23,11 @@ from drillyard.launch.agent import submit
 from drillyard.launch.agent.startup import UsageError
 from drillyard.launch.agent.submit import SUBMIT_LOCK_SECONDS, TAKEN
 from drillyard.launch.launcher import launcher_for
-from drillyard.launch.plan import Plan, PlanFile, Program
-from drillyard.launch.programs import Programs, Result, archive
+from drillyard.launch.plan import Plan, Program
 from drillyard.launch.remote_files import print_notices
 from drillyard.launch.submission import plan_requests
+from drillyard.plan_files import PlanFile
+from drillyard.programs import Programs, Result, archive
 from drillyard.supervise.process_identity import Process, this_process
 
 PAIR = """

@@ -14,8 +14,8 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 from drillyard.errors import UserError
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher, KubernetesRun
 from drillyard.launch.launcher import Launcher
-from drillyard.launch.programs import Programs, Result
 from drillyard.launch.run_status import Handle, RunStatus, State
+from drillyard.programs import Programs, Result
 
 RUN = "nccl"
 HANDLE = Handle("kubernetes", "c", RUN)

@@ -13,8 +13,8 @@ import pytest
 
 from drillyard.errors import UnreachableError
 from drillyard.launch.kubernetes.pod_files import PodHost, delete_reading_pods, reading_pod
-from drillyard.launch.programs import Programs
 from drillyard.launch.remote_files import RemoteFiles
+from drillyard.programs import Programs
 from drillyard.supervise.process_identity import Process, process_of, this_process
 
 READER = "drillyard/reader"

@@ -19,7 +19,7 @@ from tests.unit.launch.requests import WORKLOAD, cluster, request
 from drillyard.errors import UnreachableError, UserError
 from drillyard.launch.kubernetes import submission_checks
 from drillyard.launch.kubernetes.launcher import KubernetesLauncher
-from drillyard.launch.programs import Programs, Result
+from drillyard.programs import Programs, Result
 from drillyard.supervise.process_identity import running_process, this_process
 
 RUN, HANDLE, LOCK = "nccl", "kubernetes://c/nccl", "nccl.submit-lock"

@@ -16,9 +16,9 @@ import pytest
 from drillyard.errors import UserError
 from drillyard.launch.logs.merge import key_of
 from drillyard.launch.logs.reader import as_json_lines, plain, run_logs
-from drillyard.launch.programs import Host, Programs
 from drillyard.launch.remote_files import Files, LocalFiles, RemoteFiles, copy_files, read_file
 from drillyard.launch.request import LogSelection
+from drillyard.programs import Host, Programs
 
 NOON = 1_763_985_600
 

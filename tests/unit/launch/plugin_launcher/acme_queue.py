@@ -16,12 +16,13 @@ from pydantic import Field
 from drillyard.config.platforms import Capabilities, PlatformFacts, PlatformSection
 from drillyard.hardware.machines import Machine
 from drillyard.launch.launcher import Launcher
-from drillyard.launch.plan import ExplainedField, Plan, PlanFile, Program, new_secret
+from drillyard.launch.plan import Plan, Program, new_secret
 from drillyard.launch.prepared_run import prepare
-from drillyard.launch.programs import Host, archive, require_success
 from drillyard.launch.remote_files import Files, open_files
 from drillyard.launch.request import LaunchFinding, LaunchRequest, error
 from drillyard.launch.run_status import Handle, RunStatus, State
+from drillyard.plan_files import ExplainedField, PlanFile
+from drillyard.programs import Host, archive, require_success
 
 SCRIPT = "job.sh"
 UNPACK = 'umask 077; mkdir -p "$0" && cd "$0" && tar -xf - && exec acme put "$1" "$0/job.sh"'

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import Handle
 from drillyard.launch.slurm import commands
 from drillyard.launch.slurm.commands import Slurm, parse_sacct, parse_squeue
+from drillyard.programs import Host, Programs, Result
 
 SQUEUE = """\
 12|RUNNING|None|1795304546|1795304549|1795308149|2|n[1-2]|main|/shared/a|b/launch/job.sbatch|slurm://c/run

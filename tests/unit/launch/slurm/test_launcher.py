@@ -23,8 +23,8 @@ from drillyard.cli.main import main
 from drillyard.errors import UserError
 from drillyard.launch.agent import index, submit
 from drillyard.launch.plan import Plan
-from drillyard.launch.programs import Programs, Result
 from drillyard.launch.slurm.launcher import SlurmLauncher
+from drillyard.programs import Programs, Result
 
 
 @dataclass

@@ -15,9 +15,9 @@ import pytest
 
 from drillyard.launch import file_server
 from drillyard.launch.agent import index
-from drillyard.launch.programs import Host, Programs, Result
 from drillyard.launch.run_status import RunStatus, State
 from drillyard.launch.slurm.commands import Slurm
+from drillyard.programs import Host, Programs, Result
 from drillyard.supervise.process_identity import running_process
 
 

@@ -30,7 +30,7 @@ from typing import IO, Any, TypeVar
 
 from drillyard.control_characters import clean
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.plan import PlanFile
+from drillyard.plan_files import PlanFile
 
 CONNECT_SECONDS = 15
 _SSH_FAILED = 255

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from drillyard.errors import UnreachableError, UserError
-from drillyard.launch.programs import Host, Programs, input_for_login, parallel_map
 from drillyard.launch.remote_files import RemoteFiles
+from drillyard.programs import Host, Programs, input_for_login, parallel_map
 
 INTERRUPTED = """
 import os, signal, threading
-from drillyard.launch.programs import parallel_map
+from drillyard.programs import parallel_map
 
 def never(_):
     os.kill(os.getpid(), signal.SIGINT)
@@ -47,7 +47,7 @@ def test_answers_come_in_order_and_the_first_failure_is_raised_when_all_have_end
 
 def test_an_exit_in_a_thread_is_raised_where_it_is_waited_for() -> None:
     code = (
-        "import sys; from drillyard.launch.programs import parallel_map as m; m(lambda _:"
+        "import sys; from drillyard.programs import parallel_map as m; m(lambda _:"
         " sys.exit(3), [1, 2], 2)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 3
@@ -136,7 +136,7 @@ def test_what_a_lost_connection_last_wrote_is_shown_without_what_the_login_wrote
 def test_a_login_that_hangs_is_named_with_a_command_that_shows_it(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.launch.programs._SILENT_SECONDS", 0.4)
+    monkeypatch.setattr("drillyard.programs._SILENT_SECONDS", 0.4)
     fake_ssh(tmp_path, monkeypatch, f"{said}exec sleep 600")
     host = Host("me@h0", port=2222, config_file="/etc/my config")
     for ask in (Programs().stream, lambda argv: Programs().run(argv, timeout=180)):
@@ -149,7 +149,7 @@ def test_a_login_that_hangs_is_named_with_a_command_that_shows_it(
 def test_a_login_that_takes_long_and_prints_meanwhile_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("drillyard.launch.programs._SILENT_SECONDS", 1.0)
+    monkeypatch.setattr("drillyard.programs._SILENT_SECONDS", 1.0)
     login = "for n in 1 2 3 4 5 6 7 8; do sleep 0.3; echo $n >&2; done;"
     fake_ssh(tmp_path, monkeypatch, f'{login} for last; do :; done; eval "$last"')
     done = Programs().run(Host("h0").argv(["echo", "here"]), timeout=180)
