@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from drillyard.hardware.bandwidths import bus_factor
@@ -279,7 +280,7 @@ def _place(row: TableRow) -> str:
 
 def _size_problems(sizes: Sequence[int], factor: float | None) -> Iterator[str]:
     """Sizes ascend, by `factor` where it was printed."""
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(pairwise(sizes))
     if any(later <= earlier for earlier, later in pairs):
         yield "its sizes do not ascend: rows stand twice, or of several types, operations or runs"
     elif factor is not None and any(
