@@ -6,8 +6,7 @@ blames.
 A cluster has 4 to 64 nodes in racks of 4 to 16 or in one, and one kind of fault: bad nodes (0 to 6,
 at 20 to 80 % of the speed), bad links, a rack that is badly joined to the others, or results that
 are bad by chance (2 % of them). Every result has noise: a standard deviation of 5 %, or of --noise.
-A pair is as fast as
-the slower of them and the way between them.
+A pair is as fast as the slower of its nodes and the way between them.
 """
 
 from __future__ import annotations

@@ -175,13 +175,13 @@ def _identified(table: CollectiveTable) -> CollectiveTable:
     found = {name for name, _ in best}
     # One that is never judged does not make the others ambiguous.
     found = found - {"alltoallv", "hypercube"} or found
-    unchecked = {row.in_place.wrong is None for row in table.rows if row.in_place is not None}
-    if len(found) > 1 and len(unchecked) == 1:
-        found = {name for name in found if SHAPES[name].in_place != unchecked.copy().pop()} or found
+    checks = {row.in_place.wrong is not None for row in table.rows if row.in_place is not None}
+    if len(found) > 1 and len(checks) == 1:
+        found = {name for name in found if SHAPES[name].in_place in checks} or found
     collective = table.collective or (found.pop() if len(found) == 1 else None)
-    counts = {ranks for name, ranks in best if name == collective} - {ANY_RANKS}
-    ranks = table.ranks or (counts.pop() if len(counts) == 1 else None)
-    return replace(table, collective=collective, ranks=ranks)
+    counts = {count for name, count in best if name == collective} - {ANY_RANKS}
+    only = counts.pop() if len(counts) == 1 else None
+    return replace(table, collective=collective, ranks=table.ranks or only)
 
 
 def _possible_ranks(table: CollectiveTable, collective: str) -> Iterable[int]:
