@@ -27,6 +27,8 @@ class NodeIdentity(_Part):
     rank: NonNegativeInt
     name: str
     address: str = ""
+    rack: str = ""
+    """What the scheduler says of its place; empty where it says nothing."""
 
 
 class Observation(_Part):
@@ -53,9 +55,11 @@ class Observation(_Part):
 
 
 class AcceptanceEvidence(_Part):
-    """All observations of one job. `missing` are nodes that never joined."""
+    """All observations of one job. `missing` are nodes that never joined. `recorded`: it was read
+    from files, and only what they hold is judged."""
 
     format: Literal[1] = 1
+    recorded: bool = False
     level: Literal["quick", "standard", "full"]
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -69,6 +73,11 @@ class AcceptanceEvidence(_Part):
         """The name of a node by its rank."""
         found = next((node.name for node in self.nodes if node.rank == rank), None)
         return found or f"node {rank}"
+
+    @property
+    def racks(self) -> dict[str, str]:
+        """Racks by rank, as the search takes them."""
+        return {str(node.rank): node.rack for node in self.nodes if node.rack}
 
     def of(self, probe: str) -> list[Observation]:
         """The observations of a probe, in order."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from drillyard.acceptance.check import Check, Level
-from drillyard.acceptance.checks import accelerator_count
+from drillyard.acceptance.checks import accelerator_count, collectives, slow_pairs
 
-CHECKS: tuple[Check, ...] = (accelerator_count.CHECK,)
+CHECKS: tuple[Check, ...] = (
+    accelerator_count.CHECK,
+    collectives.NODE,
+    collectives.PAIRS,
+    slow_pairs.CHECK,
+    collectives.ALL,
+)
 
 
 def checks_of(level: Level) -> list[Check]:
