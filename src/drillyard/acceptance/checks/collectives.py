@@ -35,8 +35,8 @@ from drillyard.acceptance.thresholds import (
 )
 
 _ACTION = {
-    "node": "compare its NVLinks and PCIe links with another node's (nvidia-smi nvlink -s, topo -m)",
-    "pairs": "look at the NICs of both nodes: links up, speed, error counters; the search names one",
+    "node": "compare its NVLinks and PCIe links with another node's (nvidia-smi nvlink -s)",
+    "pairs": "look at the NICs of both nodes: links up, speed, error counters",
     "all": "compare with the bandwidth of the pairs: a slow pair slows down all",
 }
 _MOST_EVIDENCE = 5
