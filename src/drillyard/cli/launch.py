@@ -46,6 +46,11 @@ FLAGS = {
     "after": typer.Option(
         metavar="RUN", help="Start once that run has succeeded.", rich_help_panel=HOW
     ),
+    "exclude": typer.Option(
+        metavar="NODE",
+        help="Do not use this node, by the scheduler's name; repeatable.",
+        rich_help_panel=HOW,
+    ),
     "max_failures": typer.Option(
         min=0, metavar="N", help="Restarts after failures.", rich_help_panel=HOW
     ),
@@ -94,6 +99,7 @@ def launch(
     sync: bool = False,
     replace: bool = False,
     after: str | None = None,
+    exclude: list[str] | None = None,
     max_failures: int = 3,
     force: bool = False,
     wait: bool = False,
@@ -125,6 +131,7 @@ def launch(
         sync=sync,
         max_failures=max_failures,
         after=after,
+        exclude=exclude or [],
     )
     if output is not None:
         for plan in plans:
@@ -135,7 +142,7 @@ def launch(
                 file=sys.stderr,
             )
     if dry_run or explain:
-        _show(
+        show_plans(
             requests[0].cluster,
             plans,
             dry_run=dry_run,
@@ -153,7 +160,7 @@ def launch(
     _submit(requests[0].cluster, plans, replace=replace, wait=wait, as_json=as_json)
 
 
-def _show(
+def show_plans(
     cluster: ClusterConfig,
     plans: list[Plan],
     *,
@@ -162,6 +169,7 @@ def _show(
     explain: bool,
     as_json: bool,
 ) -> None:
+    """Print plans: exactly what would be executed, or the reasons of their fields."""
     from drillyard.launch.launcher import launcher_for
     from drillyard.launch.plan_output import explain_text, plan_json, plan_text
 

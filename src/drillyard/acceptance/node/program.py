@@ -26,7 +26,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="drillyard-acceptance")
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
-    run.add_argument("--schedule", required=True, help="JSON: level, join_seconds, steps")
+    run.add_argument(
+        "--schedule", required=True, type=Path, help="JSON: level, submission, join_seconds, steps"
+    )
     run.add_argument("--run-directory", required=True, type=Path)
     run.add_argument("--python", action="append", default=[], help="may have PyTorch")
     probe = verbs.add_parser("probe")
@@ -46,7 +48,7 @@ def run_probe(name: str) -> int:
 
 def run_node(options: argparse.Namespace) -> int:
     """This node's part of the job; node 0 writes the evidence."""
-    schedule = json.loads(options.schedule)
+    schedule = json.loads(options.schedule.read_text(encoding="utf-8"))
     place = NodePlace(
         rank=int(os.environ["NODE_RANK"]),
         nodes=int(os.environ["NNODES"]),
@@ -84,6 +86,7 @@ def _coordinate(
         evidence = {
             "format": FORMAT,
             "level": schedule["level"],
+            "submission": schedule["submission"],
             "started_at": began,
             "ended_at": time.time(),
             "expected_nodes": place.nodes,
