@@ -61,7 +61,7 @@ def acceptance_of(
     *,
     nodes: int | None = None,
     dry_run: bool = False,
-    submits: bool = True,
+    fixed_nodes: bool = False,
     run_file: Path | None = None,
     hardware: Path | None = None,
     baseline_file: Path | None = None,
@@ -69,8 +69,8 @@ def acceptance_of(
     wait_seconds: float = math.inf,
 ) -> Acceptance:
     """The acceptance of a cluster: on `nodes`, or on the idle ones where its launcher can say which
-    those are. `dry_run`: its plan is the same each time. The cluster is only asked where a job is
-    submitted. Raises UserError."""
+    those are. `fixed_nodes`: on the config's instead. `dry_run`: its plan is the same each time,
+    and the cluster is not asked. Raises UserError."""
     overrides = [f"hardware={hardware}"] if hardware is not None else []
     cluster = load_cluster(cluster_file, nodes, overrides)
     facts = load_catalog(cluster.hardware)
@@ -89,7 +89,7 @@ def acceptance_of(
         )
 
     request = request_on(nodes)
-    if nodes is None and submits and not dry_run:
+    if nodes is None and not fixed_nodes and not dry_run:
         idle = launcher_for(cluster).idle_nodes(request)
         if idle and len(idle) != cluster.nodes:
             print_notice(f"{cluster.name}: {len(idle)} nodes are idle, and all of them are checked")
@@ -287,6 +287,7 @@ def _cancel(launcher: Launcher[Any], handle: Handle) -> None:
     """Stop the job; where that fails, say so and go on."""
     try:
         launcher.cancel(handle.run)
+        print_notice(f"{handle}: cancelled")
     except UserError as error:
         print_notice(f"{error}\n{handle} may still run: drillyard runs cancel {handle}")
     except KeyboardInterrupt:

@@ -29,12 +29,12 @@ class Level(StrEnum):
         return every[: every.index(self) + 1]
 
 
-def level_named(text: str) -> Level:
-    """The level of `--level`. Raises UserError."""
+def level_named(text: str, option: str = "--level") -> Level:
+    """The level that an option names. Raises UserError."""
     try:
         return Level(text)
     except ValueError:
-        raise UserError(f"--level {text}: is not a level; these are: {', '.join(Level)}") from None
+        raise UserError(f"{option} {text}: is not a level; these are: {', '.join(Level)}") from None
 
 
 @dataclass(frozen=True)

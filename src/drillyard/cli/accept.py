@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -14,7 +14,7 @@ from drillyard.cli.options import print_json, with_flags
 
 if TYPE_CHECKING:
     from drillyard.acceptance.judgement import Outcome
-    from drillyard.launch.request import LaunchRequest
+    from drillyard.config.cluster import ClusterConfig
 
 JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
 
@@ -80,6 +80,9 @@ FLAGS = {
     "dry_run": typer.Option(
         "--dry-run", help="Print exactly what would be executed.", rich_help_panel=SHOW
     ),
+    "files": typer.Option(
+        "--files", help="With --dry-run: print every file whole.", rich_help_panel=SHOW
+    ),
     "explain": typer.Option(
         "--explain",
         help="Print the reason of each generated field, and stop.",
@@ -111,6 +114,7 @@ def accept(
     master_addr: str | None = None,
     master_port: int | None = None,
     dry_run: bool = False,
+    files: bool = False,
     explain: bool = False,
 ) -> None:
     """Check every node of a cluster through its own scheduler, and find the bad one.
@@ -123,13 +127,12 @@ def accept(
     """
     from drillyard.acceptance.accept_command import acceptance_of, run_acceptance
     from drillyard.acceptance.check import level_named
-    from drillyard.acceptance.drain import MAX_SHARE, drain_culprits
     from drillyard.acceptance.results import EXIT_CODES
+    from drillyard.cli.launch import show_plans
     from drillyard.errors import ConfigError
-    from drillyard.launch.launcher import launcher_for
+    from drillyard.launch.submission import plan_requests
 
-    if max_share is not None and not drain:
-        raise ConfigError("--max-share: limits --drain, which is not given; give both or neither")
+    require_drain(drain, max_share)
     part = None
     if node_rank is not None:
         from drillyard.acceptance.without_scheduler import node_part
@@ -145,7 +148,7 @@ def accept(
         level_named(level),
         nodes=nodes,
         dry_run=dry_run or explain,
-        submits=part is None,
+        fixed_nodes=part is not None,
         run_file=run,
         hardware=hardware,
         baseline_file=baseline,
@@ -153,7 +156,14 @@ def accept(
         wait_seconds=math.inf if wait_seconds is None else wait_seconds,
     )
     if dry_run or explain:
-        _show(acceptance.request, dry_run=dry_run, explain=explain, as_json=as_json)
+        show_plans(
+            acceptance.request.cluster,
+            plan_requests([acceptance.request]),
+            dry_run=dry_run,
+            files=files,
+            explain=explain,
+            as_json=as_json,
+        )
         return
     config = acceptance.request.run
     place = output or Path(config.output, config.name)
@@ -167,27 +177,17 @@ def accept(
         outcome = found
     else:
         outcome = run_acceptance(acceptance)
-    _report(outcome, file, as_json=as_json)
+    report_outcome(outcome, file, as_json=as_json)
     if drain:
-        launcher = launcher_for(acceptance.request.cluster)
-        share = MAX_SHARE if max_share is None else max_share
-        for line in drain_culprits(launcher, outcome, share):
-            print(line, file=sys.stderr)
+        drain_nodes(acceptance.request.cluster, outcome, max_share)
     raise typer.Exit(EXIT_CODES[outcome.verdict])
 
 
-def _show(request: LaunchRequest, *, dry_run: bool, explain: bool, as_json: bool) -> None:
-    from drillyard.cli.launch import show_plans
-    from drillyard.launch.submission import plan_requests
-
-    plans = plan_requests([request])
-    show_plans(
-        request.cluster, plans, dry_run=dry_run, files=False, explain=explain, as_json=as_json
-    )
-
-
-def _report(outcome: Outcome, file: Path, *, as_json: bool) -> None:
-    """Write acceptance.json, and print the results or the document."""
+def report_outcome(
+    outcome: Outcome, file: Path, out: TextIO | None = None, *, as_json: bool = False
+) -> None:
+    """Write acceptance.json, and print the results, or the document, on `out` or standard
+    output."""
     from drillyard.acceptance.document import document_of
 
     document = document_of(outcome)
@@ -197,7 +197,25 @@ def _report(outcome: Outcome, file: Path, *, as_json: bool) -> None:
         print_json(document)
         return
     for result in outcome.results:
-        print(f"{result.status:10} {result.check:24} {result.reason}")
+        print(f"{result.status:10} {result.check:24} {result.reason}", file=out)
         for line in result.evidence if result.check == "job" else ():
-            print(f"    {line}")
-    print(f"{outcome.verdict}: {file}")
+            print(f"    {line}", file=out)
+    print(f"{outcome.verdict}: {file}", file=out)
+
+
+def drain_nodes(cluster: ClusterConfig, outcome: Outcome, max_share: float | None) -> None:
+    """Drain the proven nodes, and print what was done."""
+    from drillyard.acceptance.drain import MAX_SHARE, drain_culprits
+    from drillyard.launch.launcher import launcher_for
+
+    share = MAX_SHARE if max_share is None else max_share
+    for line in drain_culprits(launcher_for(cluster), outcome, share):
+        print(line, file=sys.stderr)
+
+
+def require_drain(drain: bool, max_share: float | None) -> None:
+    """Raise ConfigError where --max-share would limit nothing."""
+    from drillyard.errors import ConfigError
+
+    if max_share is not None and not drain:
+        raise ConfigError("--max-share: limits --drain, which is not given; give both or neither")
