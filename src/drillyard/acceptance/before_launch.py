@@ -1,9 +1,10 @@
 """`drillyard launch --accept LEVEL`: nodes are checked before a run starts on them.
 
 The check is a job of its own, as judging needs what the nodes do not have. It takes a few nodes
-more than the run, where they are idle: a bad pair is told apart by partners that pass. Nodes proven
-to be bad are excluded from the run, by launchers that can; otherwise nothing is submitted. The
-scheduler chooses the run's nodes: where others than the checked ones are free, it may take those.
+more than the run, where they are idle: partners that pass show which of a bad pair it is. Nodes
+proven to be bad are excluded from the run, by launchers that can; otherwise nothing is submitted.
+The scheduler chooses the run's nodes: where others than the checked ones are free, it may take
+those.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def launch(
     own: 0 succeeded, 1 failed, 2 refused, 130 cancelled.
     """
     from drillyard.acceptance.check import level_named
-    from drillyard.cli.accept import require_drain
+    from drillyard.cli.acceptance_output import require_drain
     from drillyard.errors import ConfigError
     from drillyard.launch.plan_output import write_plan
     from drillyard.launch.submission import check_memory, plan_launch
@@ -211,7 +211,7 @@ def _checked(
 ) -> list[str]:
     """Check the nodes; returns those that the run must not use."""
     from drillyard.acceptance.before_launch import nodes_to_exclude
-    from drillyard.cli.accept import drain_nodes, report_outcome
+    from drillyard.cli.acceptance_output import drain_nodes, report_outcome
 
     def report(acceptance: Acceptance, outcome: Outcome) -> None:
         config = acceptance.request.run

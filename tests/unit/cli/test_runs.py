@@ -303,7 +303,7 @@ def test_waiting_outlives_a_scheduler_that_does_not_answer_for_a_while(
     def sleep(_: float) -> None:
         launcher.down = None if launcher.down else "slurmctld: no answer"
 
-    set_time(monkeypatch, command.__name__, sleep=sleep)
+    set_time(monkeypatch, run_wait.__name__, sleep=sleep)
 
     said = Said(capsys, "wait", "a", "--json")
 
