@@ -1,4 +1,5 @@
-"""Watches this node's clock during the whole job: steps of the wall clock against the monotonic one.
+"""Watches this node's clock during the whole job: steps of the wall clock, seen against the
+monotonic one.
 
 A clock that is slewed (chrony: at most 1/12, its default maxslewrate of 83333 ppm) changes its
 difference from the monotonic clock slowly; a step changes it at once.
@@ -37,17 +38,19 @@ class ClockWatch:
         }
 
     def _watch(self) -> None:
-        before = _difference()
-        looked_at = time.monotonic()
+        before, looked_at, wall_before = _difference(), time.monotonic(), time.time()
         while True:
             time.sleep(_LOOK_SECONDS)
-            now, difference = time.monotonic(), _difference()
+            difference, now, wall = _difference(), time.monotonic(), time.time()
             change = difference - before
-            if abs(change) > _SMALLEST_STEP + _SLEW * (now - looked_at):
+            if wall < wall_before:
+                # Back it is, also where the other clock went back with it.
+                change = min(change, wall - wall_before)
+            if abs(change) > _SMALLEST_STEP + _SLEW * abs(now - looked_at):
                 self._num_steps += 1
                 if len(self._steps) < _MOST_STEPS:
-                    self._steps.append({"at": time.time(), "seconds": change})
-            before, looked_at = difference, now
+                    self._steps.append({"at": wall, "seconds": change})
+            before, looked_at, wall_before = difference, now, wall
 
 
 def _difference() -> float:

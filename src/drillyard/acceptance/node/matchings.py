@@ -28,11 +28,11 @@ def matchings(nodes: Sequence[int], most: int | None = None) -> list[list[tuple[
     return rounds
 
 
-def partners(nodes: Sequence[int]) -> dict[int, list[int]]:
+def partners(nodes: Sequence[int], most: int | None = None) -> dict[int, list[int]]:
     """The others that each node meets, in an order in which they do not all ask one node at the
     same time."""
     found: dict[int, list[int]] = {rank: [] for rank in nodes}
-    for pairs in matchings(nodes):
+    for pairs in matchings(nodes, most):
         for a, b in pairs:
             found[a].append(b)
             found[b].append(a)

@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any, Optional
+from typing import Any
 
 from .messages import (
     BEAT_SECONDS,
@@ -32,17 +32,15 @@ _MOST_STRANGERS = 64
 _MOST_CHARACTERS = 255
 """Of a name."""
 
-Event = tuple[int, Optional[dict[str, Any]]]
-"""A message of a node, by rank; None: the node is lost. Rank -1: the job ends."""
-
 
 class Members:
-    """Accepts nodes, receives what they send, and notices those that are lost. `events` has their
-    messages in order."""
+    """Accepts nodes, receives what they send, and notices those that are lost. `events` has each
+    message with the rank of its node, in order; None is the news that the node is lost, and of rank
+    -1 that the job ends."""
 
     def __init__(self, nodes: int, listener: socket.socket, secret: bytes) -> None:
         self.nodes = nodes
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
         self.identities: dict[int, dict[str, Any]] = {}
         self.lost: dict[int, str] = {}
         self.refused: dict[int, str] = {}
@@ -135,10 +133,8 @@ class Members:
 
     def _serve(self, connection: NodeConnection) -> None:
         rank: int | None = None
-        try:
+        with contextlib.suppress(OSError, ValueError):
             rank = self._greet(connection)
-        except (OSError, ValueError):
-            pass
         with self._changed:
             if connection in self._strangers:
                 self._strangers.remove(connection)
@@ -162,9 +158,7 @@ class Members:
         rank = hello.get("joins")
         if not isinstance(rank, int) or not 0 <= rank < self.nodes:
             return None
-        if self._secret and not is_proof(
-            hello.get("proof"), self._secret, f"node {rank}", nonce
-        ):
+        if self._secret and not is_proof(hello.get("proof"), self._secret, f"node {rank}", nonce):
             connection.send({"refused": "does not know the secret of this run"})
             return None
         answer: dict[str, Any] = {"joined": rank}

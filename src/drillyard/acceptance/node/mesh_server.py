@@ -80,8 +80,7 @@ class MeshServer:
             with connected, contextlib.suppress(OSError, ValueError):
                 connected.settimeout(_CONNECTION_SECONDS)
                 connected.sendall(json.dumps({"node": self._rank}).encode() + b"\n")
-                request = connected.recv(HELLO_BYTES)
-                if request:
+                if request := read_line(connected):
                     self._carry(connected, json.loads(request))
         finally:
             self._slots.release()
@@ -97,6 +96,16 @@ class MeshServer:
             send_for(connected, min(float(asked["send"]), _CONNECTION_SECONDS))
 
 
+def read_line(connected: socket.socket) -> bytes:
+    """The next line, and nothing of what follows: that may be data."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < HELLO_BYTES:
+        if not (byte := connected.recv(1)):
+            break
+        line += byte
+    return line
+
+
 def received(connected: socket.socket, seconds: float) -> list[int]:
     """Take data in for `seconds` from the first byte on; returns the bytes of each tenth of a
     second."""
@@ -109,7 +118,7 @@ def received(connected: socket.socket, seconds: float) -> list[int]:
         connected.settimeout(seconds - passed + 0.01)
         try:
             count = connected.recv_into(room)
-        except socket.timeout:
+        except OSError:
             break
         if not count:
             break

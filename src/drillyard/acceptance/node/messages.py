@@ -69,7 +69,7 @@ class NodeConnection:
 
 def lost_reason(error: Exception) -> str:
     """Why a connection is lost, as a clause about the node at its other end."""
-    if isinstance(error, TimeoutError) or isinstance(error, socket.timeout):
+    if isinstance(error, (TimeoutError, socket.timeout)):
         return f"was silent for {SILENT_SECONDS:.0f} s"
     if isinstance(error, ConnectionResetError):
         return "its connection ended"

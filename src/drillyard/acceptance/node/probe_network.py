@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 from .interfaces import interface_of
 from .mesh_server import ANSWER, QUESTION
@@ -31,24 +32,28 @@ _UNSYNCHRONIZED = 5
 
 
 def probe(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Asks every one of `peers`; `watched` is what this node's program has seen of its clock. Times
-    in seconds; an offset is the other clock minus this one, wrong by half of its round trip at
-    most."""
+    """Asks every one of `peers`, about all or only about what `measures` lists; `watched` is what
+    this node's program has seen of its clock. Times in seconds; an offset is the other clock minus
+    this one, wrong by half of its round trip at most."""
     peers = arguments["peers"]
+    wanted = arguments.get("measures") or ["ports", "clock", "mtu", "names"]
     found: list[dict[str, Any]] = [{"node": peer["rank"]} for peer in peers]
 
     def each(measure: Callable[[dict[str, Any]], Any], key: str, seconds: float) -> None:
-        _together([lambda peer=peer: measure(peer) for peer in peers], found, key, seconds)
+        _together([functools.partial(measure, peer) for peer in peers], found, key, seconds)
 
-    each(_ports, "ports", 40.0)
+    if "ports" in wanted:
+        each(_ports, "ports", 40.0)
     for peer, entry in zip(peers, found):
         entry["clock"] = _offset(peer)
-    likely: list[Optional[int]] = [None]
-    each(lambda peer: _path_mtu(peer, likely), "mtu", 40.0)
-    resolved: dict[str, Any] = {}
-    each(lambda peer: _name(peer, resolved), "name", _NAME_SECONDS)
-    each(_reverse, "reverse", _NAME_SECONDS)
-    locals_ = {(entry.get("mtu") or {}).get("local") for entry in found} - {None}
+    if "mtu" in wanted:
+        likely: list[int | None] = [None]
+        each(lambda peer: _path_mtu(peer, likely), "mtu", 40.0)
+    if "names" in wanted:
+        resolved: dict[str, Any] = {}
+        each(lambda peer: _name(peer, resolved), "name", _NAME_SECONDS)
+        each(_reverse, "reverse", _NAME_SECONDS)
+    locals_ = {str(mtu["local"]) for entry in found if "local" in (mtu := entry.get("mtu") or {})}
     return {
         "peers": found,
         "interfaces": [each for each in map(interface_of, sorted(locals_)) if each is not None],
@@ -77,9 +82,7 @@ def _together(
                 return
             results[at] = calls[at]()
 
-    threads = [
-        threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(calls)))
-    ]
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(calls)))]
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.start()
@@ -137,7 +140,9 @@ def _offset(peer: dict[str, Any]) -> dict[str, Any] | None:
         except OSError:
             return None
         while tries < _MOST_TRIES and time.monotonic() < ends_at:
-            if tries >= _FEWEST_TRIES and (not answered or best and best[0] < _GOOD_ROUND_TRIP):
+            if tries >= _FEWEST_TRIES and (
+                not answered or (best is not None and best[0] < _GOOD_ROUND_TRIP)
+            ):
                 break
             tries += 1
             sent_at, began = time.time(), time.monotonic()
@@ -162,7 +167,7 @@ def _offset(peer: dict[str, Any]) -> dict[str, Any] | None:
     return {"offset": best[1], "round_trip": best[0], "answered": answered}
 
 
-def _path_mtu(peer: dict[str, Any], likely: list[Optional[int]]) -> dict[str, Any]:
+def _path_mtu(peer: dict[str, Any], likely: list[int | None]) -> dict[str, Any]:
     try:
         found = path_mtu(peer["address"], peer["mesh_port"], 0.2, likely[0])
     except OSError as error:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .mesh_server import WINDOW_SECONDS, received, send_for
+from .mesh_server import WINDOW_SECONDS, read_line, received, send_for
 
 _CONNECT_SECONDS = 5.0
 _TOLD_BYTES = 1 << 16
@@ -24,12 +24,13 @@ def probe(arguments: dict[str, Any]) -> dict[str, Any]:
     `backward` from it. `seconds` each, by `streams` connections."""
     (peer,) = arguments["peers"]
     seconds, streams = float(arguments.get("seconds", 1.0)), int(arguments.get("streams", 4))
-    forward = _all(streams, lambda: _forward(peer, seconds))
-    backward = _all(streams, lambda: _backward(peer, seconds))
+    forward = _best(_all(streams, lambda: _forward(peer, seconds)))
+    backward = _best(_all(streams, lambda: _backward(peer, seconds)))
     return {
         "peer": peer["rank"],
-        "forward_gb_per_s": _best(forward),
-        "backward_gb_per_s": _best(backward),
+        "forward_gb_per_s": forward,
+        "backward_gb_per_s": backward,
+        "slower_gb_per_s": min(forward, backward),
     }
 
 
@@ -37,10 +38,8 @@ def _connect(peer: dict[str, Any], asked: dict[str, Any]) -> socket.socket:
     connected = socket.create_connection(
         (peer["address"], peer["mesh_port"]), timeout=_CONNECT_SECONDS
     )
-    # The greeting, byte by byte: what follows may be data.
-    while connected.recv(1) not in (b"\n", b""):
-        pass
-    connected.sendall(json.dumps(asked).encode())
+    read_line(connected)
+    connected.sendall(json.dumps(asked).encode() + b"\n")
     return connected
 
 
@@ -82,5 +81,5 @@ def _all(streams: int, carry: Callable[[], list[int]]) -> list[list[int]]:
 def _best(counts: list[list[int]]) -> float:
     """The two windows in a row that carried most. The first is left out: buffers fill in it."""
     sums = [sum(windows) for windows in zip(*counts)][1:]
-    pairs = [first + second for first, second in zip(sums, sums[1:])] or [0]
-    return max(pairs) / (2 * WINDOW_SECONDS) / 1e9
+    pairs = [sums[at] + sums[at + 1] for at in range(len(sums) - 1)] or [0]
+    return float(max(pairs) / (2 * WINDOW_SECONDS) / 1e9)

@@ -19,7 +19,7 @@ from .members import Members
 from .mesh_server import MeshServer
 from .messages import listen, shared_secret
 from .probe_process import HERE
-from .worker import NodePlace, NotJoined, Worker, join, python_with_torch
+from .worker import NodePlace, NotJoined, TorchPython, Worker, join
 
 EVIDENCE = "acceptance/evidence.json"
 """Path in the run directory."""
@@ -85,7 +85,7 @@ def run_node(options: argparse.Namespace) -> int:
         if place.rank == 0:
             job = NodeZero(place, schedule, listen(place.master_port), secret, evidence)
         server = MeshServer(place.rank, place.master_port if place.rank else None)
-        torch_python = python_with_torch([*options.python, sys.executable, "python3"])
+        torch_python = TorchPython([*options.python, sys.executable, "python3"], schedule["steps"])
         connection = join(place, float(schedule["join_seconds"]), secret, server)
         worker = Worker(place, schedule["steps"], connection, evidence.parent, torch_python)
         code = worker.work()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 from .clock_watch import ClockWatch
 from .mesh_server import MeshServer
@@ -122,7 +122,7 @@ class Worker:
         steps: Sequence[dict[str, Any]],
         connection: NodeConnection,
         directory: Path,
-        torch_python: str | None,
+        torch_python: TorchPython,
     ) -> None:
         self._place, self._steps, self._connection = place, steps, connection
         self._directory, self._torch_python = directory, torch_python
@@ -168,7 +168,7 @@ class Worker:
             self._running[message["task"]] = started
             threading.Thread(target=self._answer, args=(message, started), daemon=True).start()
 
-    def _start(self, task: dict[str, Any]) -> Union[ProbeProcesses, str]:
+    def _start(self, task: dict[str, Any]) -> ProbeProcesses | str:
         """The processes of a step's probe, or why there are none."""
         index, ranks = task.get("step"), task.get("ranks")
         if not isinstance(index, int) or not 0 <= index < len(self._steps):
@@ -181,7 +181,8 @@ class Worker:
         try:
             if ranks is None:
                 return ProbeProcesses([probe_command(name)], [shared], json.dumps(arguments))
-            if self._torch_python is None:
+            python = self._torch_python.path()
+            if python is None:
                 return "PyTorch is not installed for the nodes' Python"
             environments = [
                 {
@@ -196,8 +197,10 @@ class Worker:
                 }
                 for local in range(self._place.processes)
             ]
-            command = [self._torch_python, str(HERE / f"torch_{name}.py")]
-            return ProbeProcesses([command] * len(environments), environments, json.dumps(arguments))
+            command = [python, str(HERE / f"torch_{name}.py")]
+            return ProbeProcesses(
+                [command] * len(environments), environments, json.dumps(arguments)
+            )
         except OSError as error:
             return f"could not be started: {error}"
 
@@ -228,15 +231,28 @@ class Worker:
             self._say({"beat": 1})
 
 
-def python_with_torch(candidates: list[str]) -> str | None:
-    """The first of these interpreters that has PyTorch; None where none has."""
-    looks = "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"
-    for python in candidates:
-        if "/" in python and not Path(python).exists():
-            continue
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            command = [python, "-c", looks]
-            ran = subprocess.run(command, check=False, timeout=60, capture_output=True)
-            if ran.returncode == 0:
-                return python
-    return None
+class TorchPython:
+    """The first of some interpreters that has PyTorch. It is looked for, in a thread, only where a
+    step needs it."""
+
+    def __init__(self, candidates: Sequence[str], steps: Sequence[dict[str, Any]]) -> None:
+        self._candidates = candidates
+        self._found: str | None = None
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        if any(step.get("ranks") for step in steps):
+            self._thread.start()
+
+    def path(self) -> str | None:
+        """None where none has it."""
+        self._thread.join()
+        return self._found
+
+    def _look(self) -> None:
+        looks = "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"
+        for python in self._candidates:
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                command = [python, "-c", looks]
+                ran = subprocess.run(command, check=False, timeout=60, capture_output=True)
+                if ran.returncode == 0:
+                    self._found = python
+                    return
