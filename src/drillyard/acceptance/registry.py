@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from drillyard.acceptance.check import Check, Level
-from drillyard.acceptance.checks import accelerator_count
+from drillyard.acceptance.checks import (
+    accelerator_count,
+    clock,
+    connection,
+    names,
+    path_mtu,
+    ports,
+    tcp_bandwidth,
+)
 
-CHECKS: tuple[Check, ...] = (accelerator_count.CHECK,)
+CHECKS: tuple[Check, ...] = (
+    connection.CHECK,
+    accelerator_count.CHECK,
+    clock.CHECK,
+    ports.CHECK,
+    path_mtu.CHECK,
+    names.CHECK,
+    tcp_bandwidth.CHECK,
+)
 
 
 def checks_of(level: Level) -> list[Check]:
