@@ -78,7 +78,7 @@ def _read(name: str, seconds: float) -> list[str] | str:
 def _kernel_messages() -> list[str]:
     """Records of /dev/kmsg in dmesg's form. Raises OSError where they may not be read."""
     descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    lines = []
+    lines: list[str] = []
     try:
         while True:
             try:
