@@ -90,8 +90,8 @@ HOST_RULES: tuple[HostRule, ...] = (
     ),
     _rule(
         "memory-error",
-        r"EDAC .*\bUE\b|Uncorrected (?:hardware )?memory error|Machine check: Processor context corrupt"
-        r"|\[Hardware Error\]: .*(?:Uncorrected|Fatal)",
+        r"EDAC .*\bUE\b|Uncorrected (?:hardware )?memory error"
+        r"|Machine check: Processor context corrupt|\[Hardware Error\]: .*(?:Uncorrected|Fatal)",
         "memory or a processor had an error that was not corrected",
         "drain the node; have its memory checked",
     ),

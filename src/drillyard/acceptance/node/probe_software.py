@@ -54,6 +54,7 @@ def probe(arguments: dict[str, Any]) -> dict[str, Any]:
         "libfabric": ["fi_info", "--version"],
         "ofed": ["ofed_info", "-s"],
         "fabric_manager": ["nv-fabricmanager", "--version"],
+        "containers": ["docker", "ps", "-a", "--format", "{{.Image}}"],
     }
     modules = read_small("/proc/modules", 1 << 20) or ""
     return {
