@@ -22,8 +22,8 @@ class Accelerator(CatalogRow):
     `peak_tflops` and `sparse_tflops` are the vendor's, without and with 2:4 sparsity;
     `achievable_tflops` is the best published matmul rate. `memory_gb` is the size as sold,
     `memory_gib` the total that the driver reports. `gpu_link_gb_per_s` counts both directions, as
-    vendors do, over all `gpu_links`; host link and host-device copies count one. Programs built with a CUDA before
-    `min_cuda` have no code for it.
+    vendors do, over all `gpu_links`; host link and host-device copies count one. Programs built
+    with a CUDA before `min_cuda` have no code for it.
     """
 
     name: str

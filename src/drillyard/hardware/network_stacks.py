@@ -83,9 +83,10 @@ class NetworkStack(CatalogRow):
     machines and bare metal: `host_environment` is laid over `environment`, and `host_library_path`
     finds libraries. `rdma`: the data NICs are RDMA devices. Variables in `forbidden` must not be
     set; for those in `enforced` the stack aborts a job with another value; those in `superseded`
-    belong to an earlier set. `versions` are those of `images`; each row of `coupled_versions` is a plugin and the daemon (`rxdm`) that works
-    with it, with its `arguments` where they differ. `device_class` gives pods the data NICs as
-    devices (DRANET). `gke`: versions and driver of GKE; `requires`: what else must be there.
+    belong to an earlier set. `versions` are those of `images`; each row of `coupled_versions` is a
+    plugin and the daemon (`rxdm`) that works with it, with its `arguments` where they differ.
+    `device_class` gives pods the data NICs as devices (DRANET). `gke`: versions and driver of GKE;
+    `requires`: what else must be there.
     """
 
     name: str

@@ -1,5 +1,5 @@
-"""Xids: errors that NVIDIA's driver writes into the kernel log, whose fault each one is, and what to
-do. The facts are in xids.yaml."""
+"""Xids: errors that NVIDIA's driver writes into the kernel log, whose fault each one is, and what
+to do. The facts are in xids.yaml."""
 
 from __future__ import annotations
 

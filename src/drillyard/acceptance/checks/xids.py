@@ -25,8 +25,7 @@ _FATAL_SWITCH = "drain and restart the node; if it comes back, have the NVSwitch
 
 
 def judge(evidence: AcceptanceEvidence, expected: Expected) -> Iterator[CheckResult]:
-    """One result per GPU and number that asks for work on the node, one for those of applications,
-    else one per node."""
+    """One result per GPU and number, and one per node without a number that asks for work on it."""
     addresses = {
         node.rank: {gpu.bus_id: gpu.index for gpu in node.table.gpus} if node.table else {}
         for node in gpus_of(evidence)
@@ -54,7 +53,7 @@ def _judge_node(
     by_fault: dict[tuple[str, int, bool], list[XidEvent]] = {}
     for event in xid_events(parsed_lines(log["lines"])):
         by_fault.setdefault((event.bus_id, event.number, event.switch), []).append(event)
-    clean, reported = True, []
+    clean = True
     for (bus_id, number, switch), events in by_fault.items():
         last = events[-1]
         where = f"NVSwitch {bus_id}" if switch else _device(bus_id, addresses)
@@ -77,21 +76,19 @@ def _judge_node(
                 yield node_result(CHECK, rank, Status.incomplete, reason, action=remedy, **common)
                 continue
             action, title = row.action_for(last.text, accelerator), row.title
-        text = f"{where}: {common['metric']} ({title}) {when}"
-        if action.blames_node:
-            clean = False
-            remedy = _FATAL_SWITCH if switch else action.remedy
-            more = {**common, "action": f"{action}: {remedy}"}
-            yield node_result(CHECK, rank, Status.fail, f"{name}: {text}", **more)
-        else:
-            reported.append(f"{text}: {action}, {action.remedy}")
-    if reported:
-        reason = f"{name}: no fault of the node: {'; '.join(reported[:4])}"
+        blamed = action.blames_node
+        clean = clean and not blamed
+        remedy = _FATAL_SWITCH if switch and blamed else action.remedy
+        text = f"{name}: {where}: {common['metric']} ({title}) {when}"
         yield node_result(
-            CHECK, rank, Status.recorded, reason,
-            metric="Xids of applications", observed=len(reported),
-            evidence=tuple(reported), required=False,
-        )  # fmt: skip
+            CHECK,
+            rank,
+            Status.fail if blamed else Status.recorded,
+            text if blamed else f"{text}: no fault of the node",
+            action=f"{action}: {remedy}",
+            required=blamed,
+            **common,
+        )
     if clean:
         since = log.get("first_second")
         begins = "its start" if since is None or since < 60 else f"{since:.0f} s after its start"
