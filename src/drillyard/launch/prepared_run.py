@@ -38,6 +38,7 @@ from drillyard.safe_files import require_plain_name
 
 _SHARED = {
     "drillyard": ("redaction",),
+    "drillyard.acceptance.node": ("host_tools",),
     "drillyard.supervise": (
         "cause",
         "launch_contract",
@@ -49,7 +50,9 @@ _SHARED = {
     ),
 }
 """Modules of other packages that travel with the agent, as siblings of its files."""
-_IMPORT = re.compile(r"^from drillyard(?:\.supervise)?(\.\w+)? import", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^from drillyard(?:\.supervise|\.acceptance\.node)?(\.\w+)? import", re.MULTILINE
+)
 _CHECKPOINTS = "checkpoints/*/manifest.json"
 _FIRST_PORT, _NUM_PORTS = 20000, 20000
 JobSettings = Mapping[str, tuple[Any, str, str]]
