@@ -122,7 +122,7 @@ def facts(rank: Rank) -> dict[str, Any]:
     if rank.on_gpu:
         found["cuda"] = torch.version.cuda or torch.version.hip
         with contextlib.suppress(RuntimeError, AttributeError):
-            found["nccl"] = ".".join(str(each) for each in torch.cuda.nccl.version())
+            found["nccl"] = ".".join(str(each) for each in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
     return found
 
 

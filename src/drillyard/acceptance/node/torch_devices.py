@@ -1,5 +1,5 @@
-"""What each device does by itself: matmul rate, memory bandwidth, copies from and to the host and to
-the other devices of its node, and a product whose every element is known.
+"""What each device does by itself: matmul rate, memory bandwidth, copies from and to the host and
+to the other devices of its node, and a product whose every element is known.
 
 The product has whole numbers of up to seven bits as factors and sums below 2^24, which fp32 holds
 exactly in any order: every device of any kind must give the same bits. Copies to the host and
@@ -74,7 +74,13 @@ def product(rank: Rank, asked: dict[str, Any]) -> dict[str, Any]:
             wrong += int((result != known).sum().item())
         data = result.to(torch.float32).cpu().contiguous().numpy().tobytes()
         rounds.append({"digest": hashlib.sha256(data).hexdigest()[:32], "wrong": wrong})
-    return {"rows": rows, "inner": inner, "seed": asked["seed"], "type": str(kind)[6:], "rounds": rounds}
+    return {
+        "rows": rows,
+        "inner": inner,
+        "seed": asked["seed"],
+        "type": str(kind)[6:],
+        "rounds": rounds,
+    }
 
 
 def _factor(seed: int, rows: int, columns: int) -> torch.Tensor:
@@ -87,9 +93,7 @@ def _factor(seed: int, rows: int, columns: int) -> torch.Tensor:
 # Rates.
 
 
-def matmul(
-    rank: Rank, clock: LocalClock, asked: dict[str, Any], repeats: int
-) -> dict[str, Any]:
+def matmul(rank: Rank, clock: LocalClock, asked: dict[str, Any], repeats: int) -> dict[str, Any]:
     """The rate of an (m, k) by (k, n) product, in TFLOP/s per repeat."""
     m, n, k = (int(asked[each]) for each in "mnk")
     row: dict[str, Any] = {"type": asked["type"], "m": m, "n": n, "k": k}

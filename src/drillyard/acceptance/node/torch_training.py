@@ -85,7 +85,8 @@ class Layer(nn.Module):
         normed = self.first_norm(x_BSH)
 
         def heads(layer: nn.Linear, number: int) -> torch.Tensor:
-            return layer(normed).view(batch, length, number, self.width).transpose(1, 2)
+            projected: torch.Tensor = layer(normed)
+            return projected.view(batch, length, number, self.width).transpose(1, 2)
 
         query, key = (
             _rotate(heads(layer, number), rotation)
@@ -98,7 +99,8 @@ class Layer(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BSH = x_BSH + self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         normed = self.second_norm(x_BSH)
-        return x_BSH + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        result: torch.Tensor = x_BSH + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return result
 
 
 class Llama(nn.Module):
@@ -178,7 +180,7 @@ class Trainer:
         self._tokens = tokens.to(rank.device)
         self._exchange = Exchange()
         for parameter in self._model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._send)
+            parameter.register_post_accumulate_grad_hook(self._send)  # type: ignore[no-untyped-call]
 
     def check_gradients(self) -> dict[str, Any]:
         """A sum over the bits of the gradients, for each of some steps from the same weights.
@@ -260,7 +262,7 @@ class Trainer:
     def _mark(self) -> Any:
         if not self._rank.on_gpu:
             return (self._clock.now(), time.perf_counter())
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
