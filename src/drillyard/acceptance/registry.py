@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from drillyard.acceptance.check import Check, Level
-from drillyard.acceptance.checks import accelerator_count
+from drillyard.acceptance.checks import (
+    accelerator_count,
+    bandwidth_scaling,
+    bit_equality,
+    device_rates,
+    peers,
+    stragglers,
+    training_speed,
+)
 
-CHECKS: tuple[Check, ...] = (accelerator_count.CHECK,)
+CHECKS: tuple[Check, ...] = (
+    accelerator_count.CHECK,
+    bit_equality.CHECK,
+    stragglers.CHECK,
+    device_rates.MATMUL,
+    device_rates.MEMORY,
+    device_rates.HOST_DEVICE,
+    peers.CHECK,
+    training_speed.SPEED,
+    training_speed.SCALING,
+    bandwidth_scaling.CHECK,
+    stragglers.JITTER,
+)
 
 
 def checks_of(level: Level) -> list[Check]:

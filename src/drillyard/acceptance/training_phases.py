@@ -50,13 +50,9 @@ def phases_of(rank: RankValues) -> tuple[Phase, ...]:
 
 
 def _phase(printed: Mapping[str, Any], rank: RankValues) -> Phase | None:
-    shape = mapping(rank.values.get("shape"))
-    name, ranks, tokens = (printed.get(key) for key in ("name", "ranks", "tokens_per_rank"))
-    once = shape.get("sequence"), shape.get("sequences")
-    if not isinstance(name, str) or not all(
-        type(each) is int and each > 0 for each in (ranks, tokens, *once)
-    ):
-        return None
+    shape, name = mapping(rank.values.get("shape")), printed.get("name")
+    ranks, tokens = (_count(printed.get(key)) for key in ("ranks", "tokens_per_rank"))
+    once = _count(shape.get("sequence")) * _count(shape.get("sequences"))
     blocks = []
     listed = printed.get("blocks")
     for each in listed if isinstance(listed, list) else []:
@@ -64,7 +60,11 @@ def _phase(printed: Mapping[str, Any], rank: RankValues) -> Phase | None:
         if not step or len(step) != len(local):
             return None
         blocks.append((step, local))
-    per_micro_batch = once[0] * once[1]  # type: ignore[operator]
-    if not blocks or tokens % per_micro_batch:  # type: ignore[operator]
+    if not isinstance(name, str) or not (ranks and tokens and once and blocks) or tokens % once:
         return None
-    return Phase(name, ranks, tokens, tokens // per_micro_batch, tuple(blocks))  # type: ignore
+    return Phase(name, ranks, tokens, tokens // once, tuple(blocks))
+
+
+def _count(value: object) -> int:
+    """A whole number above zero; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

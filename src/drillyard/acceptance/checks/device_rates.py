@@ -145,9 +145,7 @@ def _unmeasured(check: Check, rate: Rate, ranks: Sequence[RankValues]) -> CheckR
     reasons = [
         str(mapping(row).get("unsupported"))
         for each in ranks
-        for row in (
-            each.values.get("matmul") if isinstance(each.values.get("matmul"), list) else []
-        )
+        for row in _rows(each.values.get("matmul"))
         if mapping(row).get("unsupported") and str(mapping(row).get("type")) in rate.metric
     ]
     status, reason = Status.incomplete, f"{rate.metric} was not measured"
@@ -176,7 +174,7 @@ def _limit(
         if not accelerator.is_called(name):
             return f"is called {name}, not {accelerator.title}"
         if (row := rate.row(accelerator)) is not None:
-            source = f"{rate.of_row:.3g} of {accelerator.name}: {row.source.text}"
+            source = f"{rate.of_row:.3g} of {accelerator.name}: {row.source}"
             value = rate.of_row * row.value
             return Threshold(value, rate.unit, True, source, reference=row.value)
     if (known := before.get(rank.kind)) is not None:
@@ -314,7 +312,7 @@ HOST_DEVICE = Check(
     measures="copies between pinned host memory and each device, one device at a time",
     how="torch copy_ with a pinned buffer, both ways",
     evidence="both rates from every device",
-    references="7/8 of the published rate, or of the baseline; 0.9 of the other devices of its kind",
+    references="7/8 of the published rate, or of the baseline; 0.9 of other devices of its kind",
     meaning="the PCIe link has fewer lanes or an older generation than it should",
     action="look at the link's width and generation in nvidia-smi -q; reseat or replace the device",
     judge=_judge_host,

@@ -88,7 +88,7 @@ def _limit(expected: Expected, before: float | None) -> Threshold | None:
     link = expected.accelerator and expected.accelerator.one_way_link_gb_per_s()
     if link:
         assert expected.accelerator is not None
-        source = f"{OF_PEERS:.3g} of {expected.accelerator.name}'s link: {link.source.text}"
+        source = f"{OF_PEERS:.3g} of {expected.accelerator.name}'s link: {link.source}"
         return Threshold(OF_PEERS * link.value, "GB/s", True, source, link.value, link.value)
     if before is not None:
         share = OF_BASELINE[True]
