@@ -16,7 +16,6 @@ from tests.module_time import set_time
 from tests.unit.cli.fake_launcher import World
 
 from drillyard.cli import main as cli
-from drillyard.cli import runs as command
 from drillyard.cli.options import complete_run
 from drillyard.launch import run_wait
 from drillyard.launch.completion_cache import remember_runs
