@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from drillyard.acceptance.check import Check, Level
-from drillyard.acceptance.checks import accelerator_count, collectives, slow_pairs
+from drillyard.acceptance.checks import (
+    accelerator_count,
+    bandwidth_scaling,
+    bit_equality,
+    clock,
+    collectives,
+    connection,
+    device_rates,
+    names,
+    path_mtu,
+    peers,
+    ports,
+    slow_pairs,
+    stragglers,
+    tcp_bandwidth,
+    training_speed,
+)
 
 CHECKS: tuple[Check, ...] = (
+    connection.CHECK,
     accelerator_count.CHECK,
+    clock.CHECK,
+    ports.CHECK,
+    path_mtu.CHECK,
+    names.CHECK,
+    tcp_bandwidth.CHECK,
     collectives.NODE,
     collectives.PAIRS,
     slow_pairs.CHECK,
     collectives.ALL,
+    bit_equality.CHECK,
+    stragglers.CHECK,
+    device_rates.MATMUL,
+    device_rates.MEMORY,
+    device_rates.HOST_DEVICE,
+    peers.CHECK,
+    training_speed.SPEED,
+    training_speed.SCALING,
+    bandwidth_scaling.CHECK,
+    stragglers.JITTER,
 )
 
 
