@@ -34,21 +34,25 @@ WINDOW_SECONDS = 0.1
 
 class MeshServer:
     """The servers of one node, in threads of its program. `port` is one that the kernel chose, for
-    UDP and TCP; `rendezvous_port` the job's own, None where another program has it."""
+    UDP and TCP; `rendezvous_port` the job's own, None while this node does not listen on it."""
 
-    def __init__(self, rank: int, rendezvous_port: int | None) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
         self._slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         listener, datagrams = _one_port()
         self.port = int(listener.getsockname()[1])
-        self.rendezvous_port = None
+        self.rendezvous_port: int | None = None
         threading.Thread(target=self._echo, args=(datagrams,), daemon=True).start()
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        if rendezvous_port is not None:
+
+    def listen_also(self, port: int) -> None:
+        """Listen on the job's own port, too, unless another program does: node 0 may be on the same
+        host."""
+        if self.rendezvous_port is None:
             with contextlib.suppress(OSError):
-                second = listen(rendezvous_port)
-                self.rendezvous_port = rendezvous_port
-                threading.Thread(target=self._accept, args=(second,), daemon=True).start()
+                listener = listen(port)
+                self.rendezvous_port = port
+                threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def _echo(self, datagrams: socket.socket) -> None:
         while True:

@@ -78,6 +78,10 @@ def _shake_hands(
     place: NodePlace, connection: NodeConnection, secret: bytes, host: str, server: MeshServer
 ) -> None:
     nonce = os.urandom(16).hex()
+    greeting = connection.receive()
+    if place.rank != 0:
+        # Not earlier: node 0 may be on this host, and would find its port taken.
+        server.listen_also(place.master_port)
     hello = {
         "joins": place.rank,
         "name": place.name,
@@ -86,7 +90,6 @@ def _shake_hands(
         "mesh_port": server.port,
         "rendezvous_port": place.master_port if place.rank == 0 else server.rendezvous_port,
     }
-    greeting = connection.receive()
     if secret:
         hello["proof"] = proof(secret, f"node {place.rank}", str(greeting.get("nonce")))
     connection.send(hello)
