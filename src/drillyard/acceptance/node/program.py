@@ -93,7 +93,7 @@ def run_node(options: argparse.Namespace) -> int:
     try:
         if place.rank == 0:
             job = NodeZero(place, schedule, listen(place.master_port), secret, evidence)
-        server = MeshServer(place.rank, place.master_port if place.rank else None)
+        server = MeshServer(place.rank)
         torch_python = TorchPython([*options.python, sys.executable, "python3"], schedule["steps"])
         connection = join(place, float(schedule["join_seconds"]), secret, server)
         worker = Worker(place, schedule["steps"], connection, evidence.parent, torch_python)
