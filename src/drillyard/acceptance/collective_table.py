@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from drillyard.hardware.bandwidths import bus_factor
@@ -174,13 +175,13 @@ def _identified(table: CollectiveTable) -> CollectiveTable:
     found = {name for name, _ in best}
     # One that is never judged does not make the others ambiguous.
     found = found - {"alltoallv", "hypercube"} or found
-    unchecked = {row.in_place.wrong is None for row in table.rows if row.in_place is not None}
-    if len(found) > 1 and len(unchecked) == 1:
-        found = {name for name in found if SHAPES[name].in_place != unchecked.copy().pop()} or found
+    checks = {row.in_place.wrong is not None for row in table.rows if row.in_place is not None}
+    if len(found) > 1 and len(checks) == 1:
+        found = {name for name in found if SHAPES[name].in_place in checks} or found
     collective = table.collective or (found.pop() if len(found) == 1 else None)
-    counts = {ranks for name, ranks in best if name == collective} - {ANY_RANKS}
-    ranks = table.ranks or (counts.pop() if len(counts) == 1 else None)
-    return replace(table, collective=collective, ranks=ranks)
+    counts = {count for name, count in best if name == collective} - {ANY_RANKS}
+    only = counts.pop() if len(counts) == 1 else None
+    return replace(table, collective=collective, ranks=table.ranks or only)
 
 
 def _possible_ranks(table: CollectiveTable, collective: str) -> Iterable[int]:
@@ -279,7 +280,7 @@ def _place(row: TableRow) -> str:
 
 def _size_problems(sizes: Sequence[int], factor: float | None) -> Iterator[str]:
     """Sizes ascend, by `factor` where it was printed."""
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(pairwise(sizes))
     if any(later <= earlier for earlier, later in pairs):
         yield "its sizes do not ascend: rows stand twice, or of several types, operations or runs"
     elif factor is not None and any(

@@ -8,12 +8,14 @@ from drillyard.acceptance.checks import (
     bandwidth_scaling,
     bit_equality,
     clock,
+    collectives,
     connection,
     device_rates,
     names,
     path_mtu,
     peers,
     ports,
+    slow_pairs,
     stragglers,
     tcp_bandwidth,
     training_speed,
@@ -37,6 +39,10 @@ CHECKS: tuple[Check, ...] = (
     training_speed.SCALING,
     bandwidth_scaling.CHECK,
     stragglers.JITTER,
+    collectives.NODE,
+    collectives.PAIRS,
+    slow_pairs.CHECK,
+    collectives.ALL,
 )
 
 
