@@ -70,13 +70,13 @@ def _judge_node(
 def _cores(
     rank: int, name: str, values: Mapping[str, Any], expected: Expected
 ) -> Iterator[CheckResult]:
-    machine, found = expected.machine, values.get("cores_online")
+    machine, found = expected.machine, _count(values.get("cores_online"))
     assert machine is not None
     # With simultaneous multithreading off a machine shows its cores.
     needed, key = (machine.cores, "cores") if machine.cores else (machine.vcpus, "vcpus")
     if needed is None:
         return
-    if not _is_count(found):
+    if found is None:
         yield _incomplete(rank, name, "processors")
     elif found < needed:
         threshold = Threshold(needed, "processors", True, cited(machine, key))
@@ -142,9 +142,9 @@ def _locked_memory(rank: int, name: str, values: Mapping[str, Any]) -> Iterator[
 def _shared_memory(
     rank: int, name: str, values: Mapping[str, Any], expected: Expected
 ) -> Iterator[CheckResult]:
-    space = values.get("shared_memory")
+    space: Any = values.get("shared_memory")
     if not _is_space(space):
-        yield _incomplete(rank, name, "/dev/shm")
+        yield _incomplete(rank, name, "shared memory")
         return
     least = max(LEAST_FREE_SHARED_MEMORY, LEAST_FREE_SHARE * space["size"])
     if has_gpus(expected):
@@ -157,7 +157,7 @@ def _shared_memory(
         threshold = Threshold(least, "bytes", True, "5 % of it; with GPUs 1 GiB (NCCL user guide)")
         yield node_result(
             CHECK, rank, Status.fail, reason,
-            metric="/dev/shm", observed=space["free"], unit="bytes", threshold=threshold,
+            metric="shared memory", observed=space["free"], unit="bytes", threshold=threshold,
             action="remove what jobs left in /dev/shm, or make it larger",
         )  # fmt: skip
 
@@ -190,13 +190,13 @@ def _incomplete(rank: int, name: str, what: str) -> CheckResult:
     )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _is_space(value: Any) -> bool:
     keys = ("size", "free", "device")
-    return isinstance(value, Mapping) and all(_is_count(value.get(key)) for key in keys)
+    return isinstance(value, Mapping) and all(_count(value.get(key)) is not None for key in keys)
 
 
 CHECK = Check(

@@ -1,4 +1,4 @@
-"""How GPUs and NICs of a node are connected: the same on all nodes, by NVLink where there is one."""
+"""How GPUs and NICs of a node are connected: as on all nodes, by NVLink where there is one."""
 
 from __future__ import annotations
 
