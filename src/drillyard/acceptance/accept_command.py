@@ -39,7 +39,8 @@ def run_acceptance(request: LaunchRequest) -> Outcome:
     launcher = launcher_for(request.cluster)
     wait_for(launcher, handle.run)
     evidence = read_evidence(launcher, handle.run)
-    return judge(evidence, expected_of(request.cluster, request.facts))
+    planned = expected_of(request.cluster, request.facts, environment=plan.job.environment)
+    return judge(evidence, planned)
 
 
 def read_evidence(launcher: Launcher[Any], run: str) -> AcceptanceEvidence:
