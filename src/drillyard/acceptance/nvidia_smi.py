@@ -214,7 +214,7 @@ def parse_text(text: str) -> GpuTable:
             for each in listed
         )
         # "Processes : None", or entries below it.
-        shown = bool(listed) or "Processes" in values
+        shown = bool(listed) or values.get("Processes") == "None"
         parsed.append(Gpu(at, texts, processes if shown else None))
     whole = any("name" in gpu for gpu in parsed)
     if whole and not all(gpu.processes is not None for gpu in parsed):
@@ -395,4 +395,5 @@ def _is_of(kind: str, cell: str) -> bool:
         return bool(short_bus_id(cell))
     if kind == "uuid":
         return cell.startswith(("GPU-", "MIG-"))
-    return bool(re.search(r"[A-Za-z]", cell)) or kind == "version"
+    words = bool(re.search(r"[A-Za-z]", cell)) and not _NUMBER.fullmatch(cell)
+    return words or kind == "version"
