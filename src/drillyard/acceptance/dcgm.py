@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from drillyard.acceptance.evidence import Observation
 from drillyard.acceptance.nvidia_smi import MOST_CHARACTERS, NotThisOutput
 
 _ROOTS = {"DCGM GPU Diagnostic": 3, "DCGM Diagnostic": 4}
@@ -147,6 +148,16 @@ def parse_dcgm(text: str) -> DcgmReport:
     if not results:
         raise NotThisOutput("has no test")
     return DcgmReport(version, results)
+
+
+def recognise(text: str) -> Observation | None:
+    """What looks like the JSON of `dcgmi diag -j`, whole or not, as an observation of one node;
+    None: it is something else."""
+    if not any(f'"{root}"' in text for root in _ROOTS) and '"test_categories"' not in text:
+        return None
+    answer = {"argv": ["dcgmi"], "code": 0, "text": text, "error": None, "installed": True}
+    values = {"tools": {"diagnostic": answer}}
+    return Observation(probe="dcgm", scope="node", nodes=(0,), values=values)
 
 
 def _version(document: dict[str, Any], body: dict[str, Any]) -> str | None:

@@ -33,12 +33,14 @@ def judge(evidence: AcceptanceEvidence, expected: Expected) -> Outcome:
 
 
 def _missing(evidence: AcceptanceEvidence, rank: int) -> CheckResult:
+    name, early = evidence.name_of(rank), evidence.interrupted
     return CheckResult(
         check="join",
         metric="joined",
         nodes=(rank,),
-        status=Status.fail,
-        reason=f"{evidence.name_of(rank)} did not join the job",
+        # A job that ended early may not have waited for it.
+        status=Status.incomplete if early else Status.fail,
+        reason=f"{name} did not join the job" + (f", which ended early: {early}" if early else ""),
         action="look at its log; restart the node, or leave it out",
-        culprits=(rank,),
+        culprits=() if early else (rank,),
     )

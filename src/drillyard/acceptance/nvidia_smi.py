@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
+from drillyard.acceptance.evidence import Observation
 from drillyard.acceptance.nvidia_smi_fields import FIELDS
 
 MOST_CHARACTERS = 8 << 20
@@ -213,7 +214,7 @@ def parse_text(text: str) -> GpuTable:
             for each in listed
         )
         # "Processes : None", or entries below it.
-        shown = bool(listed) or "Processes" in values
+        shown = bool(listed) or values.get("Processes") == "None"
         parsed.append(Gpu(at, texts, processes if shown else None))
     whole = any("name" in gpu for gpu in parsed)
     if whole and not all(gpu.processes is not None for gpu in parsed):
@@ -260,6 +261,41 @@ def parse_list(text: str) -> GpuTable:
         elif not re.match(r"\s+MIG ", line):
             raise NotThisOutput(f"has the line '{line[:80]}'")
     return GpuTable("list", tuple(gpus), True)
+
+
+def recognise(text: str) -> Observation | None:
+    """What looks like an output of nvidia-smi, whole or not, as an observation of one node; None:
+    it is something else."""
+    tool = _tool_of(text)
+    if tool is None:
+        return None
+    answer = {"argv": ["nvidia-smi"], "code": 0, "text": text, "error": None, "installed": True}
+    return Observation(
+        probe="accelerators", scope="node", nodes=(0,), values={"tools": {tool: answer}}
+    )
+
+
+def _tool_of(text: str) -> str | None:
+    start = text.lstrip()
+    if "<nvidia_smi_log" in text or _TEXT_HEADER.search(text):
+        return "query"
+    if re.search(r"^\s+Link \d+: (?:[\d.]+ GB/s|<?inactive)", text, re.MULTILINE):
+        return "links"
+    if re.search(r"^\s+Link \d+: .*Errors: ", text, re.MULTILINE):
+        return "link_errors"
+    if re.match(r"GPU \d+: .* \(UUID: ", start):
+        return "query"
+    if re.match(r"(?:\x1b\[\S*m)?\s*GPU0\s", start) and "CPU Affinity" in text:
+        return "topology"
+    names = {name for each in FIELDS for name in each.csv}
+    columns = [
+        re.sub(r"\s*\[[^\]]*\]$", "", each.strip()) for each in start.split("\n")[0].split(",")
+    ]
+    return (
+        "query"
+        if len(columns) > 1 and 2 * sum(c in names for c in columns) > len(columns)
+        else None
+    )
 
 
 def parse_links(text: str) -> dict[int, list[float | None]]:
@@ -359,4 +395,5 @@ def _is_of(kind: str, cell: str) -> bool:
         return bool(short_bus_id(cell))
     if kind == "uuid":
         return cell.startswith(("GPU-", "MIG-"))
-    return bool(re.search(r"[A-Za-z]", cell)) or kind == "version"
+    words = bool(re.search(r"[A-Za-z]", cell)) and not _NUMBER.fullmatch(cell)
+    return words or kind == "version"
