@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 FRACTION: Final = 0.9
 """Of the reference. Above 7/8, so that one NIC of eight lost fails; the rest is left to the
 difference between healthy clusters."""
+CPU_FRACTION: Final = 0.5
+"""Of a baseline of nodes without accelerators: their ranks share cores with all that runs there."""
 LARGE_MIB: Final = 1024
 """From here on messages decide, or from the row's largest where that is smaller."""
 SIZE_TOLERANCE: Final = 1.05
@@ -76,6 +78,13 @@ def collective_threshold(
     return Threshold(
         FRACTION * reference, UNIT, True, source, reference, None if bound is None else bound.value
     )
+
+
+def baseline_threshold(expected: Expected, least: float, metric: str) -> Threshold:
+    """A limit from an earlier run of this cluster, whose slowest repeat gave `least`."""
+    gpus = expected.accelerator is not None and bool(expected.accelerator.peak_tflops)
+    source = f"baseline: {metric}, the least of its repeats"
+    return Threshold((FRACTION if gpus else CPU_FRACTION) * least, UNIT, True, source, least)
 
 
 def deciding_size(
