@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import typer
 
-from drillyard.cli.options import with_flags
+from drillyard.cli.options import config_to_read, with_flags
 
 JOB, OTHERWISE, SHOW = "The job", "Without a scheduler", "Show the plan"
 
@@ -137,18 +138,20 @@ def accept(
             f"{given[0]}: --nnodes, --master-addr and --master-port go with --node-rank, which is"
             " not given; --nodes sets the nodes of a job"
         )
-    acceptance = acceptance_of(
-        cluster,
-        level_named(level),
-        nodes=nodes,
-        dry_run=dry_run or explain,
-        fixed_nodes=part is not None,
-        run_file=run,
-        hardware=hardware,
-        baseline_file=baseline,
-        exclude=exclude or (),
-        wait_seconds=math.inf if wait_seconds is None else wait_seconds,
-    )
+    read = nullcontext() if run is None else config_to_read(run, [], trust_config=False)
+    with read as config_of_run:
+        acceptance = acceptance_of(
+            cluster,
+            level_named(level),
+            nodes=nodes,
+            dry_run=dry_run or explain,
+            fixed_nodes=part is not None,
+            run=config_of_run,
+            hardware=hardware,
+            baseline_file=baseline,
+            exclude=exclude or (),
+            wait_seconds=math.inf if wait_seconds is None else wait_seconds,
+        )
     if dry_run or explain:
         show_plans(
             acceptance.request.cluster,
